@@ -1,0 +1,88 @@
+"""Distributed coordination for Python: mutexes, semaphores, elections, with one meaning on every
+engine.
+
+Start with `connect`. The errors are in `tenure.errors`, the events in `tenure.events`; both
+are told of in the documentation of what raises or sends them.
+"""
+
+from tenure.client import Attempt, Client, connect, default_url
+from tenure.election import Election, Leadership
+from tenure.errors import (
+    AcquireTimeout,
+    AuthenticationFailed,
+    EngineError,
+    EngineUnavailable,
+    InvalidArgument,
+    LeaseLost,
+    LeaseReleased,
+    Misuse,
+    NodeBusy,
+    NodeExists,
+    NodeNotFound,
+    SelfDeadlock,
+    SemaphoreBusy,
+    SemaphoreExists,
+    SemaphoreNotFound,
+    SessionClosed,
+    SessionExpired,
+    TenureError,
+    Unsupported,
+)
+from tenure.lease import LOSS_EXIT_STATUS, Lease
+from tenure.model import (
+    Capabilities,
+    Leader,
+    MutexHolder,
+    NodeConfig,
+    NodeDescription,
+    RequestDescription,
+    SemaphoreDescription,
+    SessionDescription,
+)
+from tenure.mutex import Mutex
+from tenure.semaphore import Semaphore, Ticket
+from tenure.session import Session
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LOSS_EXIT_STATUS",
+    "AcquireTimeout",
+    "Attempt",
+    "AuthenticationFailed",
+    "Capabilities",
+    "Client",
+    "Election",
+    "EngineError",
+    "EngineUnavailable",
+    "InvalidArgument",
+    "Leader",
+    "Leadership",
+    "Lease",
+    "LeaseLost",
+    "LeaseReleased",
+    "Misuse",
+    "Mutex",
+    "MutexHolder",
+    "NodeBusy",
+    "NodeConfig",
+    "NodeDescription",
+    "NodeExists",
+    "NodeNotFound",
+    "RequestDescription",
+    "SelfDeadlock",
+    "Semaphore",
+    "SemaphoreBusy",
+    "SemaphoreDescription",
+    "SemaphoreExists",
+    "SemaphoreNotFound",
+    "Session",
+    "SessionClosed",
+    "SessionDescription",
+    "SessionExpired",
+    "TenureError",
+    "Ticket",
+    "Unsupported",
+    "connect",
+    "default_url",
+]

@@ -1,0 +1,1 @@
+"""The rules of the model, with no clock, no I/O and no asyncio."""

@@ -1,0 +1,261 @@
+"""The rules that every engine applies to what it is told: names, sizes, counts, numbers.
+
+Pure functions. The checks raise `InvalidArgument` with what is wrong and what is allowed, so
+that one mistake has one error on every engine.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tenure.errors import InvalidArgument
+from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, NodeConfig
+
+__all__ = [
+    "ATTACH_KEY_BYTES",
+    "DATA_BYTES",
+    "DEFAULT_GRACE",
+    "EXACT",
+    "MAX_WINDOW",
+    "MIN_WINDOW",
+    "SEMAPHORES_PER_NODE",
+    "SESSIONS_PER_NODE",
+    "check_count",
+    "check_data",
+    "check_description",
+    "check_droppable",
+    "check_key",
+    "check_kind",
+    "check_limit",
+    "check_name",
+    "check_path",
+    "check_shrink",
+    "check_timeout",
+    "check_window",
+    "fits",
+    "grace_period",
+    "merge_config",
+    "next_order_id",
+]
+
+EXACT = 2**53 - 1
+"""The greatest count that every store adds without loss (Lua's and SQLite's numbers are
+doubles, or become them)."""
+
+DATA_BYTES = 1024 * 1024
+NAME_BYTES = 1024
+DESCRIPTION_BYTES = 1024
+PATH_BYTES = 1024
+SEGMENT_BYTES = 255
+ATTACH_KEY_BYTES = 16
+MIN_WINDOW, MAX_WINDOW = 1.0, 30 * 60.0
+SESSIONS_PER_NODE = 1_000_000
+SEMAPHORES_PER_NODE = 1_000_000
+DEFAULT_GRACE = 10.0
+
+_SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def check_path(path: str) -> None:
+    """A node's path: ``/a/b``, segments of ``[A-Za-z0-9._-]``, 1 to 255 bytes each."""
+    if not isinstance(path, str):
+        raise InvalidArgument(f"a node's path is a str, not {type(path).__name__}")
+    if not path.startswith("/"):
+        raise InvalidArgument(f"a node's path starts with '/': {path!r}", node=path)
+    if len(path) > PATH_BYTES:
+        raise InvalidArgument(
+            f"a node's path has at most {PATH_BYTES} bytes, this one {len(path)}", node=path
+        )
+    for segment in path[1:].split("/"):
+        if not segment:
+            raise InvalidArgument(
+                f"a node's path has no empty segment and no '/' at its end: {path!r}", node=path
+            )
+        if not _SEGMENT.fullmatch(segment) or len(segment) > SEGMENT_BYTES:
+            raise InvalidArgument(
+                f"segment {segment[:80]!r} of a node's path: 1 to {SEGMENT_BYTES} characters "
+                "of A-Z a-z 0-9 . _ -",
+                node=path,
+            )
+
+
+def check_droppable(path: str) -> None:
+    """``/default`` is always there."""
+    if path == DEFAULT_NODE:
+        raise InvalidArgument(f"the node {DEFAULT_NODE} cannot be dropped", node=path)
+
+
+def check_name(name: str, node: str | None = None) -> None:
+    """A semaphore's name: text of 1 to 1,024 bytes in UTF-8."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"a name is a str, not {type(name).__name__}", node=node)
+    if 0 < len(name) <= NAME_BYTES // 4 and name.isprintable():
+        return  # the usual case, without encoding; a lone surrogate is not printable
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"a name is valid Unicode text: {name!r}", node=node) from error
+    if not 1 <= size <= NAME_BYTES:
+        raise InvalidArgument(
+            f"a name has 1 to {NAME_BYTES} bytes, this one {size}", node=node, name=name[:80]
+        )
+
+
+def check_data(data: bytes, node: str | None = None, name: str | None = None) -> None:
+    """Data of a semaphore or a request: at most 1 MiB of bytes."""
+    if not isinstance(data, bytes):
+        raise InvalidArgument(
+            f"data is bytes, not {type(data).__name__}; encode it first", node=node, name=name
+        )
+    if len(data) > DATA_BYTES:
+        raise InvalidArgument(
+            f"data has at most {DATA_BYTES} bytes, this has {len(data)}; store it elsewhere and "
+            "keep its address here",
+            node=node,
+            name=name,
+        )
+
+
+def check_description(description: str, node: str | None = None) -> None:
+    """A session's description: at most 1,024 bytes in UTF-8."""
+    size = len(description.encode(errors="replace"))
+    if size > DESCRIPTION_BYTES:
+        raise InvalidArgument(
+            f"a session's description has at most {DESCRIPTION_BYTES} bytes, this has {size}",
+            node=node,
+        )
+
+
+def check_key(key: bytes, node: str | None = None) -> None:
+    """A session's protection key: at most 16 bytes."""
+    if len(key) > ATTACH_KEY_BYTES:
+        raise InvalidArgument(
+            f"a protection key has at most {ATTACH_KEY_BYTES} bytes, this has {len(key)}",
+            node=node,
+        )
+
+
+def check_window(window: float, node: str | None = None) -> None:
+    """A recovery window: 1 second to 30 minutes."""
+    if not MIN_WINDOW <= window <= MAX_WINDOW:
+        raise InvalidArgument(
+            f"a recovery window is {MIN_WINDOW:g} to {MAX_WINDOW:g} seconds, not {window:g}",
+            node=node,
+        )
+
+
+def check_limit(limit: int, node: str | None = None, name: str | None = None) -> None:
+    """A semaphore's limit: 1 to 2^64-1."""
+    if not isinstance(limit, int) or not 1 <= limit <= EPHEMERAL_LIMIT:
+        raise InvalidArgument(
+            f"a limit is a whole number from 1 to 2^64-1, not {limit!r}", node=node, name=name
+        )
+
+
+def check_count(count: int, limit: int, node: str | None = None, name: str | None = None) -> None:
+    """A request's count: 1 to the limit; above 2^53-1 only the whole limit."""
+    if not isinstance(count, int) or not 1 <= count <= limit:
+        raise InvalidArgument(
+            f"a count is a whole number from 1 to the limit, which is {limit}, not {count!r}",
+            node=node,
+            name=name,
+        )
+    if count > EXACT and count != limit:
+        raise InvalidArgument(
+            f"a count is at most 2^53-1 unless it is the whole limit ({limit}), not {count}",
+            node=node,
+            name=name,
+        )
+
+
+def check_shrink(
+    new: int, old: int, limit: int, node: str | None = None, name: str | None = None
+) -> None:
+    """A request's count may shrink in place, and never grow: it would overtake others."""
+    check_count(new, limit, node, name)
+    if new > old:
+        raise InvalidArgument(
+            f"a request cannot grow from {old} to {new}: it would overtake those behind it; "
+            "acquire the difference with a second request",
+            node=node,
+            name=name,
+        )
+
+
+def check_timeout(
+    timeout: float | None, node: str | None = None, name: str | None = None
+) -> None:
+    """How long to wait: seconds, zero or more, or ``None`` for ever."""
+    if timeout is not None and not timeout >= 0:
+        raise InvalidArgument(
+            f"a timeout is zero or more seconds, or None, not {timeout!r}", node=node, name=name
+        )
+
+
+def check_kind(wanted_ephemeral: bool, is_ephemeral: bool, node: str, name: str) -> None:
+    """One name on one node is one semaphore, whatever it is used as."""
+    if wanted_ephemeral and not is_ephemeral:
+        raise InvalidArgument(
+            f"{name!r} on {node} is a lasting semaphore, and was asked for as an ephemeral one "
+            "(a mutex, a registry); use another name for one of the two",
+            node=node,
+            name=name,
+        )
+    if is_ephemeral and not wanted_ephemeral:
+        raise InvalidArgument(
+            f"{name!r} on {node} is an ephemeral semaphore in use (a mutex, a registry), and was "
+            "asked for as a lasting one (a semaphore, an election, a config); use another name "
+            "for one of the two",
+            node=node,
+            name=name,
+        )
+
+
+def fits(held: int, whole: bool, count: int, limit: int) -> bool:
+    """Whether the first waiting request may own, given what the owners hold.
+
+    Whoever wants the whole limit is admitted when nothing is held; and while the whole is
+    held (`whole`), nobody is. A limit above 2^53-1 is otherwise "unbounded", because not
+    every store could add the counts up.
+    """
+    if whole:
+        return False
+    if count == limit:
+        return held == 0
+    return limit > EXACT or held + count <= limit
+
+
+def next_order_id(last: int, seen: int, wall: float) -> int:
+    """The next order id of an engine that numbers by itself.
+
+    Above everything given before (`last`), everything this program has seen (`seen`, perhaps
+    on another engine), and the wall clock's microseconds, so that the numbers keep rising when
+    the data is lost, as long as the clock has not been set back behind the last number.
+    """
+    now = int(wall * 1e6)
+    top = last if last > seen else seen
+    return now if now > top else top + 1
+
+
+def grace_period(config: NodeConfig) -> float:
+    """Seconds that sessions of liveness ``window`` get on top after the store was restarted."""
+    return config.session_grace_period or DEFAULT_GRACE
+
+
+def merge_config(old: NodeConfig, new: NodeConfig) -> NodeConfig:
+    """What `alter_node` makes of a configuration: unset fields are left alone."""
+    return NodeConfig(
+        self_check_period=new.self_check_period or old.self_check_period,
+        session_grace_period=new.session_grace_period or old.session_grace_period,
+        read_consistency=(
+            old.read_consistency if new.read_consistency == "unset" else new.read_consistency
+        ),
+        attach_consistency=(
+            old.attach_consistency if new.attach_consistency == "unset" else new.attach_consistency
+        ),
+        rate_limiter_counters_mode=(
+            old.rate_limiter_counters_mode
+            if new.rate_limiter_counters_mode == "unset"
+            else new.rate_limiter_counters_mode
+        ),
+    )

@@ -1,0 +1,156 @@
+"""An election: one leader at a time, and everyone can see who. It needs no set-up.
+
+In the model it is a lasting semaphore of limit 1, created when missing: the candidates are its
+requests, the leader its owner, the leader's data the owner's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from tenure.core import rules
+from tenure.durations import Duration, timeout_seconds
+from tenure.errors import InvalidArgument, SemaphoreExists
+from tenure.lease import Lease, OnLoss
+from tenure.model import Leader, SemaphoreDescription
+from tenure.once import Once
+from tenure.request import SessionSource, Wanted, acquire
+from tenure.watch import Watch
+
+if TYPE_CHECKING:
+    from tenure.session import Session
+
+__all__ = ["Election", "Leadership"]
+
+
+class Leadership(Lease):
+    """The lease of a leader. `Election.campaign` gives one; its fencing token is the term."""
+
+    __slots__ = ()
+
+    async def proclaim(self, data: bytes) -> None:
+        """Replace the leader's data; observers see it at once.
+
+        Raises:
+            LeaseLost, LeaseReleased: this is not the leader any more.
+        """
+        await self.update(data=data)
+
+    async def resign(self) -> None:
+        """Stop leading; the next candidate leads. Safe to call twice.
+
+        Raises:
+            LeaseLost: it had been lost before.
+        """
+        await self.release()
+
+
+class Election:
+    """An election on a node.
+
+    Attributes:
+        name: 1 to 1,024 bytes.
+    """
+
+    def __init__(self, source: SessionSource, name: str) -> None:
+        rules.check_name(name)
+        self.name = name
+        self._source = source
+
+    def __repr__(self) -> str:
+        return f"<Election {self.name!r}>"
+
+    def campaign(
+        self,
+        data: bytes = b"",
+        *,
+        timeout: Duration | None = None,
+        on_loss: OnLoss | None = None,
+        stop_time: Duration = 0.0,
+    ) -> Once[Leadership]:
+        """Become a candidate, and the leader in turn: ``async with`` it, or ``await`` it.
+
+        Args:
+            data: what observers see of the leader, an address for example.
+            timeout: seconds to wait for the leadership; ``None`` waits until elected.
+            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            stop_time: seconds that the work needs to stop after its cancellation.
+
+        Raises:
+            AcquireTimeout: not elected in time.
+            InvalidArgument: a semaphore of another limit, or a mutex, has that name.
+            SelfDeadlock: the calling task leads this election itself.
+            SessionExpired, SessionClosed: the session is over.
+        """
+        wanted = Wanted(
+            "election",
+            self.name,
+            1,
+            data,
+            ephemeral=False,
+            on_loss=on_loss,
+            stop_time=stop_time,
+            handle=Leadership,
+        )
+        return Once(
+            f"campaign for {self.name!r}", self._campaign, wanted, timeout_seconds(timeout)
+        )
+
+    async def leader(self) -> Leader | None:
+        """Who leads now, or ``None``.
+
+        Raises:
+            InvalidArgument: a semaphore of another limit, or a mutex, has that name.
+        """
+        session = await self._source._obtain()
+        await self._prepare(session)
+        described = await session._engine.describe_semaphore(
+            self.name, owners=True, waiters=False
+        )
+        return _leader(session, described)
+
+    def observe(self) -> Watch[Leader | None]:
+        """Who leads now, then every change of the leader or of its data; ``None``: nobody."""
+        return Watch(
+            self._source,
+            self.name,
+            data=False,
+            owners=True,
+            view=_leader,
+            prepare=self._prepare,
+        )
+
+    async def _campaign(self, wanted: Wanted, timeout: float | None) -> Leadership:
+        return cast(Leadership, await acquire(_Prepared(self), wanted, timeout))
+
+    async def _prepare(self, session: Session) -> None:
+        """Create the semaphore when missing; it must be one of limit 1."""
+        try:
+            await session._engine.create_semaphore(self.name, 1, b"", exist_ok=True)
+        except SemaphoreExists as error:
+            raise InvalidArgument(
+                f"{self.name!r} on {session.node} is a semaphore of limit {error.limit}, and was "
+                "asked for as an election (a semaphore of limit 1); use another name for one of "
+                "the two",
+                node=session.node,
+                name=self.name,
+            ) from None
+
+
+class _Prepared:
+    """A session on which the election's semaphore is known to exist."""
+
+    def __init__(self, election: Election) -> None:
+        self._election = election
+
+    async def _obtain(self) -> Session:
+        session = await self._election._source._obtain()
+        await self._election._prepare(session)
+        return session
+
+
+def _leader(session: Session, described: SemaphoreDescription) -> Leader | None:
+    if not described.owners:
+        return None
+    owner = described.owners[0]
+    return Leader(owner.data, owner.session_id == session.id, owner.order_id)

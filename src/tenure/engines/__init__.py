@@ -1,0 +1,47 @@
+"""Engines, found by the scheme of a URL.
+
+Every engine, ours or a third party's, is an entry point of the group ``tenure.engines``:
+its name is the scheme, its value a `tenure.engines.contract.Connector`. An engine is loaded
+on first use.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+from tenure.clock import Clock
+from tenure.engines.contract import Connector, Engine
+from tenure.errors import InvalidArgument, Unsupported
+
+__all__ = ["GROUP", "connect_engine", "schemes"]
+
+GROUP = "tenure.engines"
+
+
+def schemes() -> list[str]:
+    """The URL schemes for which an engine is installed, sorted."""
+    return sorted({point.name for point in entry_points(group=GROUP)})
+
+
+def connect_engine(url: str, clock: Clock) -> Engine:
+    """The engine for a URL, not opened yet.
+
+    Raises:
+        InvalidArgument: the URL has no scheme, or its engine finds fault with it.
+        Unsupported: no engine is installed for the scheme.
+    """
+    scheme, separator, _ = url.partition("://")
+    if not separator or not scheme:
+        raise InvalidArgument(
+            f"{url!r} is not a URL with a scheme; for a file write sqlite:///{url.lstrip('/')}"
+            if url
+            else "the URL is empty; write for example sqlite:///jobs.db or memory://"
+        )
+    found = entry_points(group=GROUP, name=scheme.lower())
+    if not found:
+        raise Unsupported(
+            f"no engine is installed for {scheme}://; there are: "
+            + ", ".join(f"{each}://" for each in schemes())
+        )
+    connector: Connector = next(iter(found)).load()
+    return connector(url, clock)

@@ -1,0 +1,334 @@
+"""What an engine is: the whole of what the primitives ask of a store.
+
+Rules that hold for every engine:
+
+* **Order.** Operations of one session take effect in the order in which they were called,
+  whether or not anyone awaited their answers.
+* **Answers.** What can be answered at once is answered at once: an operation of type
+  `Answer[T]` returns the value itself, or else a future of it. Cancelling that future means
+  only that nobody wants the answer any more; the operation goes on.
+* **Errors** are those of `tenure.errors`. An operation raises at once or through its future.
+  An operation that an engine has taken is carried out, through reconnects if need be, or
+  fails with `SessionExpired` when the session is over. `EngineUnavailable` comes only from
+  `open` and `attach`.
+* **Identity.** The caller numbers its requests (`hold`: unique within the session, for ever)
+  before it sends them, so that a request whose answer was never seen can still be withdrawn.
+* **Pushes** arrive through `SessionEvents`, on the loop that called `attach`; an engine
+  that hears nothing from its store polls. The answer to `enqueue` precedes every push for
+  that request. A push may repeat; after a gap the newest state is pushed again.
+* **Proof.** `renew` extends the session's expiry in the store. When it did, the engine says
+  `proven(at)`, where `at` is the clock's reading just before the request was sent (less the
+  age that a server in between declared). Nothing else is proof.
+* **Rights.** An engine checks what it is told with `tenure.core.rules`, so that the same
+  mistake gets the same error everywhere.
+
+An engine registers a *connector*, ``connector(url, clock) -> Engine``, under its URL scheme in
+the entry-point group ``tenure.engines``. The connector checks the URL and does no I/O.
+`tenure.testing.conformance` checks an engine against all of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+
+from tenure.clock import Clock
+from tenure.errors import SessionExpired
+from tenure.model import (
+    Capabilities,
+    Liveness,
+    NodeConfig,
+    NodeDescription,
+    SemaphoreDescription,
+    SessionDescription,
+)
+
+__all__ = [
+    "Answer",
+    "Attach",
+    "Connector",
+    "Engine",
+    "EngineSession",
+    "Enqueued",
+    "Place",
+    "Removal",
+    "SessionEvents",
+]
+
+T = TypeVar("T")
+Answer: TypeAlias = "T | asyncio.Future[T]"
+
+
+class Place(Enum):
+    """Where a request stands after `enqueue`."""
+
+    GRANTED = "granted"
+    WAITING = "waiting"
+    REFUSED = "refused"  # timeout 0 and not grantable: it never joined the queue
+
+
+class Enqueued(NamedTuple):
+    """The answer to `enqueue`. The order id is ``None`` when refused or not (yet) known."""
+
+    place: Place
+    order_id: int | None
+
+
+class Removal(Enum):
+    """Why a request left its queue without its session asking for it."""
+
+    TIMED_OUT = "timed out"
+    DELETED = "the semaphore was deleted"
+    EVICTED = "evicted by an administrator"
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """How a session is to be attached.
+
+    Attributes:
+        node: the path of the node.
+        recovery_window: seconds; how long the session survives without contact.
+        description: what the program says of itself.
+        liveness: ``"process"``, or ``"window"`` for sessions that may be resumed.
+        session_id: of a session to take over, else ``None`` for a new one.
+        attach_number: of the attachment that is taken over.
+        key: the protection key (at most 16 bytes; empty for none).
+    """
+
+    node: str
+    recovery_window: float
+    description: str = ""
+    liveness: Liveness = "process"
+    session_id: int | None = None
+    attach_number: int = 0
+    key: bytes = b""
+
+
+class SessionEvents(Protocol):
+    """What an engine tells the session above it.
+
+    Called on the loop that called `attach`, except `proven`, which may come from any thread.
+    None of them raises, blocks or awaits. After `ended` nothing more is said.
+    """
+
+    def proven(self, at: float) -> None:
+        """The store had extended the session's expiry in answer to what was sent at `at`."""
+
+    def granted(self, hold: int, order_id: int | None) -> None:
+        """A waiting request is an owner now. Where the order id was not known it may come
+        with a second call."""
+
+    def removed(self, hold: int, why: Removal) -> None:
+        """A request, waiting or owning, has left its queue."""
+
+    def detached(self) -> None:
+        """The contact to the store is broken; the engine is trying to attach again."""
+
+    def attached(self) -> None:
+        """The contact is back, with every request in its place."""
+
+    def ended(self, error: SessionExpired) -> None:
+        """The session is over, by the store's word."""
+
+
+class EngineSession(Protocol):
+    """One attached session."""
+
+    @property
+    def id(self) -> int:
+        """Positive, never reused in the store."""
+        ...
+
+    @property
+    def attach_number(self) -> int:
+        """Rises with every attachment of this session."""
+        ...
+
+    def renew(self) -> None:
+        """Extend the session's expiry in the store; the proof comes through `proven`.
+
+        May be called from any thread, whether or not the loop turns. It returns at once and
+        does not raise: a renewal that fails is one that proves nothing.
+        """
+
+    async def close(self) -> None:
+        """End the session; all its requests leave their queues in one step.
+
+        Safe to call twice, and after the session ended by itself. A cancelled caller does
+        not stop it.
+        """
+
+    async def detach(self) -> None:
+        """Leave without ending the session: it lives for its recovery window."""
+
+    async def create_semaphore(
+        self, name: str, limit: int, data: bytes, *, exist_ok: bool
+    ) -> None:
+        """Create a lasting semaphore.
+
+        Raises:
+            SemaphoreExists: it exists (with `exist_ok`: it exists with another limit).
+            InvalidArgument: an ephemeral semaphore of that name is in use.
+        """
+
+    async def update_semaphore(self, name: str, data: bytes) -> None:
+        """Replace a semaphore's data. Equal bytes notify nobody.
+
+        Raises:
+            SemaphoreNotFound: there is none.
+        """
+
+    async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        """Delete a semaphore; by force with everything in its queue.
+
+        Raises:
+            SemaphoreNotFound: there is none.
+            SemaphoreBusy: it has requests, and `force` is false.
+        """
+
+    async def describe_semaphore(
+        self, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        """Raises `SemaphoreNotFound`."""
+        ...
+
+    def enqueue(
+        self,
+        hold: int,
+        name: str,
+        count: int,
+        data: bytes,
+        *,
+        timeout: float | None,
+        ephemeral: bool,
+    ) -> Answer[Enqueued]:
+        """Add a request at the end of the queue.
+
+        Args:
+            hold: the request's number within the session, never used before.
+            timeout: seconds to wait; 0: granted at once or not at all; ``None``: for ever.
+            ephemeral: create the semaphore with limit 2^64-1 when missing; it disappears
+                with its last request.
+
+        Raises:
+            SemaphoreNotFound: there is none, and `ephemeral` is false.
+            InvalidArgument: the count is not between 1 and the limit, or `ephemeral` does not
+                match the semaphore that exists.
+        """
+        ...
+
+    def alter(self, hold: int, *, count: int | None, data: bytes | None) -> Answer[None]:
+        """Shrink a request, or change its data, in place.
+
+        Raises:
+            InvalidArgument: the count would grow, or is not positive.
+            LeaseReleased: the request is not in the queue.
+        """
+        ...
+
+    def withdraw(self, hold: int) -> Answer[None]:
+        """Take a request out of its queue: a waiter withdraws, an owner releases.
+
+        Idempotent: a request that is not there is no error.
+        """
+        ...
+
+    def watch(
+        self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Have `changed` called, on the session's loop, after every change of what is watched.
+
+        Changes may be merged but none is missed, deletion (also an ephemeral semaphore's
+        disappearance) and re-creation included; the caller describes the semaphore to see
+        the state. A name that does not exist (yet) may be watched. Owners' changes are: a
+        grant, a release, an expiry, an owner's count or data.
+
+        Returns:
+            what ends the watch; synchronous, safe to call twice.
+        """
+        ...
+
+
+class Engine(Protocol):
+    """A store, as one program reaches it. It belongs to the loop on which it was opened."""
+
+    @property
+    def url(self) -> str:
+        """Where the store is, without secrets; messages and descriptions use it."""
+        ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def open(self) -> None:
+        """Connect.
+
+        Raises:
+            EngineUnavailable, AuthenticationFailed, EngineError, Unsupported
+        """
+
+    async def aclose(self) -> None:
+        """Close what is still attached, then the connection. Safe to call twice."""
+
+    async def attach(self, how: Attach, events: SessionEvents) -> EngineSession:
+        """Attach a session. `events.proven` has been called when it returns.
+
+        A cancelled attach leaves no session behind.
+
+        Raises:
+            NodeNotFound: there is no such node.
+            SessionExpired: the session to take over is over.
+            EngineUnavailable: the store cannot be reached.
+        """
+        ...
+
+    async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        """Raises `NodeExists` unless `exist_ok`; what exists is not touched either way."""
+
+    async def alter_node(self, path: str, config: NodeConfig) -> None:
+        """Change what is set in `config`. Raises `NodeNotFound`."""
+
+    async def drop_node(self, path: str, *, force: bool) -> None:
+        """Drop a node with its semaphores and detached sessions.
+
+        Raises:
+            NodeNotFound: there is none.
+            NodeBusy: sessions are attached, and `force` is false. Forced, they expire.
+            InvalidArgument: the path is ``/default``.
+        """
+
+    async def describe_node(self, path: str) -> NodeDescription:
+        """Raises `NodeNotFound`."""
+        ...
+
+    async def list_nodes(self) -> Sequence[str]:
+        """All paths, sorted."""
+        ...
+
+    async def list_semaphores(
+        self, path: str, *, owners: bool, waiters: bool
+    ) -> Sequence[SemaphoreDescription]:
+        """All semaphores of a node, sorted by name. Raises `NodeNotFound`."""
+        ...
+
+    async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        """All sessions of a node, sorted by id. Raises `NodeNotFound`."""
+        ...
+
+    async def end_session(self, path: str, session_id: int) -> bool:
+        """End a session as if it had expired; false when there was none."""
+        ...
+
+    async def evict(self, path: str, name: str, order_id: int) -> bool:
+        """Take one request out of its queue (`Removal.EVICTED`); false when there was none."""
+        ...
+
+
+Connector: TypeAlias = Callable[[str, Clock], Engine]

@@ -1,0 +1,170 @@
+"""What can go wrong, in one tree.
+
+::
+
+    TenureError
+    ├── Misuse (RuntimeError)              the program used tenure wrongly
+    │   └── SelfDeadlock                   a task waits for what it is itself inside
+    ├── InvalidArgument (ValueError)       a value no engine would accept
+    ├── Unsupported                        this engine cannot; the message names one that can
+    ├── NodeNotFound (LookupError)
+    ├── NodeExists
+    ├── NodeBusy
+    ├── SemaphoreNotFound (LookupError)
+    ├── SemaphoreExists
+    ├── SemaphoreBusy
+    ├── SessionExpired                     the store, or the holder's own clock, ended the session
+    ├── SessionClosed                      the program ended the session
+    ├── LeaseLost                          a lease ended before it was released
+    ├── LeaseReleased                      a lease was used after its release
+    ├── AcquireTimeout (TimeoutError)      not granted in time
+    ├── AuthenticationFailed (PermissionError)
+    ├── EngineUnavailable (ConnectionError)  connecting or attaching failed
+    └── EngineError                        the store failed in a way that is not the caller's doing
+
+A message says what happened, on which node and name, and what to do. What a
+program may want to act on is an attribute, so that nobody has to parse prose.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AcquireTimeout",
+    "AuthenticationFailed",
+    "EngineError",
+    "EngineUnavailable",
+    "InvalidArgument",
+    "LeaseLost",
+    "LeaseReleased",
+    "Misuse",
+    "NodeBusy",
+    "NodeExists",
+    "NodeNotFound",
+    "SelfDeadlock",
+    "SemaphoreBusy",
+    "SemaphoreExists",
+    "SemaphoreNotFound",
+    "SessionClosed",
+    "SessionExpired",
+    "TenureError",
+    "Unsupported",
+]
+
+
+class TenureError(Exception):
+    """The base of everything that tenure raises.
+
+    Attributes:
+        node: the path of the node concerned, or ``None``.
+        name: the name of the semaphore (mutex, election) concerned, or ``None``.
+    """
+
+    def __init__(self, message: str, *, node: str | None = None, name: str | None = None) -> None:
+        super().__init__(message)
+        self.node = node
+        self.name = name
+
+
+class Misuse(TenureError, RuntimeError):
+    """The program used tenure wrongly: entered a lease twice, used a client after a fork, ..."""
+
+
+class SelfDeadlock(Misuse):
+    """A task waits, without a timeout, for what it is itself inside; it would wait for ever."""
+
+
+class InvalidArgument(TenureError, ValueError):
+    """A value that no engine would accept."""
+
+
+class Unsupported(TenureError):
+    """This engine cannot do it; the message says which can."""
+
+
+class NodeNotFound(TenureError, LookupError):
+    """No such node. Nodes are created explicitly; only ``/default`` is always there."""
+
+
+class NodeExists(TenureError):
+    """The node exists already."""
+
+
+class NodeBusy(TenureError):
+    """The node has attached sessions, so that it is not dropped unless forced."""
+
+
+class SemaphoreNotFound(TenureError, LookupError):
+    """No such semaphore on this node, or it has been deleted."""
+
+
+class SemaphoreExists(TenureError):
+    """The semaphore exists already, or exists with another limit.
+
+    Attributes:
+        limit: the limit of the semaphore that exists, or ``None`` where it is not known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: str | None = None,
+        name: str | None = None,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(message, node=node, name=name)
+        self.limit = limit
+
+
+class SemaphoreBusy(TenureError):
+    """The semaphore has owners or waiters, so that it is not deleted unless forced."""
+
+
+class SessionExpired(TenureError):
+    """The session is over without having been closed; everything held through it is lost."""
+
+
+class SessionClosed(TenureError):
+    """The session, or its client, was closed by the program."""
+
+
+class LeaseLost(TenureError):
+    """A lease ended before it was released: whoever comes next may hold it already.
+
+    When the end of the session is the reason, ``__cause__`` is its `SessionExpired`
+    or `SessionClosed`.
+
+    Attributes:
+        fencing_token: the lost lease's fencing token, or ``None`` where the store has none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: str | None = None,
+        name: str | None = None,
+        fencing_token: int | None = None,
+    ) -> None:
+        super().__init__(message, node=node, name=name)
+        self.fencing_token = fencing_token
+
+
+class LeaseReleased(TenureError):
+    """A lease was used after it had been released."""
+
+
+class AcquireTimeout(TenureError, TimeoutError):
+    """The request was not granted in the time given; it has left the queue."""
+
+
+class AuthenticationFailed(TenureError, PermissionError):
+    """The store refused the credentials, or the permissions of its files."""
+
+
+class EngineUnavailable(TenureError, ConnectionError):
+    """The store could not be reached while connecting or attaching."""
+
+
+class EngineError(TenureError):
+    """The store failed in a way that is not the caller's doing (full disk, corrupt file, ...)."""

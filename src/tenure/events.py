@@ -1,0 +1,168 @@
+"""What happened to a client's sessions and leases: the feed for logs, metrics and traces.
+
+`Client.events` gives them as a bounded stream. They are told after the fact and change
+nothing; a reader that is too slow loses the oldest, and the stream counts how many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+
+__all__ = [
+    "Acquired",
+    "Event",
+    "EventStream",
+    "LoopStalled",
+    "Lost",
+    "Released",
+    "Renewed",
+    "SessionAttached",
+    "SessionClosed",
+    "SessionDetached",
+    "SessionExpired",
+    "TimedOut",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a session.
+
+    Attributes:
+        node: the path of the session's node.
+        session_id: the session's id.
+    """
+
+    node: str
+    session_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired(Event):
+    """A lease was granted, `waited` seconds after it was asked for."""
+
+    name: str
+    fencing_token: int | None
+    waited: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut(Event):
+    """A request was given up after `waited` seconds."""
+
+    name: str
+    waited: float
+
+
+@dataclass(frozen=True, slots=True)
+class Released(Event):
+    """A lease was released after it had been held for `held_for` seconds."""
+
+    name: str
+    fencing_token: int | None
+    held_for: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lost(Event):
+    """A lease was lost, and `reason` says how."""
+
+    name: str
+    fencing_token: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed(Event):
+    """A session was proven alive; its leases are good until `deadline` on the client's clock."""
+
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionAttached(Event):
+    """A session has been attached, for the first time or again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDetached(Event):
+    """A session has lost contact to its store and tries to attach again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionExpired(Event):
+    """A session is over without having been closed, and `reason` says why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed(Event):
+    """A session has been closed by the program."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStalled(Event):
+    """The event loop has not turned for `seconds`; the keeper thread renewed in its place."""
+
+    seconds: float
+
+
+class EventStream:
+    """A bounded stream of events: an async iterator and an async context manager.
+
+    Attributes:
+        dropped: how many events were dropped because nobody read them in time.
+    """
+
+    def __init__(self, size: int, forget: Callable[[EventStream], None]) -> None:
+        self.dropped = 0
+        self._events: deque[Event] = deque()
+        self._size = size
+        self._forget = forget
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    def _put(self, event: Event) -> None:
+        if len(self._events) == self._size:
+            self._events.popleft()
+            self.dropped += 1
+        self._events.append(event)
+        self._wake.set()
+
+    def _close(self) -> None:
+        """No more events will come; what is there can still be read."""
+        self._closed = True
+        self._wake.set()
+
+    async def __aenter__(self) -> EventStream:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop listening. Safe to call twice."""
+        self._forget(self)
+        self._close()
+
+    def __aiter__(self) -> EventStream:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._events:
+            if self._closed:
+                raise StopAsyncIteration
+            self._wake.clear()
+            await self._wake.wait()
+        return self._events.popleft()

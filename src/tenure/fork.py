@@ -1,0 +1,34 @@
+"""Telling a forked child from its parent: a client's connections and threads are its parent's."""
+
+from __future__ import annotations
+
+import os
+
+from tenure.errors import Misuse
+
+__all__ = ["check", "generation"]
+
+_generation = 0
+
+
+def _count() -> None:
+    global _generation  # noqa: PLW0603  one number for the process is the point
+    _generation += 1
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch  (there is no fork on Windows)
+    os.register_at_fork(after_in_child=_count)
+
+
+def generation() -> int:
+    """How many forks lie between this process and the one that imported tenure."""
+    return _generation
+
+
+def check(born: int, what: str) -> None:
+    """Raise `Misuse` when what was made in generation `born` is used in a forked child."""
+    if born != _generation:
+        raise Misuse(
+            f"{what} belongs to the parent of this forked process, which still uses it; "
+            "call tenure.connect() in the child"
+        )

@@ -1,0 +1,204 @@
+"""What is spoken of: the frozen values that pass between a program, the primitives and an engine.
+
+A fact that some engines cannot know is optional, and ``None`` means "unknown here".
+Times are seconds; data is bytes. The rules for names and numbers stand in `tenure.core.rules`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "DEFAULT_NODE",
+    "EPHEMERAL_LIMIT",
+    "Capabilities",
+    "Consistency",
+    "CountersMode",
+    "Leader",
+    "Liveness",
+    "MutexHolder",
+    "NodeConfig",
+    "NodeDescription",
+    "RequestDescription",
+    "SemaphoreDescription",
+    "SessionDescription",
+]
+
+DEFAULT_NODE = "/default"
+"""The node that always exists."""
+
+EPHEMERAL_LIMIT = 2**64 - 1
+"""The limit of every ephemeral semaphore; a mutex acquires all of it."""
+
+Consistency = Literal["unset", "strict", "relaxed"]
+CountersMode = Literal["unset", "aggregated", "detailed"]
+
+Liveness = Literal["process", "window"]
+"""What keeps a session alive: its process, or its recovery window alone (it may outlive both
+the process and the machine's uptime)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """The configuration of a node, stored as given.
+
+    Zero or ``"unset"`` means the default; `alter_node` leaves such fields alone.
+
+    Attributes:
+        self_check_period: seconds between a node's checks of itself (default 1).
+        session_grace_period: seconds that sessions get on top of their window after
+            the store was restarted (default 10).
+        read_consistency, attach_consistency: kept for YDB's clients.
+        rate_limiter_counters_mode: kept for YDB's clients.
+    """
+
+    self_check_period: float = 0.0
+    session_grace_period: float = 0.0
+    read_consistency: Consistency = "unset"
+    attach_consistency: Consistency = "unset"
+    rate_limiter_counters_mode: CountersMode = "unset"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDescription:
+    """A node as it is now."""
+
+    path: str
+    config: NodeConfig
+    sessions: int | None = None
+    semaphores: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDescription:
+    """A session as the store sees it.
+
+    Attributes:
+        id: positive, never reused in a store.
+        node: the path of its node.
+        description: what its program said of itself.
+        recovery_window: seconds it survives without contact.
+        attached: whether its program is connected, as far as the store can tell.
+        silent_for: seconds since the store last heard of it.
+        pid: the process, where it runs on this host.
+        host: the name of the machine, where known.
+    """
+
+    id: int
+    node: str
+    description: str
+    recovery_window: float
+    attached: bool | None = None
+    silent_for: float | None = None
+    pid: int | None = None
+    host: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDescription:
+    """One request in a semaphore's queue: an owner or a waiter.
+
+    Attributes:
+        session_id: whose request it is.
+        order_id: its place in the queue, and its fencing token.
+        count: how many of the semaphore's tokens it wants or has.
+        data: what its session attached to it.
+        since: seconds that it has been an owner (of a waiter: that it has waited).
+        timeout: of a waiter, the seconds until it gives up; ``None`` for never or unknown.
+        remaining: seconds until its session expires if nothing more is heard of it.
+        session_description: what the session said of itself, where cheap to know.
+        pid: the process, where it runs on this host.
+    """
+
+    session_id: int
+    order_id: int
+    count: int
+    data: bytes
+    since: float | None = None
+    timeout: float | None = None
+    remaining: float | None = None
+    session_description: str | None = None
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SemaphoreDescription:
+    """A semaphore as it is now.
+
+    Attributes:
+        held: the sum of the owners' counts.
+        owners, waiters: in the order of their order ids; empty unless asked for.
+        waiting: how many requests wait, where known.
+    """
+
+    name: str
+    data: bytes
+    limit: int
+    held: int
+    ephemeral: bool
+    owners: tuple[RequestDescription, ...] = ()
+    waiters: tuple[RequestDescription, ...] = ()
+    waiting: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads an election.
+
+    Attributes:
+        data: what the leader campaigned with, or proclaimed since.
+        is_me: whether the leader campaigns through the observing session.
+        term: rises with every leader; it is the leader's fencing token.
+    """
+
+    data: bytes
+    is_me: bool
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class MutexHolder:
+    """Who holds a mutex.
+
+    Attributes:
+        data: what the holder attached to its lease.
+        is_me: whether it is held through the asking session.
+        fencing_token: the holder's fencing token.
+        since: seconds it has been held, where known.
+        remaining: seconds after which the holder's session would expire if nothing
+            more were heard of it, where known.
+        waiting: how many requests wait behind it, where known.
+    """
+
+    data: bytes
+    is_me: bool
+    fencing_token: int
+    since: float | None = None
+    remaining: float | None = None
+    waiting: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do, and which facts it knows.
+
+    Attributes:
+        fencing: grants carry order ids (fencing tokens).
+        watch: changes can be watched.
+        data: semaphores and requests carry data.
+        lasting: semaphores can exist without requests, and sessions can create them.
+        resume: sessions of liveness ``window`` with resume tokens.
+        since: descriptions tell since when.
+        waiter_timeout: descriptions tell how long a waiter will still wait.
+        durable: the state survives the end of every process.
+    """
+
+    fencing: bool = True
+    watch: bool = True
+    data: bool = True
+    lasting: bool = True
+    resume: bool = False
+    since: bool = True
+    waiter_timeout: bool = True
+    durable: bool = False

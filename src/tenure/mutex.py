@@ -1,0 +1,111 @@
+"""A mutex: one holder at a time, in strict FIFO order. It needs no set-up.
+
+In the model it is an ephemeral semaphore acquired whole: it exists while somebody holds it or
+waits for it.
+"""
+
+from __future__ import annotations
+
+from tenure.core import rules
+from tenure.durations import Duration, timeout_seconds
+from tenure.errors import SemaphoreNotFound
+from tenure.lease import Lease, OnLoss
+from tenure.model import EPHEMERAL_LIMIT, MutexHolder
+from tenure.once import Once
+from tenure.request import SessionSource, Wanted, acquire, try_acquire
+
+__all__ = ["Mutex"]
+
+
+class Mutex:
+    """A mutex on a node. Not re-entrant.
+
+    A mutex and a service registry of one name cannot be told apart; call a registry by the
+    plural of what it lists, a mutex by the work that it guards.
+
+    Attributes:
+        name: 1 to 1,024 bytes.
+    """
+
+    def __init__(self, source: SessionSource, name: str) -> None:
+        rules.check_name(name)
+        self.name = name
+        self._source = source
+
+    def __repr__(self) -> str:
+        return f"<Mutex {self.name!r}>"
+
+    def lock(
+        self,
+        *,
+        data: bytes = b"",
+        timeout: Duration | None = None,
+        on_loss: OnLoss | None = None,
+        stop_time: Duration = 0.0,
+    ) -> Once[Lease]:
+        """Lock the mutex: ``async with mutex.lock() as lease``, or ``await`` it.
+
+        Args:
+            data: what the request carries, for who looks at the holder.
+            timeout: seconds to wait, on the local clock; 0 tries; ``None`` waits until
+                granted or the session ends.
+            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            stop_time: seconds that the work needs to stop after its cancellation; the lease
+                is given up that much earlier.
+
+        Raises:
+            AcquireTimeout: not granted in time.
+            InvalidArgument: a lasting semaphore has that name.
+            SelfDeadlock: the calling task is inside what it waits for.
+            SessionExpired, SessionClosed: the session is over.
+        """
+        return Once(
+            f"lock of {self.name!r}",
+            acquire,
+            self._source,
+            self._wanted(data, on_loss, stop_time),
+            timeout_seconds(timeout),
+        )
+
+    async def try_lock(
+        self,
+        *,
+        data: bytes = b"",
+        on_loss: OnLoss | None = None,
+        stop_time: Duration = 0.0,
+    ) -> Lease | None:
+        """Lock the mutex if it is free and nobody waits; else ``None``."""
+        return await try_acquire(self._source, self._wanted(data, on_loss, stop_time))
+
+    async def inspect(self) -> MutexHolder | None:
+        """Who holds the mutex, or ``None`` when it is free."""
+        session = await self._source._obtain()
+        try:
+            described = await session._engine.describe_semaphore(
+                self.name, owners=True, waiters=False
+            )
+        except SemaphoreNotFound:
+            return None
+        rules.check_kind(True, described.ephemeral, session.node, self.name)
+        if not described.owners:
+            return None
+        owner = described.owners[0]
+        return MutexHolder(
+            data=owner.data,
+            is_me=owner.session_id == session.id,
+            fencing_token=owner.order_id,
+            since=owner.since,
+            remaining=owner.remaining,
+            waiting=described.waiting,
+        )
+
+    def _wanted(self, data: bytes, on_loss: OnLoss | None, stop_time: Duration) -> Wanted:
+        return Wanted(
+            "mutex",
+            self.name,
+            EPHEMERAL_LIMIT,
+            data,
+            ephemeral=True,
+            on_loss=on_loss,
+            stop_time=stop_time,
+        )

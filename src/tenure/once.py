@@ -1,0 +1,94 @@
+"""What a call that acquires something returns: to be awaited, or entered, once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+from tenure.errors import Misuse
+
+__all__ = ["Once"]
+
+
+class _Block(Protocol):
+    async def __aenter__(self) -> object: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+B = TypeVar("B", bound=_Block)
+
+
+class Once(Coroutine[Any, Any, B], Generic[B]):
+    """A coroutine that is also a context manager; either way it runs once.
+
+    ``x = await call()`` gives the object; ``async with call() as x`` gives it and enters it.
+    It is a coroutine in full, so that ``task_group.create_task(call())`` works.
+    Dropped unused, it warns, as a coroutine that was never awaited does.
+    """
+
+    __slots__ = ("_arguments", "_entered", "_function", "_running", "_what")
+
+    def __init__(
+        self, what: str, function: Callable[..., Coroutine[Any, Any, B]], *arguments: object
+    ) -> None:
+        self._what = what
+        self._function: Callable[..., Coroutine[Any, Any, B]] | None = function
+        self._arguments = arguments
+        self._running: Coroutine[Any, Any, B] | None = None
+        self._entered: B | None = None
+
+    def _start(self) -> Coroutine[Any, Any, B]:
+        function, self._function = self._function, None
+        if function is None:
+            raise Misuse(f"{self._what} has been awaited or entered already; call it again")
+        return function(*self._arguments)
+
+    def __await__(self) -> Generator[Any, Any, B]:
+        return self._start().__await__()
+
+    async def __aenter__(self) -> B:
+        entered = await self._start()
+        await entered.__aenter__()
+        self._entered = entered
+        return entered
+
+    def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> Awaitable[None]:
+        assert self._entered is not None, "a block is left after it was entered"
+        return self._entered.__aexit__(kind, error, trace)
+
+    # A coroutine's own protocol: what a task drives.
+
+    def send(self, value: Any) -> Any:
+        if self._running is None:
+            self._running = self._start()
+        return self._running.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        if self._running is None:
+            self._running = self._start()
+        return self._running.throw(*error)
+
+    def close(self) -> None:
+        self._function = None
+        if self._running is not None:
+            self._running.close()
+
+    def __del__(self) -> None:
+        # getattr: a constructor that raised leaves no attribute behind.
+        if getattr(self, "_function", None) is not None:
+            warnings.warn(
+                f"{self._what} was never awaited or entered", RuntimeWarning, stacklevel=2
+            )

@@ -1,0 +1,256 @@
+"""A counting semaphore: at most `limit` tokens are held at a time, in strict FIFO order."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from tenure.core import rules
+from tenure.durations import Duration, timeout_seconds
+from tenure.errors import AcquireTimeout
+from tenure.lease import HELD, WAITING, Lease, OnLoss
+from tenure.model import SemaphoreDescription
+from tenure.once import Once
+from tenure.request import SessionSource, Wanted, acquire, join, try_acquire, wait_granted
+from tenure.watch import Watch
+
+if TYPE_CHECKING:
+    from tenure.session import Session
+
+__all__ = ["Semaphore", "Ticket"]
+
+
+class Ticket:
+    """A place in a semaphore's queue. `Semaphore.enqueue` gives one.
+
+    The ticket owns the place: a `wait` that times out or is cancelled keeps it. Leaving the
+    ``async with`` block withdraws the request, or releases the lease.
+    """
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+
+    @property
+    def granted(self) -> bool:
+        """Whether the request owns its tokens now."""
+        return self._lease.held
+
+    async def wait(self, timeout: Duration | None = None) -> Lease:
+        """Wait for the grant; called again, it gives the same lease.
+
+        Raises:
+            AcquireTimeout: not granted in time; the place is kept.
+            SelfDeadlock: without a timeout, the calling task is inside what it waits for.
+            SemaphoreNotFound: the semaphore was deleted by force.
+            LeaseLost, LeaseReleased, SessionExpired, SessionClosed: it is over.
+        """
+        limit = timeout_seconds(timeout)
+        lease = self._lease
+        if limit is None:
+            await wait_granted(lease, for_ever=True)
+            return lease
+        try:
+            async with asyncio.timeout(limit):
+                await wait_granted(lease, for_ever=False)
+        except TimeoutError:
+            if lease._state is not HELD:
+                raise AcquireTimeout(
+                    f"{lease.name!r} on {lease.node} was not granted within {limit:g} s; the "
+                    "place in its queue is kept",
+                    node=lease.node,
+                    name=lease.name,
+                ) from None
+        return lease
+
+    async def withdraw(self) -> None:
+        """Leave the queue, or release the lease. Safe to call twice."""
+        await self._lease._give_back()
+
+    async def __aenter__(self) -> Ticket:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        lease = self._lease
+        if lease._state is WAITING or lease._state is HELD:
+            await lease._give_back_after(error)
+
+
+class Semaphore:
+    """A counting semaphore on a node.
+
+    It lasts until it is deleted, and must be created before it is used. Its limit never
+    changes; its data (at most 1 MiB) can be replaced and watched.
+
+    Attributes:
+        name: 1 to 1,024 bytes.
+    """
+
+    def __init__(self, source: SessionSource, name: str) -> None:
+        rules.check_name(name)
+        self.name = name
+        self._source = source
+
+    def __repr__(self) -> str:
+        return f"<Semaphore {self.name!r}>"
+
+    async def create(self, limit: int, data: bytes = b"", *, exist_ok: bool = False) -> None:
+        """Create the semaphore.
+
+        Args:
+            limit: how many tokens there are, 1 to 2^64-1; above 2^53-1 means "unbounded".
+            data: what it carries.
+            exist_ok: accept one that exists with the same limit (its data is not touched).
+
+        Raises:
+            SemaphoreExists: it exists; with `exist_ok`, it exists with another limit.
+            InvalidArgument: a mutex or registry of that name is in use.
+        """
+        session = await self._source._obtain()
+        await session._engine.create_semaphore(self.name, limit, data, exist_ok=exist_ok)
+
+    async def update(self, data: bytes) -> None:
+        """Replace the semaphore's data; who watches it is told, unless the bytes are equal.
+
+        Raises:
+            SemaphoreNotFound: there is none.
+        """
+        session = await self._source._obtain()
+        await session._engine.update_semaphore(self.name, data)
+
+    async def delete(self, *, force: bool = False) -> None:
+        """Delete the semaphore.
+
+        Args:
+            force: even when it has owners, whose leases are lost, or waiters. Until the news
+                reaches an owner, it believes that it still holds.
+
+        Raises:
+            SemaphoreNotFound: there is none.
+            SemaphoreBusy: it has owners or waiters, and `force` is false.
+        """
+        session = await self._source._obtain()
+        await session._engine.delete_semaphore(self.name, force=force)
+
+    async def describe(
+        self, *, owners: bool = False, waiters: bool = False
+    ) -> SemaphoreDescription:
+        """The semaphore as it is now.
+
+        Raises:
+            SemaphoreNotFound: there is none.
+        """
+        session = await self._source._obtain()
+        return await session._engine.describe_semaphore(
+            self.name, owners=owners, waiters=waiters
+        )
+
+    async def count(self) -> int:
+        """How many tokens are held now.
+
+        Raises:
+            SemaphoreNotFound: there is none.
+        """
+        return (await self.describe()).held
+
+    def acquire(
+        self,
+        count: int = 1,
+        *,
+        data: bytes = b"",
+        timeout: Duration | None = None,
+        on_loss: OnLoss | None = None,
+        stop_time: Duration = 0.0,
+    ) -> Once[Lease]:
+        """Acquire `count` tokens: ``async with pool.acquire(2) as lease``, or ``await`` it.
+
+        Args:
+            count: 1 to the limit.
+            data: what the request carries, for who looks at the owners.
+            timeout: seconds to wait, on the local clock; 0 tries; ``None`` waits until
+                granted or the session ends.
+            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            stop_time: seconds that the work needs to stop after its cancellation; the lease
+                is given up that much earlier.
+
+        Raises:
+            AcquireTimeout: not granted in time.
+            SemaphoreNotFound: there is none; `create` it.
+            InvalidArgument: the count is not between 1 and the limit.
+            SelfDeadlock: the calling task is inside what it waits for.
+            SessionExpired, SessionClosed: the session is over.
+        """
+        return Once(
+            f"acquire of {self.name!r}",
+            acquire,
+            self._source,
+            self._wanted(count, data, on_loss, stop_time),
+            timeout_seconds(timeout),
+        )
+
+    async def try_acquire(
+        self,
+        count: int = 1,
+        *,
+        data: bytes = b"",
+        on_loss: OnLoss | None = None,
+        stop_time: Duration = 0.0,
+    ) -> Lease | None:
+        """Acquire `count` tokens if they are free and nobody waits; else ``None``."""
+        return await try_acquire(
+            self._source, self._wanted(count, data, on_loss, stop_time)
+        )
+
+    def enqueue(
+        self,
+        count: int = 1,
+        *,
+        data: bytes = b"",
+        on_loss: OnLoss | None = None,
+        stop_time: Duration = 0.0,
+    ) -> Once[Ticket]:
+        """Join the queue now, and wait for the grant later, with the ticket.
+
+        ``async with pool.enqueue() as ticket``, or ``await`` it. Raises as `acquire`.
+        """
+        return Once(
+            f"enqueue for {self.name!r}",
+            _enqueue,
+            self._source,
+            self._wanted(count, data, on_loss, stop_time),
+        )
+
+    def watch(self, *, data: bool = False, owners: bool = False) -> Watch[SemaphoreDescription]:
+        """The semaphore's state now, and a newer one after every change of what is watched.
+
+        Args:
+            data: watch the semaphore's data.
+            owners: watch who owns it, and the owners' data.
+        """
+        return Watch(self._source, self.name, data=data, owners=owners, view=_as_it_is)
+
+    def _wanted(
+        self, count: int, data: bytes, on_loss: OnLoss | None, stop_time: Duration
+    ) -> Wanted:
+        return Wanted(
+            "semaphore",
+            self.name,
+            count,
+            data,
+            ephemeral=False,
+            on_loss=on_loss,
+            stop_time=stop_time,
+        )
+
+
+def _as_it_is(session: Session, described: SemaphoreDescription) -> SemaphoreDescription:
+    return described
+
+
+async def _enqueue(source: SessionSource, wanted: Wanted) -> Ticket:
+    return Ticket(await join(await source._obtain(), wanted, None))

@@ -1,0 +1,128 @@
+"""Watching a semaphore: its state now, and a newer one after every change.
+
+A watch describes the semaphore each time the engine says that something changed. Changes may be
+merged, but the last state told is always the true one: a change that arrives while a state is
+being read causes another reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from tenure.errors import InvalidArgument
+from tenure.model import SemaphoreDescription
+
+if TYPE_CHECKING:
+    from tenure.request import SessionSource
+    from tenure.session import Session
+
+__all__ = ["Watch"]
+
+T = TypeVar("T")
+
+
+class Watch(Generic[T]):
+    """A stream of states: an async iterator and an async context manager.
+
+    It starts with the current state. States that are equal are told once. It ends with
+    `SemaphoreNotFound` when the semaphore is deleted, and with the session's error when that is
+    over. Used in a bare ``async for`` it lives until it is garbage collected; in
+    ``async with`` it ends with the block.
+    """
+
+    def __init__(  # noqa: PLR0913  one constructor for every kind of watch
+        self,
+        source: SessionSource,
+        name: str,
+        *,
+        data: bool,
+        owners: bool,
+        view: Callable[[Session, SemaphoreDescription], T],
+        prepare: Callable[[Session], Awaitable[None]] | None = None,
+    ) -> None:
+        if not (data or owners):
+            raise InvalidArgument("watch data, owners, or both", name=name)
+        self._source = source
+        self._name = name
+        self._data = data
+        self._owners = owners
+        self._view = view
+        self._prepare = prepare
+        self._session: Session | None = None
+        self._stop: Callable[[], None] | None = None
+        self._changed = asyncio.Event()
+        self._changed.set()
+        self._told: object = None
+        self._closed = False
+
+    async def __aenter__(self) -> Watch[T]:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop watching. Safe to call twice; a waiting ``async for`` ends."""
+        self._close()
+
+    def _close(self) -> None:
+        self._closed = True
+        self._changed.set()
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+        if self._session is not None:
+            self._session._watchers.discard(self._changed.set)
+
+    def __del__(self) -> None:
+        # Dropped in the middle of a bare `async for`. getattr: the constructor may have raised.
+        if getattr(self, "_stop", None) is not None:
+            self._close()
+
+    def __aiter__(self) -> Watch[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        if self._session is None and not self._closed:
+            await self._subscribe()
+        while True:
+            await self._changed.wait()
+            if self._closed or self._session is None:
+                raise StopAsyncIteration
+            self._changed.clear()
+            try:
+                self._session._alive()
+                described = await self._session._engine.describe_semaphore(
+                    self._name, owners=self._owners, waiters=False
+                )
+            except BaseException:
+                self._changed.set()  # what was to be told has not been
+                raise
+            seen = self._what_is_watched(described)
+            if seen != self._told:
+                self._told = seen
+                return self._view(self._session, described)
+
+    def _what_is_watched(self, described: SemaphoreDescription) -> object:
+        owners = [(owner.order_id, owner.count, owner.data) for owner in described.owners]
+        return (described.data if self._data else None, owners)
+
+    async def _subscribe(self) -> None:
+        session = await self._source._obtain()
+        if self._prepare is not None:
+            await self._prepare(session)
+        if self._closed:
+            return
+        self._stop = session._engine.watch(
+            self._name, data=self._data, owners=self._owners, changed=self._changed.set
+        )
+        session._watchers.add(self._changed.set)
+        self._session = session
