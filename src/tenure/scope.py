@@ -79,7 +79,8 @@ class Scope:
         if task is None or self._triggered:
             return
         self._triggered = True
-        if asyncio.current_task() is task:
+        inside = asyncio.current_task()
+        if inside is not None and inside == task:
             task.get_loop().call_soon(_deliver, task)
         else:
             _deliver(task)
