@@ -1,0 +1,56 @@
+# Everything runs in .venv, which the targets make and keep in step with pyproject.toml.
+# Each set of extras has a stamp file, so that the demo need not wait for the type checker.
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(wildcard src tests benchmarks examples)
+
+# The whole suite must cover the core and the primitives; a part of it, chosen by ARGS, need not.
+COVERAGE := $(if $(strip $(ARGS)),,--cov=tenure --cov-report=term)
+
+EXTRAS_demo := cli
+EXTRAS_dev := cli,dev
+EXTRAS_bench := cli,dev,bench
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench venv clean
+.DELETE_ON_ERROR:
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/.ready-demo  ## see several processes share locks, slots and a leader
+	@$(BIN)/tenure demo
+
+test: $(VENV)/.ready-dev  ## run the tests, with coverage (ARGS='-k lease' runs a part, without)
+	@$(BIN)/python -m pytest $(COVERAGE) $(ARGS)
+
+check: $(VENV)/.ready-dev  ## check style, formatting and types
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/ruff format --check $(SOURCES)
+	@$(BIN)/mypy $(SOURCES)
+
+format: $(VENV)/.ready-dev  ## format the code and repair what ruff can
+	@$(BIN)/ruff check --fix $(SOURCES)
+	@$(BIN)/ruff format $(SOURCES)
+
+bench: $(VENV)/.ready-bench  ## measure, against other libraries, in a few minutes
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+venv: $(VENV)/.ready-dev  ## make .venv with all that developing needs
+
+clean:  ## remove .venv and everything that running leaves behind
+	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis
+	rm -rf .mypy_cache .pytest_cache .ruff_cache
+	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# An environment that an interrupted run left half made, or whose Python is gone, is made anew.
+$(VENV)/.ready-%: pyproject.toml
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 \
+		|| { echo "making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
+	@echo "installing tenure[$(EXTRAS_$*)] into $(VENV)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[$(EXTRAS_$*)]'
+	@touch $@

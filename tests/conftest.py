@@ -1,0 +1,101 @@
+"""How every test runs.
+
+A test that is `async def` is run here, on an event loop of its own, without a plugin:
+
+- asyncio's debug mode is on, unless the test is marked ``no_debug``;
+- a test that leaves a task running fails, and so does one during which something failed with
+  nobody to tell (what the loop's exception handler hears of);
+- a fixture named ``loop_factory``, where a test asks for one, makes the loop: that is how a
+  test gets a loop whose time is virtual;
+- with Hypothesis, every example gets a loop of its own.
+
+No test sees the TENURE_URL or the state folder of the person who runs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import inspect
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, cast
+
+import pytest
+from hypothesis import settings
+
+# In CI every run tries the same examples, so that a red run is about the change. Elsewhere each
+# run tries new ones. Time per example means nothing on a busy machine.
+settings.register_profile("here", deadline=None, print_blob=True)
+settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+class LeftBehind(AssertionError):
+    """A test passed, and left a task running or an error that nobody heard of."""
+
+
+def run(
+    test: Coroutine[Any, Any, None], *, debug: bool = True, loop_factory: LoopFactory | None = None
+) -> None:
+    """Run one coroutine test, and fail it for what it leaves behind."""
+    unheard: list[str] = []
+
+    def hear(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        unheard.append(f"{context['message']}: {context.get('exception')!r}")
+
+    async def supervised() -> list[str]:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(hear)
+        await test
+        running = asyncio.all_tasks() - {asyncio.current_task()}
+        return [f"still running: {task!r}" for task in running]
+
+    with asyncio.Runner(debug=debug, loop_factory=loop_factory) as runner:
+        left = runner.run(supervised())
+    gc.collect()  # a task in a cycle tells of its error only when it is collected
+    if left or unheard:
+        raise LeftBehind("\n".join(left + unheard))
+
+
+def pytest_collection_finish() -> None:
+    """Set aside what is loaded by now, so that collecting after each test takes no time."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run the test, if it is a coroutine; see the top of this file."""
+    debug = pyfuncitem.get_closest_marker("no_debug") is None
+    loop_factory = cast("LoopFactory | None", pyfuncitem.funcargs.get("loop_factory"))
+    run_here = functools.partial(run, debug=debug, loop_factory=loop_factory)
+    function = pyfuncitem.obj
+    given = getattr(function, "hypothesis", None)
+    if given is not None and inspect.iscoroutinefunction(given.inner_test):
+        example = given.inner_test
+
+        @functools.wraps(example)
+        def run_example(*arguments: Any, **named: Any) -> None:
+            run_here(example(*arguments, **named))
+
+        given.inner_test = run_example
+        return None  # Hypothesis calls it from here, once for each example
+    if not inspect.iscoroutinefunction(function):
+        return None
+    asked_for = inspect.signature(function).parameters
+    run_here(function(**{name: pyfuncitem.funcargs[name] for name in asked_for}))
+    return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No TENURE_* variable of the person's, and a state folder that is nobody's."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("TENURE_")]:
+            patch.delenv(name)
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
