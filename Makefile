@@ -9,15 +9,20 @@ BIN := $(VENV)/bin
 SOURCES := $(wildcard src tests benchmarks examples)
 
 # The whole suite must cover the core and the primitives; a part of it, chosen by ARGS, need not.
-COVERAGE := $(if $(strip $(ARGS)),,--cov=tenure --cov-report=term)
+COVERAGE := $(if $(strip $(ARGS)),,--cov --cov-report=term)
 
 EXTRAS_demo := cli
 EXTRAS_dev := cli,dev
 EXTRAS_bench := cli,dev,bench
 
+# What each of these sets makes ready: itself, and the smaller ones.
+READY_demo := demo
+READY_dev := demo dev
+READY_bench := demo dev bench
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format bench venv clean
-.DELETE_ON_ERROR:
+.NOTPARALLEL:
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,4 +58,4 @@ $(VENV)/.ready-%: pyproject.toml
 		|| { echo "making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
 	@echo "installing tenure[$(EXTRAS_$*)] into $(VENV)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[$(EXTRAS_$*)]'
-	@touch $@
+	@touch $(READY_$*:%=$(VENV)/.ready-%)
