@@ -34,10 +34,12 @@ def _bound(result: Measured) -> str:
 def _row(result: Measured) -> list[str]:
     return [
         result.what,
-        f"{result.value:,.4g} {result.unit}" if result.value < 1e4 else
-        f"{result.value:,.0f} {result.unit}",
-        f"{result.peer_value:,.0f} ({result.peer})" if result.peer_value >= 100 else
-        f"{result.peer_value:.3g} ({result.peer})",
+        f"{result.value:,.4g} {result.unit}"
+        if result.value < 1e4
+        else f"{result.value:,.0f} {result.unit}",
+        f"{result.peer_value:,.0f} ({result.peer})"
+        if result.peer_value >= 100
+        else f"{result.peer_value:.3g} ({result.peer})",
         f"{result.ratio:.3g}",
         _bound(result),
         "yes" if result.met else "NO",
@@ -55,10 +57,10 @@ def _table(results: list[Measured]) -> str:
 
 def _picture(results: list[Measured], path: Path) -> None:
     """Each ratio against its bound: 1 is the bound, and right of it is better."""
-    import matplotlib as mpl  # noqa: PLC0415  slow to import, and wanted at the end only
+    import matplotlib as mpl
 
     mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
+    from matplotlib import pyplot as plt
 
     names, margins = [], []
     for result in reversed(results):

@@ -41,7 +41,7 @@ def _import_seconds(module: str) -> float:
 
 def measure() -> list[Measured]:
     """Pairs a second with one task, and what an import costs."""
-    from benchmarks.bare_core import pairs_per_second  # noqa: PLC0415  beside its peer
+    from benchmarks.bare_core import pairs_per_second
 
     api, lock, api_ratio = in_turn(
         lambda: asyncio.run(_public_api()), lambda: asyncio.run(_asyncio_lock())

@@ -90,10 +90,9 @@ async def _somebody_waits(mutex: tenure.Mutex) -> None:
 
 
 async def _hold(url: str) -> None:
-    async with tenure.connect(url) as client, client.session() as session:
-        async with session.mutex("held").lock():
-            print("ready", flush=True)
-            await asyncio.Event().wait()
+    async with tenure.connect(url) as client, client.mutex("held").lock():
+        print("ready", flush=True)
+        await asyncio.Event().wait()
 
 
 # The measurements

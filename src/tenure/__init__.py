@@ -1,5 +1,4 @@
-"""Distributed coordination for Python: mutexes, semaphores, elections, with one meaning on every
-engine.
+"""Distributed coordination for Python, with one meaning on every engine.
 
 Start with `connect`. The errors are in `tenure.errors`, the events in `tenure.events`; both
 are told of in the documentation of what raises or sends them.

@@ -119,8 +119,10 @@ class SessionEvents(Protocol):
         """The store had extended the session's expiry in answer to what was sent at `at`."""
 
     def granted(self, hold: int, order_id: int | None) -> None:
-        """A waiting request is an owner now. Where the order id was not known it may come
-        with a second call."""
+        """A waiting request is an owner now.
+
+        Where the order id was not known it may come with a second call.
+        """
 
     def removed(self, hold: int, why: Removal) -> None:
         """A request, waiting or owning, has left its queue."""
@@ -165,9 +167,7 @@ class EngineSession(Protocol):
     async def detach(self) -> None:
         """Leave without ending the session: it lives for its recovery window."""
 
-    async def create_semaphore(
-        self, name: str, limit: int, data: bytes, *, exist_ok: bool
-    ) -> None:
+    async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
         """Create a lasting semaphore.
 
         Raises:
