@@ -34,9 +34,11 @@ test: $(VENV)/.ready-dev  ## run the tests, with coverage (ARGS='-k lease' runs 
 	@$(BIN)/python -m pytest $(COVERAGE) $(ARGS)
 
 check: $(VENV)/.ready-dev  ## check style, formatting and types
-	@$(BIN)/ruff check $(SOURCES)
-	@$(BIN)/ruff format --check $(SOURCES)
-	@$(BIN)/mypy $(SOURCES)
+	@failed=0; \
+	$(BIN)/ruff check $(SOURCES) || failed=1; \
+	$(BIN)/ruff format --check $(SOURCES) || failed=1; \
+	$(BIN)/mypy $(SOURCES) || failed=1; \
+	exit $$failed
 
 format: $(VENV)/.ready-dev  ## format the code and repair what ruff can
 	@$(BIN)/ruff check --fix $(SOURCES)
