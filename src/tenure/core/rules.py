@@ -182,9 +182,7 @@ def check_shrink(
         )
 
 
-def check_timeout(
-    timeout: float | None, node: str | None = None, name: str | None = None
-) -> None:
+def check_timeout(timeout: float | None, node: str | None = None, name: str | None = None) -> None:
     """How long to wait: seconds, zero or more, or ``None`` for ever."""
     if timeout is not None and not timeout >= 0:
         raise InvalidArgument(

@@ -1,0 +1,505 @@
+"""Nodes, sessions, and the whole of a store: the model as a state machine without a clock.
+
+A `Store` takes commands, each with the present time, changes its state in place, and notes what
+others must be told in `effects`: tuples whose first member is the session concerned. Whoever
+drives it sends them and clears the list.
+
+Rules that hold between two commands:
+
+* In every queue the owners are the longest prefix that fits: each command that takes something
+  out, or makes it smaller, grants what fits then.
+* A session that ends takes all its requests out before anybody is granted, so that none of its
+  own waiters is granted in passing.
+* A command makes at most one effect for each watch that it concerns.
+* `next_deadline` is never later than the first session or waiter that runs out; entries of the
+  heap that have become wrong are corrected when they come up.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from tenure.core import rules
+from tenure.core.queue import Request, Semaphore
+from tenure.errors import (
+    InvalidArgument,
+    LeaseReleased,
+    NodeBusy,
+    NodeExists,
+    NodeNotFound,
+    SemaphoreBusy,
+    SemaphoreExists,
+    SemaphoreNotFound,
+    SessionExpired,
+)
+from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, Liveness, NodeConfig
+
+__all__ = [
+    "CHANGED",
+    "DELETED",
+    "ENDED",
+    "EVICTED",
+    "GRANTED",
+    "TIMED_OUT",
+    "Effect",
+    "Node",
+    "Session",
+    "Store",
+    "Watch",
+]
+
+GRANTED, TIMED_OUT, DELETED, EVICTED, CHANGED, ENDED = range(6)
+"""Kinds of effects: (session, GRANTED, request), (session, TIMED_OUT | DELETED | EVICTED, request),
+(session, CHANGED, watch), (session, ENDED, reason)."""
+
+Effect = tuple[Any, ...]
+
+
+class Watch:
+    """A session's interest in a semaphore's data, its owners, or both."""
+
+    __slots__ = ("data", "name", "owners", "session", "sink")
+
+    def __init__(self, session: Session, name: str, data: bool, owners: bool, sink: Any) -> None:
+        self.session = session
+        self.name = name
+        self.data = data
+        self.owners = owners
+        self.sink = sink
+
+
+class Session:
+    """One session. `sink` is whatever its driver wants to find again."""
+
+    __slots__ = (
+        "alive",
+        "attach_number",
+        "attached",
+        "description",
+        "id",
+        "key",
+        "last_contact",
+        "liveness",
+        "node",
+        "requests",
+        "sink",
+        "watches",
+        "window",
+    )
+
+    def __init__(
+        self,
+        node: Node,
+        number: int,
+        description: str,
+        window: float,
+        liveness: Liveness,
+        key: bytes,
+        now: float,
+    ) -> None:
+        self.node = node
+        self.id = number
+        self.description = description
+        self.window = window
+        self.liveness = liveness
+        self.key = key
+        self.last_contact = now
+        self.attach_number = 1
+        self.attached = True
+        self.alive = True
+        self.requests: dict[int, Request] = {}
+        self.watches: set[Watch] = set()
+        self.sink: Any = None
+
+
+class Node:
+    """A namespace with its configuration."""
+
+    __slots__ = ("config", "path", "semaphores", "sessions", "watches")
+
+    def __init__(self, path: str, config: NodeConfig) -> None:
+        self.path = path
+        self.config = config
+        self.sessions: dict[int, Session] = {}
+        self.semaphores: dict[str, Semaphore] = {}
+        self.watches: dict[str, list[Watch]] = {}
+
+
+class Store:
+    """All nodes of a store, its numbers, and its deadlines."""
+
+    def __init__(self) -> None:
+        self.nodes = {DEFAULT_NODE: Node(DEFAULT_NODE, NodeConfig())}
+        self.effects: list[Effect] = []
+        self.last_order_id = 0
+        self._last_session_id = 0
+        self._deadlines: list[tuple[float, int, Session | Request]] = []
+        self._pushed = 0
+        self._stale = 0
+
+    # Nodes
+
+    def node(self, path: str) -> Node:
+        """The node of that path, or `NodeNotFound`."""
+        node = self.nodes.get(path)
+        if node is None:
+            raise NodeNotFound(
+                f"there is no node {path}; create it with client.create_node({path!r}) or "
+                f"'tenure node create {path}'",
+                node=path,
+            )
+        return node
+
+    def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        rules.check_path(path)
+        if path in self.nodes:
+            if not exist_ok:
+                raise NodeExists(f"the node {path} exists already", node=path)
+            return
+        self.nodes[path] = Node(path, config)
+
+    def alter_node(self, path: str, config: NodeConfig) -> None:
+        node = self.node(path)
+        node.config = rules.merge_config(node.config, config)
+
+    def drop_node(self, path: str, *, force: bool) -> None:
+        rules.check_path(path)
+        rules.check_droppable(path)
+        node = self.node(path)
+        attached = sum(session.attached for session in node.sessions.values())
+        if attached and not force:
+            raise NodeBusy(
+                f"the node {path} has {attached} attached session(s); close them, or drop it by "
+                "force, which ends them",
+                node=path,
+            )
+        for session in list(node.sessions.values()):
+            self._remove_session(session, f"the node {path} was dropped")
+        for name in list(node.watches):
+            self._changed(node, name, data=True, owners=True)
+        del self.nodes[path]
+
+    # Sessions
+
+    def attach(
+        self,
+        path: str,
+        description: str,
+        window: float,
+        liveness: Liveness,
+        key: bytes,
+        now: float,
+    ) -> Session:
+        """A new session."""
+        rules.check_path(path)
+        rules.check_window(window, path)
+        rules.check_description(description, path)
+        rules.check_key(key, path)
+        node = self.node(path)
+        if len(node.sessions) >= rules.SESSIONS_PER_NODE:
+            raise InvalidArgument(
+                f"the node {path} has {rules.SESSIONS_PER_NODE} sessions, which is the most",
+                node=path,
+            )
+        self._last_session_id += 1
+        session = Session(node, self._last_session_id, description, window, liveness, key, now)
+        node.sessions[session.id] = session
+        self._due(now + window, session)
+        return session
+
+    def touch(self, session: Session, now: float) -> bool:
+        """The session was heard of; false when it is over."""
+        if not session.alive:
+            return False
+        session.last_contact = max(session.last_contact, now)
+        return True
+
+    def detach(self, session: Session, now: float) -> None:
+        if session.alive:
+            session.attached = False
+            self._drop_watches(session)
+
+    def close(self, session: Session, now: float, why: str | None = None) -> None:
+        """End a session; with `why`, it is told so."""
+        if session.alive:
+            affected = self._remove_session(session, why)
+            self._advance(affected, now)
+
+    # Semaphores
+
+    def create(self, node: Node, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        rules.check_name(name, node.path)
+        rules.check_limit(limit, node.path, name)
+        rules.check_data(data, node.path, name)
+        found = node.semaphores.get(name)
+        if found is None:
+            self._new_semaphore(node, name, limit, data, ephemeral=False)
+            self._changed(node, name, data=True, owners=True)
+            return
+        rules.check_kind(False, found.ephemeral, node.path, name)
+        if not exist_ok or found.limit != limit:
+            raise SemaphoreExists(
+                f"{name!r} on {node.path} exists already, with limit {found.limit}",
+                node=node.path,
+                name=name,
+                limit=found.limit,
+            )
+
+    def update(self, node: Node, name: str, data: bytes) -> None:
+        rules.check_data(data, node.path, name)
+        found = self.semaphore(node, name)
+        if found.data != data:
+            found.data = data
+            self._changed(node, name, data=True, owners=False)
+
+    def delete(self, node: Node, name: str, *, force: bool) -> None:
+        found = self.semaphore(node, name)
+        if found.first is not None and not force:
+            raise SemaphoreBusy(
+                f"{name!r} on {node.path} has owners or waiters; release it, or delete it by "
+                "force, which takes it from them",
+                node=node.path,
+                name=name,
+            )
+        for request in list(found):
+            self._leave(request)
+            self.effects.append((request.session, DELETED, request))
+        del node.semaphores[name]
+        self._changed(node, name, data=True, owners=True)
+
+    def semaphore(self, node: Node, name: str) -> Semaphore:
+        """The semaphore of that name, or `SemaphoreNotFound`."""
+        found = node.semaphores.get(name)
+        if found is None:
+            rules.check_name(name, node.path)
+            raise SemaphoreNotFound(
+                f"there is no semaphore {name!r} on {node.path}; create it first",
+                node=node.path,
+                name=name,
+            )
+        return found
+
+    # Requests
+
+    def enqueue(
+        self,
+        session: Session,
+        hold: int,
+        name: str,
+        count: int,
+        data: bytes,
+        timeout: float | None,
+        ephemeral: bool,
+        now: float,
+        order_id: int,
+    ) -> Request | None:
+        """Add a request; ``None`` when `timeout` is 0 and it cannot own at once.
+
+        `order_id` comes from `rules.next_order_id`; it is used only when the request joins.
+        """
+        node = session.node
+        if not session.alive:
+            raise SessionExpired(f"the session on {node.path} is over", node=node.path)
+        if timeout is not None:
+            rules.check_timeout(timeout, node.path, name)
+        if data:
+            rules.check_data(data, node.path, name)
+        found = node.semaphores.get(name)
+        if found is None:
+            if not ephemeral:
+                self.semaphore(node, name)
+            rules.check_name(name, node.path)
+            rules.check_count(count, EPHEMERAL_LIMIT, node.path, name)
+            found = self._new_semaphore(node, name, EPHEMERAL_LIMIT, b"", ephemeral=True)
+        else:
+            rules.check_kind(ephemeral, found.ephemeral, node.path, name)
+            rules.check_count(count, found.limit, node.path, name)
+        if timeout == 0 and not found.admits(count):
+            return None
+        self.last_order_id = order_id
+        request = Request(found, session, hold, order_id, count, data, now)
+        session.requests[hold] = request
+        found.append(request)
+        if found.first_waiting is request and found.grant_next(now) is not None:
+            if node.watches:
+                self._changed(node, name, data=False, owners=True)
+        elif timeout is not None:
+            request.deadline = now + timeout
+            self._due(request.deadline, request)
+        return request
+
+    def alter(
+        self, session: Session, hold: int, count: int | None, data: bytes | None, now: float
+    ) -> None:
+        request = session.requests.get(hold)
+        node = session.node
+        if request is None:
+            raise LeaseReleased(f"the request on {node.path} is over", node=node.path)
+        semaphore = request.semaphore
+        if data is not None:
+            rules.check_data(data, node.path, semaphore.name)
+        if count is not None:
+            rules.check_shrink(count, request.count, semaphore.limit, node.path, semaphore.name)
+        owns = request.granted_at is not None
+        changed = False
+        if data is not None and data != request.data:
+            request.data = data
+            changed = owns
+        if count is not None and count != request.count:
+            if owns:
+                semaphore.held -= request.count - count
+                semaphore.whole = False
+                changed = True
+            request.count = count
+            changed = self._grant(semaphore, now) or changed
+        if changed:
+            self._changed(node, semaphore.name, data=False, owners=True)
+
+    def withdraw(self, session: Session, hold: int, now: float) -> None:
+        request = session.requests.get(hold)
+        if request is not None:
+            self._leave(request)
+            self._advance_one(request, now)
+
+    def evict(self, node: Node, name: str, order_id: int, now: float) -> bool:
+        for request in self.semaphore(node, name):
+            if request.order_id == order_id:
+                self._leave(request)
+                self.effects.append((request.session, EVICTED, request))
+                self._advance_one(request, now)
+                return True
+        return False
+
+    # Watches
+
+    def watch(self, session: Session, name: str, *, data: bool, owners: bool, sink: Any) -> Watch:
+        rules.check_name(name, session.node.path)
+        watch = Watch(session, name, data, owners, sink)
+        session.watches.add(watch)
+        session.node.watches.setdefault(name, []).append(watch)
+        return watch
+
+    def unwatch(self, watch: Watch) -> None:
+        node = watch.session.node
+        if watch in watch.session.watches:
+            watch.session.watches.discard(watch)
+            node.watches[watch.name].remove(watch)
+            if not node.watches[watch.name]:
+                del node.watches[watch.name]
+
+    # Deadlines
+
+    def next_deadline(self) -> float | None:
+        """When `expire` should be called next, at the latest."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def expire(self, now: float) -> None:
+        """End what has run out by now, the earliest first; what runs out together leaves together."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            instant = self._deadlines[0][0]
+            affected: dict[Semaphore, bool] = {}
+            late: list[Request] = []
+            while self._deadlines and self._deadlines[0][0] == instant:
+                entry = heappop(self._deadlines)[2]
+                if isinstance(entry, Request):
+                    if entry.deadline == instant and entry.granted_at is None:
+                        late.append(entry)
+                    else:
+                        self._stale -= 1
+                elif entry.alive:
+                    until = entry.last_contact + entry.window
+                    if until > now:
+                        self._due(until, entry)
+                    else:
+                        affected |= self._remove_session(
+                            entry,
+                            f"nothing was heard of it for its window of {entry.window:g} s",
+                        )
+            self._advance(affected, instant)
+            for request in late:
+                if request.granted_at is None and request.deadline is not None:
+                    self._leave(request)
+                    self.effects.append((request.session, TIMED_OUT, request))
+                    self._advance_one(request, instant)
+
+    def _due(self, when: float, entry: Session | Request) -> None:
+        self._pushed += 1
+        heappush(self._deadlines, (when, self._pushed, entry))
+        if self._stale > 1000 and self._stale > len(self._deadlines) // 2:
+            self._deadlines = [
+                each
+                for each in self._deadlines
+                if not isinstance(each[2], Request) or each[2].deadline == each[0]
+            ]
+            heapify(self._deadlines)
+            self._stale = 0
+
+    # What the commands are made of
+
+    def _new_semaphore(
+        self, node: Node, name: str, limit: int, data: bytes, *, ephemeral: bool
+    ) -> Semaphore:
+        if len(node.semaphores) >= rules.SEMAPHORES_PER_NODE:
+            raise InvalidArgument(
+                f"the node {node.path} has {rules.SEMAPHORES_PER_NODE} semaphores, which is the "
+                "most",
+                node=node.path,
+                name=name,
+            )
+        node.semaphores[name] = semaphore = Semaphore(node, name, limit, data, ephemeral)
+        return semaphore
+
+    def _leave(self, request: Request) -> None:
+        """Take a request out of its queue and its session; nobody is granted yet."""
+        request.semaphore.remove(request)
+        del request.session.requests[request.hold]
+        if request.deadline is not None:
+            if request.granted_at is None:
+                request.deadline = None
+            self._stale += 1
+
+    def _advance_one(self, left: Request, now: float) -> None:
+        self._advance({left.semaphore: left.granted_at is not None}, now)
+
+    def _advance(self, affected: dict[Semaphore, bool], now: float) -> None:
+        """Grant what fits now that requests have left; the value tells whether owners have."""
+        for semaphore, owners_left in affected.items():
+            node = semaphore.node
+            changed = self._grant(semaphore, now) or owners_left
+            if semaphore.ephemeral and semaphore.first is None:
+                del node.semaphores[semaphore.name]
+                if node.watches:
+                    self._changed(node, semaphore.name, data=True, owners=True)
+            elif changed and node.watches:
+                self._changed(node, semaphore.name, data=False, owners=True)
+
+    def _grant(self, semaphore: Semaphore, now: float) -> bool:
+        granted = False
+        while (request := semaphore.grant_next(now)) is not None:
+            granted = True
+            self.effects.append((request.session, GRANTED, request))
+        return granted
+
+    def _remove_session(self, session: Session, why: str | None) -> dict[Semaphore, bool]:
+        """Take a session out, with all its requests; whose queues must be advanced."""
+        affected: dict[Semaphore, bool] = {}
+        for request in list(session.requests.values()):
+            self._leave(request)
+            owned = request.granted_at is not None
+            affected[request.semaphore] = affected.get(request.semaphore, False) or owned
+        self._drop_watches(session)
+        session.alive = session.attached = False
+        del session.node.sessions[session.id]
+        if why is not None:
+            self.effects.append((session, ENDED, why))
+        return affected
+
+    def _drop_watches(self, session: Session) -> None:
+        for watch in list(session.watches):
+            self.unwatch(watch)
+
+    def _changed(self, node: Node, name: str, *, data: bool, owners: bool) -> None:
+        for watch in node.watches.get(name, ()):
+            if (data and watch.data) or (owners and watch.owners):
+                self.effects.append((watch.session, CHANGED, watch))

@@ -1,0 +1,151 @@
+"""One semaphore: its limit, its data, and the one ordered queue of requests that decides who owns.
+
+*The owners are the longest prefix of the queue whose counts fit in the limit; the rest wait.*
+
+The queue is a linked list through the requests, in the order of their order ids: the owners first,
+then, from `first_waiting` on, those who wait. Adding, removing anywhere and granting the next are
+each a constant number of steps, however long the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tenure.core.rules import fits
+
+if TYPE_CHECKING:
+    from tenure.core.node import Node, Session
+
+__all__ = ["Request", "Semaphore"]
+
+
+class Request:
+    """One request. `granted_at` is ``None`` while it waits."""
+
+    __slots__ = (
+        "count",
+        "data",
+        "deadline",
+        "granted_at",
+        "hold",
+        "joined_at",
+        "next",
+        "order_id",
+        "previous",
+        "semaphore",
+        "session",
+    )
+
+    def __init__(
+        self,
+        semaphore: Semaphore,
+        session: Session,
+        hold: int,
+        order_id: int,
+        count: int,
+        data: bytes,
+        joined_at: float,
+    ) -> None:
+        self.semaphore = semaphore
+        self.session = session
+        self.hold = hold
+        self.order_id = order_id
+        self.count = count
+        self.data = data
+        self.joined_at = joined_at
+        self.granted_at: float | None = None
+        self.deadline: float | None = None
+        self.previous: Request | None = None
+        self.next: Request | None = None
+
+
+class Semaphore:
+    """One semaphore and its queue.
+
+    `held` is the sum of the owners' counts, `whole` tells that the one owner has it whole
+    (`rules.fits` says what that means).
+    """
+
+    __slots__ = (
+        "data",
+        "ephemeral",
+        "first",
+        "first_waiting",
+        "held",
+        "last",
+        "limit",
+        "name",
+        "node",
+        "waiting",
+        "watches",
+        "whole",
+    )
+
+    def __init__(self, node: Node, name: str, limit: int, data: bytes, ephemeral: bool) -> None:
+        self.node = node
+        self.name = name
+        self.limit = limit
+        self.data = data
+        self.ephemeral = ephemeral
+        self.held = 0
+        self.whole = False
+        self.waiting = 0
+        self.first: Request | None = None
+        self.first_waiting: Request | None = None
+        self.last: Request | None = None
+
+    def __iter__(self) -> Iterator[Request]:
+        request = self.first
+        while request is not None:
+            yield request
+            request = request.next
+
+    def admits(self, count: int) -> bool:
+        """Whether a request of that count would own at once."""
+        return self.first_waiting is None and fits(self.held, self.whole, count, self.limit)
+
+    def append(self, request: Request) -> None:
+        """Add a request at the end, as a waiter."""
+        last = self.last
+        if last is None:
+            self.first = request
+        else:
+            last.next = request
+            request.previous = last
+        self.last = request
+        if self.first_waiting is None:
+            self.first_waiting = request
+        self.waiting += 1
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, wherever it stands. Nobody is granted by this alone."""
+        before, after = request.previous, request.next
+        if before is None:
+            self.first = after
+        else:
+            before.next = after
+        if after is None:
+            self.last = before
+        else:
+            after.previous = before
+        if request is self.first_waiting:
+            self.first_waiting = after
+        request.previous = request.next = None
+        if request.granted_at is None:
+            self.waiting -= 1
+        else:
+            self.held -= request.count
+            self.whole = False
+
+    def grant_next(self, now: float) -> Request | None:
+        """Make the first waiter an owner if it fits, and return it."""
+        request = self.first_waiting
+        if request is None or not fits(self.held, self.whole, request.count, self.limit):
+            return None
+        self.first_waiting = request.next
+        self.waiting -= 1
+        self.held += request.count
+        self.whole = request.count == self.limit
+        request.granted_at = now
+        return request

@@ -1,0 +1,446 @@
+"""``memory://``: the core on a clock, in one process; the reference for every other engine.
+
+``memory://`` alone is a store of its own for each connection; ``memory://name`` is shared, by that
+name, by every connection of the process that is open at the same time, on whatever loop or thread.
+
+Rules:
+
+* One lock guards the core. It is held for one command, never across an await.
+* What a command has to tell others goes to each concerned connection's loop, in order, one
+  callback per turn of that loop; it is never delivered from inside the command.
+* Each connection with something attached keeps one timer on its own loop, for the store's next
+  deadline or a second, whichever comes first, so that a loop that is stuck delays only itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tenure.clock import Clock
+from tenure.core import rules
+from tenure.core.node import (
+    CHANGED,
+    DELETED,
+    ENDED,
+    EVICTED,
+    GRANTED,
+    TIMED_OUT,
+    Session,
+    Store,
+)
+from tenure.core.queue import Request, Semaphore
+from tenure.engines.contract import Attach, Enqueued, Place, Removal, SessionEvents
+from tenure.errors import EngineUnavailable, InvalidArgument, SessionExpired
+from tenure.model import (
+    Capabilities,
+    NodeConfig,
+    NodeDescription,
+    RequestDescription,
+    SemaphoreDescription,
+    SessionDescription,
+)
+
+__all__ = ["connect"]
+
+_TICK = 1.0
+_REMOVALS = {TIMED_OUT: Removal.TIMED_OUT, DELETED: Removal.DELETED, EVICTED: Removal.EVICTED}
+_REFUSED = Enqueued(Place.REFUSED, None)
+
+
+class _Shared:
+    """A store, the lock that guards it, and who is connected."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.lock = threading.Lock()
+        self.engines: set[MemoryEngine] = set()
+
+
+_named: weakref.WeakValueDictionary[str, _Shared] = weakref.WeakValueDictionary()
+_naming = threading.Lock()
+
+
+def connect(url: str, clock: Clock) -> MemoryEngine:
+    """The connector of ``memory://``."""
+    name = url.partition("://")[2]
+    if any(character in name for character in "?#@"):
+        raise InvalidArgument(f"memory:// takes a name and nothing else, not {url!r}")
+    return MemoryEngine(name.strip("/"), clock)
+
+
+class MemoryEngine:
+    """One connection to a store in this process."""
+
+    capabilities = Capabilities(resume=False)
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self.url = f"memory://{name}"
+        self.clock = clock
+        self._name = name
+        self._shared: _Shared | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sessions: set[MemorySession] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+        self._pushes: deque[tuple[Any, ...]] = deque()
+        self._seen = 0
+
+    async def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        with _naming:
+            shared = _named.get(self._name) if self._name else None
+            if shared is None:
+                shared = _Shared()
+                if self._name:
+                    _named[self._name] = shared
+        self._shared = shared
+        with shared.lock:
+            shared.engines.add(self)
+
+    async def aclose(self) -> None:
+        shared = self._shared
+        if shared is None:
+            return
+        for session in list(self._sessions):
+            await session.close()
+        with shared.lock:
+            shared.engines.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._shared = None
+
+    def _opened(self) -> _Shared:
+        if self._shared is None:
+            raise EngineUnavailable(f"{self.url} is not open")
+        return self._shared
+
+    # Effects
+
+    def _settle(self, store: Store) -> None:
+        """Hand what the last command has to tell to those concerned. Under the lock."""
+        for effect in store.effects:
+            engine = effect[0].sink.engine
+            pushes = engine._pushes
+            pushes.append(effect)
+            if len(pushes) == 1:
+                engine._wake(self._loop)
+        store.effects.clear()
+
+    def _wake(self, from_loop: asyncio.AbstractEventLoop | None) -> None:
+        loop = self._loop
+        assert loop is not None
+        if loop is from_loop:
+            loop.call_soon(self._deliver)
+        elif not loop.is_closed():
+            loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        pushes = self._pushes
+        for _ in range(len(pushes)):
+            session, kind, what = pushes.popleft()
+            sink: MemorySession = session.sink
+            if kind == GRANTED:
+                sink.events.granted(what.hold, what.order_id)
+            elif kind == CHANGED:
+                what.sink()
+            elif kind == ENDED:
+                sink.over(SessionExpired(f"the session on {session.node.path} is over: {what}",
+                                         node=session.node.path))
+            else:
+                sink.events.removed(what.hold, _REMOVALS[kind])
+        if pushes:
+            assert self._loop is not None
+            self._loop.call_soon(self._deliver)
+
+    # Deadlines
+
+    def _tick(self) -> None:
+        self._timer = None
+        shared = self._shared
+        if shared is not None:
+            with shared.lock:
+                shared.store.expire(self.clock.now())
+                self._settle(shared.store)
+                self._set_timer(shared.store)
+
+    def _set_timer(self, store: Store) -> None:
+        """See to it that this connection's timer fires by the next deadline. Under the lock."""
+        if not self._sessions:
+            return
+        now = self.clock.now()
+        due = now + _TICK
+        first = store.next_deadline()
+        if first is not None and first < due:
+            due = max(first, now)
+        if self._timer is not None:
+            if self._timer_due <= due:
+                return
+            self._timer.cancel()
+        assert self._loop is not None
+        self._timer_due = due
+        self._timer = self._loop.call_later(due - now, self._tick)
+
+    # The contract
+
+    async def attach(self, how: Attach, events: SessionEvents) -> MemorySession:
+        shared = self._opened()
+        now = self.clock.now()
+        with shared.lock:
+            shared.store.expire(now)
+            state = shared.store.attach(
+                how.node, how.description, how.recovery_window, how.liveness, how.key, now
+            )
+            state.sink = session = MemorySession(self, shared, state, events)
+            self._sessions.add(session)
+            self._settle(shared.store)
+            self._set_timer(shared.store)
+        events.proven(now)
+        return session
+
+    def _command(self) -> tuple[_Shared, Store, float]:
+        shared = self._opened()
+        return shared, shared.store, self.clock.now()
+
+    async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        shared, store, _ = self._command()
+        with shared.lock:
+            store.create_node(path, config, exist_ok=exist_ok)
+
+    async def alter_node(self, path: str, config: NodeConfig) -> None:
+        shared, store, _ = self._command()
+        with shared.lock:
+            store.alter_node(path, config)
+
+    async def drop_node(self, path: str, *, force: bool) -> None:
+        shared, store, now = self._command()
+        with shared.lock:
+            store.expire(now)
+            try:
+                store.drop_node(path, force=force)
+            finally:
+                self._settle(store)
+
+    async def describe_node(self, path: str) -> NodeDescription:
+        shared, store, _ = self._command()
+        with shared.lock:
+            node = store.node(path)
+            return NodeDescription(path, node.config, len(node.sessions), len(node.semaphores))
+
+    async def list_nodes(self) -> Sequence[str]:
+        shared, store, _ = self._command()
+        with shared.lock:
+            return sorted(store.nodes)
+
+    async def list_semaphores(
+        self, path: str, *, owners: bool, waiters: bool
+    ) -> Sequence[SemaphoreDescription]:
+        shared, store, now = self._command()
+        with shared.lock:
+            node = store.node(path)
+            return [
+                _describe(node.semaphores[name], now, owners=owners, waiters=waiters)
+                for name in sorted(node.semaphores)
+            ]
+
+    async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        shared, store, now = self._command()
+        with shared.lock:
+            return [
+                SessionDescription(
+                    session.id,
+                    path,
+                    session.description,
+                    session.window,
+                    session.attached,
+                    now - session.last_contact,
+                )
+                for _, session in sorted(store.node(path).sessions.items())
+            ]
+
+    async def end_session(self, path: str, session_id: int) -> bool:
+        shared, store, now = self._command()
+        with shared.lock:
+            session = store.node(path).sessions.get(session_id)
+            if session is None:
+                return False
+            store.close(session, now, "an administrator ended it")
+            self._settle(store)
+            return True
+
+    async def evict(self, path: str, name: str, order_id: int) -> bool:
+        shared, store, now = self._command()
+        with shared.lock:
+            evicted = store.evict(store.node(path), name, order_id, now)
+            self._settle(store)
+            return evicted
+
+
+class MemorySession:
+    """One attached session."""
+
+    def __init__(
+        self, engine: MemoryEngine, shared: _Shared, state: Session, events: SessionEvents
+    ) -> None:
+        self.id = state.id
+        self.attach_number = state.attach_number
+        self.engine = engine
+        self.events = events
+        self._state = state
+        self._shared = shared
+        self._store = shared.store
+        self._lock = shared.lock
+        self._now = engine.clock.now
+        self._wall = engine.clock.wall
+
+    def over(self, error: SessionExpired) -> None:
+        """The store ended it."""
+        self.engine._sessions.discard(self)
+        self.events.ended(error)
+
+    def renew(self) -> None:
+        now = self._now()
+        with self._lock:
+            lives = self._store.touch(self._state, now)
+        if lives:
+            self.events.proven(now)
+
+    async def close(self) -> None:
+        with self._lock:
+            self._store.close(self._state, self._now())
+            self.engine._settle(self._store)
+        self.engine._sessions.discard(self)
+
+    async def detach(self) -> None:
+        with self._lock:
+            self._store.detach(self._state, self._now())
+
+    def _alive(self) -> Session:
+        if not self._state.alive:
+            path = self._state.node.path
+            raise SessionExpired(f"the session on {path} is over", node=path)
+        return self._state
+
+    async def create_semaphore(
+        self, name: str, limit: int, data: bytes, *, exist_ok: bool
+    ) -> None:
+        with self._lock:
+            self._store.create(self._alive().node, name, limit, data, exist_ok=exist_ok)
+            self.engine._settle(self._store)
+
+    async def update_semaphore(self, name: str, data: bytes) -> None:
+        with self._lock:
+            self._store.update(self._alive().node, name, data)
+            self.engine._settle(self._store)
+
+    async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        with self._lock:
+            self._store.delete(self._alive().node, name, force=force)
+            self.engine._settle(self._store)
+
+    async def describe_semaphore(
+        self, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        with self._lock:
+            found = self._store.semaphore(self._alive().node, name)
+            return _describe(found, self._now(), owners=owners, waiters=waiters)
+
+    def enqueue(
+        self,
+        hold: int,
+        name: str,
+        count: int,
+        data: bytes,
+        *,
+        timeout: float | None,
+        ephemeral: bool,
+    ) -> Enqueued:
+        engine, store = self.engine, self._store
+        with self._lock:
+            last = store.last_order_id
+            order_id = rules.next_order_id(last, engine._seen, self._wall())
+            request = store.enqueue(
+                self._state, hold, name, count, data, timeout, ephemeral, self._now(), order_id
+            )
+            if store.effects:
+                engine._settle(store)
+            if request is None:
+                return _REFUSED
+            if request.granted_at is not None:
+                return Enqueued(Place.GRANTED, order_id)
+            if request.deadline is not None:
+                engine._set_timer(store)
+            return Enqueued(Place.WAITING, order_id)
+
+    def alter(self, hold: int, *, count: int | None, data: bytes | None) -> None:
+        with self._lock:
+            self._store.alter(self._alive(), hold, count, data, self._now())
+            self.engine._settle(self._store)
+
+    def withdraw(self, hold: int) -> None:
+        store = self._store
+        with self._lock:
+            store.withdraw(self._state, hold, self._now())
+            if store.effects:
+                self.engine._settle(store)
+
+    def watch(
+        self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        with self._lock:
+            watch = self._store.watch(
+                self._alive(), name, data=data, owners=owners, sink=changed
+            )
+
+        def stop() -> None:
+            with self._lock:
+                self._store.unwatch(watch)
+
+        return stop
+
+
+def _describe(
+    semaphore: Semaphore, now: float, *, owners: bool, waiters: bool
+) -> SemaphoreDescription:
+    owning: list[RequestDescription] = []
+    waiting: list[RequestDescription] = []
+    if owners or waiters:
+        for request in semaphore:
+            owns = request.granted_at is not None
+            if owns and owners:
+                owning.append(_describe_request(request, now))
+            elif not owns:
+                if not waiters:
+                    break
+                waiting.append(_describe_request(request, now))
+    return SemaphoreDescription(
+        semaphore.name,
+        semaphore.data,
+        semaphore.limit,
+        semaphore.held,
+        semaphore.ephemeral,
+        tuple(owning),
+        tuple(waiting),
+        semaphore.waiting,
+    )
+
+
+def _describe_request(request: Request, now: float) -> RequestDescription:
+    session = request.session
+    since = request.joined_at if request.granted_at is None else request.granted_at
+    waits = request.granted_at is None and request.deadline is not None
+    return RequestDescription(
+        session.id,
+        request.order_id,
+        request.count,
+        request.data,
+        since=now - since,
+        timeout=max(0.0, (request.deadline or 0.0) - now) if waits else None,
+        remaining=max(0.0, session.last_contact + session.window - now),
+        session_description=session.description,
+    )
