@@ -7,11 +7,14 @@ on first use.
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
 
 from tenure.clock import Clock
 from tenure.engines.contract import Connector, Engine
 from tenure.errors import InvalidArgument, Unsupported
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 __all__ = ["GROUP", "connect_engine", "schemes"]
 
@@ -20,7 +23,14 @@ GROUP = "tenure.engines"
 
 def schemes() -> list[str]:
     """The URL schemes for which an engine is installed, sorted."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
+    return sorted(_installed().names)
+
+
+def _installed() -> EntryPoints:
+    # Slow to import, and not needed by a program that only imports tenure.
+    from importlib.metadata import entry_points
+
+    return entry_points(group=GROUP)
 
 
 def connect_engine(url: str, clock: Clock) -> Engine:
@@ -37,7 +47,7 @@ def connect_engine(url: str, clock: Clock) -> Engine:
             if url
             else "the URL is empty; write for example sqlite:///jobs.db or memory://"
         )
-    found = entry_points(group=GROUP, name=scheme.lower())
+    found = _installed().select(name=scheme.lower())
     if not found:
         raise Unsupported(
             f"no engine is installed for {scheme}://; there are: "
