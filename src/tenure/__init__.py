@@ -4,7 +4,7 @@ Start with `connect`. The errors are in `tenure.errors`, the events in `tenure.e
 are told of in the documentation of what raises or sends them.
 """
 
-from tenure.client import Attempt, Client, connect, default_url
+from tenure.client import Client, connect, default_url
 from tenure.election import Election, Leadership
 from tenure.errors import (
     AcquireTimeout,
@@ -27,7 +27,8 @@ from tenure.errors import (
     TenureError,
     Unsupported,
 )
-from tenure.lease import LOSS_EXIT_STATUS, Lease
+from tenure.lease import Lease
+from tenure.loss import LOSS_EXIT_STATUS
 from tenure.model import (
     Capabilities,
     Leader,
@@ -41,6 +42,7 @@ from tenure.model import (
 from tenure.mutex import Mutex
 from tenure.semaphore import Semaphore, Ticket
 from tenure.session import Session
+from tenure.sessions import Attempt
 
 __version__ = "0.1.0"
 

@@ -8,13 +8,13 @@ began. `aclose` ends all of it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
+from weakref import ref
 
 from tenure import fork
 from tenure.clock import Clock, SystemClock
@@ -24,38 +24,29 @@ from tenure.election import Election
 from tenure.engines import connect_engine
 from tenure.engines.contract import Attach, Engine
 from tenure.errors import (
+    EngineUnavailable,
     InvalidArgument,
-    LeaseLost,
     Misuse,
-    SemaphoreNotFound,
     SessionClosed,
-    SessionExpired,
-    TenureError,
 )
 from tenure.events import EventStream, LoopStalled
 from tenure.keeper import Keeper
-from tenure.lease import OnLoss
-from tenure.model import (
-    DEFAULT_NODE,
-    Capabilities,
-    NodeConfig,
-    NodeDescription,
-    SemaphoreDescription,
-    SessionDescription,
-)
+from tenure.loss import OnLoss, check_policy
+from tenure.model import DEFAULT_NODE, Capabilities
 from tenure.mutex import Mutex
+from tenure.nodes import Nodes
 from tenure.once import Once
+from tenure.scope import note_failure
 from tenure.semaphore import Semaphore
 from tenure.session import Session
+from tenure.sessions import Attempts, ImplicitSession
 
-__all__ = ["DEFAULT_WINDOW", "Attempt", "Attempts", "Client", "connect", "default_url"]
+__all__ = ["DEFAULT_WINDOW", "Client", "connect", "default_url"]
 
 T = TypeVar("T")
 
 DEFAULT_WINDOW = 30.0
 """Seconds of recovery window, unless asked otherwise."""
-
-_log = logging.getLogger("tenure")
 
 
 def default_url() -> str:
@@ -90,7 +81,7 @@ def connect(url: str | None = None, *, clock: Clock | None = None) -> Client:
     return Client(connect_engine(url if url is not None else default_url(), clock), clock)
 
 
-class Client:
+class Client(Nodes):
     """A program's way to one store. `connect` makes one. It belongs to one event loop.
 
     Attributes:
@@ -101,17 +92,19 @@ class Client:
         self.clock = clock
         self._engine = engine
         self._born = fork.generation()
-        self._keeper: Keeper
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._keeper: Keeper  # set with the loop
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._closed = False
         self._sessions: set[Session] = set()
-        self._implicit = _ImplicitSession(self)
-        self._streams: list[EventStream] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._implicit = ImplicitSession(self, DEFAULT_WINDOW)
+        self._streams: list[ref[EventStream]] = []
+        self._beginnings: set[asyncio.Task[Any]] = set()
+        self._endings: set[asyncio.Task[Any]] = set()
 
     def __repr__(self) -> str:
-        return f"<Client {self.url}>"
+        return f"<Client {self.url}{' (closed)' if self._closed else ''}>"
 
     @property
     def url(self) -> str:
@@ -141,71 +134,106 @@ class Client:
     ) -> None:
         try:
             await self.aclose()
-        except TenureError as failure:
-            if error is None:
-                raise
-            error.add_note(f"and closing the client of {self.url} failed: {failure}")
+        except Exception as failure:
+            note_failure(error, failure, f"closing the client of {self.url}")
 
     async def aclose(self) -> None:
-        """Close every session, then the connection. Safe to call twice, or when cancelled."""
-        fork.check(self._born, "this client")
+        """Close every session, then the connection. Safe to call twice, and when cancelled.
+
+        Leases that other tasks are inside are lost, and their bodies cancelled; a block that the
+        calling task itself is inside raises at its end.
+
+        Raises:
+            EngineError: the store failed; it will end the sessions when their windows are over.
+        """
+        self._check_owner()
         if self._closing is None:
+            self._closed = True
+            self._end_sessions()
             self._closing = asyncio.get_running_loop().create_task(self._close())
-        await asyncio.shield(self._closing)
+        await asyncio.wait([self._closing])
+        self._closing.result()
+
+    def _end_sessions(self) -> None:
+        for session in list(self._sessions):
+            session._end_now(session._closed())
 
     async def _close(self) -> None:
-        if self._opening is not None:
-            # Whatever became of it was told to those who waited for it.
-            await asyncio.wait([self._opening])
-        failures = await asyncio.gather(
-            *(session.close() for session in list(self._sessions)), return_exceptions=True
-        )
-        while self._tasks:
-            await asyncio.wait(list(self._tasks))
-        for stream in list(self._streams):
-            stream._close()
-        if self._loop is not None:
-            self._keeper.close()
-        await self._engine.aclose()
-        for failure in failures:
-            if failure is not None:
-                raise failure
+        failures: list[Exception] = []
+        try:
+            while self._beginnings:
+                for beginning in self._beginnings:
+                    beginning.cancel()
+                await asyncio.wait(self._beginnings)
+            self._end_sessions()  # those that came into being meanwhile
+            while self._endings:
+                done, _ = await asyncio.wait(self._endings)
+                failures += [error for error in map(_failure, done) if isinstance(error, Exception)]
+        finally:
+            for known in list(self._streams):
+                stream = known()
+                if stream is not None:
+                    stream._close()
+            if self._loop is not None:
+                await self._keeper.aclose()
+        try:
+            await self._engine.aclose()
+        except Exception as failure:
+            failures.append(failure)
+        for other in failures[1:]:
+            failures[0].add_note(f"and: {other}")
+        if failures:
+            raise failures[0]
 
     async def _opened(self) -> Engine:
-        """The engine, opened by whoever comes first."""
-        fork.check(self._born, "this client")
-        if self._closing is not None:
-            raise SessionClosed(f"the client of {self.url} is closed")
-        loop = asyncio.get_running_loop()
+        """The engine, opened by whoever comes first; when that fails, by the next."""
+        self._check_owner()
+        if self._closed:
+            raise self._closed_error()
         if self._loop is None:
-            self._loop = loop
-            self._keeper = Keeper(self.clock, loop, self._stalled)
-        elif self._loop is not loop:
+            self._loop = asyncio.get_running_loop()
+            self._keeper = Keeper(self.clock, self._loop, self._stalled)
+        opening = self._opening
+        if opening is None or (opening.done() and _failure(opening) is not None):
+            opening = self._opening = self._begin(self._engine.open())
+        await self._outcome(opening)
+        return self._engine
+
+    def _check_owner(self) -> None:
+        fork.check(self._born, f"the client of {self.url}")
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
             raise Misuse(
                 f"the client of {self.url} belongs to another event loop; call "
                 "tenure.connect() in this one"
             )
-        if self._opening is None:
-            self._opening = loop.create_task(self._engine.open())
-        try:
-            await asyncio.shield(self._opening)
-        except TenureError:
-            self._opening = None  # the next call tries again
-            raise
-        return self._engine
 
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task that finishes what a caller began; `aclose` waits for it."""
+    # Tasks of the client's own, so that what a cancelled caller began has an owner
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that `aclose` cancels."""
+        return self._own(work, self._beginnings)
+
+    def _see_through(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that `aclose` waits for."""
+        return self._own(work, self._endings)
+
+    def _own(self, work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
         assert self._loop is not None
         task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
         return task
 
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _log.warning("%s: %s", self.url, task.exception())
+    async def _outcome(self, beginning: asyncio.Task[T]) -> T:
+        """What became of it, for anyone who waits; a cancelled waiter does not stop it."""
+        if not beginning.done():
+            await asyncio.wait([beginning])
+        if beginning.cancelled():
+            raise self._closed_error()
+        return beginning.result()
+
+    def _closed_error(self) -> SessionClosed:
+        return SessionClosed(f"the client of {self.url} is closed")
 
     def _stalled(self, length: float) -> None:
         for session in self._sessions:
@@ -239,29 +267,34 @@ class Client:
             EngineUnavailable: the store cannot be reached.
             InvalidArgument: a path, a window or a description that no engine accepts.
         """
-        rules.check_path(path)
-        window = seconds(recovery_window, "a recovery window")
-        rules.check_window(window, path)
-        rules.check_description(description, path)
-        _check_policy(on_loss)
-        stall = 2 * window if max_stall is None else seconds(max_stall, "max_stall")
-        return Once(
-            f"the session on {path}",
-            self._attach,
-            Attach(path, window, description),
-            on_loss,
-            stall,
-        )
+        return self._session(_how(path, recovery_window, description, on_loss, max_stall))
+
+    def _session(self, how: tuple[Attach, OnLoss, float]) -> Once[Session]:
+        return Once(f"the session on {how[0].node}", self._attach, *how)
 
     async def _attach(self, how: Attach, on_loss: OnLoss, max_stall: float) -> Session:
-        engine = await self._opened()
-        session = Session(self, how.node, how.recovery_window, on_loss, max_stall)
-        session._start(await engine.attach(how, session))
+        """A new session; a cancelled call leaves none behind."""
+        await self._opened()
+        attaching = self._begin(self._attach_now(how, on_loss, max_stall))
+        try:
+            return await self._outcome(attaching)
+        except asyncio.CancelledError:
+            attaching.add_done_callback(_end_at_once)
+            attaching.cancel()
+            raise
+
+    async def _attach_now(self, how: Attach, on_loss: OnLoss, max_stall: float) -> Session:
+        session = Session(self, how, on_loss, max_stall)
+        session._start(await self._engine.attach(how, session))
+        if not session._proven():
+            raise EngineUnavailable(
+                f"attaching a session on {how.node} took longer than it lives without contact: "
+                f"{session._ended}",
+                node=how.node,
+            )
         self._sessions.add(session)
         self._keeper.add(session)
-        if self._closing is not None:  # closed while this attached
-            await session.close()
-        return session._alive()
+        return session
 
     def _forget_session(self, session: Session) -> None:
         self._sessions.discard(session)
@@ -291,15 +324,8 @@ class Client:
 
         The arguments are those of `session`.
         """
-        return Attempts(
-            lambda: self.session(
-                path,
-                recovery_window=recovery_window,
-                description=description,
-                on_loss=on_loss,
-                max_stall=max_stall,
-            )
-        )
+        how = _how(path, recovery_window, description, on_loss, max_stall)
+        return Attempts(lambda: self._session(how))
 
     async def run(
         self,
@@ -342,93 +368,6 @@ class Client:
         """The election of that name on ``/default``, through the client's implicit session."""
         return Election(self._implicit, name)
 
-    # Nodes
-
-    async def create_node(
-        self, path: str, config: NodeConfig | None = None, *, exist_ok: bool = False
-    ) -> None:
-        """Create a node. What exists is not touched.
-
-        Raises:
-            NodeExists: it exists, and `exist_ok` is false.
-        """
-        rules.check_path(path)
-        engine = await self._opened()
-        await engine.create_node(path, config or NodeConfig(), exist_ok=exist_ok)
-
-    async def alter_node(self, path: str, config: NodeConfig) -> None:
-        """Change a node's configuration; unset fields are left alone. Raises `NodeNotFound`."""
-        rules.check_path(path)
-        await (await self._opened()).alter_node(path, config)
-
-    async def drop_node(self, path: str, *, force: bool = False) -> None:
-        """Drop a node with its semaphores and detached sessions.
-
-        Args:
-            force: even when sessions are attached; they expire.
-
-        Raises:
-            NodeNotFound: there is none.
-            NodeBusy: sessions are attached, and `force` is false.
-            InvalidArgument: the path is ``/default``.
-        """
-        rules.check_path(path)
-        await (await self._opened()).drop_node(path, force=force)
-
-    async def describe_node(self, path: str = DEFAULT_NODE) -> NodeDescription:
-        """A node as it is now. Raises `NodeNotFound`."""
-        rules.check_path(path)
-        return await (await self._opened()).describe_node(path)
-
-    async def list_nodes(self) -> Sequence[str]:
-        """The paths of all nodes, sorted."""
-        return await (await self._opened()).list_nodes()
-
-    async def list_semaphores(
-        self, path: str = DEFAULT_NODE, *, owners: bool = False, waiters: bool = False
-    ) -> Sequence[SemaphoreDescription]:
-        """All semaphores of a node (mutexes and elections are some), sorted by name.
-
-        Raises:
-            NodeNotFound: there is no such node.
-        """
-        rules.check_path(path)
-        engine = await self._opened()
-        return await engine.list_semaphores(path, owners=owners, waiters=waiters)
-
-    async def describe_semaphore(
-        self, name: str, path: str = DEFAULT_NODE, *, owners: bool = True, waiters: bool = True
-    ) -> SemaphoreDescription:
-        """A semaphore as it is now, without a session.
-
-        Raises:
-            NodeNotFound, SemaphoreNotFound: there is none.
-        """
-        rules.check_name(name, path)
-        for each in await self.list_semaphores(path, owners=owners, waiters=waiters):
-            if each.name == name:
-                return each
-        raise SemaphoreNotFound(f"there is no {name!r} on {path}", node=path, name=name)
-
-    async def list_sessions(self, path: str = DEFAULT_NODE) -> Sequence[SessionDescription]:
-        """All sessions of a node, sorted by id. Raises `NodeNotFound`."""
-        rules.check_path(path)
-        return await (await self._opened()).list_sessions(path)
-
-    async def end_session(self, path: str, session_id: int) -> bool:
-        """End a session as if it had expired; false when there was none."""
-        rules.check_path(path)
-        return await (await self._opened()).end_session(path, session_id)
-
-    async def evict(self, path: str, name: str, order_id: int) -> bool:
-        """Take one request out of a queue; false when there was none.
-
-        Its owner learns it (`LeaseLost`); until the news arrives it believes that it holds.
-        """
-        rules.check_path(path)
-        rules.check_name(name, path)
-        return await (await self._opened()).evict(path, name, order_id)
-
     # What happens
 
     def events(self, size: int = 1024) -> EventStream:
@@ -439,100 +378,36 @@ class Client:
         """
         if size < 1:
             raise InvalidArgument(f"a stream of events holds at least 1, not {size}")
-        stream = EventStream(size, self._forget_stream)
-        self._streams.append(stream)
-        return stream
-
-    def _forget_stream(self, stream: EventStream) -> None:
-        if stream in self._streams:
-            self._streams.remove(stream)
+        fork.check(self._born, f"the client of {self.url}")
+        if self._closed:
+            raise self._closed_error()
+        return EventStream(size, self._streams)
 
 
-class _ImplicitSession:
-    """The session behind `Client.mutex` and its like: attached on first use, anew once over."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._session: Session | None = None
-        self._attaching: asyncio.Task[Session] | None = None
-
-    async def _obtain(self) -> Session:
-        session = self._session
-        if session is not None and session._proven():
-            return session._alive()
-        client = self._client
-        await client._opened()
-        if self._attaching is None:
-            self._attaching = client._spawn(self._attach())
-        return await asyncio.shield(self._attaching)
-
-    async def _attach(self) -> Session:
-        try:
-            self._session = await self._client.session()
-            return self._session
-        finally:
-            self._attaching = None
+def _how(
+    path: str,
+    recovery_window: Duration,
+    description: str,
+    on_loss: OnLoss,
+    max_stall: Duration | None,
+) -> tuple[Attach, OnLoss, float]:
+    """How a session is asked for, checked."""
+    rules.check_path(path)
+    window = seconds(recovery_window, "a recovery window")
+    rules.check_window(window, path)
+    rules.check_description(description, path)
+    check_policy(on_loss)
+    stall = 2 * window if max_stall is None else seconds(max_stall, "max_stall")
+    return Attach(path, window, description), on_loss, stall
 
 
-class Attempts:
-    """The loop of `Client.sessions`."""
-
-    def __init__(self, attach: Callable[[], Once[Session]]) -> None:
-        self._attach = attach
-        self._attempt: Attempt | None = None
-
-    def __aiter__(self) -> Attempts:
-        return self
-
-    async def __anext__(self) -> Attempt:
-        if self._attempt is not None and not self._attempt._again:
-            raise StopAsyncIteration
-        self._attempt = Attempt(self._attach())
-        return self._attempt
+def _failure(task: asyncio.Task[Any]) -> BaseException | None:
+    """Why a task that is done has no result."""
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
 
 
-class Attempt:
-    """One attempt of `Client.sessions`: a session's block that may be repeated."""
-
-    def __init__(self, session: Once[Session]) -> None:
-        self._attaching = session
-        self._session: Session
-        self._again = False
-
-    def __del__(self) -> None:
-        self._attaching.close()
-
-    async def __aenter__(self) -> Session:
-        self._session = await self._attaching
-        return await self._session.__aenter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        try:
-            await self._session.__aexit__(kind, error, trace)
-        except SessionExpired as expired:
-            error = expired
-            if not self._is_expiry(error):
-                raise
-        if error is None or self._session._state != "expired" or not self._is_expiry(error):
-            return False
-        self._again = True
-        return True
-
-    def _is_expiry(self, error: BaseException) -> bool:
-        """Whether the error is the expiry of this attempt's session, and nothing else."""
-        if isinstance(error, BaseExceptionGroup):
-            return all(self._is_expiry(each) for each in error.exceptions)
-        ended = self._session._ended
-        return isinstance(error, SessionExpired | LeaseLost) and error.__cause__ is ended
-
-
-def _check_policy(on_loss: Literal["cancel", "exit"] | Callable[[LeaseLost], object]) -> None:
-    if on_loss not in ("cancel", "exit") and not callable(on_loss):
-        raise InvalidArgument(
-            f"on_loss is 'cancel', 'exit' or a callable that takes the LeaseLost, not {on_loss!r}"
-        )
+def _end_at_once(attaching: asyncio.Task[Session]) -> None:
+    """A session that nobody wants any more."""
+    if _failure(attaching) is None:
+        session = attaching.result()
+        session._end_now(session._closed())

@@ -18,13 +18,16 @@ def seconds(value: Duration, what: str) -> float:
     Raises:
         InvalidArgument: it is negative, not finite, or not a number.
     """
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if not isinstance(number, int | float) or isinstance(number, bool):
         raise InvalidArgument(f"{what} is seconds or a timedelta, not {value!r}")
-    if not 0 <= value < math.inf:
+    try:
+        number = float(number)
+    except OverflowError:
+        number = math.inf
+    if not 0 <= number < math.inf:
         raise InvalidArgument(f"{what} is zero or more seconds, not {value!r}")
-    return float(value)
+    return number
 
 
 def timeout_seconds(value: Duration | None) -> float | None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, cast
 
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
-from tenure.errors import InvalidArgument, SemaphoreExists
-from tenure.lease import Lease, OnLoss
+from tenure.errors import InvalidArgument, SemaphoreExists, SemaphoreNotFound
+from tenure.lease import Lease
+from tenure.loss import OnLoss
 from tenure.model import Leader, SemaphoreDescription
 from tenure.once import Once
 from tenure.request import SessionSource, Wanted, acquire
@@ -92,9 +93,7 @@ class Election:
             stop_time=stop_time,
             handle=Leadership,
         )
-        return Once(
-            f"campaign for {self.name!r}", self._campaign, wanted, timeout_seconds(timeout)
-        )
+        return Once(wanted, self._campaign, wanted, timeout_seconds(timeout))
 
     async def leader(self) -> Leader | None:
         """Who leads now, or ``None``.
@@ -103,10 +102,15 @@ class Election:
             InvalidArgument: a semaphore of another limit, or a mutex, has that name.
         """
         session = await self._source._obtain()
-        await self._prepare(session)
-        described = await session._engine.describe_semaphore(
-            self.name, owners=True, waiters=False
-        )
+        try:
+            described = await session._until_over(
+                session._engine.describe_semaphore(self.name, owners=True, waiters=False)
+            )
+        except SemaphoreNotFound:
+            return None  # nobody has campaigned yet
+        rules.check_kind(False, described.ephemeral, session.node, self.name)
+        if described.limit != 1:
+            raise self._not_an_election(session.node, described.limit)
         return _leader(session, described)
 
     def observe(self) -> Watch[Leader | None]:
@@ -126,22 +130,30 @@ class Election:
     async def _prepare(self, session: Session) -> None:
         """Create the semaphore when missing; it must be one of limit 1."""
         try:
-            await session._engine.create_semaphore(self.name, 1, b"", exist_ok=True)
+            await session._until_over(
+                session._engine.create_semaphore(self.name, 1, b"", exist_ok=True)
+            )
         except SemaphoreExists as error:
-            raise InvalidArgument(
-                f"{self.name!r} on {session.node} is a semaphore of limit {error.limit}, and was "
-                "asked for as an election (a semaphore of limit 1); use another name for one of "
-                "the two",
-                node=session.node,
-                name=self.name,
-            ) from None
+            raise self._not_an_election(session.node, error.limit) from None
+
+    def _not_an_election(self, node: str, limit: int | None) -> InvalidArgument:
+        return InvalidArgument(
+            f"{self.name!r} on {node} is a semaphore of limit {limit}, and was asked for as an "
+            "election (a semaphore of limit 1); use another name for one of the two",
+            node=node,
+            name=self.name,
+        )
 
 
 class _Prepared:
-    """A session on which the election's semaphore is known to exist."""
+    """A source of sessions on whose node the election's semaphore is known to exist."""
 
     def __init__(self, election: Election) -> None:
         self._election = election
+        self.recovery_window = election._source.recovery_window
+
+    def _ready(self) -> None:
+        return None  # to make it known takes an answer from the store
 
     async def _obtain(self) -> Session:
         session = await self._election._source._obtain()

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-
+from weakref import ref
 
 __all__ = [
     "Acquired",
@@ -120,13 +119,16 @@ class EventStream:
         dropped: how many events were dropped because nobody read them in time.
     """
 
-    def __init__(self, size: int, forget: Callable[[EventStream], None]) -> None:
+    def __init__(self, size: int, streams: list[ref[EventStream]]) -> None:
         self.dropped = 0
         self._events: deque[Event] = deque()
         self._size = size
-        self._forget = forget
         self._wake = asyncio.Event()
         self._closed = False
+        # Only who reads it keeps it alive: after a `break` out of a bare loop it is forgotten.
+        self._streams = streams
+        self._myself = ref(self, streams.remove)
+        streams.append(self._myself)
 
     def _put(self, event: Event) -> None:
         if len(self._events) == self._size:
@@ -137,8 +139,10 @@ class EventStream:
 
     def _close(self) -> None:
         """No more events will come; what is there can still be read."""
-        self._closed = True
-        self._wake.set()
+        if not self._closed:
+            self._closed = True
+            self._streams.remove(self._myself)
+            self._wake.set()
 
     async def __aenter__(self) -> EventStream:
         return self
@@ -152,8 +156,7 @@ class EventStream:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop listening. Safe to call twice."""
-        self._forget(self)
+        """Stop listening. Safe to call twice; what is there can still be read."""
         self._close()
 
     def __aiter__(self) -> EventStream:

@@ -9,11 +9,12 @@ such a loop does run, renews.
 Rules:
 
 * The thread gives the loop a head start: it acts when a renewal is overdue by a quarter of its
-  interval, and when a deadline has passed.
+  interval, and when a deadline has passed. It never waits for the loop.
 * It stops renewing for a session when the loop has not turned for the session's `max_stall`,
   or is closed: a wedged program must not hold for ever.
-* A session whose deadline has passed is never renewed; it is told so (`lapse`), once.
-* Both wake at least once a second, so that the end of a suspension is noticed.
+* A session whose deadline has passed is not renewed; it is told so (`lapse`).
+* Both look at the clock at least once a second, so that the end of a suspension is noticed.
+* A thread that has had nothing to keep for a while ends; the next session starts another.
 
 On a virtual clock there is no thread.
 """
@@ -21,6 +22,7 @@ On a virtual clock there is no thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -28,10 +30,16 @@ from typing import Protocol
 
 from tenure.clock import Clock
 
-__all__ = ["TICK", "Kept", "Keeper"]
+__all__ = ["TICK", "Keeper", "Kept"]
 
 TICK = 1.0
 """Seconds between two looks at the clock, at the most."""
+
+SHORTEST = 0.01
+"""Seconds between two looks at the clock, at the least."""
+
+IDLE = 10.0
+"""Seconds for which a thread with nothing to keep stays."""
 
 _log = logging.getLogger("tenure")
 
@@ -74,44 +82,44 @@ class Keeper:
         self._last_turn = clock.now()
         self._timer: asyncio.TimerHandle | None = None
         self._thread: threading.Thread | None = None
-        self._changed = threading.Condition()
+        self._starting = threading.Lock()
+        self._look = threading.Event()
+        self._thread_over = asyncio.Event()
         self._closing = False
         self._renewed_in_stall = False
 
     def add(self, session: Kept) -> None:
         """Keep a session alive from now on. On the loop."""
-        with self._changed:
+        with self._starting:
             self._sessions.add(session)
-            self._changed.notify()
-        self._turn()
-        if self._thread is None and not self._clock.virtual:
-            self._thread = threading.Thread(
-                target=self._run_thread, name="tenure-keeper", daemon=True
-            )
-            self._thread.start()
+            if self._thread is None and not self._clock.virtual:
+                self._thread_over = asyncio.Event()
+                self._thread = threading.Thread(
+                    target=self._run_thread, name="tenure-keeper", daemon=True
+                )
+                self._thread.start()
+        self.reschedule()
 
     def reschedule(self) -> None:
-        """Look again at when renewals are due. On the loop."""
-        with self._changed:
-            self._changed.notify()
+        """Look again at what is due when. On the loop."""
+        self._look.set()
         self._turn()
 
     def discard(self, session: Kept) -> None:
-        """Leave a session to itself. Safe to call twice."""
-        with self._changed:
-            self._sessions.discard(session)
+        """Leave a session to itself. Safe to call twice, and from any thread."""
+        self._sessions.discard(session)
 
-    def close(self) -> None:
-        """Stop, and wait for the thread (which never waits for the loop). Safe to call twice."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
+    async def aclose(self) -> None:
+        """Stop, and wait for the end of the thread. Safe to call twice."""
+        self._closing = True
+        self._look.set()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        thread = self._thread
+        if thread is not None:
+            await self._thread_over.wait()
+            thread.join()
 
     # On the loop
 
@@ -131,7 +139,7 @@ class Keeper:
                 continue
             if now >= session.renew_at:
                 session.renew()
-            wake = min(wake, session.deadline, max(session.renew_at, now + TICK / 100))
+            wake = min(wake, session.deadline, max(session.renew_at, now + SHORTEST))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -141,37 +149,44 @@ class Keeper:
     # In the thread
 
     def _run_thread(self) -> None:
-        with self._changed:
-            while not self._closing:
-                sessions = list(self._sessions)
-                if not sessions:
-                    self._changed.wait()
-                    continue
-                self._changed.release()
-                try:
-                    wake = self._watch_over(sessions)
-                finally:
-                    self._changed.acquire()
-                if not self._closing and wake > 0:
-                    self._changed.wait(wake)
+        while not self._closing:
+            sessions = list(self._sessions)
+            pause = self._watch_over(sessions) if sessions else IDLE
+            told = self._look.wait(pause)
+            self._look.clear()
+            if not sessions and not told and self._may_end():
+                return
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._thread_over.set)
+
+    def _may_end(self) -> bool:
+        with self._starting:
+            if self._sessions or self._closing:
+                return False
+            self._thread = None
+            return True
 
     def _watch_over(self, sessions: list[Kept]) -> float:
         """Do what the loop should have done by now; returns the seconds until the next look."""
         now = self._clock.now()
-        wake = TICK
+        closed = self._loop.is_closed()
         stalled = now - self._last_turn
+        pause = TICK
         for session in sessions:
             if now >= session.deadline:
                 session.lapse()
+                if closed:
+                    self.discard(session)  # its own loop will not
                 continue
-            overdue = session.renew_at + session.renew_interval / 4
+            head_start = session.renew_interval / 4
+            overdue = session.renew_at + head_start
             if now >= overdue:
-                if stalled <= session.max_stall and not self._loop.is_closed():
+                if stalled <= session.max_stall and not closed:
                     session.renew()
                     self._note_stall(stalled)
-                overdue = now + session.renew_interval / 4
-            wake = min(wake, overdue - now, session.deadline - now)
-        return max(wake, TICK / 100)
+                overdue = now + head_start
+            pause = min(pause, overdue - now, session.deadline - now)
+        return max(pause, SHORTEST)
 
     def _note_stall(self, stalled: float) -> None:
         if stalled > 2 * TICK and not self._renewed_in_stall:

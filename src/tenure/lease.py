@@ -2,14 +2,17 @@
 
 A program gets to see it when it is granted. States and what moves between them::
 
-    WAITING --granted--> HELD --release--> RELEASED
-       |                  `--lost--------> LOST
-       `--withdrawn, timed out, deleted, evicted, session over--> GONE
+    ASKED --answered--> WAITING --granted--> HELD --release--> RELEASED
+       |  `--granted-------|-------------------^ `--lost-----> LOST
+       `-------------------+--refused, given up, timed out, deleted, evicted, session over--> GONE
 
 Rules:
 
-* The session owns the lease's state, on its loop; the deadline is the session's. A lease whose
-  deadline has passed is not held, whatever its state says: every question reads the clock.
+* The session owns the lease's state, on its loop; only LOST may be set from another thread. The
+  deadline is the session's. A lease whose deadline has passed is not held, whatever its state
+  says: every question reads the clock.
+* Whoever waits for a lease waits for its state to change and touches nothing else, so that a
+  wait can be cancelled at any moment and its place kept or given up as the waiter's owner likes.
 * Loss is final. Its error is kept in `loss`; what is raised is a copy, so that tracebacks of
   several tasks do not mix.
 * A release is told to the store by the session, so that it happens even when the task that
@@ -19,12 +22,12 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from tenure.engines.contract import Removal
+from tenure.engines.contract import Enqueued, Place, Removal
 from tenure.errors import (
     InvalidArgument,
     LeaseLost,
@@ -33,30 +36,23 @@ from tenure.errors import (
     SemaphoreNotFound,
     SessionClosed,
     SessionExpired,
-    TenureError,
     Unsupported,
 )
 from tenure.events import Acquired, Lost, Released
-from tenure.scope import Scope
+from tenure.loss import LOSS_EXIT_STATUS, OnLoss, carry_out, lost_error
+from tenure.scope import Scope, note_failure
 
 if TYPE_CHECKING:
     from tenure.request import Wanted
     from tenure.session import Session
 
-__all__ = ["LOSS_EXIT_STATUS", "Lease", "OnLoss", "State", "lost_error"]
-
-OnLoss = Literal["cancel", "exit"] | Callable[[LeaseLost], object]
-"""What happens when a lease is lost: ``"cancel"`` cancels the task that entered its block;
-``"exit"`` ends the process at once; a callable is called, perhaps from another thread, and the
-task is cancelled too."""
-
-LOSS_EXIT_STATUS = 79
-"""The exit status of a process that ``on_loss="exit"`` ended."""
+__all__ = ["LOSS_EXIT_STATUS", "Lease", "OnLoss", "State"]
 
 
 class State(Enum):
     """Where a request is in its life; the module's text has the transitions."""
 
+    ASKED = "asked for"
     WAITING = "waiting"
     HELD = "held"
     RELEASED = "released"
@@ -64,7 +60,7 @@ class State(Enum):
     GONE = "gone"
 
 
-WAITING, HELD, RELEASED, LOST, GONE = State  # for the hot path: a global is read, no attribute
+ASKED, WAITING, HELD, RELEASED, LOST, GONE = State  # globals: the hot path reads no attribute
 
 
 class Lease:
@@ -77,46 +73,43 @@ class Lease:
     A lease is always true; it is `held` that tells.
 
     Attributes:
-        name: the name of the mutex, semaphore or election.
         session: the session that holds it.
+        name: the name of the mutex, semaphore or election.
     """
 
     __slots__ = (
         "_asked_at",
+        "_changed",
         "_count",
         "_granted_at",
         "_hold",
         "_loss",
-        "_lost_waiters",
-        "_on_loss",
         "_order_id",
-        "_removal",
         "_scope",
-        "_settled",
         "_state",
+        "_wanted",
+        "_why_gone",
         "name",
         "session",
     )
 
-    def __init__(self, session: Session, hold: int, wanted: Wanted, asked_at: float) -> None:
+    def __init__(self, session: Session, hold: int, wanted: Wanted) -> None:
         self.session = session
         self.name = wanted.name
         self._hold = hold
+        self._wanted = wanted
         self._count = wanted.count
-        self._on_loss = wanted.on_loss or session._on_loss
-        self._asked_at = asked_at
-        self._granted_at = 0.0
+        self._asked_at = self._granted_at = 0.0
         self._order_id: int | None = None
-        self._state = WAITING
+        self._state = ASKED
         self._scope: Scope | None = None
         self._loss: LeaseLost | None = None
-        self._removal: Removal | None = None
-        self._settled: asyncio.Event | None = None
-        self._lost_waiters: asyncio.Event | None = None
+        self._why_gone: Place | Removal | Exception | None = None
+        self._changed: asyncio.Event | None = None
 
     def __repr__(self) -> str:
         return (
-            f"<Lease {self.name!r} on {self.session.node} {self._state.value}"
+            f"<{type(self).__name__} {self.name!r} on {self.node} {self._state.value}"
             f"{'' if self._order_id is None else f' fencing_token={self._order_id}'}>"
         )
 
@@ -141,7 +134,8 @@ class Lease:
         """
         if self._order_id is None:
             raise Unsupported(
-                f"this engine gives no fencing tokens (for {self.name!r} on {self.node})",
+                f"this engine gives no fencing tokens (for {self.name!r} on {self.node}); "
+                "memory:// and sqlite:// do",
                 node=self.node,
                 name=self.name,
             )
@@ -155,14 +149,17 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether the lease is held. Reads the clock at every call; safe from any thread."""
-        return self._state is HELD and self.session._proven()
+        if self._state is not HELD:
+            return False
+        if self.session._proven():
+            return True
+        self.session._lose(self)  # another thread may not have come to it yet
+        return False
 
     @property
     def loss(self) -> LeaseLost | None:
-        """How the lease was lost, or ``None``. Safe from any thread."""
-        if self._state is HELD:
-            self.session._proven()
-        return self._loss
+        """How the lease was lost, or ``None``. Reads the clock; safe from any thread."""
+        return None if self.held else self._loss
 
     def check(self) -> None:
         """Raise unless the lease is held. For loops and threads.
@@ -171,15 +168,8 @@ class Lease:
             LeaseLost: it was lost.
             LeaseReleased: it was released.
         """
-        if self.held:
-            return
-        if self._loss is not None:
-            raise self._copy_of_loss()
-        raise LeaseReleased(
-            f"the lease of {self.name!r} on {self.node} has been released",
-            node=self.node,
-            name=self.name,
-        )
+        if not self.held:
+            raise self._why_not_held()
 
     async def wait_lost(self) -> LeaseLost:
         """Wait until the lease is lost, and return how.
@@ -188,12 +178,9 @@ class Lease:
             LeaseReleased: it was released instead.
         """
         while self.held:
-            if self._lost_waiters is None:
-                self._lost_waiters = asyncio.Event()
-            await self._lost_waiters.wait()
+            await self._change()
         if self._loss is None:
-            self.check()
-        assert self._loss is not None
+            raise self._why_not_held()
         return self._loss
 
     # What a program does
@@ -205,7 +192,7 @@ class Lease:
             LeaseLost: it had been lost before.
         """
         if self.loss is not None:
-            raise self._copy_of_loss()
+            raise self._why_not_held()
         await self._give_back()
 
     async def update(self, *, count: int | None = None, data: bytes | None = None) -> None:
@@ -218,13 +205,30 @@ class Lease:
         self.check()
         if count is None and data is None:
             raise InvalidArgument("update a lease's count, its data, or both", name=self.name)
-        answer = self.session._engine.alter(self._hold, count=count, data=data)
-        if answer is not None:
-            await answer
-        if count is not None:
+        session = self.session
+        try:
+            answer = session._engine.alter(self._hold, count=count, data=data)
+            if answer is None:
+                self._altered(count, None)
+            else:
+                answer.add_done_callback(partial(self._altered, count))
+                await session._until_over(asyncio.wait([answer]))
+                answer.result()
+        except SessionExpired as error:
+            raise session._over(error) from None
+        except LeaseReleased:
+            # The store does not know it, though the program has not released it (unless just now).
+            self._taken("its request was not in the store's queue any more")
+            raise self._why_not_held() from None
+
+    def _altered(self, count: int | None, answer: asyncio.Future[None] | None) -> None:
+        """The store has answered, whether or not somebody still waits for that."""
+        failed = answer is not None and (answer.cancelled() or answer.exception() is not None)
+        if count is not None and not failed:
             self._count = count
 
     async def __aenter__(self) -> Lease:
+        self.session._alive()
         if self._scope is not None:
             raise Misuse(
                 f"the lease of {self.name!r} has been entered already; a lease is entered once",
@@ -244,148 +248,150 @@ class Lease:
     ) -> None:
         assert self._scope is not None
         ours = self._scope.exit(error)
-        if self._state is HELD and self.session._proven():
-            await self._give_back_after(error)
-        elif self._loss is not None:
+        await self._leave(error)
+        if self._loss is not None:
             if error is None or ours:
-                raise self._copy_of_loss()
+                raise self._why_not_held()
             if not isinstance(error, asyncio.CancelledError | LeaseLost | SessionExpired):
                 error.add_note(f"meanwhile: {self._loss}")
 
-    async def _give_back_after(self, error: BaseException | None) -> None:
-        """Release; an error in that never takes the place of the body's."""
+    async def _leave(self, error: BaseException | None) -> None:
+        """Leave a block: give back, unless it is lost. No failure hides the body's error."""
+        if isinstance(error, GeneratorExit):
+            self.session._soon(self._give_up)  # nothing can be awaited, in whatever thread
+            return
         try:
-            await self._give_back()
-        except TenureError as failure:
-            if error is None:
-                raise
-            error.add_note(f"and the release of {self.name!r} on {self.node} failed: {failure}")
+            if self._state is not HELD or self.held:
+                await self._give_back()
+        except Exception as failure:
+            note_failure(error, failure, f"the release of {self.name!r} on {self.node}")
 
     async def _give_back(self) -> None:
         """Leave the queue, whether owning or waiting. Does nothing when out of it already."""
+        answer = self._give_up()
+        if answer is not None:
+            try:
+                await self.session._until_over(asyncio.wait([answer]))
+            except (SessionExpired, SessionClosed):
+                return  # its end has released everything
+            answer.result()
+
+    def _give_up(self) -> asyncio.Future[None] | None:
+        """Begin to leave the queue; returns what to wait for, if that is wanted."""
         session = self.session
-        state = self._state
-        if state is HELD:
+        if self._state is HELD:
             self._state = RELEASED
             if session._client._streams:
                 held_for = session._clock.now() - self._granted_at
                 session._tell(
                     Released(session.node, session.id, self.name, self._order_id, held_for)
                 )
-            if self._lost_waiters is not None:
-                self._lost_waiters.set()
-        elif state is WAITING:
+        elif self._state is WAITING or self._state is ASKED:
             self._state = GONE
         else:
-            return
-        answer = session._withdraw(self)
-        if answer is not None:
-            await asyncio.shield(answer)
+            return None
+        self._wake()
+        return session._withdraw(self)
 
     # What the session tells it, on its loop
 
+    def _answer(self, placed: Enqueued) -> None:
+        """The store's answer to the request."""
+        if placed.place is Place.GRANTED:
+            self._grant(placed.order_id)
+        elif placed.place is Place.REFUSED:
+            self._fail(Place.REFUSED)
+        else:
+            if self._order_id is None:
+                self._order_id = placed.order_id
+            if self._state is ASKED:
+                self._state = WAITING
+                self._wake()
+
     def _grant(self, order_id: int | None) -> None:
+        """The request is an owner; perhaps the order id comes later, with a second call."""
         if order_id is not None:
             self._order_id = order_id
-        if self._state is not WAITING:
+        if self._state is not ASKED and self._state is not WAITING:
             return
-        self._state = HELD
         session = self.session
         self._granted_at = now = session._clock.now()
+        self._state = HELD
+        if self._wanted.stop_time:
+            session._hold_stop_time(self)
         if session._client._streams:
-            session._tell(
-                Acquired(session.node, session.id, self.name, order_id, now - self._asked_at)
-            )
-        self._settle()
+            waited = now - self._asked_at if self._asked_at else 0.0
+            session._tell(Acquired(session.node, session.id, self.name, order_id, waited))
+        self._wake()
+
+    def _fail(self, why: Place | Removal | Exception | None) -> None:
+        """The request will not be granted."""
+        if self._state is ASKED or self._state is WAITING:
+            self._why_gone = why
+            self._state = GONE
+            self.session._forget(self)
+            self._wake()
 
     def _remove(self, why: Removal) -> None:
         """The request left its queue by somebody else's doing."""
-        if self._state is WAITING:
-            self._removal = why
-            self._state = GONE
-            self._settle()
-        elif self._state is HELD:
-            self._lose(lost_error(self, why.value, None))
-            self._announce_loss(cancel=True)
+        self._fail(why)
+        self._taken(why.value)
 
-    def _session_over(self) -> None:
-        """The session ended while this was waiting."""
-        if self._state is WAITING:
-            self._state = GONE
-            self._settle()
+    def _taken(self, how: str) -> None:
+        if self._state is HELD:
+            self.session._forget(self)
+            self._lose(how, None)
+            self._announce_loss()
 
-    def _settle(self) -> None:
-        if self._settled is not None:
-            self._settled.set()
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set()
 
-    async def _wait_settled(self) -> None:
-        """Wait until the request is not waiting any more. May be cancelled at will."""
-        while self._state is WAITING:
-            if self._settled is None:
-                self._settled = asyncio.Event()
-            await self._settled.wait()
-
-    def _refusal(self) -> TenureError:
-        """Why a request that is not waiting any more was not granted."""
-        where = f"{self.name!r} on {self.node}"
-        if self._removal is Removal.DELETED:
-            return SemaphoreNotFound(
-                f"{where} was deleted while this request waited",
-                node=self.node,
-                name=self.name,
-            )
-        if self._removal is not None:
-            return lost_error(self, f"its request was {self._removal.value} while waiting", None)
-        if self.session._ended is not None:
-            return self.session._end_error()
-        return LeaseReleased(
-            f"the request for {where} was withdrawn", node=self.node, name=self.name
-        )
+    async def _change(self) -> None:
+        """Wait for the next change of state, or of what is known about it."""
+        if self._changed is None:
+            self._changed = asyncio.Event()
+        await self._changed.wait()
 
     # Loss
 
-    def _lose(self, loss: LeaseLost) -> None:
-        """Keep why it was lost, and carry out the policy. From any thread; once."""
-        if self._state is not HELD:
-            return
-        self._loss = loss
-        self._state = LOST
-        if not isinstance(loss.__cause__, SessionClosed):
-            self.session._carry_out(self._on_loss, loss)
+    def _lose(self, reason: str, cause: SessionExpired | SessionClosed | None) -> None:
+        """Keep how it was lost, and carry out the policy. From any thread; once."""
+        with self.session._end_lock:
+            if self._state is not HELD:
+                return
+            self._loss = loss = lost_error(self, reason, cause)
+            self._state = LOST
+        if not isinstance(cause, SessionClosed):
+            carry_out(self._wanted.on_loss or self.session._on_loss, loss)
 
-    def _announce_loss(self, *, cancel: bool) -> None:
-        """Cancel the body and wake who waits for the loss. On the loop."""
-        if self._loss is None:
-            return
+    def _announce_loss(self, *, but_not: asyncio.Task[object] | None = None) -> None:
+        """Cancel the body, unless it is that task's, and wake who waits. On the loop."""
         session = self.session
-        session._tell(
-            Lost(session.node, session.id, self.name, self._order_id, str(self._loss))
+        session._tell(Lost(session.node, session.id, self.name, self._order_id, str(self._loss)))
+        self._wake()
+        scope = self._scope
+        if scope is not None and (but_not is None or scope.task is not but_not):
+            scope.trigger()
+
+    def _why_not_held(self) -> Exception:
+        """What to raise when it is not held (any more), or never was."""
+        loss, why, node, name = self._loss, self._why_gone, self.node, self.name
+        if loss is not None:
+            copy = LeaseLost(str(loss), node=node, name=name, fencing_token=loss.fencing_token)
+            copy.__cause__ = loss.__cause__
+            return copy
+        if isinstance(why, Exception):
+            return why
+        if why is Removal.DELETED:
+            return SemaphoreNotFound(
+                f"{name!r} on {node} was deleted while this request waited", node=node, name=name
+            )
+        if why is Removal.EVICTED:
+            return lost_error(self, f"its request was {why.value} while it waited", None)
+        if self._state is GONE and self.session._ended is not None:
+            return self.session._end_error()
+        return LeaseReleased(
+            f"the lease of {name!r} on {node} has been released", node=node, name=name
         )
-        if self._lost_waiters is not None:
-            self._lost_waiters.set()
-        if self._scope is not None and cancel:
-            self._scope.trigger()
-
-    def _copy_of_loss(self) -> LeaseLost:
-        loss = self._loss
-        assert loss is not None
-        copy = LeaseLost(
-            str(loss), node=loss.node, name=loss.name, fencing_token=loss.fencing_token
-        )
-        copy.__cause__ = loss.__cause__
-        return copy
-
-
-def lost_error(
-    lease: Lease, reason: str, cause: SessionExpired | SessionClosed | None
-) -> LeaseLost:
-    """The loss of a lease, with its reason and, when it is the session's end, its cause."""
-    error = LeaseLost(
-        f"the lease of {lease.name!r} on {lease.node} is lost: {reason}; "
-        "stop what it protects, somebody else may hold it already",
-        node=lease.node,
-        name=lease.name,
-        fencing_token=lease._order_id,
-    )
-    error.__cause__ = cause
-    return error

@@ -9,7 +9,8 @@ from __future__ import annotations
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import SemaphoreNotFound
-from tenure.lease import Lease, OnLoss
+from tenure.lease import Lease
+from tenure.loss import OnLoss
 from tenure.model import EPHEMERAL_LIMIT, MutexHolder
 from tenure.once import Once
 from tenure.request import SessionSource, Wanted, acquire, try_acquire
@@ -59,13 +60,8 @@ class Mutex:
             SelfDeadlock: the calling task is inside what it waits for.
             SessionExpired, SessionClosed: the session is over.
         """
-        return Once(
-            f"lock of {self.name!r}",
-            acquire,
-            self._source,
-            self._wanted(data, on_loss, stop_time),
-            timeout_seconds(timeout),
-        )
+        wanted = self._wanted(data, on_loss, stop_time)
+        return Once(wanted, acquire, self._source, wanted, timeout_seconds(timeout))
 
     async def try_lock(
         self,
@@ -81,8 +77,8 @@ class Mutex:
         """Who holds the mutex, or ``None`` when it is free."""
         session = await self._source._obtain()
         try:
-            described = await session._engine.describe_semaphore(
-                self.name, owners=True, waiters=False
+            described = await session._until_over(
+                session._engine.describe_semaphore(self.name, owners=True, waiters=False)
             )
         except SemaphoreNotFound:
             return None

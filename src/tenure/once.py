@@ -37,13 +37,16 @@ class Once(Coroutine[Any, Any, B], Generic[B]):
     __slots__ = ("_arguments", "_entered", "_function", "_running", "_what")
 
     def __init__(
-        self, what: str, function: Callable[..., Coroutine[Any, Any, B]], *arguments: object
+        self, what: object, function: Callable[..., Coroutine[Any, Any, B]], *arguments: object
     ) -> None:
-        self._what = what
-        self._function: Callable[..., Coroutine[Any, Any, B]] | None = function
+        self._what = what  # as a str it names the call in messages
         self._arguments = arguments
         self._running: Coroutine[Any, Any, B] | None = None
         self._entered: B | None = None
+        self._function: Callable[..., Coroutine[Any, Any, B]] | None = function
+
+    def __repr__(self) -> str:
+        return f"<{self._what}{', to be awaited or entered' if self._function else ''}>"
 
     def _start(self) -> Coroutine[Any, Any, B]:
         function, self._function = self._function, None
@@ -90,5 +93,8 @@ class Once(Coroutine[Any, Any, B], Generic[B]):
         # getattr: a constructor that raised leaves no attribute behind.
         if getattr(self, "_function", None) is not None:
             warnings.warn(
-                f"{self._what} was never awaited or entered", RuntimeWarning, stacklevel=2
+                f"{self._what} was never awaited or entered",
+                RuntimeWarning,
+                stacklevel=2,
+                source=self,
             )

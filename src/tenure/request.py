@@ -2,11 +2,15 @@
 
 Whatever ends the wait (a grant, a timeout, a cancellation, a loss), the request either became a
 held lease that the caller was given, or it has left the queue. `Wanted` says what is asked for.
+
+Nobody waits for the store when giving up: a timeout or a cancellation takes effect even when the
+store is out of reach, and the session sees the withdrawal through.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from tenure.durations import Duration, seconds
@@ -17,29 +21,50 @@ from tenure.errors import (
     SelfDeadlock,
     SemaphoreNotFound,
     SessionExpired,
-    TenureError,
 )
 from tenure.events import TimedOut
-from tenure.lease import GONE, HELD, WAITING, Lease, OnLoss
-from tenure.model import EPHEMERAL_LIMIT
-from tenure.scope import entered_scopes
+from tenure.lease import ASKED, HELD, WAITING, Lease
+from tenure.loss import OnLoss, check_policy
+from tenure.scope import entered_scopes, note_failure
 
 if TYPE_CHECKING:
     from tenure.session import Session
 
-__all__ = ["SessionSource", "Wanted", "acquire", "join", "try_acquire", "wait_granted"]
+__all__ = ["SessionSource", "Wanted", "acquire", "join", "settled", "try_acquire"]
 
 
 class SessionSource(Protocol):
     """Where a primitive finds its session: a session itself, or a client's implicit one."""
 
-    async def _obtain(self) -> Session: ...
+    @property
+    def recovery_window(self) -> float: ...
+
+    def _ready(self) -> Session | None:
+        """The session, when there is one that can be used at once."""
+
+    async def _obtain(self) -> Session:
+        """The session, attached if need be."""
+        ...
 
 
 class Wanted:
-    """What is asked for: so many tokens of a semaphore, and what becomes of the lease."""
+    """What is asked for: so many tokens of a semaphore, and what becomes of the lease.
 
-    __slots__ = ("count", "data", "ephemeral", "handle", "kind", "name", "on_loss", "stop_time")
+    Attributes:
+        kind: what a program calls it, for messages.
+        handle: the class of the lease.
+    """
+
+    __slots__ = (
+        "count",
+        "data",
+        "ephemeral",
+        "handle",
+        "kind",
+        "name",
+        "on_loss",
+        "stop_time",
+    )
 
     def __init__(
         self,
@@ -53,21 +78,82 @@ class Wanted:
         stop_time: Duration,
         handle: type[Lease] = Lease,
     ) -> None:
+        check_policy(on_loss)
         self.kind = kind
         self.name = name
         self.count = count
         self.data = data
         self.ephemeral = ephemeral
         self.on_loss = on_loss
-        self.stop_time = seconds(stop_time, "a stop time") if stop_time else 0.0
+        self.stop_time = seconds(stop_time, "a stop time")
         self.handle = handle
 
+    def __str__(self) -> str:
+        return f"the request for {self.kind} {self.name!r}"
 
-async def join(session: Session, wanted: Wanted, timeout: float | None) -> Lease:
-    """Place a request; the lease it returns is held, waiting, or gone (timeout 0, refused).
 
-    A failed or cancelled call leaves nothing in the queue.
+async def acquire(source: SessionSource, wanted: Wanted, timeout: float | None) -> Lease:
+    """Acquire; the timeout runs on the local clock from this call on.
+
+    Raises:
+        AcquireTimeout: not granted in time; with timeout 0, not free.
     """
+    session = source._ready()
+    lease = None if session is None else _send(session, wanted, timeout)
+    if lease is None or lease._state is not HELD:
+        lease = await _await_grant(source, wanted, timeout, lease)
+        if lease is None:
+            raise AcquireTimeout(
+                f"{wanted} was not granted {f'within {timeout:g} s' if timeout else 'at once'}; "
+                "'tenure describe' shows who holds it and who waits",
+                name=wanted.name,
+            )
+    return lease
+
+
+async def try_acquire(source: SessionSource, wanted: Wanted) -> Lease | None:
+    """Acquire if that is possible at once, without passing anyone who waits.
+
+    Raises:
+        AcquireTimeout: the store did not answer within the session's recovery window.
+    """
+    session = source._ready()
+    lease = None if session is None else _send(session, wanted, 0.0)
+    if lease is None or lease._state is not HELD:
+        lease = await _await_grant(source, wanted, 0.0, lease)
+    return lease
+
+
+async def join(source: SessionSource, wanted: Wanted) -> Lease:
+    """Join the queue; the lease it returns waits for its grant, or has it already."""
+    lease = _send(source._ready() or await source._obtain(), wanted, None)
+    try:
+        while lease._state is ASKED:
+            await lease._change()
+    except BaseException as error:
+        _give_up(lease, error)
+        raise
+    if lease._state is WAITING or lease.held:
+        return lease
+    raise lease._why_not_held()
+
+
+async def settled(lease: Lease, *, for_ever: bool) -> None:
+    """Wait until the lease is held or will never be. Its place is left alone.
+
+    Raises:
+        SelfDeadlock: with `for_ever`, the calling task itself is inside what it waits for.
+    """
+    while lease._state is ASKED:
+        await lease._change()
+    if for_ever and lease._state is WAITING:
+        await _check_self_deadlock(lease)
+    while lease._state is WAITING:
+        await lease._change()
+
+
+def _send(session: Session, wanted: Wanted, timeout: float | None) -> Lease:
+    """Send a request. What the store answers, now or later, the lease's state will tell."""
     lease = session._request(wanted)
     try:
         answer = session._engine.enqueue(
@@ -78,154 +164,124 @@ async def join(session: Session, wanted: Wanted, timeout: float | None) -> Lease
             timeout=timeout,
             ephemeral=wanted.ephemeral,
         )
-        placed = answer if isinstance(answer, Enqueued) else await answer
-    except (InvalidArgument, SemaphoreNotFound, SessionExpired):
-        session._forget(lease)  # refused: it never was in the queue
-        raise
-    except BaseException as error:
-        _give_up(lease, error)
-        raise
-    if placed.place is Place.GRANTED:
-        lease._grant(placed.order_id)
-    elif placed.place is Place.REFUSED:
-        lease._state = GONE
-        session._forget(lease)
-    elif lease._order_id is None:
-        lease._order_id = placed.order_id
+    except Exception as error:
+        _refused(lease, error)
+        raise lease._why_not_held() from None
+    if isinstance(answer, Enqueued):
+        lease._answer(answer)
+    else:
+        answer.add_done_callback(partial(_answered, lease))
+    if lease._state is not HELD:
+        lease._asked_at = session._clock.now()
     return lease
+
+
+def _answered(lease: Lease, answer: asyncio.Future[Enqueued]) -> None:
+    error = answer.exception()
+    if error is None:
+        lease._answer(answer.result())
+    else:
+        assert isinstance(error, Exception)
+        _refused(lease, error)
+
+
+def _refused(lease: Lease, error: Exception) -> None:
+    """The store did not take the request."""
+    if isinstance(error, SessionExpired):
+        lease.session.ended(error)
+    lease._fail(error)
+    if not isinstance(error, SessionExpired | InvalidArgument | SemaphoreNotFound):
+        # Whether it reached the queue is not certain, so it is made certain.
+        try:
+            lease.session._withdraw(lease)
+        except Exception as failure:
+            note_failure(error, failure, "its withdrawal")
 
 
 def _give_up(lease: Lease, error: BaseException) -> None:
-    """Take the request back because of `error`, which stays the error that is raised.
-
-    Nobody waits for the store's answer: a timeout or a cancellation takes effect even when the
-    store is out of reach, and the session sees the withdrawal through.
-    """
-    if lease._state is WAITING or lease._state is HELD:
-        lease._state = GONE
+    """Take the request back because of `error`, which stays the error that is raised."""
+    if isinstance(error, GeneratorExit):
+        lease.session._soon(lease._give_up)  # an abandoned task is closed in whatever thread
+        return
     try:
-        lease.session._withdraw(lease)
-    except TenureError as failure:
-        error.add_note(
-            f"and withdrawing the request for {lease.name!r} on {lease.node} failed: {failure}"
-        )
+        lease._give_up()
+    except Exception as failure:
+        note_failure(error, failure, f"withdrawing the request for {lease.name!r}")
 
 
-async def wait_granted(lease: Lease, *, for_ever: bool) -> None:
-    """Wait until the lease is held, leaving its place alone whatever happens.
-
-    Raises:
-        SelfDeadlock: with `for_ever`, the calling task itself is inside what it waits for.
-        SemaphoreNotFound, LeaseLost, SessionExpired, SessionClosed: it will not be granted.
-    """
-    if lease._state is WAITING:
-        if for_ever:
-            await _check_self_deadlock(lease)
-        await lease._wait_settled()
-    if lease._state is not HELD:
-        if lease._loss is not None:
-            raise lease._copy_of_loss()
-        raise lease._refusal()
-
-
-async def acquire(source: SessionSource, wanted: Wanted, timeout: float | None) -> Lease:
-    """Acquire; the timeout runs on the local clock from this call on.
-
-    Raises:
-        AcquireTimeout: not granted in time; with timeout 0, not free.
-    """
-    if timeout is None:
-        return await _acquire(await source._obtain(), wanted, None)
-    if timeout == 0:
-        lease = await try_acquire(source, wanted)
-        if lease is None:
-            raise _timed_out(wanted, timeout)
-        return lease
-    session: Session | None = None
+async def _await_grant(
+    source: SessionSource, wanted: Wanted, timeout: float | None, lease: Lease | None
+) -> Lease | None:
+    """Wait for the grant of what was sent already, or send it first; ``None``: too late."""
+    # With timeout 0 it is the store that says no, and reaching it may take a while.
+    patience = timeout or (None if timeout is None else source.recovery_window)
+    expiry = asyncio.timeout(patience)
     try:
-        async with asyncio.timeout(timeout):
-            session = await source._obtain()
-            return await _acquire(session, wanted, timeout)
-    except AcquireTimeout:
-        raise
-    except TimeoutError:
-        if session is not None:
-            session._tell(TimedOut(session.node, session.id, wanted.name, timeout))
-        raise _timed_out(wanted, timeout) from None
-
-
-async def _acquire(session: Session, wanted: Wanted, timeout: float | None) -> Lease:
-    lease = await join(session, wanted, timeout)
-    if lease._state is HELD:
-        return lease
-    try:
-        await wait_granted(lease, for_ever=timeout is None)
+        async with expiry:
+            if lease is None:
+                lease = _send(await source._obtain(), wanted, timeout)
+            await settled(lease, for_ever=timeout is None)
     except BaseException as error:
-        _give_up(lease, error)
-        if lease._removal is Removal.TIMED_OUT:
-            raise TimeoutError from None
-        raise
-    return lease
+        if lease is not None:
+            _give_up(lease, error)
+        if not (isinstance(error, TimeoutError) and expiry.expired()):
+            raise
+        if lease is not None:
+            _tell_timed_out(lease)
+        if timeout == 0:
+            raise AcquireTimeout(
+                f"{wanted}: the store did not say within {patience:g} s whether it is free",
+                name=wanted.name,
+            ) from None
+        return None
+    if lease.held:
+        return lease
+    if lease._why_gone is Place.REFUSED:
+        return None
+    if lease._why_gone is Removal.TIMED_OUT:
+        _tell_timed_out(lease)
+        return None
+    raise lease._why_not_held()
 
 
-async def try_acquire(source: SessionSource, wanted: Wanted) -> Lease | None:
-    """Acquire if that is possible at once, without passing anyone who waits.
-
-    Raises:
-        AcquireTimeout: the store did not answer within the session's recovery window.
-    """
-    session = await source._obtain()
-    try:
-        async with asyncio.timeout(session.recovery_window):
-            lease = await join(session, wanted, 0)
-    except AcquireTimeout:
-        raise
-    except TimeoutError:
-        raise AcquireTimeout(
-            f"the store did not answer within {session.recovery_window:g} s whether "
-            f"{wanted.kind} {wanted.name!r} on {session.node} is free",
-            node=session.node,
-            name=wanted.name,
-        ) from None
-    return lease if lease._state is HELD else None
-
-
-def _timed_out(wanted: Wanted, timeout: float) -> AcquireTimeout:
-    waited = f"within {timeout:g} s" if timeout else "at once"
-    return AcquireTimeout(
-        f"{wanted.kind} {wanted.name!r} was not granted {waited}; "
-        "'tenure describe' shows who holds it and who waits",
-        name=wanted.name,
-    )
+def _tell_timed_out(lease: Lease) -> None:
+    session = lease.session
+    waited = session._clock.now() - lease._asked_at
+    session._tell(TimedOut(session.node, session.id, lease.name, waited))
 
 
 async def _check_self_deadlock(lease: Lease) -> None:
     """Raise when what the current task is inside can never leave room for this request.
 
-    Only leases count whose blocks this very task has entered: another task may release what
-    it holds, this one waits.
+    Only those requests count that this very task will give up no sooner than at the end of a
+    block that it is inside, and that stand before this one. The store says which those are:
+    equal names may belong to different stores.
     """
-    mine = sum(
-        scope.owner._count
+    inside = {
+        (scope.owner.session.id, scope.owner._order_id): scope.owner
         for scope in entered_scopes(asyncio.current_task())
         if isinstance(scope.owner, Lease)
-        and scope.owner._state is HELD
+        and scope.owner is not lease
+        and scope.owner._state in (HELD, WAITING)
         and scope.owner.name == lease.name
         and scope.owner.node == lease.node
-        and scope.owner.session._client.url == lease.session._client.url
-    )
-    if not mine:
+    }
+    if not inside:
         return
-    limit = EPHEMERAL_LIMIT
-    if lease._count != EPHEMERAL_LIMIT:
-        described = await lease.session._engine.describe_semaphore(
-            lease.name, owners=False, waiters=False
-        )
-        limit = described.limit
-    if mine + lease._count > limit and lease._state is WAITING:
+    session = lease.session
+    described = await session._until_over(
+        session._engine.describe_semaphore(lease.name, owners=True, waiters=True)
+    )
+    mine = 0
+    for request in (*described.owners, *described.waiters):
+        if request.order_id == lease._order_id:
+            break
+        if (request.session_id, request.order_id) in inside:
+            mine += request.count
+    if mine + lease._count > described.limit and lease._state is WAITING:
         raise SelfDeadlock(
-            f"this task is inside a lease of {lease.name!r} on {lease.node} and waits, without a "
-            "timeout, for another one that does not fit beside it: it would wait for ever. "
+            f"this task is inside a block that has {lease.name!r} on {lease.node}, and waits, "
+            "without a timeout, for what does not fit beside it: it would wait for ever. "
             "Tenure's locks are not re-entrant; pass the lease on instead, or give a timeout",
             node=lease.node,
             name=lease.name,

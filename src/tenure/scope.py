@@ -1,14 +1,14 @@
 """Cancelling the body of a block from outside it, as `asyncio.timeout` does, for several reasons.
 
-A `Scope` is a block that a task has entered: that of a lease or of a session. When the reason for
-the block is gone, `trigger` cancels the task, and the block turns that cancellation into its own
-error when the scope exits. Rules:
+A `Scope` is a block that a task has entered: that of a lease or of a session, or an operation that
+the end of its session interrupts. When the reason for the block is gone, `trigger` has the task
+cancelled, and the block turns that cancellation into its own error when the scope exits. Rules:
 
 * A task's scopes form a stack. However many of them are triggered, one cancellation is under way
   at a time, for the innermost triggered scope. When that one has exited and the program goes on
   inside an outer triggered scope, the task is cancelled again for that one.
-* A task is never cancelled from within itself: a `trigger` by the task's own code takes effect
-  at the task's next suspension, if the scope is still entered by then.
+* A task is never cancelled while it runs, only at a later turn of the loop: it is suspended then,
+  so that the cancellation arrives inside the block, or it has left the block, and none is sent.
 * Cancellation from outside wins: `exit` claims a cancellation only when nobody else has asked
   for one since the scope was entered.
 """
@@ -17,38 +17,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from weakref import ref
 
 from tenure.errors import Misuse
 
-__all__ = ["Scope", "entered_scopes"]
+__all__ = ["Scope", "entered_scopes", "note_failure"]
 
-_innermost: dict[asyncio.Task[object], Scope] = {}
-"""Each task's innermost scope; a scope leads to the one around it."""
-
-
-def entered_scopes(task: asyncio.Task[object] | None) -> Iterator[Scope]:
-    """The scopes that a task is inside, innermost first."""
-    scope = None if task is None else _innermost.get(task)
-    while scope is not None:
-        yield scope
-        scope = scope._around
-
-
-def _deliver(task: asyncio.Task[object]) -> None:
-    """Cancel the task for its innermost triggered scope, unless it is being cancelled for one."""
-    for scope in entered_scopes(task):
-        if scope._delivered:
-            return
-        if scope._triggered:
-            scope._delivered = True
-            task.cancel()
-            return
+# Each task's innermost scope, by the task's id; a scope leads to the one around it. Neither the
+# task nor the scope is kept alive, so that a task abandoned inside a block can be collected.
+_innermost: dict[int, ref[Scope]] = {}
 
 
 class Scope:
-    """One block that a task may enter once. `owner` is what the block is of (a lease, a session)."""
+    """One block that a task may enter once. `owner` is what the block is of."""
 
-    __slots__ = ("_around", "_baseline", "_delivered", "_task", "_triggered", "owner")
+    __slots__ = (
+        "__weakref__",
+        "_around",
+        "_baseline",
+        "_delivered",
+        "_task",
+        "_triggered",
+        "owner",
+    )
 
     def __init__(self, owner: object) -> None:
         self.owner = owner
@@ -69,48 +60,74 @@ class Scope:
         if task is None:
             raise Misuse("a block can be entered only inside a task")
         self._task = task
-        self._around = _innermost.get(task)
+        self._around = _find(task)
         self._baseline = task.cancelling()
-        _innermost[task] = self
+        _innermost[id(task)] = ref(self)
 
     def trigger(self) -> None:
-        """Cancel the body, on the loop's thread. Does nothing when no task is inside."""
+        """Have the body cancelled. On the loop's thread; does nothing when no task is inside."""
         task = self._task
-        if task is None or self._triggered:
-            return
-        self._triggered = True
-        inside = asyncio.current_task()
-        if inside is not None and inside == task:
+        if task is not None and not self._triggered:
+            self._triggered = True
             task.get_loop().call_soon(_deliver, task)
-        else:
-            _deliver(task)
 
     def exit(self, error: BaseException | None) -> bool:
         """Leave; true when `error` is the cancellation that `trigger` asked for, and no other."""
         task = self._task
         assert task is not None, "a scope is exited once, after it was entered"
-        self._task = None
         self._unlink(task)
-        around = self._around
-        while around is not None:
-            if around._triggered and not around._delivered:
-                task.get_loop().call_soon(_deliver, task)
-                break
-            around = around._around
+        self._task = None
         if not self._delivered:
             return False
+        if self._around is not None:  # perhaps its turn has come
+            task.get_loop().call_soon(_deliver, task)
         return task.uncancel() <= self._baseline and isinstance(error, asyncio.CancelledError)
 
     def _unlink(self, task: asyncio.Task[object]) -> None:
-        innermost = _innermost[task]
-        if innermost is self:
-            if self._around is None:
-                del _innermost[task]
-            else:
-                _innermost[task] = self._around
-            return
-        # Left out of order (an exit stack used by hand): take it out of the middle.
+        inner = None
         for scope in entered_scopes(task):
-            if scope._around is self:
-                scope._around = self._around
-                return
+            if scope is self:
+                break
+            inner = scope
+        if inner is not None:  # left out of order: an exit stack used by hand
+            inner._around = self._around
+        elif self._around is not None:
+            _innermost[id(task)] = ref(self._around)
+        else:
+            del _innermost[id(task)]
+
+
+def entered_scopes(task: asyncio.Task[object] | None) -> Iterator[Scope]:
+    """The scopes that a task is inside, innermost first."""
+    scope = None if task is None else _find(task)
+    while scope is not None:
+        yield scope
+        scope = scope._around
+
+
+def _find(task: asyncio.Task[object]) -> Scope | None:
+    known = _innermost.get(id(task))
+    scope = known() if known is not None else None
+    # A task that was abandoned has left its id to another one.
+    return scope if scope is not None and scope._task is task else None
+
+
+def _deliver(task: asyncio.Task[object]) -> None:
+    """Cancel the task for its innermost triggered scope, unless it is being cancelled for one."""
+    for scope in entered_scopes(task):
+        if scope._delivered:
+            return
+        if scope._triggered:
+            scope._delivered = True
+            task.cancel()
+            return
+
+
+def note_failure(error: BaseException | None, failure: Exception, what: str) -> None:
+    """What leaving a block does when that fails: the body's error is never hidden.
+
+    Raises `failure` when there is no `error`, and else notes it on that one.
+    """
+    if error is None:
+        raise failure
+    error.add_note(f"and {what} failed: {failure}")

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
-from tenure.errors import AcquireTimeout
-from tenure.lease import HELD, WAITING, Lease, OnLoss
+from tenure.errors import AcquireTimeout, Misuse
+from tenure.lease import Lease
+from tenure.loss import OnLoss
 from tenure.model import SemaphoreDescription
 from tenure.once import Once
-from tenure.request import SessionSource, Wanted, acquire, join, try_acquire, wait_granted
+from tenure.request import SessionSource, Wanted, acquire, join, settled, try_acquire
+from tenure.scope import Scope
 from tenure.watch import Watch
 
 if TYPE_CHECKING:
@@ -30,6 +32,10 @@ class Ticket:
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
+        self._scope: Scope | None = None
+
+    def __repr__(self) -> str:
+        return f"<Ticket for {self._lease!r}>"
 
     @property
     def granted(self) -> bool:
@@ -47,27 +53,42 @@ class Ticket:
         """
         limit = timeout_seconds(timeout)
         lease = self._lease
-        if limit is None:
-            await wait_granted(lease, for_ever=True)
-            return lease
+        expiry = asyncio.timeout(limit)
         try:
-            async with asyncio.timeout(limit):
-                await wait_granted(lease, for_ever=False)
+            async with expiry:
+                await settled(lease, for_ever=limit is None)
         except TimeoutError:
-            if lease._state is not HELD:
-                raise AcquireTimeout(
-                    f"{lease.name!r} on {lease.node} was not granted within {limit:g} s; the "
-                    "place in its queue is kept",
-                    node=lease.node,
-                    name=lease.name,
-                ) from None
-        return lease
+            if not expiry.expired():
+                raise
+            raise AcquireTimeout(
+                f"{lease.name!r} on {lease.node} was not granted within {limit:g} s; the place in "
+                "its queue is kept",
+                node=lease.node,
+                name=lease.name,
+            ) from None
+        if lease.held:
+            return lease
+        raise lease._why_not_held()
 
     async def withdraw(self) -> None:
-        """Leave the queue, or release the lease. Safe to call twice."""
-        await self._lease._give_back()
+        """Leave the queue, or release the lease. Safe to call twice.
+
+        Raises:
+            LeaseLost: the lease had been lost before.
+        """
+        await self._lease.release()
 
     async def __aenter__(self) -> Ticket:
+        self._lease.session._alive()
+        if self._scope is not None:
+            raise Misuse(
+                f"the ticket for {self._lease.name!r} has been entered already",
+                node=self._lease.node,
+                name=self._lease.name,
+            )
+        # Nothing triggers it; it is there so that a wait inside knows what it is inside.
+        self._scope = Scope(self._lease)
+        self._scope.enter()
         return self
 
     async def __aexit__(
@@ -76,9 +97,11 @@ class Ticket:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        lease = self._lease
-        if lease._state is WAITING or lease._state is HELD:
-            await lease._give_back_after(error)
+        assert self._scope is not None
+        self._scope.exit(error)
+        await self._lease._leave(error)
+        if error is None and self._lease._loss is not None:
+            raise self._lease._why_not_held()
 
 
 class Semaphore:
@@ -112,7 +135,9 @@ class Semaphore:
             InvalidArgument: a mutex or registry of that name is in use.
         """
         session = await self._source._obtain()
-        await session._engine.create_semaphore(self.name, limit, data, exist_ok=exist_ok)
+        await session._until_over(
+            session._engine.create_semaphore(self.name, limit, data, exist_ok=exist_ok)
+        )
 
     async def update(self, data: bytes) -> None:
         """Replace the semaphore's data; who watches it is told, unless the bytes are equal.
@@ -121,7 +146,7 @@ class Semaphore:
             SemaphoreNotFound: there is none.
         """
         session = await self._source._obtain()
-        await session._engine.update_semaphore(self.name, data)
+        await session._until_over(session._engine.update_semaphore(self.name, data))
 
     async def delete(self, *, force: bool = False) -> None:
         """Delete the semaphore.
@@ -135,7 +160,7 @@ class Semaphore:
             SemaphoreBusy: it has owners or waiters, and `force` is false.
         """
         session = await self._source._obtain()
-        await session._engine.delete_semaphore(self.name, force=force)
+        await session._until_over(session._engine.delete_semaphore(self.name, force=force))
 
     async def describe(
         self, *, owners: bool = False, waiters: bool = False
@@ -146,8 +171,8 @@ class Semaphore:
             SemaphoreNotFound: there is none.
         """
         session = await self._source._obtain()
-        return await session._engine.describe_semaphore(
-            self.name, owners=owners, waiters=waiters
+        return await session._until_over(
+            session._engine.describe_semaphore(self.name, owners=owners, waiters=waiters)
         )
 
     async def count(self) -> int:
@@ -185,13 +210,8 @@ class Semaphore:
             SelfDeadlock: the calling task is inside what it waits for.
             SessionExpired, SessionClosed: the session is over.
         """
-        return Once(
-            f"acquire of {self.name!r}",
-            acquire,
-            self._source,
-            self._wanted(count, data, on_loss, stop_time),
-            timeout_seconds(timeout),
-        )
+        wanted = self._wanted(count, data, on_loss, stop_time)
+        return Once(wanted, acquire, self._source, wanted, timeout_seconds(timeout))
 
     async def try_acquire(
         self,
@@ -202,9 +222,7 @@ class Semaphore:
         stop_time: Duration = 0.0,
     ) -> Lease | None:
         """Acquire `count` tokens if they are free and nobody waits; else ``None``."""
-        return await try_acquire(
-            self._source, self._wanted(count, data, on_loss, stop_time)
-        )
+        return await try_acquire(self._source, self._wanted(count, data, on_loss, stop_time))
 
     def enqueue(
         self,
@@ -218,12 +236,8 @@ class Semaphore:
 
         ``async with pool.enqueue() as ticket``, or ``await`` it. Raises as `acquire`.
         """
-        return Once(
-            f"enqueue for {self.name!r}",
-            _enqueue,
-            self._source,
-            self._wanted(count, data, on_loss, stop_time),
-        )
+        wanted = self._wanted(count, data, on_loss, stop_time)
+        return Once(wanted, _enqueue, self._source, wanted)
 
     def watch(self, *, data: bool = False, owners: bool = False) -> Watch[SemaphoreDescription]:
         """The semaphore's state now, and a newer one after every change of what is watched.
@@ -248,9 +262,9 @@ class Semaphore:
         )
 
 
-def _as_it_is(session: Session, described: SemaphoreDescription) -> SemaphoreDescription:
+def _as_it_is(_session: Session, described: SemaphoreDescription) -> SemaphoreDescription:
     return described
 
 
 async def _enqueue(source: SessionSource, wanted: Wanted) -> Ticket:
-    return Ticket(await join(await source._obtain(), wanted, None))
+    return Ticket(await join(source, wanted))

@@ -10,12 +10,11 @@ States, as `Session.state` tells them::
 
 Rules:
 
-* Deadline = proof + window - margin, where the proof counts from when the answered renewal was
-  *sent*, and margin = max(5% of the window, 100 ms, the longest stop time of a lease).
+* The deadline is that of the latest proof (`tenure.proof`), on the holder's own clock.
 * The end is final and happens once, whoever notices first: the keeper's thread, its timer, a
   call that reads the clock, or the store. `_begin_end` may run in any thread; it makes every
   held lease lost and carries out their policies. `_finish_end` runs on the loop; it cancels
-  bodies, wakes waiters, and has the engine's session closed.
+  bodies, wakes whoever waits for anything of this session, and has the engine's session closed.
 * The session's loop owns everything else here.
 """
 
@@ -24,47 +23,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from tenure import fork
+from tenure import events, fork
 from tenure.clock import Clock
 from tenure.election import Election
-from tenure.engines.contract import EngineSession, Removal
-from tenure.errors import (
-    EngineError,
-    InvalidArgument,
-    LeaseLost,
-    Misuse,
-    SessionClosed,
-    SessionExpired,
-    TenureError,
-)
-from tenure.events import (
-    Event,
-    Renewed,
-    SessionAttached,
-    SessionDetached,
-)
-from tenure.events import SessionClosed as SessionClosedEvent
-from tenure.events import SessionExpired as SessionExpiredEvent
-from tenure.lease import LOSS_EXIT_STATUS, Lease, OnLoss, lost_error
+from tenure.engines.contract import Attach, EngineSession, Removal
+from tenure.errors import InvalidArgument, Misuse, SessionClosed, SessionExpired
+from tenure.lease import LOST, Lease
+from tenure.loss import OnLoss
 from tenure.mutex import Mutex
-from tenure.scope import Scope
+from tenure.proof import Proof
+from tenure.scope import Scope, note_failure
 from tenure.semaphore import Semaphore
+from tenure.withdrawal import Withdrawals
 
 if TYPE_CHECKING:
     from tenure.client import Client
     from tenure.request import Wanted
 
-__all__ = ["Session", "SessionState"]
+__all__ = ["ORIGIN", "Session", "SessionState"]
+
+T = TypeVar("T")
 
 SessionState = Literal["connecting", "attached", "detached", "expired", "closed"]
+
+ORIGIN = "_origin"
+"""The attribute of a raised copy of a session's end that holds the original."""
 
 _log = logging.getLogger("tenure")
 
@@ -79,40 +68,37 @@ class Session:
     Attributes:
         node: the path of its node.
         recovery_window: seconds it survives without contact to the store.
+        max_stall: seconds that the event loop may be stuck before it is no longer renewed.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        node: str,
-        recovery_window: float,
-        on_loss: OnLoss,
-        max_stall: float,
-    ) -> None:
-        self.node = node
-        self.recovery_window = recovery_window
+    _engine: EngineSession  # set by _start, before a program sees the session
+
+    def __init__(self, client: Client, how: Attach, on_loss: OnLoss, max_stall: float) -> None:
+        self.node = how.node
+        self.recovery_window = how.recovery_window
         self.max_stall = max_stall
         self._client = client
         self._clock: Clock = client.clock
+        self._born = fork.generation()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._on_loss = on_loss
-        self._engine: EngineSession  # set by _attached, before anyone else sees this object
-        self._state: SessionState = "connecting"
-        self._proof = 0.0
-        self._asked = 0.0
-        self._margin = self._base_margin = max(0.05 * recovery_window, 0.1)
-        self._stop_times: dict[Lease, float] = {}
+        self._contact: Literal["connecting", "attached", "detached"] = "connecting"
+        self._proof = Proof(how.recovery_window)
         self._ended: SessionExpired | SessionClosed | None = None
         self._end_lock = threading.Lock()
-        self._ending: asyncio.Task[None] | None = None
+        self._finished = False
+        self._detaching = False
+        self._leaving: asyncio.Task[None]  # set by _finish_end
         self._leases: dict[int, Lease] = {}
+        self._pending: set[Scope] = set()
         self._watchers: set[Callable[[], None]] = set()
+        self._withdrawals = Withdrawals(self)
         self._last_hold = 0
         self._scope: Scope | None = None
 
     def __repr__(self) -> str:
-        return f"<Session {self.id if self._state != 'connecting' else ''} {self.node} {self.state}>"
+        return f"<Session {self.id} on {self.node}{'' if self._ended is None else ' (over)'}>"
 
     # What a program asks
 
@@ -124,14 +110,16 @@ class Session:
     @property
     def state(self) -> SessionState:
         """One of ``connecting, attached, detached, expired, closed``. Reads the clock."""
-        if self._ended is None and self._state != "connecting":
-            self._proven()
-        return self._state
+        if self._proven():
+            return self._contact
+        if isinstance(self._ended, SessionExpired):
+            return "expired"
+        return "detached" if self._detaching else "closed"
 
     @property
     def deadline(self) -> float:
         """Until when the session is proven, on the client's clock, in seconds."""
-        return self._proof + self.recovery_window - self._margin
+        return self._proof.deadline
 
     # What a program does
 
@@ -150,36 +138,29 @@ class Session:
     async def close(self) -> None:
         """End the session: everything held through it is released, in one step.
 
-        Safe to call twice. Leases that other tasks are inside are lost, and their bodies
-        cancelled; a block that the calling task itself is inside raises at its end.
+        Safe to call twice, and when cancelled. Leases that other tasks are inside are lost, and
+        their bodies cancelled; a block that the calling task itself is inside raises at its end.
 
         Raises:
             EngineError: the store failed; it will end the session when its window is over.
         """
-        fork.check(self._client._born, "this session")
-        self._begin_end(SessionClosed(f"the session on {self.node} was closed", node=self.node))
-        self._finish_end()
-        assert self._ending is not None
-        await asyncio.shield(self._ending)
+        await self._end(self._closed())
 
     async def detach(self) -> None:
         """Leave without ending the session: it keeps its places until its window is over.
 
         From this object's view it is over: leases count as lost, because nobody proves them.
         """
-        fork.check(self._client._born, "this session")
-        self._begin_end(SessionClosed(f"the session on {self.node} was detached", node=self.node))
-        self._finish_end(detach=True)
-        assert self._ending is not None
-        await asyncio.shield(self._ending)
+        why = SessionClosed(f"the session on {self.node} was detached", node=self.node)
+        await self._end(why, detach=True)
 
     async def __aenter__(self) -> Session:
+        self._alive()
         if self._scope is not None:
             raise Misuse(
                 f"the session on {self.node} has been entered already; a session is entered once",
                 node=self.node,
             )
-        self._alive()
         self._scope = Scope(self)
         self._scope.enter()
         return self
@@ -192,146 +173,147 @@ class Session:
     ) -> None:
         assert self._scope is not None
         ours = self._scope.exit(error)
-        if self.state == "expired":
-            if error is None or ours:
-                raise self._end_error()
+        if isinstance(error, GeneratorExit):  # nothing can be awaited, in whatever thread
+            self._soon(partial(self._end_now, self._closed()))
             return
         try:
-            await self.close()
-        except EngineError as failure:
-            if error is None:
-                raise
-            error.add_note(f"and closing the session on {self.node} failed: {failure}")
+            if self.state != "expired":
+                await self.close()
+        except Exception as failure:
+            note_failure(error, failure, f"closing the session on {self.node}")
+        if isinstance(self._ended, SessionExpired) and (error is None or ours):
+            raise self._end_error()
 
     # For the primitives
+
+    def _ready(self) -> Session | None:
+        return self._alive()
+
+    async def _obtain(self) -> Session:
+        return self._alive()
 
     def _alive(self) -> Session:
         """This session, if it can be used.
 
         Raises:
             SessionExpired, SessionClosed: it is over.
-            Misuse: it is used in a forked child, or on another loop's thread.
+            Misuse: it is used in a forked child, or on another event loop.
         """
         if not self._proven():
             raise self._end_error()
+        self._check_loop()
+        return self
+
+    def _check_loop(self) -> None:
         if asyncio.get_running_loop() is not self._loop:
             raise Misuse(
                 f"the session on {self.node} belongs to another event loop; call "
                 "tenure.connect() in this one",
                 node=self.node,
             )
-        return self
-
-    async def _obtain(self) -> Session:
-        return self._alive()
 
     def _proven(self) -> bool:
         """Whether the session is alive by the clock; if its deadline has passed, it ends here."""
-        if fork._generation != self._client._born:
-            fork.check(self._client._born, "this session")
+        if fork._generation != self._born:
+            fork.check(self._born, f"the session on {self.node}")
         if self._ended is None:
-            if self._clock.now() < self._proof + self.recovery_window - self._margin:
+            if self._clock.now() < self._proof.at + self._proof.span:
                 return True
             self.lapse()
         return False
 
+    async def _until_over(self, operation: Awaitable[T]) -> T:
+        """What the store answers, or the session's end, whichever comes first."""
+        scope = Scope(self)
+        scope.enter()
+        self._pending.add(scope)
+        try:
+            answer = await operation
+        except BaseException as error:
+            if scope.exit(error):
+                raise self._end_error() from None
+            if isinstance(error, SessionExpired):
+                raise self._over(error) from None
+            raise
+        finally:
+            self._pending.discard(scope)
+        scope.exit(None)
+        return answer
+
+    def _over(self, error: SessionExpired) -> SessionExpired | SessionClosed:
+        """The store refused an operation because the session is over; returns what to raise."""
+        self.ended(error)
+        return self._end_error()
+
     def _end_error(self) -> SessionExpired | SessionClosed:
-        """A copy of why the session is over, to raise."""
+        """Why the session is over, to raise: a copy that leads back to it."""
         ended = self._ended
         assert ended is not None
-        copy = type(ended)(str(ended), node=ended.node)
-        copy.__cause__ = ended
-        return copy
+        error = type(ended)(str(ended), node=ended.node)
+        error.__dict__[ORIGIN] = ended
+        return error
 
     def _request(self, wanted: Wanted) -> Lease:
         """A new request of this session, numbered before anything is sent."""
-        self._last_hold = hold = self._last_hold + 1
-        lease = wanted.handle(self, hold, wanted, self._clock.now())
-        self._leases[hold] = lease
-        if wanted.stop_time > self._base_margin:
-            self._set_stop_time(lease, wanted.stop_time)
-        return lease
-
-    def _set_stop_time(self, lease: Lease, stop_time: float) -> None:
-        if stop_time >= self.recovery_window / 2:
-            del self._leases[lease._hold]
+        if wanted.stop_time >= self.recovery_window / 2:
             raise InvalidArgument(
                 f"a stop time is under half the recovery window ({self.recovery_window:g} s), "
-                f"not {stop_time:g} s: ask for a longer window",
+                f"not {wanted.stop_time:g} s: ask for a longer window",
                 node=self.node,
-                name=lease.name,
+                name=wanted.name,
             )
-        self._stop_times[lease] = stop_time
-        self._margin = max(self._base_margin, *self._stop_times.values())
-        self.renew()  # the deadline has come nearer: prove anew
+        self._last_hold = hold = self._last_hold + 1
+        self._leases[hold] = lease = wanted.handle(self, hold, wanted)
+        return lease
+
+    def _hold_stop_time(self, lease: Lease) -> None:
+        """Lose the lease, and all else, earlier by its stop time; so prove anew, and more often."""
+        self._proof.add_stop_time(lease._hold, lease._wanted.stop_time)
+        self.renew()
         self._client._keeper.reschedule()
 
     def _forget(self, lease: Lease) -> None:
-        """The request is not in any queue any more."""
+        """The request is in no queue any more."""
         self._leases.pop(lease._hold, None)
-        if self._stop_times and self._stop_times.pop(lease, None) is not None:
-            self._margin = max([self._base_margin, *self._stop_times.values()])
+        self._proof.drop_stop_time(lease._hold)
 
     def _withdraw(self, lease: Lease) -> asyncio.Future[None] | None:
         """Take a request out of its queue, as often as it takes.
 
         Returns:
-            what to wait for (shielded: its failure matters to the session), or ``None`` when
-            it is done.
+            what may be waited for, or ``None`` when it is done; a failure matters to the session.
 
         Raises:
             EngineError: the store failed; it is tried again until the session ends.
         """
+        if fork._generation != self._born:
+            fork.check(self._born, f"the session on {self.node}")
         self._forget(lease)
         if self._ended is not None:
             return None  # its end releases everything
-        try:
-            answer = self._engine.withdraw(lease._hold)
-        except SessionExpired:
-            return None  # likewise; the engine tells the session itself
-        except EngineError:
-            self._client._spawn(self._withdraw_again(lease._hold))
-            raise
-        if answer is None:
-            return None
-        answer.add_done_callback(partial(self._withdrawn, lease._hold))
-        return answer
+        return self._withdrawals.begin(lease)
 
-    def _withdrawn(self, hold: int, answer: asyncio.Future[None]) -> None:
-        if not answer.cancelled() and isinstance(answer.exception(), EngineError):
-            self._client._spawn(self._withdraw_again(hold))
+    def _tell(self, event: events.Event) -> None:
+        for known in self._client._streams:
+            stream = known()
+            if stream is not None:
+                stream._put(event)
 
-    async def _withdraw_again(self, hold: int) -> None:
-        """See a withdrawal through that the store has failed."""
-        pause = 0.05
-        while True:
-            await asyncio.sleep(pause)
-            if self._ended is not None:
-                return
-            try:
-                answer = self._engine.withdraw(hold)
-                if answer is not None:
-                    await answer
-            except SessionExpired:
-                return
-            except EngineError as error:
-                _log.warning("a release on %s failed, and is tried again: %s", self.node, error)
-                pause = min(2 * pause, 5.0)
-            else:
-                return
-
-    def _tell(self, event: Event) -> None:
-        for stream in self._client._streams:
-            stream._put(event)
+    def _soon(self, call: Callable[[], object]) -> None:
+        """Have it called on the loop, if that still turns. From any thread or process."""
+        if fork.generation() == self._born:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(call)
 
     # What the engine tells (`SessionEvents`); on the loop, except `proven`
 
     def proven(self, at: float) -> None:
         """The store has proven that the session lived at `at`. From any thread."""
-        if at > self._proof:
-            self._proof = at
-            if self._client._streams and threading.get_ident() == self._thread:
-                self._tell(Renewed(self.node, self.id, self.deadline))
+        connecting = self._contact == "connecting"
+        if at > self._proof.at and (connecting or self._proven()):  # it does not revive
+            self._proof.at = at
+            if self._client._streams and not connecting:
+                self._soon(partial(self._tell, events.Renewed(self.node, self.id, self.deadline)))
 
     def granted(self, hold: int, order_id: int | None) -> None:
         """A waiting request is an owner now."""
@@ -343,20 +325,20 @@ class Session:
         """A request has left its queue by somebody else's doing."""
         lease = self._leases.get(hold)
         if lease is not None:
-            self._forget(lease)
             lease._remove(why)
 
     def detached(self) -> None:
         """The contact is broken."""
-        if self._ended is None:
-            self._state = "detached"
-            self._tell(SessionDetached(self.node, self.id))
+        if self._contact == "attached" and self._ended is None:
+            self._contact = "detached"
+            self._tell(events.SessionDetached(self.node, self.id))
 
     def attached(self) -> None:
-        """The contact is there."""
-        if self._ended is None:
-            self._state = "attached"
-            self._tell(SessionAttached(self.node, self.id))
+        """The contact is back."""
+        if self._contact == "detached" and self._ended is None:
+            self._contact = "attached"
+            self._tell(events.SessionAttached(self.node, self.id))
+            self.renew()
 
     def ended(self, error: SessionExpired) -> None:
         """The session is over by the store's word."""
@@ -367,24 +349,19 @@ class Session:
 
     @property
     def renew_interval(self) -> float:
-        """Seconds between renewals, at the most."""
-        return (self.recovery_window - self._margin) / 3
+        return self._proof.interval
 
     @property
     def renew_at(self) -> float:
-        """When to renew next: before an unanswered renewal is repeated, it gets some time."""
-        interval = self.renew_interval
-        return max(self._proof + interval, self._asked + interval / 4)
+        return self._proof.renew_at
 
     def renew(self) -> None:
         """Ask the store for proof."""
-        self._asked = self._clock.now()
+        self._proof.asked = self._clock.now()
         self._engine.renew()
 
     def lapse(self) -> None:
         """The deadline has passed: end the session."""
-        if self._ended is not None:
-            return
         self._begin_end(
             SessionExpired(
                 f"the session on {self.node} could not be proven alive within its recovery "
@@ -396,15 +373,33 @@ class Session:
         if threading.get_ident() == self._thread and self._loop.is_running():
             self._finish_end()
         else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-                self._loop.call_soon_threadsafe(self._finish_end)
+            self._soon(self._finish_end)
 
     # The beginning and the end
 
     def _start(self, engine: EngineSession) -> None:
         """The engine has attached the session."""
         self._engine = engine
-        self.attached()
+        self._contact = "attached"
+        if self._ended is not None:
+            self._finish_end()
+        else:
+            self._tell(events.SessionAttached(self.node, self.id))
+
+    def _closed(self) -> SessionClosed:
+        return SessionClosed(f"the session on {self.node} was closed", node=self.node)
+
+    async def _end(self, why: SessionClosed, *, detach: bool = False) -> None:
+        self._end_now(why, detach=detach)
+        await asyncio.wait([self._leaving])
+        self._leaving.result()
+
+    def _end_now(self, why: SessionClosed, *, detach: bool = False) -> None:
+        """End it by the program's will; the store is told in the background."""
+        fork.check(self._born, f"the session on {self.node}")
+        self._check_loop()
+        self._begin_end(why)
+        self._finish_end(detach=detach)
 
     def _begin_end(self, why: SessionExpired | SessionClosed) -> None:
         """Fix why the session is over, and make its leases lost. From any thread; once."""
@@ -413,55 +408,49 @@ class Session:
                 return
             self._ended = why
         for lease in list(self._leases.values()):
-            lease._lose(lost_error(lease, str(why), why))
+            self._lose(lease)
 
-    def _carry_out(self, policy: OnLoss, loss: LeaseLost) -> None:
-        """What cancellation cannot stop, stops here. From any thread."""
-        if policy == "exit":
-            sys.stderr.write(f"tenure: {loss}; this process ends\n")
-            sys.stderr.flush()
-            os._exit(LOSS_EXIT_STATUS)
-        if callable(policy):
-            try:
-                policy(loss)
-            except Exception:
-                _log.exception("the on_loss callback for %r failed", loss.name)
+    def _lose(self, lease: Lease) -> None:
+        """The session is over, and so is the lease if it was held. From any thread."""
+        assert self._ended is not None
+        lease._lose(str(self._ended), self._ended)
 
     def _finish_end(self, *, detach: bool = False) -> None:
         """Tell everyone concerned, and have the engine's session closed. On the loop; once."""
-        if self._ending is not None:
+        if self._finished or self._contact == "connecting":
             return
+        self._finished = True
+        self._detaching = detach
         why = self._ended
-        assert why is not None
-        expired = isinstance(why, SessionExpired)
-        self._state = "expired" if expired else "detached" if detach else "closed"
         self._client._forget_session(self)
-        self._ending = self._client._spawn(self._leave(detach))
-        if expired:
-            self._tell(SessionExpiredEvent(self.node, self.id, str(why)))
+        if isinstance(why, SessionExpired):
+            self._tell(events.SessionExpired(self.node, self.id, str(why)))
+            me = None
         else:
-            self._tell(SessionClosedEvent(self.node, self.id))
-        # A program that closes its session inside a lease's block knows: it is not cancelled.
-        me = None if expired else asyncio.current_task()
-        leases, self._leases = list(self._leases.values()), {}
-        for lease in leases:
-            lease._session_over()
-            lease._lose(lost_error(lease, str(why), why))  # granted since the end began
-            own = me is not None and lease._scope is not None and lease._scope.task is me
-            lease._announce_loss(cancel=not own)
+            self._tell(events.SessionClosed(self.node, self.id))
+            me = asyncio.current_task()  # who closes it knows, and is not cancelled
+        for lease in list(self._leases.values()):
+            lease._fail(None)
+            self._lose(lease)  # if it was granted since the end began
+            if lease._state is LOST:
+                lease._announce_loss(but_not=me)
+        self._leases.clear()
+        for scope in self._pending:
+            scope.trigger()
+        self._withdrawals.stop()
         for wake in list(self._watchers):
             wake()
-        if expired and self._scope is not None:
+        if self._scope is not None and isinstance(why, SessionExpired):
             self._scope.trigger()
+        self._leaving = self._client._see_through(self._leave(detach=detach))
 
-    async def _leave(self, detach: bool) -> None:
+    async def _leave(self, *, detach: bool) -> None:
         try:
             if detach:
                 await self._engine.detach()
             else:
                 await self._engine.close()
-        except TenureError as error:
-            if self._state != "expired":
+        except Exception as error:
+            if not isinstance(self._ended, SessionExpired):
                 raise
             _log.warning("an expired session on %s could not be closed: %s", self.node, error)
-

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from tenure.errors import InvalidArgument
+from tenure.errors import InvalidArgument, Misuse, SessionExpired, TenureError
 from tenure.model import SemaphoreDescription
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Watch(Generic[T]):
     ``async with`` it ends with the block.
     """
 
-    def __init__(  # noqa: PLR0913  one constructor for every kind of watch
+    def __init__(
         self,
         source: SessionSource,
         name: str,
@@ -67,7 +67,7 @@ class Watch(Generic[T]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.aclose()
+        self._close()
 
     async def aclose(self) -> None:
         """Stop watching. Safe to call twice; a waiting ``async for`` ends."""
@@ -76,14 +76,14 @@ class Watch(Generic[T]):
     def _close(self) -> None:
         self._closed = True
         self._changed.set()
-        if self._stop is not None:
-            self._stop()
+        session, stop = self._session, self._stop
+        if session is not None and stop is not None:
             self._stop = None
-        if self._session is not None:
-            self._session._watchers.discard(self._changed.set)
+            session._watchers.discard(self._changed.set)
+            session._soon(stop)  # whatever the thread; and nothing in a forked child
 
     def __del__(self) -> None:
-        # Dropped in the middle of a bare `async for`. getattr: the constructor may have raised.
+        # Dropped in the middle of a bare `async for`. The constructor may have raised.
         if getattr(self, "_stop", None) is not None:
             self._close()
 
@@ -91,25 +91,37 @@ class Watch(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        if self._session is None and not self._closed:
-            await self._subscribe()
+        try:
+            if self._session is None and not self._closed:
+                await self._subscribe()
+            return await self._next_state()
+        except Misuse:
+            raise
+        except TenureError:
+            self._close()  # that was its end
+            raise
+
+    async def _next_state(self) -> T:
         while True:
             await self._changed.wait()
-            if self._closed or self._session is None:
+            session = self._session
+            if self._closed or session is None:
                 raise StopAsyncIteration
             self._changed.clear()
             try:
-                self._session._alive()
-                described = await self._session._engine.describe_semaphore(
-                    self._name, owners=self._owners, waiters=False
+                session._alive()
+                described = await session._until_over(
+                    session._engine.describe_semaphore(
+                        self._name, owners=self._owners, waiters=False
+                    )
                 )
             except BaseException:
                 self._changed.set()  # what was to be told has not been
                 raise
             seen = self._what_is_watched(described)
-            if seen != self._told:
+            if seen != self._told and not self._closed:
                 self._told = seen
-                return self._view(self._session, described)
+                return self._view(session, described)
 
     def _what_is_watched(self, described: SemaphoreDescription) -> object:
         owners = [(owner.order_id, owner.count, owner.data) for owner in described.owners]
@@ -119,10 +131,13 @@ class Watch(Generic[T]):
         session = await self._source._obtain()
         if self._prepare is not None:
             await self._prepare(session)
-        if self._closed:
+        if self._closed or self._session is not None:
             return
-        self._stop = session._engine.watch(
-            self._name, data=self._data, owners=self._owners, changed=self._changed.set
-        )
+        try:
+            self._stop = session._engine.watch(
+                self._name, data=self._data, owners=self._owners, changed=self._changed.set
+            )
+        except SessionExpired as error:
+            raise session._over(error) from None
         session._watchers.add(self._changed.set)
         self._session = session

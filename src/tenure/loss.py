@@ -1,0 +1,61 @@
+"""What the loss of a lease is, and what it does beside being raised."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from tenure.errors import InvalidArgument, LeaseLost
+
+if TYPE_CHECKING:
+    from tenure.lease import Lease
+
+__all__ = ["LOSS_EXIT_STATUS", "OnLoss", "carry_out", "check_policy", "lost_error"]
+
+OnLoss = Literal["cancel", "exit"] | Callable[[LeaseLost], object]
+"""What happens when a lease is lost: ``"cancel"`` cancels the task that entered its block;
+``"exit"`` ends the process at once; a callable is called, perhaps from another thread, and the
+task is cancelled too."""
+
+LOSS_EXIT_STATUS = 79
+"""The exit status of a process that ``on_loss="exit"`` ended."""
+
+_log = logging.getLogger("tenure")
+
+
+def check_policy(on_loss: OnLoss | None) -> None:
+    """Raises `InvalidArgument` when this is no policy; ``None`` stands for the session's."""
+    if on_loss is not None and on_loss not in ("cancel", "exit") and not callable(on_loss):
+        raise InvalidArgument(
+            f"on_loss is 'cancel', 'exit' or a callable that takes the LeaseLost, not {on_loss!r}"
+        )
+
+
+def carry_out(policy: OnLoss, loss: LeaseLost) -> None:
+    """Stop what cancellation cannot stop. From any thread."""
+    if policy == "exit":
+        try:
+            os.write(2, f"tenure: {loss}; this process ends\n".encode(errors="replace"))
+        finally:
+            os._exit(LOSS_EXIT_STATUS)
+    if callable(policy):
+        try:
+            policy(loss)
+        except BaseException:
+            # In the keeper's thread nobody could catch it, and other leases are to be seen to.
+            _log.exception("the on_loss callback for %r failed", loss.name)
+
+
+def lost_error(lease: Lease, reason: str, cause: BaseException | None) -> LeaseLost:
+    """The loss of a lease, with its reason and, when it is the session's end, its cause."""
+    error = LeaseLost(
+        f"the lease of {lease.name!r} on {lease.node} is lost: {reason}; "
+        "stop what it protects, somebody else may hold it already",
+        node=lease.node,
+        name=lease.name,
+        fencing_token=lease._order_id,
+    )
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,112 @@
+"""What a client does with nodes and what is on them, without a session."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from tenure.core import rules
+from tenure.engines.contract import Engine
+from tenure.errors import SemaphoreNotFound
+from tenure.model import (
+    DEFAULT_NODE,
+    NodeConfig,
+    NodeDescription,
+    SemaphoreDescription,
+    SessionDescription,
+)
+
+__all__ = ["Nodes"]
+
+
+class Nodes(ABC):
+    """The operations on nodes, a part of `Client`."""
+
+    @abstractmethod
+    async def _opened(self) -> Engine:
+        """The engine, opened."""
+
+    async def create_node(
+        self, path: str, config: NodeConfig | None = None, *, exist_ok: bool = False
+    ) -> None:
+        """Create a node. What exists is not touched.
+
+        Raises:
+            NodeExists: it exists, and `exist_ok` is false.
+        """
+        rules.check_path(path)
+        engine = await self._opened()
+        await engine.create_node(path, config or NodeConfig(), exist_ok=exist_ok)
+
+    async def alter_node(self, path: str, config: NodeConfig) -> None:
+        """Change a node's configuration; unset fields are left alone. Raises `NodeNotFound`."""
+        rules.check_path(path)
+        await (await self._opened()).alter_node(path, config)
+
+    async def drop_node(self, path: str, *, force: bool = False) -> None:
+        """Drop a node with its semaphores and detached sessions.
+
+        Args:
+            force: even when sessions are attached; they expire.
+
+        Raises:
+            NodeNotFound: there is none.
+            NodeBusy: sessions are attached, and `force` is false.
+            InvalidArgument: the path is ``/default``.
+        """
+        rules.check_path(path)
+        await (await self._opened()).drop_node(path, force=force)
+
+    async def describe_node(self, path: str = DEFAULT_NODE) -> NodeDescription:
+        """A node as it is now. Raises `NodeNotFound`."""
+        rules.check_path(path)
+        return await (await self._opened()).describe_node(path)
+
+    async def list_nodes(self) -> Sequence[str]:
+        """The paths of all nodes, sorted."""
+        return await (await self._opened()).list_nodes()
+
+    async def list_semaphores(
+        self, path: str = DEFAULT_NODE, *, owners: bool = False, waiters: bool = False
+    ) -> Sequence[SemaphoreDescription]:
+        """All semaphores of a node (mutexes and elections are some), sorted by name.
+
+        Raises:
+            NodeNotFound: there is no such node.
+        """
+        rules.check_path(path)
+        engine = await self._opened()
+        return await engine.list_semaphores(path, owners=owners, waiters=waiters)
+
+    async def describe_semaphore(
+        self, name: str, path: str = DEFAULT_NODE, *, owners: bool = True, waiters: bool = True
+    ) -> SemaphoreDescription:
+        """A semaphore as it is now, without a session.
+
+        Raises:
+            NodeNotFound, SemaphoreNotFound: there is none.
+        """
+        rules.check_name(name, path)
+        for each in await self.list_semaphores(path, owners=owners, waiters=waiters):
+            if each.name == name:
+                return each
+        raise SemaphoreNotFound(f"there is no {name!r} on {path}", node=path, name=name)
+
+    async def list_sessions(self, path: str = DEFAULT_NODE) -> Sequence[SessionDescription]:
+        """All sessions of a node, sorted by id. Raises `NodeNotFound`."""
+        rules.check_path(path)
+        return await (await self._opened()).list_sessions(path)
+
+    async def end_session(self, path: str, session_id: int) -> bool:
+        """End a session as if it had expired; false when there was none."""
+        rules.check_path(path)
+        return await (await self._opened()).end_session(path, session_id)
+
+    async def evict(self, path: str, name: str, order_id: int) -> bool:
+        """Take one request out of a queue; false when there was none.
+
+        Its owner learns it (`LeaseLost`); until the news arrives it believes that it holds.
+        """
+        rules.check_path(path)
+        rules.check_name(name, path)
+        return await (await self._opened()).evict(path, name, order_id)

@@ -1,0 +1,59 @@
+"""Until when a session is proven to live in its store, and when to ask the store again.
+
+Deadline = proof + window - margin, where the proof counts from when the answered renewal was
+*sent*, and margin = max(5% of the window, 100 ms, the longest stop time of a held lease).
+
+One thread of control changes the margin (the session's loop); proofs may come from any.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Proof"]
+
+
+class Proof:
+    """What is known of one session's life.
+
+    Attributes:
+        at: when the latest answered renewal was sent.
+        asked: when the latest renewal was sent.
+        span: seconds from a proof to the deadline that it gives.
+    """
+
+    __slots__ = ("_least_margin", "_stop_times", "_window", "asked", "at", "span")
+
+    def __init__(self, window: float) -> None:
+        self.at = 0.0
+        self.asked = 0.0
+        self._window = window
+        self._least_margin = max(0.05 * window, 0.1)
+        self._stop_times: dict[int, float] = {}
+        self.span = window - self._least_margin
+
+    @property
+    def deadline(self) -> float:
+        """Until when the session is proven."""
+        return self.at + self.span
+
+    @property
+    def interval(self) -> float:
+        """Seconds between renewals, at the most."""
+        return self.span / 3
+
+    @property
+    def renew_at(self) -> float:
+        """When to renew next: before an unanswered renewal is repeated, it gets some time."""
+        return max(self.at + self.span / 3, self.asked + self.span / 12)
+
+    def add_stop_time(self, hold: int, stop_time: float) -> None:
+        """From now on the deadline leaves a lease the time that its work needs to stop."""
+        self._stop_times[hold] = stop_time
+        self._measure()
+
+    def drop_stop_time(self, hold: int) -> None:
+        """That lease is over. Safe for one that never had any."""
+        if self._stop_times and self._stop_times.pop(hold, None) is not None:
+            self._measure()
+
+    def _measure(self) -> None:
+        self.span = self._window - max([self._least_margin, *self._stop_times.values()])

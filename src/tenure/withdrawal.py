@@ -1,0 +1,96 @@
+"""Seeing to it that a request leaves its queue, as often as that takes.
+
+A request that its program has given up must not stay: not when the caller was cancelled, not when
+the store failed, not when nobody waits for the answer. Only the end of its session settles that
+otherwise, since it releases everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tenure.errors import SessionExpired
+
+if TYPE_CHECKING:
+    from tenure.lease import Lease
+    from tenure.session import Session
+
+__all__ = ["Withdrawals"]
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
+"""Seconds between two attempts: at first, and at the most."""
+
+_log = logging.getLogger("tenure")
+
+
+class Withdrawals:
+    """The withdrawals of one session, releases included."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._again: set[asyncio.Task[None]] = set()
+
+    def begin(self, lease: Lease) -> asyncio.Future[None] | None:
+        """Take a request out of its queue.
+
+        Returns:
+            what may be waited for, or ``None`` when it is done.
+
+        Raises:
+            EngineError: the store failed; it is tried again until the session ends. So it is
+                when the future fails.
+        """
+        session = self._session
+        try:
+            answer = session._engine.withdraw(lease._hold)
+        except SessionExpired as error:
+            session.ended(error)
+            return None
+        except Exception:
+            self._try_again(lease)
+            raise
+        if answer is not None:
+            answer.add_done_callback(partial(self._answered, lease))
+        return answer
+
+    def stop(self) -> None:
+        """The session is over."""
+        for task in self._again:
+            task.cancel()
+
+    def _answered(self, lease: Lease, answer: asyncio.Future[None]) -> None:
+        error = answer.exception()
+        if isinstance(error, SessionExpired):
+            self._session.ended(error)
+        elif error is not None and self._session._ended is None:
+            self._try_again(lease)
+
+    def _try_again(self, lease: Lease) -> None:
+        task = self._session._client._see_through(self._repeat(lease))
+        self._again.add(task)
+        task.add_done_callback(self._again.discard)
+
+    async def _repeat(self, lease: Lease) -> None:
+        session = self._session
+        pause = FIRST_PAUSE
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                answer = session._engine.withdraw(lease._hold)
+                if answer is not None:
+                    await answer
+            except SessionExpired as error:
+                session.ended(error)
+            except Exception as error:
+                _log.warning(
+                    "releasing %r on %s failed, and is tried again: %s",
+                    lease.name,
+                    session.node,
+                    error,
+                )
+                pause = min(2 * pause, LONGEST_PAUSE)
+                continue
+            return
