@@ -210,8 +210,14 @@ class Client(Nodes):
     # Tasks of the client's own, so that what a cancelled caller began has an owner
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task that `aclose` cancels."""
-        return self._own(work, self._beginnings)
+        """A task that `aclose` cancels.
+
+        Those who wait for it are told how it ends (`_outcome`); when nobody does any more, its
+        failure is nobody's business.
+        """
+        task = self._own(work, self._beginnings)
+        task.add_done_callback(_failure)
+        return task
 
     def _see_through(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """A task that `aclose` waits for."""

@@ -262,7 +262,10 @@ class Lease:
             return
         try:
             if self._state is not HELD or self.held:
-                await self._give_back()
+                if isinstance(error, asyncio.CancelledError):
+                    self._give_up()  # who cancels does not wait for the store
+                else:
+                    await self._give_back()
         except Exception as failure:
             note_failure(error, failure, f"the release of {self.name!r} on {self.node}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -68,7 +68,7 @@ class Once(Coroutine[Any, Any, B], Generic[B]):
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> Awaitable[None]:
+    ) -> Coroutine[Any, Any, None]:
         assert self._entered is not None, "a block is left after it was entered"
         return self._entered.__aexit__(kind, error, trace)
 

@@ -33,7 +33,7 @@ from tenure import events, fork
 from tenure.clock import Clock
 from tenure.election import Election
 from tenure.engines.contract import Attach, EngineSession, Removal
-from tenure.errors import InvalidArgument, Misuse, SessionClosed, SessionExpired
+from tenure.errors import EngineError, InvalidArgument, Misuse, SessionClosed, SessionExpired
 from tenure.lease import LOST, Lease
 from tenure.loss import OnLoss
 from tenure.mutex import Mutex
@@ -177,7 +177,11 @@ class Session:
             self._soon(partial(self._end_now, self._closed()))
             return
         try:
-            if self.state != "expired":
+            if self.state == "expired":
+                pass
+            elif isinstance(error, asyncio.CancelledError):
+                self._end_now(self._closed())  # who cancels does not wait for the store
+            else:
                 await self.close()
         except Exception as failure:
             note_failure(error, failure, f"closing the session on {self.node}")
@@ -446,11 +450,16 @@ class Session:
 
     async def _leave(self, *, detach: bool) -> None:
         try:
-            if detach:
-                await self._engine.detach()
-            else:
-                await self._engine.close()
+            # Later than that it is over in the store, whatever that says.
+            async with asyncio.timeout(self.recovery_window):
+                await (self._engine.detach() if detach else self._engine.close())
         except Exception as error:
+            failure = EngineError(
+                f"the store could not be told that the session on {self.node} is over "
+                f"({error or 'no answer'}); it will end when its window of "
+                f"{self.recovery_window:g} s has passed",
+                node=self.node,
+            )
             if not isinstance(self._ended, SessionExpired):
-                raise
-            _log.warning("an expired session on %s could not be closed: %s", self.node, error)
+                raise failure from error
+            _log.warning("%s", failure)

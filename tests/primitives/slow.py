@@ -1,16 +1,19 @@
 """An engine between the primitives and another engine that answers late, fails, or not at all.
 
 `SlowEngine` fulfils the contract: operations take effect in the order in which they were called,
-answers are futures that come some turns of the loop later, and a cancelled future stops nothing.
-What a test can do to it: `pause` and `resume` (the store is out of reach), `fail` (the next
-operations of a kind fail), `drop_proofs` (renewals prove nothing).
+answers are futures, what it tells comes after the answers that precede it, and a cancelled future
+stops nothing. Between it and the store there are two lines, one each way; a test can make each
+slow (`turns` of the loop) or cut it (`flowing = False`), and have operations fail (`fail`):
+
+* both lines cut: the store is out of reach;
+* `back` cut: half-open, what is sent arrives and takes effect, and no answer comes.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from tenure.clock import Clock
@@ -35,36 +38,85 @@ from tenure.model import (
 T = TypeVar("T")
 
 
+class Line:
+    """One way between a program and the store: first in, first out, `turns` of the loop long."""
+
+    def __init__(self, turns: int) -> None:
+        self.turns = turns
+        self._flowing = True
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    @property
+    def flowing(self) -> bool:
+        return self._flowing
+
+    @flowing.setter
+    def flowing(self, value: bool) -> None:
+        self._flowing = value
+        self._flow()
+
+    def carry(self, call: Callable[[], None]) -> None:
+        self._hop(call, self.turns)
+
+    def _hop(self, call: Callable[[], None], turns: int) -> None:
+        if turns:
+            asyncio.get_running_loop().call_soon(self._hop, call, turns - 1)
+        else:
+            self._waiting.append(call)
+            self._flow()
+
+    def _flow(self) -> None:
+        while self._flowing and self._waiting:
+            self._waiting.popleft()()
+
+
 class SlowEngine:
-    """Another engine, `turns` turns of the loop away in each direction."""
+    """Another engine, which answers at once, `turns` turns of the loop away in each direction."""
 
     def __init__(self, inner: Engine, turns: int = 1) -> None:
         self.inner = inner
-        self.turns = turns
-        self.paused = False
-        self.failures: dict[str, list[Exception]] = {}
-        self.prove = True
+        self.there = Line(turns)
+        self.back = Line(turns)
         self.sessions: list[SlowSession] = []
+        self.calls: list[str] = []
+        self._failures: dict[str, deque[tuple[Exception, bool]]] = {}
 
-    # What a test does to it
+    def cut(self) -> None:
+        """The store is out of reach, until `mend`."""
+        self.there.flowing = self.back.flowing = False
 
-    def pause(self) -> None:
-        """Nothing reaches the store, and no answer comes, until `resume`."""
-        self.paused = True
+    def mend(self) -> None:
+        self.there.flowing = True
+        self.back.flowing = True
 
-    def resume(self) -> None:
-        self.paused = False
-        for session in self.sessions:
-            session.pump()
+    def fail(self, kind: str, *errors: Exception, done: bool = False) -> None:
+        """Let the next operations of that name fail with `errors`, one after the other.
 
-    def fail(self, kind: str, *errors: Exception) -> None:
-        """Let the next operations called `kind` fail with `errors`, one after the other."""
-        self.failures.setdefault(kind, []).extend(errors)
+        With `done` they are carried out all the same.
+        """
+        self._failures.setdefault(kind, deque()).extend((error, done) for error in errors)
 
-    def check(self, kind: str) -> None:
-        waiting = self.failures.get(kind)
-        if waiting:
-            raise waiting.pop(0)
+    def operate(self, kind: str, operation: Callable[[], T]) -> asyncio.Future[T]:
+        """Carry an operation to the store, and its answer back."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def take_effect() -> None:
+            self.calls.append(kind)
+            failing = self._failures.get(kind)
+            error, done = failing.popleft() if failing else (None, True)
+            result: Any = None
+            try:
+                if done:
+                    result = operation()
+            except Exception as raised:
+                error = raised
+            self.back.carry(lambda: _settle(answer, result, error))
+
+        self.there.carry(take_effect)
+        return answer
+
+    async def run(self, kind: str, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await self.operate(kind, lambda: at_once(operation()))
 
     # The contract
 
@@ -81,28 +133,24 @@ class SlowEngine:
         return self.inner.capabilities
 
     async def open(self) -> None:
-        await self.delay()
-        self.check("open")
-        await self.inner.open()
+        await self.run("open", self.inner.open)
 
     async def aclose(self) -> None:
-        await self.inner.aclose()
-        self.check("aclose")
-
-    async def delay(self) -> None:
-        for _ in range(self.turns):
-            await asyncio.sleep(0)
+        await self.run("aclose", self.inner.aclose)
 
     async def attach(self, how: Attach, events: SessionEvents) -> EngineSession:
-        self.check("attach")
         session = SlowSession(self, events)
-        attaching = asyncio.ensure_future(self.inner.attach(how, session))
+
+        async def attach() -> None:
+            if not session.unwanted:
+                session.inner = await self.inner.attach(how, session)
+
         try:
-            await self.delay()
-            session.inner = await asyncio.shield(attaching)
-            await self.delay()
-        except asyncio.CancelledError:
-            await (await attaching).close()
+            await self.run("attach", attach)
+        except BaseException:
+            session.unwanted = True
+            if session.inner is not None:
+                await session.inner.close()
             raise
         self.sessions.append(session)
         return session
@@ -140,90 +188,56 @@ class SlowEngine:
 class SlowSession:
     """One session of a `SlowEngine`, and what stands between the events of the two."""
 
-    inner: EngineSession
-
     def __init__(self, engine: SlowEngine, events: SessionEvents) -> None:
-        self._engine = engine
-        self._events = events
-        self._loop = asyncio.get_running_loop()
-        self._queue: deque[tuple[str, Callable[[], Any], asyncio.Future[Any] | None]] = deque()
+        self.engine = engine
+        self.events = events
+        self.inner: EngineSession | None = None
+        self.unwanted = False
+        self._asked = engine.clock.now()
+
+    @property
+    def _store(self) -> EngineSession:
+        assert self.inner is not None
+        return self.inner
 
     @property
     def id(self) -> int:
-        return self.inner.id
+        return self._store.id
 
     @property
     def attach_number(self) -> int:
-        return self.inner.attach_number
-
-    def pump(self) -> None:
-        while self._queue and not self._engine.paused:
-            kind, operation, answer = self._queue.popleft()
-            try:
-                self._engine.check(kind)
-                result = operation()
-            except Exception as error:
-                self._after(self._settle, answer, None, error)
-            else:
-                self._after(self._settle, answer, result, None)
-
-    @staticmethod
-    def _settle(answer: asyncio.Future[Any] | None, result: Any, error: Exception | None) -> None:
-        if answer is None or answer.done():
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(result)
-
-    def _after(self, call: Callable[..., None], *arguments: Any, turns: int | None = None) -> None:
-        """Call it some turns of the loop later; what is called later comes later."""
-        turns = self._engine.turns if turns is None else turns
-        if turns <= 0:
-            call(*arguments)
-        else:
-            self._loop.call_soon(lambda: self._after(call, *arguments, turns=turns - 1))
-
-    def _operate(self, kind: str, operation: Callable[[], T]) -> asyncio.Future[T]:
-        answer: asyncio.Future[T] = self._loop.create_future()
-        self._after(self._enter, kind, operation, answer)
-        return answer
-
-    def _enter(self, kind: str, operation: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
-        self._queue.append((kind, operation, answer))
-        self.pump()
-
-    # The contract
+        return self._store.attach_number
 
     def renew(self) -> None:
-        self.inner.renew()
+        """Without the lines' turns, because it may come from any thread."""
+        if self.engine.there.flowing:
+            self._asked = self.engine.clock.now()
+            self._store.renew()
 
     async def close(self) -> None:
-        await self._engine.delay()
-        self._engine.check("close")
-        await self.inner.close()
+        await self.engine.run("close", self._store.close)
 
     async def detach(self) -> None:
-        await self.inner.detach()
+        await self.engine.run("detach", self._store.detach)
 
-    async def create_semaphore(
-        self, name: str, limit: int, data: bytes, *, exist_ok: bool
-    ) -> None:
-        await self._engine.delay()
-        await self.inner.create_semaphore(name, limit, data, exist_ok=exist_ok)
+    async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        await self.engine.run(
+            "create", lambda: self._store.create_semaphore(name, limit, data, exist_ok=exist_ok)
+        )
 
     async def update_semaphore(self, name: str, data: bytes) -> None:
-        await self.inner.update_semaphore(name, data)
+        await self.engine.run("update", lambda: self._store.update_semaphore(name, data))
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
-        await self.inner.delete_semaphore(name, force=force)
+        await self.engine.run("delete", lambda: self._store.delete_semaphore(name, force=force))
 
     async def describe_semaphore(
         self, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
-        await self._engine.delay()
-        self._engine.check("describe")
-        return await self.inner.describe_semaphore(name, owners=owners, waiters=waiters)
+        return await self.engine.run(
+            "describe",
+            lambda: self._store.describe_semaphore(name, owners=owners, waiters=waiters),
+        )
 
     def enqueue(
         self,
@@ -235,41 +249,74 @@ class SlowSession:
         timeout: float | None,
         ephemeral: bool,
     ) -> Answer[Enqueued]:
-        return self._operate(
+        return self.engine.operate(
             "enqueue",
-            lambda: self.inner.enqueue(
-                hold, name, count, data, timeout=timeout, ephemeral=ephemeral
+            lambda: plain(
+                self._store.enqueue(hold, name, count, data, timeout=timeout, ephemeral=ephemeral)
             ),
-        )  # type: ignore[return-value]  # the inner engine answers at once
+        )
 
     def alter(self, hold: int, *, count: int | None, data: bytes | None) -> Answer[None]:
-        return self._operate("alter", lambda: self.inner.alter(hold, count=count, data=data))  # type: ignore[return-value]
+        return self.engine.operate(
+            "alter", lambda: plain(self._store.alter(hold, count=count, data=data))
+        )
 
     def withdraw(self, hold: int) -> Answer[None]:
-        return self._operate("withdraw", lambda: self.inner.withdraw(hold))  # type: ignore[return-value]
+        return self.engine.operate("withdraw", lambda: plain(self._store.withdraw(hold)))
 
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
-        return self.inner.watch(name, data=data, owners=owners, changed=changed)
+        return self._store.watch(
+            name, data=data, owners=owners, changed=lambda: self.engine.back.carry(changed)
+        )
 
-    # The inner engine's events, on their way up
+    # What the store tells, on its way back
 
     def proven(self, at: float) -> None:
-        if self._engine.prove:
-            self._events.proven(at)
+        at = min(at, self._asked)  # when it was sent from here
+        if self.engine.back.flowing:
+            self.events.proven(at)  # at once, because it may come in any thread
+        else:
+            self.engine.back.carry(lambda: self.events.proven(at))
 
     def granted(self, hold: int, order_id: int | None) -> None:
-        self._after(self._events.granted, hold, order_id)
+        self.engine.back.carry(lambda: self.events.granted(hold, order_id))
 
     def removed(self, hold: int, why: Removal) -> None:
-        self._after(self._events.removed, hold, why)
+        self.engine.back.carry(lambda: self.events.removed(hold, why))
 
     def detached(self) -> None:
-        self._events.detached()
+        self.engine.back.carry(self.events.detached)
 
     def attached(self) -> None:
-        self._events.attached()
+        self.engine.back.carry(self.events.attached)
 
     def ended(self, error: SessionExpired) -> None:
-        self._after(self._events.ended, error)
+        self.engine.back.carry(lambda: self.events.ended(error))
+
+
+def _settle(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if answer.done():
+        return  # nobody wants it any more
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(result)
+
+
+def plain(answer: Answer[T]) -> T:
+    """The answer of an engine that gives it at once."""
+    assert not isinstance(answer, asyncio.Future)
+    return answer
+
+
+def at_once(operation: Coroutine[Any, Any, T]) -> T:
+    """The result of an operation that does not wait."""
+    try:
+        operation.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    operation.close()
+    raise AssertionError("the inner engine is one that answers at once")

@@ -1,0 +1,65 @@
+"""What the tests of the primitives share: a store to look into, and turns of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+
+from tenure.client import Client
+from tenure.clock import Clock
+from tenure.engines import connect_engine
+from tenure.errors import SemaphoreNotFound
+from tenure.model import DEFAULT_NODE, RequestDescription, SessionDescription
+from tests.primitives.slow import SlowEngine
+
+ENOUGH = 60
+"""Turns of the loop within which whatever is under way comes to its end."""
+
+_numbers = itertools.count(1)
+
+
+async def turns(count: int = ENOUGH) -> None:
+    """Let the loop turn."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class World:
+    """One store in this process, and the clients that a test connects to it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.url = f"memory://world-{next(_numbers)}"
+        self._eye = Client(connect_engine(self.url, clock), clock)
+
+    async def open(self) -> None:
+        await self._eye.list_nodes()
+
+    async def close(self) -> None:
+        await self._eye.aclose()
+
+    def client(self) -> Client:
+        """A program's way to the store."""
+        return Client(connect_engine(self.url, self.clock), self.clock)
+
+    def slow(self, turns: int | None = 1) -> tuple[Client, SlowEngine]:
+        """A program's way to the store, which a test can make slow, cut, or have fail."""
+        engine = SlowEngine(connect_engine(self.url, self.clock), turns or 0)
+        return Client(engine, self.clock), engine
+
+    async def queue(self, name: str, path: str = DEFAULT_NODE) -> list[RequestDescription]:
+        """All requests for a name, owners first."""
+        try:
+            found = await self._eye.describe_semaphore(name, path)
+        except SemaphoreNotFound:
+            return []
+        return [*found.owners, *found.waiters]
+
+    async def sessions(self, path: str = DEFAULT_NODE) -> Sequence[SessionDescription]:
+        return await self._eye.list_sessions(path)
+
+    async def end_sessions(self, path: str = DEFAULT_NODE) -> None:
+        """By the store's word."""
+        for session in await self.sessions(path):
+            await self._eye.end_session(path, session.id)
