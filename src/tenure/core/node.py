@@ -136,7 +136,7 @@ class Store:
         self._last_session_id = 0
         self._deadlines: list[tuple[float, int, Session | Request]] = []
         self._pushed = 0
-        self._stale = 0
+        self._compact_at = 1000
 
     # Nodes
 
@@ -176,8 +176,6 @@ class Store:
             )
         for session in list(node.sessions.values()):
             self._remove_session(session, f"the node {path} was dropped")
-        for name in list(node.watches):
-            self._changed(node, name, data=True, owners=True)
         del self.nodes[path]
 
     # Sessions
@@ -215,7 +213,7 @@ class Store:
         session.last_contact = max(session.last_contact, now)
         return True
 
-    def detach(self, session: Session, now: float) -> None:
+    def detach(self, session: Session) -> None:
         if session.alive:
             session.attached = False
             self._drop_watches(session)
@@ -395,7 +393,7 @@ class Store:
         return self._deadlines[0][0] if self._deadlines else None
 
     def expire(self, now: float) -> None:
-        """End what has run out by now, the earliest first; what runs out together leaves together."""
+        """End what has run out by now, the earliest first; what is due together leaves together."""
         while self._deadlines and self._deadlines[0][0] <= now:
             instant = self._deadlines[0][0]
             affected: dict[Semaphore, bool] = {}
@@ -403,10 +401,8 @@ class Store:
             while self._deadlines and self._deadlines[0][0] == instant:
                 entry = heappop(self._deadlines)[2]
                 if isinstance(entry, Request):
-                    if entry.deadline == instant and entry.granted_at is None:
+                    if entry.deadline == instant:
                         late.append(entry)
-                    else:
-                        self._stale -= 1
                 elif entry.alive:
                     until = entry.last_contact + entry.window
                     if until > now:
@@ -418,22 +414,18 @@ class Store:
                         )
             self._advance(affected, instant)
             for request in late:
-                if request.granted_at is None and request.deadline is not None:
+                if request.deadline is not None:  # neither granted nor gone since
                     self._leave(request)
                     self.effects.append((request.session, TIMED_OUT, request))
                     self._advance_one(request, instant)
 
     def _due(self, when: float, entry: Session | Request) -> None:
+        if len(self._deadlines) >= self._compact_at:
+            self._deadlines = [each for each in self._deadlines if _is_right(each)]
+            heapify(self._deadlines)
+            self._compact_at = max(1000, 2 * len(self._deadlines))
         self._pushed += 1
         heappush(self._deadlines, (when, self._pushed, entry))
-        if self._stale > 1000 and self._stale > len(self._deadlines) // 2:
-            self._deadlines = [
-                each
-                for each in self._deadlines
-                if not isinstance(each[2], Request) or each[2].deadline == each[0]
-            ]
-            heapify(self._deadlines)
-            self._stale = 0
 
     # What the commands are made of
 
@@ -454,10 +446,6 @@ class Store:
         """Take a request out of its queue and its session; nobody is granted yet."""
         request.semaphore.remove(request)
         del request.session.requests[request.hold]
-        if request.deadline is not None:
-            if request.granted_at is None:
-                request.deadline = None
-            self._stale += 1
 
     def _advance_one(self, left: Request, now: float) -> None:
         self._advance({left.semaphore: left.granted_at is not None}, now)
@@ -503,3 +491,9 @@ class Store:
         for watch in node.watches.get(name, ()):
             if (data and watch.data) or (owners and watch.owners):
                 self.effects.append((watch.session, CHANGED, watch))
+
+
+def _is_right(entry: tuple[float, int, Session | Request]) -> bool:
+    """Whether an entry of the heap still means something."""
+    when, _, what = entry
+    return what.deadline == when if isinstance(what, Request) else what.alive

@@ -21,7 +21,7 @@ __all__ = ["Request", "Semaphore"]
 
 
 class Request:
-    """One request. `granted_at` is ``None`` while it waits."""
+    """One request. `granted_at` is ``None`` while it waits; only a waiter has a `deadline`."""
 
     __slots__ = (
         "count",
@@ -78,7 +78,6 @@ class Semaphore:
         "name",
         "node",
         "waiting",
-        "watches",
         "whole",
     )
 
@@ -131,7 +130,7 @@ class Semaphore:
             after.previous = before
         if request is self.first_waiting:
             self.first_waiting = after
-        request.previous = request.next = None
+        request.previous = request.next = request.deadline = None
         if request.granted_at is None:
             self.waiting -= 1
         else:
@@ -148,4 +147,5 @@ class Semaphore:
         self.held += request.count
         self.whole = request.count == self.limit
         request.granted_at = now
+        request.deadline = None
         return request

@@ -231,7 +231,7 @@ def next_order_id(last: int, seen: int, wall: float) -> int:
     the data is lost, as long as the clock has not been set back behind the last number.
     """
     now = int(wall * 1e6)
-    top = last if last > seen else seen
+    top = max(seen, last)
     return now if now > top else top + 1
 
 

@@ -150,8 +150,12 @@ class MemoryEngine:
             elif kind == CHANGED:
                 what.sink()
             elif kind == ENDED:
-                sink.over(SessionExpired(f"the session on {session.node.path} is over: {what}",
-                                         node=session.node.path))
+                sink.over(
+                    SessionExpired(
+                        f"the session on {session.node.path} is over: {what}",
+                        node=session.node.path,
+                    )
+                )
             else:
                 sink.events.removed(what.hold, _REMOVALS[kind])
         if pushes:
@@ -318,7 +322,7 @@ class MemorySession:
 
     async def detach(self) -> None:
         with self._lock:
-            self._store.detach(self._state, self._now())
+            self._store.detach(self._state)
 
     def _alive(self) -> Session:
         if not self._state.alive:
@@ -326,9 +330,7 @@ class MemorySession:
             raise SessionExpired(f"the session on {path} is over", node=path)
         return self._state
 
-    async def create_semaphore(
-        self, name: str, limit: int, data: bytes, *, exist_ok: bool
-    ) -> None:
+    async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
         with self._lock:
             self._store.create(self._alive().node, name, limit, data, exist_ok=exist_ok)
             self.engine._settle(self._store)
@@ -393,9 +395,7 @@ class MemorySession:
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
         with self._lock:
-            watch = self._store.watch(
-                self._alive(), name, data=data, owners=owners, sink=changed
-            )
+            watch = self._store.watch(self._alive(), name, data=data, owners=owners, sink=changed)
 
         def stop() -> None:
             with self._lock:

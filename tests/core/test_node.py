@@ -1,0 +1,476 @@
+"""Nodes, sessions, semaphores and deadlines, one behaviour at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tenure.core import rules
+from tenure.core.node import (
+    CHANGED,
+    DELETED,
+    ENDED,
+    EVICTED,
+    GRANTED,
+    TIMED_OUT,
+    Session,
+    Store,
+)
+from tenure.core.queue import Request
+from tenure.errors import (
+    InvalidArgument,
+    LeaseReleased,
+    NodeBusy,
+    NodeExists,
+    NodeNotFound,
+    SemaphoreBusy,
+    SemaphoreExists,
+    SemaphoreNotFound,
+    SessionExpired,
+)
+from tenure.model import EPHEMERAL_LIMIT, NodeConfig
+
+
+class Bench:
+    """A store, a clock, and short words for the commands."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.now = 0.0
+        self.holds = 0
+
+    def attach(self, path: str = "/default", window: float = 10.0) -> Session:
+        return self.store.attach(path, "", window, "process", b"", self.now)
+
+    def enqueue(
+        self,
+        session: Session,
+        name: str = "x",
+        count: int = EPHEMERAL_LIMIT,
+        timeout: float | None = None,
+        *,
+        ephemeral: bool = True,
+        data: bytes = b"",
+    ) -> Request | None:
+        self.holds += 1
+        order_id = self.store.last_order_id + 1
+        return self.store.enqueue(
+            session, self.holds, name, count, data, timeout, ephemeral, self.now, order_id
+        )
+
+    def put(self, *arguments: Any, **named: Any) -> Request:
+        request = self.enqueue(*arguments, **named)
+        assert request is not None
+        return request
+
+    def create(self, name: str = "pool", limit: int = 4, data: bytes = b"") -> None:
+        self.store.create(self.store.node("/default"), name, limit, data, exist_ok=False)
+
+    def effects(self) -> list[tuple[int, Any]]:
+        """(kind, what), and none of them a second time."""
+        effects = [(effect[1], effect[2]) for effect in self.store.effects]
+        self.store.effects.clear()
+        return effects
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+# Nodes
+
+
+def test_a_node_exists_once(bench: Bench) -> None:
+    bench.store.create_node("/a", NodeConfig(2.0), exist_ok=False)
+    with pytest.raises(NodeExists):
+        bench.store.create_node("/a", NodeConfig(), exist_ok=False)
+    bench.store.create_node("/a", NodeConfig(3.0), exist_ok=True)
+    assert bench.store.node("/a").config.self_check_period == 2.0
+
+
+def test_a_node_that_is_not_there_is_an_error(bench: Bench) -> None:
+    for call in (
+        lambda: bench.store.node("/a"),
+        lambda: bench.attach("/a"),
+        lambda: bench.store.alter_node("/a", NodeConfig()),
+        lambda: bench.store.drop_node("/a", force=True),
+    ):
+        with pytest.raises(NodeNotFound):
+            call()
+
+
+def test_altering_changes_what_is_set(bench: Bench) -> None:
+    bench.store.alter_node("/default", NodeConfig(session_grace_period=3))
+    assert bench.store.node("/default").config.session_grace_period == 3
+
+
+def test_a_node_with_attached_sessions_is_dropped_by_force_only(bench: Bench) -> None:
+    bench.store.create_node("/a", NodeConfig(), exist_ok=False)
+    session = bench.attach("/a")
+    bench.put(session)
+    watcher = bench.attach("/a")
+    bench.store.watch(watcher, "x", data=True, owners=True, sink=None)
+    with pytest.raises(NodeBusy):
+        bench.store.drop_node("/a", force=False)
+    bench.store.drop_node("/a", force=True)
+    assert [kind for kind, _ in bench.effects()] == [ENDED, ENDED]
+    assert not session.alive
+    with pytest.raises(NodeNotFound):
+        bench.store.node("/a")
+
+
+def test_detached_sessions_do_not_hold_a_node(bench: Bench) -> None:
+    bench.store.create_node("/a", NodeConfig(), exist_ok=False)
+    session = bench.attach("/a")
+    bench.store.detach(session)
+    bench.store.detach(session)
+    bench.store.drop_node("/a", force=False)
+    bench.store.detach(session)
+    assert not session.alive
+
+
+def test_the_default_node_cannot_be_dropped(bench: Bench) -> None:
+    with pytest.raises(InvalidArgument):
+        bench.store.drop_node("/default", force=True)
+
+
+# Sessions
+
+
+def test_session_ids_are_never_used_again(bench: Bench) -> None:
+    first = bench.attach()
+    bench.store.close(first, bench.now)
+    bench.store.close(first, bench.now)
+    assert bench.attach().id > first.id
+
+
+def test_a_node_has_room_for_so_many_sessions_and_semaphores(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "SESSIONS_PER_NODE", 1)
+    monkeypatch.setattr(rules, "SEMAPHORES_PER_NODE", 1)
+    session = bench.attach()
+    with pytest.raises(InvalidArgument, match="sessions"):
+        bench.attach()
+    bench.put(session, "one")
+    with pytest.raises(InvalidArgument, match="semaphores"):
+        bench.enqueue(session, "two")
+
+
+def test_a_session_that_is_not_heard_of_for_its_window_is_over(bench: Bench) -> None:
+    session = bench.attach(window=10)
+    other = bench.attach(window=100)
+    bench.put(session)
+    waiter = bench.put(other)
+    bench.effects()
+    bench.now = 9
+    assert bench.store.touch(session, bench.now)
+    bench.now = 18.9
+    bench.store.expire(bench.now)
+    assert session.alive
+    assert bench.store.next_deadline() == 19
+    bench.store.expire(19)
+    assert [kind for kind, _ in bench.effects()] == [ENDED, GRANTED]
+    assert waiter.granted_at == 19
+    assert not bench.store.touch(session, 20)
+    with pytest.raises(SessionExpired):
+        bench.enqueue(session)
+
+
+def test_a_session_that_closes_leaves_all_its_queues_in_one_step(bench: Bench) -> None:
+    closing, other = bench.attach(), bench.attach()
+    for name in ("a", "b"):
+        bench.put(closing, name)
+        bench.put(closing, name)
+        bench.put(other, name)
+    bench.effects()
+    bench.store.close(closing, bench.now)
+    granted = [what for kind, what in bench.effects() if kind == GRANTED]
+    assert [request.session for request in granted] == [other, other]
+    assert not closing.requests
+
+
+def test_an_ended_session_is_told_why(bench: Bench) -> None:
+    session = bench.attach()
+    bench.store.close(session, bench.now, "because")
+    assert bench.effects() == [(ENDED, "because")]
+
+
+# Semaphores
+
+
+def test_a_semaphore_exists_once_and_its_limit_sticks(bench: Bench) -> None:
+    node = bench.store.node("/default")
+    bench.create("pool", 4)
+    bench.store.create(node, "pool", 4, b"other", exist_ok=True)
+    assert node.semaphores["pool"].data == b""
+    with pytest.raises(SemaphoreExists):
+        bench.create("pool", 4)
+    with pytest.raises(SemaphoreExists) as error:
+        bench.store.create(node, "pool", 5, b"", exist_ok=True)
+    assert error.value.limit == 4
+
+
+def test_one_name_is_one_kind(bench: Bench) -> None:
+    session = bench.attach()
+    bench.create("pool")
+    with pytest.raises(InvalidArgument):
+        bench.enqueue(session, "pool")
+    bench.put(session, "mutex")
+    with pytest.raises(InvalidArgument):
+        bench.create("mutex")
+    with pytest.raises(InvalidArgument):
+        bench.enqueue(session, "mutex", 1, ephemeral=False)
+
+
+def test_a_semaphore_that_is_not_there_is_an_error(bench: Bench) -> None:
+    session, node = bench.attach(), bench.store.node("/default")
+    for call in (
+        lambda: bench.enqueue(session, "nothing", 1, ephemeral=False),
+        lambda: bench.store.update(node, "nothing", b""),
+        lambda: bench.store.delete(node, "nothing", force=True),
+        lambda: bench.store.evict(node, "nothing", 1, 0.0),
+    ):
+        with pytest.raises(SemaphoreNotFound):
+            call()
+
+
+def test_an_ephemeral_semaphore_goes_with_its_last_request(bench: Bench) -> None:
+    session, node = bench.attach(), bench.store.node("/default")
+    one, two = bench.put(session), bench.put(session)
+    bench.store.withdraw(session, one.hold, bench.now)
+    assert "x" in node.semaphores
+    bench.store.withdraw(session, two.hold, bench.now)
+    bench.store.withdraw(session, two.hold, bench.now)
+    assert "x" not in node.semaphores
+
+
+def test_a_busy_semaphore_is_deleted_by_force_only_and_everyone_in_it_learns_it(
+    bench: Bench,
+) -> None:
+    session, node = bench.attach(), bench.store.node("/default")
+    bench.create("pool", 1)
+    owner = bench.put(session, "pool", 1, ephemeral=False)
+    waiter = bench.put(session, "pool", 1, 5.0, ephemeral=False)
+    bench.effects()
+    with pytest.raises(SemaphoreBusy):
+        bench.store.delete(node, "pool", force=False)
+    bench.store.delete(node, "pool", force=True)
+    assert bench.effects() == [(DELETED, owner), (DELETED, waiter)]
+    assert not session.requests
+    bench.store.expire(6.0)
+    assert bench.effects() == []
+
+
+# Requests
+
+
+def test_a_small_request_does_not_pass_a_large_one_that_waits(bench: Bench) -> None:
+    session = bench.attach()
+    bench.create("pool", 4)
+    three = bench.put(session, "pool", 3, ephemeral=False)
+    two = bench.put(session, "pool", 2, ephemeral=False)
+    one = bench.put(session, "pool", 1, ephemeral=False)
+    assert bench.enqueue(session, "pool", 1, 0.0, ephemeral=False) is None
+    assert (two.granted_at, one.granted_at) == (None, None)
+    bench.store.withdraw(session, three.hold, 1.0)
+    assert bench.effects() == [(GRANTED, two), (GRANTED, one)]
+
+
+def test_a_waiter_that_leaves_lets_those_behind_it_in(bench: Bench) -> None:
+    session = bench.attach()
+    bench.create("pool", 4)
+    bench.put(session, "pool", 3, ephemeral=False)
+    two = bench.put(session, "pool", 2, ephemeral=False)
+    one = bench.put(session, "pool", 1, ephemeral=False)
+    bench.store.withdraw(session, two.hold, 1.0)
+    assert bench.effects() == [(GRANTED, one)]
+
+
+def test_a_waiter_in_the_middle_leaves_the_others_in_order(bench: Bench) -> None:
+    session = bench.attach()
+    requests = [bench.put(session) for _ in range(5)]
+    bench.store.withdraw(session, requests[2].hold, 0.0)
+    bench.store.withdraw(session, requests[4].hold, 0.0)
+    semaphore = bench.store.semaphore(session.node, "x")
+    assert list(semaphore) == [requests[0], requests[1], requests[3]]
+    assert semaphore.last is requests[3]
+    assert semaphore.waiting == 2
+
+
+def test_a_waiter_whose_time_is_up_leaves_the_queue(bench: Bench) -> None:
+    session = bench.attach(window=100)
+    owner = bench.put(session)
+    late = bench.put(session, "x", EPHEMERAL_LIMIT, 5.0)
+    patient = bench.put(session)
+    assert bench.store.next_deadline() == 5
+    bench.store.expire(5)
+    assert bench.effects() == [(TIMED_OUT, late)]
+    bench.store.withdraw(session, owner.hold, 6.0)
+    assert bench.effects() == [(GRANTED, patient)]
+
+
+def test_a_waiter_that_was_granted_has_no_deadline_any_more(bench: Bench) -> None:
+    session = bench.attach(window=100)
+    owner = bench.put(session)
+    waiter = bench.put(session, "x", EPHEMERAL_LIMIT, 5.0)
+    bench.store.withdraw(session, owner.hold, 1.0)
+    bench.effects()
+    bench.store.expire(50)
+    assert bench.effects() == []
+    assert waiter.granted_at == 1
+
+
+def test_an_expiry_at_the_same_instant_grants_before_it_times_out(bench: Bench) -> None:
+    dying, living = bench.attach(window=5), bench.attach(window=100)
+    bench.put(dying)
+    waiter = bench.put(living, "x", EPHEMERAL_LIMIT, 5.0)
+    bench.store.expire(5)
+    assert [kind for kind, _ in bench.effects()] == [ENDED, GRANTED]
+    assert waiter.granted_at == 5
+
+
+def test_sessions_that_run_out_together_leave_together(bench: Bench) -> None:
+    one, two, three = bench.attach(window=5), bench.attach(window=5), bench.attach(window=100)
+    bench.put(one)
+    bench.put(two)
+    waiter = bench.put(three)
+    bench.store.expire(5)
+    assert [what for kind, what in bench.effects() if kind == GRANTED] == [waiter]
+
+
+def test_deadlines_that_have_become_wrong_do_not_pile_up(bench: Bench) -> None:
+    session = bench.attach(window=1000)
+    bench.put(session)
+    for _ in range(5000):
+        waiter = bench.put(session, "x", EPHEMERAL_LIMIT, 3600.0)
+        bench.store.withdraw(session, waiter.hold, 0.0)
+    assert len(bench.store._deadlines) <= 1001
+    late = bench.put(session, "x", EPHEMERAL_LIMIT, 5.0)
+    bench.effects()
+    bench.store.expire(5.0)
+    assert bench.effects() == [(TIMED_OUT, late)]
+
+
+def test_a_request_may_shrink_and_change_its_data_in_place(bench: Bench) -> None:
+    session = bench.attach()
+    bench.create("pool", 4)
+    big = bench.put(session, "pool", 4, ephemeral=False)
+    waiter = bench.put(session, "pool", 2, ephemeral=False)
+    bench.store.alter(session, big.hold, 2, b"new", 1.0)
+    assert bench.effects() == [(GRANTED, waiter)]
+    assert (big.count, big.data) == (2, b"new")
+    with pytest.raises(InvalidArgument):
+        bench.store.alter(session, big.hold, 3, None, 1.0)
+    bench.store.withdraw(session, big.hold, 1.0)
+    with pytest.raises(LeaseReleased):
+        bench.store.alter(session, big.hold, 1, None, 1.0)
+
+
+def test_a_waiter_that_shrinks_may_own_at_once(bench: Bench) -> None:
+    session = bench.attach()
+    bench.create("pool", 4)
+    bench.put(session, "pool", 3, ephemeral=False)
+    waiter = bench.put(session, "pool", 2, ephemeral=False)
+    bench.store.alter(session, waiter.hold, 1, None, 1.0)
+    assert bench.effects() == [(GRANTED, waiter)]
+
+
+def test_an_administrator_can_evict_one_request(bench: Bench) -> None:
+    session, node = bench.attach(), bench.store.node("/default")
+    owner, waiter = bench.put(session), bench.put(session)
+    assert not bench.store.evict(node, "x", waiter.order_id + 1, 0.0)
+    assert bench.store.evict(node, "x", owner.order_id, 0.0)
+    assert bench.effects() == [(EVICTED, owner), (GRANTED, waiter)]
+
+
+def test_sizes_are_checked_before_anything_changes(bench: Bench) -> None:
+    session = bench.attach()
+    huge = b"x" * (rules.DATA_BYTES + 1)
+    with pytest.raises(InvalidArgument):
+        bench.enqueue(session, data=huge)
+    with pytest.raises(InvalidArgument):
+        bench.enqueue(session, "x", 1, -1.0)
+    assert not session.requests
+    assert not session.node.semaphores
+    owner = bench.put(session)
+    with pytest.raises(InvalidArgument):
+        bench.store.alter(session, owner.hold, None, huge, 0.0)
+
+
+# Watches
+
+
+def test_a_watch_hears_of_what_it_watches_once_a_command(bench: Bench) -> None:
+    session, node = bench.attach(), bench.store.node("/default")
+    bench.create("pool", 1)
+    data = bench.store.watch(session, "pool", data=True, owners=False, sink=None)
+    owners = bench.store.watch(session, "pool", data=False, owners=True, sink=None)
+    bench.store.update(node, "pool", b"new")
+    assert bench.effects() == [(CHANGED, data)]
+    bench.store.update(node, "pool", b"new")
+    assert bench.effects() == []
+    one = bench.put(session, "pool", 1, ephemeral=False)
+    assert bench.effects() == [(CHANGED, owners)]
+    two = bench.put(session, "pool", 1, ephemeral=False)
+    assert bench.effects() == []  # waiters never notify
+    bench.store.alter(session, two.hold, None, b"waiting", 0.0)
+    bench.store.alter(session, one.hold, None, b"", 0.0)
+    assert bench.effects() == []
+    bench.store.alter(session, one.hold, None, b"owning", 0.0)
+    assert bench.effects() == [(CHANGED, owners)]
+    bench.store.withdraw(session, one.hold, 0.0)
+    assert bench.effects() == [(GRANTED, two), (CHANGED, owners)]
+    bench.store.delete(node, "pool", force=True)
+    assert bench.effects() == [(DELETED, two), (CHANGED, data), (CHANGED, owners)]
+    bench.create("pool", 1)
+    assert bench.effects() == [(CHANGED, data), (CHANGED, owners)]
+    bench.store.unwatch(data)
+    bench.store.unwatch(data)
+    bench.store.detach(session)
+    bench.create("other")
+    bench.store.delete(node, "pool", force=False)
+    assert bench.effects() == []
+
+
+def test_a_watch_hears_of_an_ephemeral_semaphore_that_comes_and_goes(bench: Bench) -> None:
+    session = bench.attach()
+    watch = bench.store.watch(session, "x", data=False, owners=True, sink=None)
+    owner = bench.put(session)
+    assert bench.effects() == [(CHANGED, watch)]
+    bench.store.withdraw(session, owner.hold, 0.0)
+    assert bench.effects() == [(CHANGED, watch)]
+
+
+def test_a_timed_out_waiter_notifies_nobody(bench: Bench) -> None:
+    session = bench.attach(window=100)
+    bench.put(session)
+    bench.store.watch(session, "x", data=True, owners=True, sink=None)
+    late = bench.put(session, "x", EPHEMERAL_LIMIT, 1.0)
+    bench.store.expire(1.0)
+    assert bench.effects() == [(TIMED_OUT, late)]
+
+
+def test_a_waiter_that_leaves_changes_nothing_for_the_owners(bench: Bench) -> None:
+    session = bench.attach()
+    bench.create("pool", 1)
+    bench.put(session, "pool", 1, ephemeral=False)
+    waiter = bench.put(session, "pool", 1, ephemeral=False)
+    bench.store.watch(session, "pool", data=True, owners=True, sink=None)
+    bench.effects()
+    bench.store.withdraw(session, waiter.hold, 0.0)
+    assert bench.effects() == []
+
+
+def test_a_deadline_passes_in_the_order_of_time_however_late_it_is_noticed(bench: Bench) -> None:
+    dying, living = bench.attach(window=6), bench.attach(window=100)
+    bench.put(dying)
+    early = bench.put(living, "x", EPHEMERAL_LIMIT, 5.0)
+    late = bench.put(living, "x", EPHEMERAL_LIMIT, 7.0)
+    bench.effects()
+    bench.store.expire(50.0)
+    assert [kind for kind, _ in bench.effects()] == [TIMED_OUT, ENDED, GRANTED]
+    assert early.granted_at is None
+    assert late.granted_at == 6
