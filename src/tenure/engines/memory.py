@@ -1,7 +1,8 @@
 """``memory://``: the core on a clock, in one process; the reference for every other engine.
 
 ``memory://`` alone is a store of its own for each connection; ``memory://name`` is shared, by that
-name, by every connection of the process that is open at the same time, on whatever loop or thread.
+name, by all connections of the process, on whatever loop or thread, and lasts until the last of
+them is closed.
 
 Rules:
 
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -61,7 +61,7 @@ class _Shared:
         self.engines: set[MemoryEngine] = set()
 
 
-_named: weakref.WeakValueDictionary[str, _Shared] = weakref.WeakValueDictionary()
+_named: dict[str, _Shared] = {}
 _naming = threading.Lock()
 
 
@@ -98,9 +98,8 @@ class MemoryEngine:
                 shared = _Shared()
                 if self._name:
                     _named[self._name] = shared
-        self._shared = shared
-        with shared.lock:
             shared.engines.add(self)
+        self._shared = shared
 
     async def aclose(self) -> None:
         shared = self._shared
@@ -108,8 +107,10 @@ class MemoryEngine:
             return
         for session in list(self._sessions):
             await session.close()
-        with shared.lock:
+        with _naming:
             shared.engines.discard(self)
+            if self._name and not shared.engines:
+                _named.pop(self._name, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

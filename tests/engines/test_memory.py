@@ -1,0 +1,144 @@
+"""What is special to ``memory://``: sharing by name, several loops and threads, timers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+import tenure
+from tenure.clock import SystemClock
+from tenure.engines.memory import connect
+from tenure.errors import EngineUnavailable, InvalidArgument
+
+
+async def test_connections_of_one_name_share_a_store_and_others_do_not() -> None:
+    async with (
+        tenure.connect("memory://shared") as one,
+        tenure.connect("memory://shared") as two,
+        tenure.connect("memory://other") as other,
+        tenure.connect("memory://") as private,
+        tenure.connect("memory://") as another,
+        one.mutex("x").lock(),
+    ):
+        assert await two.mutex("x").try_lock() is None
+        for stranger in (other, private, another):
+            lease = await stranger.mutex("x").try_lock()
+            assert lease is not None
+            await lease.release()
+
+
+async def test_a_named_store_lasts_as_long_as_anything_has_it_open() -> None:
+    async with tenure.connect("memory://lasting") as one:
+        await one.semaphore("pool").create(limit=2)
+        async with tenure.connect("memory://lasting") as two:
+            assert await two.semaphore("pool").count() == 0
+    async with tenure.connect("memory://lasting") as anew:
+        with pytest.raises(tenure.SemaphoreNotFound):
+            await anew.semaphore("pool").count()
+
+
+@pytest.mark.parametrize("url", ["memory://a?b=c", "memory://a#b", "memory://user@a"])
+def test_a_url_with_more_than_a_name_is_refused(url: str) -> None:
+    with pytest.raises(InvalidArgument):
+        connect(url, SystemClock())
+
+
+async def test_an_engine_that_is_not_open_says_so() -> None:
+    engine = connect("memory://", SystemClock())
+    with pytest.raises(EngineUnavailable):
+        await engine.list_nodes()
+    await engine.aclose()
+    await engine.open()
+    await engine.aclose()
+    await engine.aclose()
+    with pytest.raises(EngineUnavailable):
+        await engine.list_nodes()
+
+
+async def test_closing_a_client_releases_what_it_holds_to_the_others() -> None:
+    async with tenure.connect("memory://closing") as other:
+        holder = tenure.connect("memory://closing")
+        await holder.mutex("x").lock()
+        waiting = asyncio.create_task(other.mutex("x").lock(timeout=30))
+        while not (await other.describe_semaphore("x")).waiting:
+            await asyncio.sleep(0)
+        await holder.aclose()
+        await (await waiting).release()
+
+
+async def test_a_timer_ends_when_nothing_is_attached_any_more() -> None:
+    engine = connect("memory://", SystemClock())
+    await engine.open()
+    assert engine._timer is None
+    await engine.aclose()
+
+
+def in_another_thread(work: Callable[[], None]) -> Callable[[], None]:
+    """Start it; what is returned waits for its end, and raises what it raised."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def join() -> None:
+        thread.join(60)
+        assert not thread.is_alive()
+        if failures:
+            raise failures[0]
+
+    return join
+
+
+async def test_loops_of_several_threads_take_turns() -> None:
+    overlaps: list[int] = []
+    tokens: list[int] = []
+    inside = 0
+
+    async def contend() -> None:
+        nonlocal inside
+        async with tenure.connect("memory://threads") as client, client.session() as session:
+            for _ in range(50):
+                async with session.mutex("x").lock(timeout=60) as lease:
+                    inside += 1
+                    overlaps.append(inside)
+                    tokens.append(lease.fencing_token)
+                    await asyncio.sleep(0)
+                    inside -= 1
+
+    async with tenure.connect("memory://threads"):  # keeps the store for as long as all run
+        joins = [in_another_thread(lambda: asyncio.run(contend())) for _ in range(4)]
+        for join in joins:
+            await asyncio.to_thread(join)
+    assert len(tokens) == 200
+    assert set(overlaps) == {1}
+    assert tokens == sorted(tokens)
+
+
+async def test_a_grant_reaches_a_loop_in_another_thread() -> None:
+    waiting = threading.Event()
+    granted = threading.Event()
+
+    async def wait_for_it() -> None:
+        async with tenure.connect("memory://far") as client:
+            async with client.semaphore("x").enqueue() as ticket:
+                waiting.set()
+                await ticket.wait(timeout=60)
+                granted.set()
+
+    async with tenure.connect("memory://far") as client:
+        await client.semaphore("x").create(limit=1)
+        async with client.semaphore("x").acquire():
+            join = in_another_thread(lambda: asyncio.run(wait_for_it()))
+            await asyncio.to_thread(waiting.wait, 60)
+            assert not granted.is_set()
+        await asyncio.to_thread(join)
+        assert granted.is_set()
