@@ -61,12 +61,13 @@ async def test_an_engine_that_is_not_open_says_so() -> None:
 async def test_closing_a_client_releases_what_it_holds_to_the_others() -> None:
     async with tenure.connect("memory://closing") as other:
         holder = tenure.connect("memory://closing")
-        await holder.mutex("x").lock()
-        waiting = asyncio.create_task(other.mutex("x").lock(timeout=30))
-        while not (await other.describe_semaphore("x")).waiting:
-            await asyncio.sleep(0)
-        await holder.aclose()
-        await (await waiting).release()
+        pool = other.semaphore("pool")
+        await pool.create(limit=1)
+        await holder.semaphore("pool").acquire()
+        async with pool.enqueue() as ticket:
+            assert not ticket.granted
+            await holder.aclose()
+            await ticket.wait(timeout=30)
 
 
 async def test_a_timer_ends_when_nothing_is_attached_any_more() -> None:
@@ -128,11 +129,13 @@ async def test_a_grant_reaches_a_loop_in_another_thread() -> None:
     granted = threading.Event()
 
     async def wait_for_it() -> None:
-        async with tenure.connect("memory://far") as client:
-            async with client.semaphore("x").enqueue() as ticket:
-                waiting.set()
-                await ticket.wait(timeout=60)
-                granted.set()
+        async with (
+            tenure.connect("memory://far") as client,
+            client.semaphore("x").enqueue() as ticket,
+        ):
+            waiting.set()
+            await ticket.wait(timeout=60)
+            granted.set()
 
     async with tenure.connect("memory://far") as client:
         await client.semaphore("x").create(limit=1)
