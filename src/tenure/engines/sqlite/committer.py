@@ -1,0 +1,340 @@
+"""When operations run, and on which thread: inline when that is possible, together when not.
+
+Rules:
+
+* Operations take effect in the order in which they came.
+* One at a time commits at once, on the caller's thread, when the turn is free. After some of
+  these in a row one is put off to the next turn of the event loop. When others have come to stand
+  beside it by then, all share a transaction, and so does what follows; when it is alone, the next
+  are committed at once again.
+* When the turn is somebody else's, one thread waits for it, and does all that has come meanwhile
+  in one transaction. The event loop never waits for a lock or for a disk's acknowledgement.
+* A connection is used by one thread at a time: by the loop's, or by the waiting one while `busy`.
+* One operation that the store fails does not fail those beside it: they are tried one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from tenure.clock import Clock
+from tenure.engines.contract import Answer
+from tenure.engines.sqlite import schema
+from tenure.engines.sqlite.files import explain
+from tenure.engines.sqlite.transaction import Told, Transaction
+from tenure.engines.sqlite.turn import Turn
+from tenure.errors import TenureError
+
+__all__ = ["Committer"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_ALONE = 16
+"""Operations in a row that are committed at once before one is put off."""
+_PATIENCE = 5.0
+"""Seconds for which a database that another program has locked is tried again."""
+
+Work = Callable[..., Any]
+Note = Callable[[Any], None]
+
+
+class _Operation:
+    """One operation that was put off.
+
+    `note` hears its result, or ``None`` when it failed, whether or not the caller still waits.
+    """
+
+    __slots__ = ("arguments", "error", "future", "note", "result", "work")
+
+    def __init__(
+        self,
+        work: Work,
+        arguments: tuple[Any, ...],
+        future: asyncio.Future[Any],
+        note: Note | None,
+    ) -> None:
+        self.work = work
+        self.arguments = arguments
+        self.future = future
+        self.note = note
+        self.result: Any = None
+        self.error: Exception | None = None
+
+
+class Committer:
+    """Runs the operations of one engine.
+
+    Args:
+        tell: called on the loop, after a commit, with what it has to tell.
+        at_once: whether commits may happen on the loop's thread.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        turn: Turn,
+        tx: Transaction,
+        path: str,
+        tell: Callable[[Told], None],
+        *,
+        at_once: bool,
+    ) -> None:
+        self.busy = False
+        self.stalled_since: float | None = None
+        self._loop = loop
+        self._clock = clock
+        self._turn = turn
+        self._tx = tx
+        self._path = path
+        self._tell = tell
+        self._at_once = at_once
+        self._grouping = not at_once
+        self._alone = 0
+        self._queue: deque[_Operation] = deque()
+        self._flushing = False
+        self._thread: threading.Thread | None = None
+        self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._abandoned = False
+        self._ending = threading.Lock()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing has been put off, so that the connection is the loop's to read with."""
+        return not self.busy and not self._queue
+
+    def do(
+        self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> Answer[T]:
+        """Run an operation: now, or in a while."""
+        assert not kwargs
+        return self.do_and_note(None, work, *args)
+
+    def do_and_note(
+        self, note: Callable[[T | None], None] | None, work: Callable[..., T], *args: Any
+    ) -> Answer[T]:
+        """The same; `note` hears the result of what was put off."""
+        if self._grouping or self._queue or self.busy or not self._turn.try_take():
+            return self._put_off(note, work, args)
+        self._alone += 1
+        if self._alone >= _ALONE:
+            self._grouping = True
+        tx = self._tx
+        failure: TenureError | None = None
+        told: Told | None
+        try:
+            tx.begin()
+            try:
+                result = work(tx, *args)
+            except TenureError as error:
+                failure = error
+            tx.commit()
+            told = tx.take_told()
+        except (sqlite3.Error, OSError) as error:
+            self._roll_back()
+            if schema.is_busy(error):
+                return self._put_off(note, work, args)
+            raise self._explain(error) from error
+        except BaseException:
+            self._roll_back()
+            raise
+        finally:
+            self._turn.release()
+        if told is not None:
+            self._tell(told)
+        if failure is not None:
+            raise failure
+        return result
+
+    def _roll_back(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self._tx.rollback()
+
+    # Put off
+
+    def _put_off(self, note: Note | None, work: Work, args: tuple[Any, ...]) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._queue.append(_Operation(work, args, future, note))
+        if not self._flushing and not self.busy:
+            self._schedule()
+        return future
+
+    def _schedule(self) -> None:
+        self._flushing = True
+        self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Do all that was put off, here or in the thread."""
+        self._flushing = False
+        if self.busy or not self._queue:
+            return
+        if not self._at_once or not self._turn.try_take():
+            self._hand_over()
+            return
+        operations = self._take()
+        self._grouping = len(operations) > 1
+        self._alone = 0
+        try:
+            told = self._run(operations)
+        except sqlite3.Error:  # locked by another program: that takes patience
+            self._queue.extendleft(reversed(operations))
+            self._hand_over()
+            return
+        except BaseException:  # an interrupt
+            self._queue.extendleft(reversed(operations))
+            self._schedule()
+            raise
+        finally:
+            self._turn.release()
+        self._deliver(operations, told)
+
+    def _take(self) -> list[_Operation]:
+        put_off = self._queue
+        return [put_off.popleft() for _ in range(len(put_off))]
+
+    def _hand_over(self) -> None:
+        self.busy = True
+        self.stalled_since = self._clock.now()
+        self.run_in_thread(self._wait_for_turn)
+
+    def _wait_for_turn(self) -> None:
+        """In the thread: take the turn, however long that takes, and do what has come by then."""
+        self._turn.take()
+        with self._ending:
+            if self._abandoned:
+                self._turn.close()
+                return
+            self.stalled_since = None
+            try:
+                operations = self._take()
+                told = self._run_patiently(operations)
+            finally:
+                self._turn.release()
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._done, operations, told)
+
+    def _run_patiently(self, operations: list[_Operation]) -> list[Told]:
+        until = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return self._run(operations)
+            except sqlite3.Error as error:
+                if time.monotonic() < until:
+                    time.sleep(0.005)
+                    continue
+                for operation in operations:
+                    operation.error = schema.explain(error, self._path)
+                return []
+
+    def _done(self, operations: list[_Operation], told: list[Told]) -> None:
+        self.busy = False
+        self._deliver(operations, told)
+        if self._queue and not self._flushing:
+            self._flush()
+
+    # In the turn, on either thread
+
+    def _run(self, operations: list[_Operation]) -> list[Told]:
+        """Run operations in one transaction, or in one each if that fails.
+
+        Raises:
+            sqlite3.Error: another program has locked the database; nothing was done.
+        """
+        if not operations:
+            return []
+        try:
+            return self._run_together(operations)
+        except Exception as error:
+            if schema.is_busy(error):
+                raise
+            if len(operations) == 1:
+                operations[0].error = self._explain(error)
+                return []
+        told: list[Told] = []
+        for operation in operations:
+            try:
+                told += self._run_together([operation])
+            except Exception as error:
+                operation.error = self._explain(error)
+        return told
+
+    def _explain(self, error: Exception) -> Exception:
+        if isinstance(error, sqlite3.Error):
+            return schema.explain(error, self._path)
+        if isinstance(error, OSError) and not isinstance(error, TenureError):
+            return explain(f"cannot write to the files of {self._path}", error)
+        return error
+
+    def _run_together(self, operations: list[_Operation]) -> list[Told]:
+        tx = self._tx
+        try:
+            tx.begin()
+            for operation in operations:
+                operation.error = None
+                try:
+                    operation.result = operation.work(tx, *operation.arguments)
+                except TenureError as error:
+                    operation.error = error
+            tx.commit()
+        except BaseException:
+            self._roll_back()
+            raise
+        told = tx.take_told()
+        return [] if told is None else [told]
+
+    def _deliver(self, operations: list[_Operation], told: list[Told]) -> None:
+        """Answer, and then tell. On the loop."""
+        for operation in operations:
+            error, future = operation.error, operation.future
+            if operation.note is not None:
+                operation.note(operation.result if error is None else None)
+            if future.done():
+                continue  # nobody wants to know
+            if error is None:
+                future.set_result(operation.result)
+            else:
+                future.set_exception(error)
+        for each in told:
+            self._tell(each)
+
+    # The thread
+
+    def run_in_thread(self, errand: Callable[[], None]) -> None:
+        """Have the thread do something, which starts with the first."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run_thread, name="tenure-sqlite", daemon=True
+            )
+            self._thread.start()
+        self._errands.put(errand)
+
+    def _run_thread(self) -> None:
+        while (errand := self._errands.get()) is not None:
+            errand()
+
+    def stop(self, error: TenureError) -> bool:
+        """Stop: what has not been done fails with `error`.
+
+        A thread that still waits for the turn is left alone; when it gets it, it gives it back,
+        and closes it. Returns whether there is one.
+        """
+        for operation in self._take():
+            if not operation.future.done():
+                operation.future.set_exception(error)
+                operation.future.exception()  # whoever waits for it hears it; nobody has to
+        with self._ending:
+            self._abandoned = self.stalled_since is not None
+        if self._thread is not None:
+            self._errands.put(None)
+            if not self._abandoned:
+                self._thread.join()
+        return self._abandoned

@@ -1,0 +1,174 @@
+"""Reading: descriptions of what is in the file. These take no turn."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tenure.core import rules
+from tenure.engines.sqlite.nodes import config_of
+from tenure.engines.sqlite.requests import exists, last_contact, not_found
+from tenure.engines.sqlite.transaction import Transaction, from_column
+from tenure.model import (
+    EPHEMERAL_LIMIT,
+    NodeDescription,
+    RequestDescription,
+    SemaphoreDescription,
+    SessionDescription,
+)
+
+__all__ = ["node", "node_list", "semaphore", "semaphore_list", "semaphore_names", "session_list"]
+
+
+_OWNERS = """
+SELECT r.session, r.order_id, r.count, r.data, r.joined_at, r.granted_at, r.deadline,
+    s.recovery_window, s.description, p.pid, s.participant, s.slot, s.contact
+FROM requests AS r
+JOIN sessions AS s ON s.id = r.session
+LEFT JOIN participants AS p ON p.id = s.participant
+WHERE r.node = ? AND r.name = ? AND r.granted_at IS NOT NULL
+ORDER BY r.order_id
+"""
+_WAITERS = """
+SELECT r.session, r.order_id, r.count, r.data, r.joined_at, r.granted_at, r.deadline,
+    s.recovery_window, s.description, p.pid, s.participant, s.slot, s.contact
+FROM requests AS r INDEXED BY waiting
+JOIN sessions AS s ON s.id = r.session
+LEFT JOIN participants AS p ON p.id = s.participant
+WHERE r.node = ? AND r.name = ? AND r.granted_at IS NULL
+ORDER BY r.order_id
+"""
+
+
+def node(tx: Transaction, number: int, path: str) -> NodeDescription:
+    """A node as it is now."""
+    (count,) = tx.execute("SELECT sessions FROM nodes WHERE id = ?", (number,)).fetchone()
+    return NodeDescription(path, config_of(tx, number), count, len(semaphore_names(tx, number)))
+
+
+def node_list(tx: Transaction) -> list[str]:
+    """The paths of all nodes, sorted."""
+    return [path for (path,) in tx.execute("SELECT path FROM nodes ORDER BY path").fetchall()]
+
+
+def semaphore_names(tx: Transaction, node: int) -> list[str]:
+    """The names of all semaphores of a node, sorted."""
+    # From one name to the next through the index, however many requests each has.
+    ephemeral = tx.execute(
+        "WITH RECURSIVE names (name) AS ("
+        "  SELECT min(name) FROM requests WHERE node = :node"
+        "  UNION ALL"
+        "  SELECT (SELECT min(name) FROM requests WHERE node = :node AND name > names.name)"
+        "  FROM names WHERE names.name IS NOT NULL"
+        ") SELECT name FROM names WHERE name IS NOT NULL",
+        {"node": node},
+    ).fetchall()
+    lasting = tx.execute("SELECT name FROM semaphores WHERE node = ?", (node,)).fetchall()
+    return sorted({name for (name,) in ephemeral + lasting})
+
+
+def semaphore(
+    tx: Transaction, node: int, path: str, name: str, owners: bool, waiters: bool
+) -> SemaphoreDescription:
+    """A semaphore as it is now."""
+    rules.check_name(name, path)
+    if not exists(tx, node, name):
+        raise not_found(name, path)
+    where = (node, name)
+    level = tx.execute(
+        'SELECT "limit", held FROM semaphores WHERE node = ? AND name = ?', where
+    ).fetchone()
+    content = tx.execute("SELECT data FROM contents WHERE node = ? AND name = ?", where).fetchone()
+    waiting = tx.execute(
+        "SELECT count(*) FROM requests INDEXED BY waiting "
+        "WHERE node = ? AND name = ? AND granted_at IS NULL",
+        where,
+    ).fetchone()[0]
+    if level is None:
+        counts = tx.execute(
+            "SELECT count FROM requests WHERE node = ? AND name = ? AND granted_at IS NOT NULL",
+            where,
+        )
+        limit, held = EPHEMERAL_LIMIT, sum(from_column(count) for (count,) in counts.fetchall())
+    else:
+        limit, held = from_column(level[0]), from_column(level[1])
+    return SemaphoreDescription(
+        name,
+        b"" if content is None else content[0],
+        limit,
+        held,
+        level is None,
+        _requests(tx, where, owning=True) if owners else (),
+        _requests(tx, where, owning=False) if waiters else (),
+        waiting,
+    )
+
+
+def _requests(
+    tx: Transaction, where: tuple[int, str], *, owning: bool
+) -> tuple[RequestDescription, ...]:
+    rows = tx.execute(_OWNERS if owning else _WAITERS, where).fetchall()
+    return tuple(_request(tx, *row) for row in rows)
+
+
+def _request(
+    tx: Transaction,
+    session: int,
+    order_id: int,
+    count: int | str,
+    data: bytes,
+    joined_at: float,
+    granted_at: float | None,
+    deadline: float | None,
+    window: float,
+    description: str,
+    pid: int | None,
+    *contact: Any,
+) -> RequestDescription:
+    now = tx.now
+    return RequestDescription(
+        session,
+        order_id,
+        from_column(count),
+        data,
+        since=now - (joined_at if granted_at is None else granted_at),
+        timeout=None if deadline is None else max(0.0, deadline - now),
+        remaining=max(0.0, window - _silent_for(tx, *contact)),
+        session_description=description,
+        pid=pid,
+    )
+
+
+def _silent_for(tx: Transaction, participant: int | None, slot: int, contact: float) -> float:
+    return max(0.0, tx.now - last_contact(tx, participant, slot, contact))
+
+
+def semaphore_list(
+    tx: Transaction, node: int, path: str, owners: bool, waiters: bool
+) -> list[SemaphoreDescription]:
+    """All semaphores of a node, sorted by name."""
+    return [semaphore(tx, node, path, name, owners, waiters) for name in semaphore_names(tx, node)]
+
+
+def session_list(tx: Transaction, node: int, path: str) -> list[SessionDescription]:
+    """All sessions of a node, sorted by id."""
+    rows = tx.execute(
+        "SELECT s.id, s.description, s.recovery_window, p.pid, s.participant, s.slot, s.contact "
+        "FROM sessions AS s LEFT JOIN participants AS p ON p.id = s.participant "
+        "WHERE s.node = ? ORDER BY s.id",
+        (node,),
+    ).fetchall()
+    host = os.uname().nodename
+    return [
+        SessionDescription(
+            session,
+            path,
+            description,
+            window,
+            attached=participant is not None,
+            silent_for=_silent_for(tx, participant, slot, contact),
+            pid=pid,
+            host=host,
+        )
+        for session, description, window, pid, participant, slot, contact in rows
+    ]

@@ -1,0 +1,330 @@
+"""One engine: one program's way to one file, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from tenure.clock import Clock
+from tenure.engines.contract import Answer, Attach, SessionEvents
+from tenure.engines.sqlite import describe, nodes, requests, sessions
+from tenure.engines.sqlite.life import Life, boot_id
+from tenure.engines.sqlite.lookout import Lookout
+from tenure.engines.sqlite.news import Name, Watch
+from tenure.engines.sqlite.session import SqliteSession
+from tenure.engines.sqlite.store import Store
+from tenure.engines.sqlite.transaction import Told, Transaction
+from tenure.engines.sqlite.url import Address
+from tenure.errors import EngineError, EngineUnavailable, TenureError, Unsupported
+from tenure.model import (
+    Capabilities,
+    NodeConfig,
+    NodeDescription,
+    SemaphoreDescription,
+    SessionDescription,
+)
+
+__all__ = ["SqliteEngine"]
+
+T = TypeVar("T")
+
+_LEAVING = 2.0
+"""Seconds that closing waits for the turn; after that, the end of our lock must do."""
+_READING = 1.0
+"""Seconds that a description waits for the dead to be taken out before it is made."""
+
+
+class SqliteEngine:
+    """What the contract calls an engine."""
+
+    capabilities = Capabilities(durable=True)
+
+    store: Store
+    lookout: Lookout
+
+    def __init__(self, address: Address, clock: Clock) -> None:
+        self.url = address.url
+        self.clock = clock
+        self._address = address
+        self._open = False
+        self._closing: asyncio.Task[None] | None = None
+        self._registering: asyncio.Future[Any] | None = None
+
+    # Opening and closing
+
+    async def open(self) -> None:
+        if self._open:
+            return
+        store = Store(self._address, self.clock, asyncio.get_running_loop(), self._tell)
+        self.store = store
+        self.lookout = Lookout(store)
+        self._open = True
+        self._closing = None
+        try:
+            if not store.is_current():
+                await self.wait(store.committer.do(sessions.new_boot, boot_id()))
+        except BaseException:
+            self._let_go(EngineUnavailable(f"{self.url} could not be opened"))
+            raise
+
+    async def aclose(self) -> None:
+        if self._closing is None:
+            if not self._open:
+                return
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        store = self.store
+        error = EngineError(f"{self.url} was closed")
+        try:
+            for session in list(self.lookout.newsroom.sessions.values()):
+                session.over = True
+            if store.life is not None:
+                answer = store.committer.do(sessions.unregister)
+                if isinstance(answer, asyncio.Future):
+                    await asyncio.wait([answer], timeout=_LEAVING)
+                    if not answer.done():
+                        error = EngineError(
+                            f"{self.url} was closed while "
+                            f"{self.lookout.stall(self.clock.now()) or 'its thread was at work'}; "
+                            "what had not been done by then never will be, and what was held is "
+                            "free now"
+                        )
+                        raise error
+                    answer.result()
+        finally:
+            self._let_go(error)
+
+    def _let_go(self, error: TenureError) -> None:
+        if self._open:
+            self._open = False
+            self.lookout.stop()
+            self.store.close(error)
+
+    def liveness_fd(self) -> int:
+        """The descriptor whose lock says that this program is alive.
+
+        A child process that inherits a copy keeps the lock after this program's death: what was
+        held passes on when the child is gone too, or when the session's window has passed.
+        """
+        life = self._opened().life
+        if life is None:
+            raise EngineUnavailable(f"{self.url} has no session yet")
+        return life.fd
+
+    def _opened(self) -> Store:
+        if not self._open:
+            raise EngineUnavailable(f"{self.url} is not open")
+        return self.store
+
+    # Between the store and the sessions
+
+    def _tell(self, told: Told) -> None:
+        self.lookout.tell(told)
+
+    async def wait(self, answer: Answer[T]) -> T:
+        """An operation's result, when it is there."""
+        if not isinstance(answer, asyncio.Future):
+            return answer
+        self.lookout.keep_ticking()
+        return await answer
+
+    async def _do(self, work: Callable[..., T], *args: Any) -> T:
+        return await self.wait(self._opened().committer.do_and_note(None, work, *args))
+
+    def forget(self, session: SqliteSession) -> None:
+        """A session is over."""
+        self.lookout.forget(session.id)
+        for name, watch in self.lookout.newsroom.watched_by(session):
+            self._unwatch(name, watch)
+
+    # Sessions
+
+    async def attach(self, how: Attach, events: SessionEvents) -> SqliteSession:
+        self._opened()
+        if how.liveness != "process" or how.session_id is not None:
+            raise Unsupported(
+                "sqlite:// does not resume sessions yet; its sessions are of liveness 'process'",
+                node=how.node,
+            )
+        store = await self._registered()
+        life = store.life
+        assert life is not None
+        at = self.clock.now()
+        slot = life.new_slot(at)
+        session: SqliteSession | None = None
+
+        def attached(row: tuple[int, int] | None) -> None:
+            nonlocal session
+            if row is None:
+                life.free_slot(slot)
+                return
+            session = SqliteSession(self, how, events, *row, life, slot)
+            self.lookout.newsroom.sessions[session.id] = session
+            self.lookout.expect_silence(at + how.recovery_window)
+            self.lookout.keep_ticking()
+
+        try:
+            answer = store.committer.do_and_note(attached, sessions.attach, how, slot)
+        except TenureError:
+            attached(None)
+            raise
+        if isinstance(answer, asyncio.Future):
+            self.lookout.keep_ticking()
+            try:
+                await asyncio.shield(answer)
+            except asyncio.CancelledError:
+                answer.add_done_callback(lambda _: self._drop(session))
+                raise
+        else:
+            attached(answer)
+        assert session is not None
+        events.proven(at)
+        return session
+
+    def _drop(self, session: SqliteSession | None) -> None:
+        """A session that nobody has heard of is closed."""
+        if session is not None and self._open and not session.over:
+            session.over = True
+            life = self.store.life
+            assert life is not None
+            life.stop_beating(session.slot)
+            self.forget(session)
+            with contextlib.suppress(TenureError):  # it is over as soon as anyone meets it
+                self.do_unasked(sessions.end, session.id, None, None)
+
+    async def _registered(self) -> Store:
+        """The store, with this engine as a participant."""
+        store = self._opened()
+        if store.life is None:
+            if self._registering is None:
+                answer = store.committer.do_and_note(self._entered, sessions.register)
+                if not isinstance(answer, asyncio.Future):
+                    self._entered(answer)
+                    return store
+                self.lookout.keep_ticking()
+                self._registering = answer
+            await asyncio.shield(self._registering)
+        return store
+
+    def _entered(self, mine: tuple[int, Life] | None) -> None:
+        self._registering = None
+        if mine is not None:
+            self.store.enter(*mine, self.lookout.rung)
+
+    # Watches
+
+    def watch(
+        self, session: SqliteSession, name: str, kinds: int, changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Begin a watch; returns what ends it."""
+        key = (session.node, name)
+        watch = Watch(session, kinds, changed)
+        more = self.lookout.newsroom.add_watch(key, watch)
+        if more is not None:
+            self._set_watch(key, more, changed)
+        self.lookout.keep_ticking()
+        return partial(self._unwatch, key, watch)
+
+    def _unwatch(self, name: Name, watch: Watch) -> None:
+        less = self.lookout.newsroom.remove_watch(name, watch)
+        if less is not None and self._open:
+            with contextlib.suppress(TenureError):  # a ring too many does no harm
+                self._set_watch(name, less, None)
+
+    def _set_watch(self, name: Name, kinds: int, changed: Callable[[], None] | None) -> None:
+        answer = self.do_unasked(sessions.watch, *name, kinds)
+        if answer is not None and changed is not None:
+            # What changed before it was known that this is watched was told to nobody.
+            answer.add_done_callback(lambda _: changed())
+
+    def do_unasked(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any] | None:
+        """Run an operation whose result nobody waits for; a future if it was put off."""
+        answer = self.store.committer.do_and_note(None, work, *args)
+        if isinstance(answer, asyncio.Future):
+            answer.add_done_callback(_ignore)
+            self.lookout.keep_ticking()
+            return answer
+        return None
+
+    # Reading
+
+    async def describe(
+        self, session: SqliteSession, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        """A semaphore as a session sees it: after all that it has asked for."""
+        store = self._opened()
+        where = (session.node, session.path, name)
+        if owners or waiters:
+            with store.reading() as tx:
+                over = requests.over_in_queue(tx, session.node, name)
+            await self._take_out(*over)
+        if not store.committer.idle:
+            return await self._do(_described, session.id, *where, owners, waiters)
+        with store.reading() as tx:
+            return _described(tx, session.id, *where, owners, waiters)
+
+    async def _read(self, path: str, work: Callable[..., T], *args: Any) -> T:
+        """Read something of a node, after the dead have been taken out."""
+        store = self._opened()
+        with store.reading() as tx:
+            over = sessions.over_on_node(tx, nodes.find(tx, path))
+        await self._take_out(*over)
+        with store.reading() as tx:
+            return work(tx, nodes.find(tx, path), path, *args)
+
+    async def _take_out(self, participants: Sequence[int], silent: Sequence[int]) -> None:
+        """End those who are over. If the turn is not to be had, it is described as it is."""
+        if participants or silent:
+            with contextlib.suppress(TenureError):
+                answer = self.do_unasked(sessions.reap, participants, silent)
+                if answer is not None:
+                    await asyncio.wait([answer], timeout=_READING)
+
+    async def describe_node(self, path: str) -> NodeDescription:
+        return await self._read(path, describe.node)
+
+    async def list_nodes(self) -> Sequence[str]:
+        with self._opened().reading() as tx:
+            return describe.node_list(tx)
+
+    async def list_semaphores(
+        self, path: str, *, owners: bool, waiters: bool
+    ) -> Sequence[SemaphoreDescription]:
+        return await self._read(path, describe.semaphore_list, owners, waiters)
+
+    async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        return await self._read(path, describe.session_list)
+
+    # Changing
+
+    async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        await self._do(nodes.create_node, path, config, exist_ok)
+
+    async def alter_node(self, path: str, config: NodeConfig) -> None:
+        await self._do(nodes.alter_node, path, config)
+
+    async def drop_node(self, path: str, *, force: bool) -> None:
+        await self._do(nodes.drop_node, path, force)
+
+    async def end_session(self, path: str, session_id: int) -> bool:
+        return await self._do(sessions.end_on_node, path, session_id, "an administrator ended it")
+
+    async def evict(self, path: str, name: str, order_id: int) -> bool:
+        return await self._do(nodes.evict, path, name, order_id)
+
+
+def _described(
+    tx: Transaction, session: int, node: int, path: str, name: str, owners: bool, waiters: bool
+) -> SemaphoreDescription:
+    requests.check_alive(tx, session, path)
+    return describe.semaphore(tx, node, path, name, owners, waiters)
+
+
+def _ignore(answer: asyncio.Future[Any]) -> None:
+    if not answer.cancelled():
+        answer.exception()

@@ -1,0 +1,303 @@
+"""The files of a store, and whether they may be trusted.
+
+Beside the database (and SQLite's own ``-wal`` and ``-shm``) there is one folder, the database's
+name with ``.tenure`` behind it: the turn, and for each participant its sign of life and its bell.
+
+Rules:
+
+* What we make is private (0600, folders 0700), unless the URL's ``mode`` shares it. The umask
+  has no say.
+* What somebody else owns is never changed, and is used only when ``mode`` says that it is
+  shared. A folder where others could put a file in the place of ours is refused likewise.
+* The database is looked at by its name and never opened here: closing it would drop the locks
+  that SQLite has on it in this process.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tenure.engines.sqlite.url import Address
+from tenure.errors import AuthenticationFailed, EngineError, TenureError, Unsupported
+
+__all__ = ["Place", "explain", "prepare", "system_error"]
+
+_NETWORK = frozenset(
+    "9p acfs afs beegfs ceph cifs coda davfs gfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs3 nfs4 "
+    "ocfs2 orangefs pvfs2 smb smb2 smb3 smbfs".split()
+)
+_NETWORK_FUSE = frozenset(
+    "cephfs cifs davfs2 gcsfuse glusterfs goofys gvfsd-fuse juicefs lustre mfs nfs rclone s3fs "
+    "seaweedfs smb smbnetfs sshfs".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the files are.
+
+    Attributes:
+        path: of the database.
+        identity: its device and inode.
+        folder: for everything that is not SQLite's.
+        mode: of every file.
+    """
+
+    path: str
+    identity: tuple[int, int]
+    folder: str
+    mode: int
+
+    def turn(self) -> str:
+        """The file whose lock is the turn."""
+        return os.path.join(self.folder, "turn.lock")
+
+
+@contextmanager
+def system_error(doing: str) -> Iterator[None]:
+    """What the system refused becomes an error that says what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        raise explain(doing, error) from error
+
+
+def explain(doing: str, error: OSError) -> TenureError:
+    """What the system refused, and what to do about it."""
+    match error.errno:
+        case errno.EACCES | errno.EPERM:
+            return AuthenticationFailed(
+                f"{doing}: permission denied; run as the owner of the file, or have the owner "
+                "share it (sqlite:///...?mode=0660)"
+            )
+        case errno.EROFS:
+            return EngineError(f"{doing}: the file system is read-only; choose another place")
+        case errno.ENOSPC | errno.EDQUOT:
+            return EngineError(f"{doing}: the disk is full; make room, and try again")
+        case errno.EMFILE | errno.ENFILE:
+            return EngineError(f"{doing}: too many open files; raise the limit (ulimit -n)")
+    return EngineError(f"{doing}: {error.strerror or error}")
+
+
+def prepare(address: Address) -> Place:
+    """Check everything about the store's files, and make those that are missing.
+
+    Raises:
+        AuthenticationFailed: this user may not use them, or others could tamper with them.
+        Unsupported: they are on a network file system.
+        EngineError: anything else is wrong with them.
+    """
+    path = address.path
+    parent = os.path.dirname(path)
+    with system_error(f"cannot make the folder {parent}"):
+        _make_folders(parent, address)
+    _check_parent(parent, address)
+    _check_file_system(parent)
+    with system_error(f"cannot make {path}"):
+        status = _database(path, address)
+    for suffix in ("-wal", "-shm", "-journal"):
+        with system_error(f"cannot use {path}{suffix}"):
+            _check_side_file(path + suffix, status, address)
+    folder = path + ".tenure"
+    with system_error(f"cannot make the folder {folder}"):
+        _make_own_folder(folder, status, address)
+    return Place(path, (status.st_dev, status.st_ino), folder, address.mode)
+
+
+# Folders
+
+
+def _folder_mode(address: Address) -> int:
+    """Permissions of a folder; in a shared one, what is made there gets its group."""
+    mode = address.mode | (address.mode & 0o444) >> 2
+    return mode | stat.S_ISGID if address.shared else mode
+
+
+def _make_folder(folder: str, address: Address) -> None:
+    mode = _folder_mode(address)
+    os.mkdir(folder, mode & 0o777)
+    os.chmod(folder, mode)  # whatever the umask is
+
+
+def _make_folders(folder: str, address: Address) -> None:
+    missing = []
+    while not os.path.isdir(folder):
+        if os.path.lexists(folder):
+            raise EngineError(f"{folder} is not a folder, so that nothing can be put into it")
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    for each in reversed(missing):
+        try:
+            _make_folder(each, address)
+        except FileExistsError:  # somebody else came first
+            continue
+
+
+def _check_parent(parent: str, address: Address) -> None:
+    status = os.stat(parent)
+    if address.shared or status.st_mode & stat.S_ISVTX:
+        return
+    others = status.st_mode & stat.S_IWOTH
+    group = status.st_mode & stat.S_IWGRP and not _is_private_group(status)
+    if others or group:
+        raise AuthenticationFailed(
+            f"{'everyone' if others else 'its group'} can write to the folder {parent}, and so "
+            "could put another file in the place of this one; use a folder of your own, or share "
+            "the file on purpose (?mode=0660)"
+        )
+
+
+def _is_private_group(status: os.stat_result) -> bool:
+    """Whether the group is its user's own: of the same name, and without other members."""
+    import grp
+    import pwd
+
+    try:
+        group = grp.getgrgid(status.st_gid)
+        owner = pwd.getpwuid(status.st_uid)
+    except KeyError:
+        return False
+    return group.gr_name == owner.pw_name and set(group.gr_mem) <= {owner.pw_name}
+
+
+def _make_own_folder(folder: str, database: os.stat_result, address: Address) -> None:
+    try:
+        _make_folder(folder, address)
+        if address.shared:
+            _give_to_group(folder, database.st_gid, _folder_mode(address))
+    except FileExistsError:
+        pass
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode):
+        raise EngineError(f"{folder} is not a folder; it is needed for the files of this store")
+    _check_owner(folder, status, address)
+    mode = _folder_mode(address)
+    if status.st_uid == os.geteuid():
+        if stat.S_IMODE(status.st_mode) != mode:
+            os.chmod(folder, mode)
+    elif not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _give_to_group(path: str, group: int, mode: int) -> None:
+    """The folder of a shared file belongs to that file's group."""
+    if os.stat(path).st_gid != group:
+        try:
+            os.chown(path, -1, group)
+        except PermissionError:
+            return  # the group of whoever made it will do
+        os.chmod(path, mode)
+
+
+# Files
+
+
+def _database(path: str, address: Address) -> os.stat_result:
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        _create(path, address.mode)
+        status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
+        raise AuthenticationFailed(
+            f"{path} is a symbolic link, which somebody may have put there; name the file itself"
+        )
+    if stat.S_ISDIR(status.st_mode):
+        raise EngineError(f"{path} is a folder; add the name of a file to it")
+    if not stat.S_ISREG(status.st_mode):
+        raise EngineError(f"{path} is not a regular file")
+    _check_owner(path, status, address)
+    mode = stat.S_IMODE(status.st_mode)
+    if not address.shared and mode & 0o022:
+        raise AuthenticationFailed(
+            f"others can write to {path} (its mode is {mode:04o}): open it as shared "
+            f"(?mode={0o666 if mode & 0o002 else 0o660:04o}), or make it private (chmod 600)"
+        )
+    if status.st_uid == os.geteuid() and address.shared and mode != address.mode:
+        for each in (path, f"{path}-wal", f"{path}-shm"):
+            if os.path.lexists(each):
+                os.chmod(each, address.mode)
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    if not os.access(path, os.R_OK | os.W_OK):
+        raise AuthenticationFailed(
+            f"{path} cannot be both read and written by this user (its mode is {mode:04o}); have "
+            "its owner share it (sqlite:///...?mode=0660)"
+        )
+    return status
+
+
+def _create(path: str, mode: int) -> None:
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, mode)
+    except FileExistsError:  # somebody else came first
+        return
+    try:
+        os.fchmod(fd, mode)  # whatever the umask is
+    finally:
+        os.close(fd)
+
+
+def _check_side_file(path: str, database: os.stat_result, address: Address) -> None:
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(status.st_mode):
+        raise AuthenticationFailed(f"{path} is not a regular file; somebody has put it there")
+    if status.st_uid != database.st_uid:
+        _check_owner(path, status, address)
+
+
+def _check_owner(path: str, status: os.stat_result, address: Address) -> None:
+    if status.st_uid != os.geteuid() and not address.shared:
+        raise AuthenticationFailed(
+            f"{path} belongs to {_user(status.st_uid)}; if it is meant to be shared, every user "
+            "opens it with ?mode=0660 (same group) or ?mode=0666"
+        )
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"the user {uid}"
+
+
+# File systems
+
+
+def _check_file_system(folder: str) -> None:
+    kind = _file_system(folder)
+    name = kind.removeprefix("fuse.")
+    if name in (_NETWORK_FUSE if kind.startswith("fuse.") else _NETWORK):
+        raise Unsupported(
+            f"{folder} is on a network file system ({kind}), whose locks do not hold between "
+            "hosts; use a local folder, or redis://, etcd:// or a tenure:// server"
+        )
+
+
+def _file_system(folder: str) -> str:
+    """The type of the file system of a folder, or an empty string where that is not told."""
+    if not sys.platform.startswith("linux"):
+        return ""
+    device = os.stat(folder).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+            for line in mounts:
+                fields, _, described = line.partition(" - ")
+                if fields.split(" ", 3)[2] == wanted:
+                    return described.split(" ", 1)[0]
+    except OSError:
+        return ""
+    return ""

@@ -1,0 +1,248 @@
+"""Who is alive: each participant's sign of life, and how others read it.
+
+A participant (one open engine) has a file in the store's folder. The file is locked as long as
+the participant lives: the kernel takes the lock away when its process dies, whatever the process
+died of. And in the file is one heartbeat for each session, the time when it was last renewed,
+which needs no transaction and nobody's turn.
+
+Rules:
+
+* Dead is whose lock can be taken. A process id or a boot id alone proves nothing: a process may
+  be in another container.
+* A session is *silent* when its heartbeat is older than its window. Who judges reads the clock
+  first and the heartbeat then; who renews reads the clock again after writing, and has proven
+  nothing if the window had passed by then. So nobody believes in a session that somebody else
+  may have judged.
+* A participant whose file is not where it should be renews nothing. To others its sessions are
+  as if they had been renewed when the file was first missed.
+* A forked child keeps none of this open, or its parent's death would go unnoticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+import sys
+import time
+from collections import OrderedDict
+from pathlib import Path
+
+__all__ = ["Life", "Lives", "boot_id", "started"]
+
+_CHUNK = mmap.ALLOCATIONGRANULARITY
+_SLOTS = _CHUNK // 8
+_OPEN_FILES = 64
+_NEVER = float("-inf")
+
+
+def boot_id() -> str:
+    """What is different after every start of the machine, and wherever the clock is another."""
+    if not sys.platform.startswith("linux"):
+        return _boot_id_of_macos()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/timens_offsets").read_text("ascii").splitlines():
+            clock, *offset = line.split()
+            if clock == "boottime" and offset != ["0", "0"]:
+                boot += "+" + ".".join(offset)  # a time namespace: a clock of its own
+    return boot
+
+
+def _boot_id_of_macos() -> str:
+    import ctypes
+
+    size = ctypes.c_size_t(64)
+    value = ctypes.create_string_buffer(size.value)
+    libc = ctypes.CDLL(None)
+    if libc.sysctlbyname(b"kern.bootsessionuuid", value, ctypes.byref(size), None, 0) != 0:
+        return f"{time.time() - time.monotonic():.0f}"
+    return value.value.decode("ascii")
+
+
+def started(pid: int) -> str:
+    """When a process started, in ticks since the boot; empty where that is not told.
+
+    A process id is given again to others; together with this it is not.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[19].decode("ascii")
+    except (OSError, IndexError):
+        return ""
+
+
+class Life:
+    """This participant's own sign of life.
+
+    Args:
+        path: of the file, which must not exist.
+        mode: its permissions.
+    """
+
+    def __init__(self, path: str, mode: int) -> None:
+        self.path = path
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.fd = os.open(path, flags, mode)
+        self._pid = os.getpid()
+        self._maps: list[mmap.mmap] = []
+        self._beats: list[memoryview[float]] = []
+        self._free: list[int] = []
+        self._used = 0
+        try:
+            os.fchmod(self.fd, mode)
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            status = os.fstat(self.fd)
+            self._identity = (status.st_dev, status.st_ino)
+            self._grow()
+        except BaseException:
+            self.end()
+            raise
+
+    def __del__(self) -> None:
+        if getattr(self, "fd", -1) >= 0 and self._pid == os.getpid():
+            self.end()
+
+    def _grow(self) -> None:
+        """Room for more heartbeats. Written, not just made longer: see `Turn`."""
+        size = len(self._maps) * _CHUNK
+        os.pwrite(self.fd, struct.pack("d", _NEVER) * _SLOTS, size)
+        self._maps.append(mmap.mmap(self.fd, _CHUNK, offset=size))
+        self._beats.append(memoryview(self._maps[-1]).cast("d"))
+
+    def new_slot(self, at: float) -> int:
+        """A heartbeat for a new session."""
+        if self._free:
+            slot = self._free.pop()
+        else:
+            slot = self._used
+            if slot == len(self._beats) * _SLOTS:
+                self._grow()
+            self._used += 1
+        self.beat(slot, at)
+        return slot
+
+    def free_slot(self, slot: int) -> None:
+        """The session is over, in the store as well."""
+        self.stop_beating(slot)
+        self._free.append(slot)
+
+    def beat(self, slot: int, at: float) -> None:
+        """The session lives. One store into memory: from any thread, and others see it whole."""
+        self._beats[slot // _SLOTS][slot % _SLOTS] = at
+
+    def stop_beating(self, slot: int) -> None:
+        """The session is over as soon as anyone looks at it."""
+        self.beat(slot, _NEVER)
+
+    def last_beat(self, slot: int) -> float:
+        """When the session lived."""
+        beat: float = self._beats[slot // _SLOTS][slot % _SLOTS]
+        return beat
+
+    @property
+    def in_place(self) -> bool:
+        """Whether others can still find this file."""
+        try:
+            status = os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return (status.st_dev, status.st_ino) == self._identity
+
+    def end(self) -> None:
+        """Remove the file, and let go of the lock. Safe to call twice."""
+        if self.fd < 0:
+            return
+        with contextlib.suppress(OSError):
+            if self.in_place:
+                os.unlink(self.path)
+        for beats, mapped in zip(self._beats, self._maps, strict=True):
+            beats.release()
+            mapped.close()
+        os.close(self.fd)
+        self.fd = -1
+
+    def abandon(self) -> None:
+        """In a forked child: the parent's death must not go unnoticed because of this process."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Lives:
+    """The signs of life of other participants.
+
+    Args:
+        folder: of the store.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._files: OrderedDict[int, int] = OrderedDict()
+        self._missing: dict[int, float] = {}
+
+    def path(self, participant: int) -> str:
+        """Where a participant's sign of life is."""
+        return os.path.join(self._folder, f"{participant}.live")
+
+    def is_dead(self, participant: int) -> bool:
+        """Whether a participant's process has ended."""
+        fd = self._file(participant)
+        if fd is None:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        self.forget(participant)  # and with it the lock just taken
+        return True
+
+    def is_missing(self, participant: int) -> bool:
+        """Whether a participant has no sign of life at all."""
+        return self._file(participant) is None
+
+    def last_beat(self, participant: int, slot: int, now: float) -> float:
+        """When a session was last renewed; `now` has been read before."""
+        fd = self._file(participant)
+        if fd is None:
+            return self._missing.setdefault(participant, now)
+        raw = os.pread(fd, 8, slot * 8)
+        if len(raw) < 8:
+            return _NEVER
+        beat: float = struct.unpack("d", raw)[0]
+        return beat
+
+    def _file(self, participant: int) -> int | None:
+        fd = self._files.get(participant)
+        if fd is not None:
+            self._files.move_to_end(participant)
+            return fd
+        try:
+            fd = os.open(self.path(participant), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        if len(self._files) >= _OPEN_FILES:
+            os.close(self._files.popitem(last=False)[1])
+        self._files[participant] = fd
+        return fd
+
+    def forget(self, participant: int) -> None:
+        """Close what is open of a participant."""
+        self._missing.pop(participant, None)
+        fd = self._files.pop(participant, None)
+        if fd is not None:
+            os.close(fd)
+
+    def remove(self, participant: int) -> None:
+        """Remove what a dead participant has left in the folder."""
+        self.forget(participant)
+        for name in (f"{participant}.live", f"{participant}.sock"):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self._folder, name))
+
+    def close(self) -> None:
+        """Close everything."""
+        for participant in list(self._files):
+            self.forget(participant)

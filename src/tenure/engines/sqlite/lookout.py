@@ -1,0 +1,287 @@
+"""What an engine does unasked: it looks after its waiters, and after those who stand before them.
+
+Of a death the kernel tells (`Deathwatch`), or a bell that nobody answers; that somebody is silent
+can only be seen by looking. So there is a tick: twice a second while something waits here or is
+watched, once while there are sessions, and none otherwise. It is the net under everything: it
+reads the news, ends the waits that have lasted long enough, and notices when the files are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from typing import Any
+
+from tenure.engines.sqlite import requests, sessions
+from tenure.engines.sqlite.bell import Deathwatch
+from tenure.engines.sqlite.news import Name, Newsroom
+from tenure.engines.sqlite.store import Store, log
+from tenure.engines.sqlite.transaction import OWNERS, Told, Transaction
+from tenure.errors import EngineError, TenureError
+
+__all__ = ["STALL", "Lookout"]
+
+STALL = 1.0
+"""Seconds after which somebody's turn has lasted too long."""
+
+_TICK = 1.0
+_TICK_WAITING = 0.5
+_FIRST_LOOK = 0.02  # most waits are over by then, and need no look
+_NAMES = 64  # looked at in one go
+_REQUESTS = 256  # of each
+
+
+class Lookout:
+    """The lookout of one engine, on its loop."""
+
+    def __init__(self, store: Store) -> None:
+        self.newsroom = Newsroom(store, self.waits_no_more)
+        self._store = store
+        self._deathwatch = Deathwatch(store.loop, self._died)
+        self._waiting: dict[tuple[int, int], tuple[Name, int]] = {}
+        self._deadlines: list[tuple[float, int, int]] = []
+        self._next_name = 0
+        self._cursors: dict[Name, int] = {}
+        self._reaping = False
+        self._silence_due = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+        self._stall_reported: float | None = None
+        self._complaint = ""
+
+    def stop(self) -> None:
+        """End."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._waiting.clear()
+        self._deathwatch.clear()
+
+    def abandon(self) -> None:
+        """In a forked child."""
+        self._deathwatch.abandon()
+
+    # What it is told
+
+    def tell(self, told: Told) -> None:
+        """What a commit has to tell: here, and to others."""
+        store = self._store
+        for participant in told.buried:
+            store.lives.remove(participant)
+            self._deathwatch.forget(participant)
+        unanswered = store.bell.ring(told.rings)
+        if unanswered:
+            store.loop.call_soon(self._look_at, unanswered)
+        self.newsroom.pass_on(told.pushes)
+
+    def rung(self) -> None:
+        """There is news, perhaps."""
+        with contextlib.suppress(TenureError), self._store.reading() as tx:
+            self.newsroom.read(tx)
+
+    def waits(
+        self, session: int, hold: int, name: Name, order_id: int, deadline: float | None
+    ) -> None:
+        """A request waits."""
+        if not self._waiting:
+            self.tick_by(self._store.clock.now() + _FIRST_LOOK)
+        self._waiting[session, hold] = (name, order_id)
+        if deadline is not None:
+            heappush(self._deadlines, (deadline, session, hold))
+            self.tick_by(deadline)
+
+    def waits_no_more(self, session: int, hold: int) -> None:
+        """A request waits no more, if it did."""
+        if self._waiting.pop((session, hold), None) is not None and not self._waiting:
+            self._cursors.clear()
+            self._deadlines.clear()
+            if not self.newsroom.watches:
+                self._deathwatch.clear()
+
+    def forget(self, session: int) -> None:
+        """A session is over."""
+        self.newsroom.sessions.pop(session, None)
+        for number, hold in [key for key in self._waiting if key[0] == session]:
+            self.waits_no_more(number, hold)
+
+    # The tick
+
+    def tick_by(self, due: float) -> None:
+        """See to it that the next tick is not later than that."""
+        if self._timer is not None:
+            if self._timer_due <= due:
+                return
+            self._timer.cancel()
+        self._timer_due = due
+        pause = max(0.0, due - self._store.clock.now())
+        self._timer = self._store.loop.call_later(pause, self._tick)
+
+    def keep_ticking(self) -> None:
+        """Something is under way."""
+        if self._timer is None:
+            self.tick_by(self._store.clock.now() + _TICK_WAITING)
+
+    def _tick(self) -> None:
+        self._timer = None
+        store = self._store
+        now = store.clock.now()
+        self._report_stall(now)
+        try:
+            if self._are_files_in_place():
+                with store.reading() as tx:
+                    self.newsroom.read(tx)
+                    participants, silent = self._look_around(tx)
+                self._reap(participants, silent + self._own_silent(now))
+                self._time_out(now)
+            self._complaint = ""
+        except TenureError as error:
+            self._complain(error)
+        busy = not store.committer.idle
+        if self.newsroom.sessions or busy:
+            waiting = self._waiting or self.newsroom.watches or busy
+            self.tick_by(now + (_TICK_WAITING if waiting else _TICK))
+            if self._deadlines:
+                self.tick_by(max(now, self._deadlines[0][0]))
+
+    def _complain(self, error: TenureError) -> None:
+        """Once, not twice a second."""
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            log.warning("%s", error)
+
+    def _report_stall(self, now: float) -> None:
+        since = self._store.committer.stalled_since
+        if since is None or now - since < STALL or since == self._stall_reported:
+            return
+        self._stall_reported = since
+        log.warning("%s; nothing is granted meanwhile, and no lease is lost", self.stall(now))
+
+    def stall(self, now: float) -> str:
+        """Who keeps everybody waiting, in words; empty when nobody does."""
+        since = self._store.committer.stalled_since
+        if since is None:
+            return ""
+        return (
+            f"process {self._store.turn.holder} has kept the turn at {self._store.address.path} "
+            f"for {now - since:.1f} s (is it stopped? see its state with ps, continue it with "
+            "kill -CONT, or end it)"
+        )
+
+    def _are_files_in_place(self) -> bool:
+        """Whether database and sign of life are where others find them; if not, all is over."""
+        why = ""
+        try:
+            self._store.tx.check_in_place()
+        except EngineError as error:
+            why = str(error)
+        life = self._store.life
+        if not why and life is not None and not life.in_place:
+            why = f"{life.path} was removed while in use"
+        if why:
+            for session in list(self.newsroom.sessions.values()):
+                session.end(why)
+        return not why
+
+    def _time_out(self, now: float) -> None:
+        deadlines, late = self._deadlines, False
+        while deadlines and deadlines[0][0] <= now:
+            _, session, hold = heappop(deadlines)
+            late = late or (session, hold) in self._waiting
+        if late:
+            self._do(requests.time_out)
+
+    def _do(self, work: Any, *args: Any) -> asyncio.Future[Any] | None:
+        answer = self._store.committer.do_and_note(None, work, *args)
+        if isinstance(answer, asyncio.Future):
+            answer.add_done_callback(self._done)
+            return answer
+        return None
+
+    def _done(self, answer: asyncio.Future[Any]) -> None:
+        if not answer.cancelled() and isinstance(error := answer.exception(), TenureError):
+            self._complain(error)
+
+    # The dead and the silent
+
+    def _own_silent(self, now: float) -> list[int]:
+        """Those of this engine's sessions that were not renewed in time."""
+        if now < self._silence_due:
+            return []
+        found = []
+        due = now + 60.0
+        for session in self.newsroom.sessions.values():
+            until = session.proven_until
+            if until < now:
+                found.append(session.id)
+            else:
+                due = min(due, until)
+        self._silence_due = due
+        return found
+
+    def expect_silence(self, at: float) -> None:
+        """A session that may be silent at that time."""
+        self._silence_due = min(self._silence_due, at)
+
+    def _look_around(self, tx: Transaction) -> tuple[list[int], list[int]]:
+        """Look at those who stand before our waiters, and at the owners of what we watch."""
+        names: dict[Name, int] = {}
+        for name, order_id in self._waiting.values():
+            names.setdefault(name, order_id)
+        for name in self.newsroom.watches:
+            if self.newsroom.kinds(name) & OWNERS:
+                names.setdefault(name, requests.END)
+        chosen = list(names.items())
+        if len(chosen) > _NAMES:
+            first = self._next_name % len(chosen)
+            self._next_name = first + _NAMES
+            chosen = (chosen + chosen)[first : first + _NAMES]
+        suspects = {
+            suspect for name, order_id in chosen for suspect in self._before(tx, name, order_id)
+        }
+        for suspect in suspects:
+            self._watch_process(tx, suspect[2])
+        return requests.over_among(tx, suspects)
+
+    def _before(self, tx: Transaction, name: Name, order_id: int) -> list[tuple[Any, ...]]:
+        """Some of the sessions before a place: the nearest, and the next time those farther off."""
+        below = min(order_id, self._cursors.pop(name, order_id))
+        rows = requests.standing_before(tx, *name, below, _REQUESTS)
+        if len(rows) == _REQUESTS:
+            self._cursors[name] = rows[-1][0]
+        return [row[1:] for row in rows if row[3] != tx.participant]
+
+    def _watch_process(self, tx: Transaction, participant: int | None) -> None:
+        if participant is not None and participant not in self._deathwatch:
+            row = tx.execute(
+                "SELECT pid, started FROM participants WHERE id = ?", (participant,)
+            ).fetchone()
+            if row is not None:
+                self._deathwatch.watch(participant, *row)
+
+    def _died(self, participant: int, pause: float = 0.005) -> None:
+        """A process has ended; what it started may still keep its lock, for a little while."""
+        if not self._look_at([participant]) and pause < _TICK_WAITING:
+            self._store.loop.call_later(pause, self._died_again, participant, 2 * pause)
+
+    def _died_again(self, participant: int, pause: float) -> None:
+        if self._waiting or self.newsroom.watches:
+            self._died(participant, pause)
+
+    def _look_at(self, participants: Iterable[int]) -> bool:
+        """End those who are dead, if any is."""
+        dead = [each for each in participants if self._store.lives.is_dead(each)]
+        with contextlib.suppress(TenureError):  # the tick tries again, and says why
+            self._reap(dead, [])
+        return bool(dead)
+
+    def _reap(self, participants: list[int], silent: list[int]) -> None:
+        if (participants or silent) and not self._reaping:
+            answer = self._do(sessions.reap, participants, silent)
+            if answer is not None:
+                self._reaping = True
+                answer.add_done_callback(self._reaped)
+
+    def _reaped(self, _answer: asyncio.Future[Any]) -> None:
+        self._reaping = False

@@ -1,0 +1,161 @@
+"""What an engine's sessions are told: news from the file and from its own commits.
+
+Everything goes to the sessions on the loop, in order, and never from inside the operation that
+caused it. News of a request whose place is not known yet wait until it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from tenure.engines.contract import Removal
+from tenure.engines.sqlite.store import Store
+from tenure.engines.sqlite.transaction import (
+    CHANGED_DATA,
+    CHANGED_OWNERS,
+    DATA,
+    DELETED,
+    ENDED,
+    EVICTED,
+    GRANTED,
+    OWNERS,
+    TIMED_OUT,
+    Push,
+    Transaction,
+)
+
+if TYPE_CHECKING:
+    from tenure.engines.sqlite.session import SqliteSession
+
+__all__ = ["Name", "Newsroom", "Watch"]
+
+Name = tuple[int, str]
+"""A semaphore: the number of its node, and its name."""
+
+_REMOVALS = {TIMED_OUT: Removal.TIMED_OUT, DELETED: Removal.DELETED, EVICTED: Removal.EVICTED}
+_KINDS = {CHANGED_DATA: DATA, CHANGED_OWNERS: OWNERS}
+
+
+class Watch:
+    """One watch of a session."""
+
+    __slots__ = ("changed", "kinds", "session")
+
+    def __init__(self, session: SqliteSession, kinds: int, changed: Callable[[], None]) -> None:
+        self.session = session
+        self.kinds = kinds
+        self.changed = changed
+
+
+class Newsroom:
+    """Passes on what concerns an engine's sessions.
+
+    Args:
+        over: called with a session and a hold when a request does not wait any more.
+    """
+
+    def __init__(self, store: Store, over: Callable[[int, int], None]) -> None:
+        self.sessions: dict[int, SqliteSession] = {}
+        self.watches: dict[Name, list[Watch]] = {}
+        self._store = store
+        self._over = over
+        self._pushes: list[Push] = []
+        self._early: list[Push] = []
+        self._last = 0
+
+    def read(self, tx: Transaction) -> None:
+        """Read what others have written for this engine."""
+        if not tx.participant:
+            return
+        rows = tx.execute(
+            "SELECT id, kind, session, hold, order_id, why, node, name FROM news "
+            "WHERE participant = ? AND id > ? ORDER BY id",
+            (tx.participant, self._last),
+        ).fetchall()
+        if rows:
+            self._last = self._store.tx.news_read = rows[-1][0]
+            self.pass_on(
+                [
+                    (kind, session, hold, order_id, why)
+                    if name is None
+                    else (kind, node, 0, None, name)
+                    for _, kind, session, hold, order_id, why, node, name in rows
+                ]
+            )
+
+    def pass_on(self, pushes: list[Push]) -> None:
+        """Tell the sessions, soon."""
+        if pushes:
+            if not self._pushes:
+                self._store.loop.call_soon(self._deliver)
+            self._pushes += pushes
+
+    def answered(self) -> None:
+        """Places have become known."""
+        if self._early:
+            early, self._early = self._early, []
+            self.pass_on(early)
+
+    def _deliver(self) -> None:
+        pushes, self._pushes = self._pushes, []
+        for push in pushes:
+            kind, number, hold, order_id, why = push
+            if kind in _KINDS:
+                self._tell_watchers((number, why), _KINDS[kind])
+                continue
+            session = self.sessions.get(number)
+            if session is None:
+                continue
+            if hold in session.asked:
+                self._early.append(push)
+            elif kind == ENDED:
+                session.end(why)
+            else:
+                self._over(number, hold)
+                if kind == GRANTED:
+                    session.events.granted(hold, order_id)
+                else:
+                    session.events.removed(hold, _REMOVALS[kind])
+
+    def _tell_watchers(self, name: Name, kind: int) -> None:
+        for watch in list(self.watches.get(name, ())):
+            if watch.kinds & kind:
+                watch.changed()
+
+    # Watches
+
+    def add_watch(self, name: Name, watch: Watch) -> int | None:
+        """A new watch; returns what has to be watched of the name now, if that is more."""
+        before = self.kinds(name)
+        self.watches.setdefault(name, []).append(watch)
+        after = before | watch.kinds
+        return after if after != before else None
+
+    def remove_watch(self, name: Name, watch: Watch) -> int | None:
+        """A watch less; returns what has to be watched of the name now, if that is less."""
+        watches = self.watches.get(name, [])
+        if watch not in watches:
+            return None
+        before = self.kinds(name)
+        watches.remove(watch)
+        if not watches:
+            del self.watches[name]
+        after = self.kinds(name)
+        return after if after != before else None
+
+    def kinds(self, name: Name) -> int:
+        """What is watched of a name."""
+        kinds = 0
+        for watch in self.watches.get(name, ()):
+            kinds |= watch.kinds
+        return kinds
+
+    def watched_by(self, session: SqliteSession) -> Iterable[tuple[Name, Watch]]:
+        """The watches of a session."""
+        return [
+            (name, watch)
+            for name, watches in self.watches.items()
+            for watch in watches
+            if watch.session is session
+        ]

@@ -1,0 +1,241 @@
+"""Nodes, and the lasting semaphores on them."""
+
+from __future__ import annotations
+
+from tenure.core import rules
+from tenure.engines.sqlite import requests
+from tenure.engines.sqlite.requests import (
+    Suspect,
+    check_alive,
+    exists,
+    not_found,
+    remove_sessions,
+    settle,
+    why_over,
+)
+from tenure.engines.sqlite.transaction import DELETED, Transaction, from_column, to_column
+from tenure.errors import (
+    InvalidArgument,
+    NodeBusy,
+    NodeExists,
+    NodeNotFound,
+    SemaphoreBusy,
+    SemaphoreExists,
+)
+from tenure.model import NodeConfig
+
+__all__ = [
+    "alter_node",
+    "config_of",
+    "create_node",
+    "create_semaphore",
+    "delete_semaphore",
+    "drop_node",
+    "evict",
+    "find",
+    "sessions_of",
+    "update_semaphore",
+]
+
+_EMPTY_NODE = (
+    "DELETE FROM semaphores WHERE node = ?",
+    "DELETE FROM contents WHERE node = ?",
+    "DELETE FROM watches WHERE node = ?",
+)
+_DELETE_SEMAPHORE = (
+    "DELETE FROM requests WHERE node = ? AND name = ?",
+    "DELETE FROM semaphores WHERE node = ? AND name = ?",
+    "DELETE FROM contents WHERE node = ? AND name = ?",
+)
+
+
+def _columns(config: NodeConfig) -> tuple[float, float, str, str, str]:
+    return (
+        config.self_check_period,
+        config.session_grace_period,
+        config.read_consistency,
+        config.attach_consistency,
+        config.rate_limiter_counters_mode,
+    )
+
+
+def find(tx: Transaction, path: str) -> int:
+    """The number of a node, or `NodeNotFound`."""
+    rules.check_path(path)
+    row: tuple[int] | None = tx.execute("SELECT id FROM nodes WHERE path = ?", (path,)).fetchone()
+    if row is None:
+        raise NodeNotFound(
+            f"there is no node {path}; create it with client.create_node({path!r}) or "
+            f"'tenure node create {path}'",
+            node=path,
+        )
+    return row[0]
+
+
+def sessions_of(tx: Transaction, node: int) -> list[Suspect]:
+    """The sessions of a node."""
+    return tx.execute(
+        "SELECT s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact "
+        "FROM sessions AS s WHERE s.node = ?",
+        (node,),
+    ).fetchall()
+
+
+def config_of(tx: Transaction, node: int) -> NodeConfig:
+    """A node's configuration."""
+    row = tx.execute(
+        "SELECT self_check_period, session_grace_period, read_consistency, attach_consistency, "
+        "rate_limiter_counters_mode FROM nodes WHERE id = ?",
+        (node,),
+    ).fetchone()
+    return NodeConfig(*row)
+
+
+def create_node(tx: Transaction, path: str, config: NodeConfig, exist_ok: bool) -> None:
+    """Create a node; what exists is not touched."""
+    rules.check_path(path)
+    if tx.execute("SELECT 1 FROM nodes WHERE path = ?", (path,)).fetchone() is not None:
+        if not exist_ok:
+            raise NodeExists(f"the node {path} exists already", node=path)
+        return
+    tx.execute(
+        "INSERT INTO nodes (path, self_check_period, session_grace_period, read_consistency, "
+        "attach_consistency, rate_limiter_counters_mode, sessions) VALUES (?, ?, ?, ?, ?, ?, 0)",
+        (path, *_columns(config)),
+    )
+
+
+def alter_node(tx: Transaction, path: str, config: NodeConfig) -> None:
+    """Change what is set in a configuration."""
+    node = find(tx, path)
+    merged = rules.merge_config(config_of(tx, node), config)
+    tx.execute(
+        "UPDATE nodes SET self_check_period = ?, session_grace_period = ?, read_consistency = ?, "
+        "attach_consistency = ?, rate_limiter_counters_mode = ? WHERE id = ?",
+        (*_columns(merged), node),
+    )
+
+
+def drop_node(tx: Transaction, path: str, force: bool) -> None:
+    """Drop a node with everything on it."""
+    rules.check_path(path)
+    rules.check_droppable(path)
+    node = find(tx, path)
+    sessions = sessions_of(tx, node)
+    attached = sum(each[2] is not None and not why_over(tx, each) for each in sessions)
+    if attached and not force:
+        raise NodeBusy(
+            f"the node {path} has {attached} attached session(s); close them, or drop it by "
+            "force, which ends them",
+            node=path,
+        )
+    remove_sessions(tx, sessions, f"the node {path} was dropped")
+    settle(tx)
+    for statement in _EMPTY_NODE:
+        tx.execute(statement, (node,))
+    tx.watches = tx.execute("SELECT count(*) FROM watches").fetchone()[0]
+    tx.execute("DELETE FROM nodes WHERE id = ?", (node,))
+
+
+def evict(tx: Transaction, path: str, name: str, order_id: int) -> bool:
+    """Take one request out of a queue."""
+    return requests.evict(tx, find(tx, path), path, name, order_id)
+
+
+# Lasting semaphores
+
+
+def create_semaphore(
+    tx: Transaction,
+    session: int,
+    node: int,
+    path: str,
+    name: str,
+    limit: int,
+    data: bytes,
+    exist_ok: bool,
+) -> None:
+    """Create a lasting semaphore."""
+    check_alive(tx, session, path)
+    rules.check_name(name, path)
+    rules.check_limit(limit, path, name)
+    rules.check_data(data, path, name)
+    row = tx.execute(
+        'SELECT "limit" FROM semaphores WHERE node = ? AND name = ?', (node, name)
+    ).fetchone()
+    if row is not None:
+        found = from_column(row[0])
+        if exist_ok and found == limit:
+            return
+        raise SemaphoreExists(
+            f"{name!r} on {path} exists already, with limit {found}",
+            node=path,
+            name=name,
+            limit=found,
+        )
+    rules.check_kind(False, exists(tx, node, name), path, name)
+    if _count(tx, node) >= rules.SEMAPHORES_PER_NODE:
+        raise InvalidArgument(
+            f"the node {path} has {rules.SEMAPHORES_PER_NODE} semaphores, which is the most",
+            node=path,
+            name=name,
+        )
+    tx.execute("INSERT INTO semaphores VALUES (?, ?, ?, 0, 0)", (node, name, to_column(limit)))
+    _set_data(tx, node, name, data)
+    tx.changed(node, name, data=True, owners=True)
+
+
+def _count(tx: Transaction, node: int) -> int:
+    row: tuple[int] = tx.execute(
+        "SELECT count(*) FROM semaphores WHERE node = ?", (node,)
+    ).fetchone()
+    return row[0]
+
+
+def _set_data(tx: Transaction, node: int, name: str, data: bytes) -> None:
+    if data:
+        tx.execute("INSERT OR REPLACE INTO contents VALUES (?, ?, ?)", (node, name, data))
+    else:
+        tx.execute("DELETE FROM contents WHERE node = ? AND name = ?", (node, name))
+
+
+def update_semaphore(
+    tx: Transaction, session: int, node: int, path: str, name: str, data: bytes
+) -> None:
+    """Replace a semaphore's data; equal bytes change nothing."""
+    check_alive(tx, session, path)
+    rules.check_data(data, path, name)
+    if not exists(tx, node, name):
+        raise not_found(name, path)
+    row = tx.execute(
+        "SELECT data FROM contents WHERE node = ? AND name = ?", (node, name)
+    ).fetchone()
+    if data != (b"" if row is None else row[0]):
+        _set_data(tx, node, name, data)
+        tx.changed(node, name, data=True, owners=False)
+
+
+def delete_semaphore(
+    tx: Transaction, session: int, node: int, path: str, name: str, force: bool
+) -> None:
+    """Delete a semaphore; by force with everything in its queue."""
+    check_alive(tx, session, path)
+    if not exists(tx, node, name):
+        raise not_found(name, path)
+    requests = tx.execute(
+        "SELECT r.session, r.hold, s.participant FROM requests AS r "
+        "JOIN sessions AS s ON s.id = r.session WHERE r.node = ? AND r.name = ?",
+        (node, name),
+    ).fetchall()
+    if requests and not force:
+        raise SemaphoreBusy(
+            f"{name!r} on {path} has owners or waiters; release it, or delete it by force, which "
+            "takes it from them",
+            node=path,
+            name=name,
+        )
+    for session_id, hold, participant in requests:
+        tx.tell(participant, DELETED, session_id, hold)
+    for statement in _DELETE_SEMAPHORE:
+        tx.execute(statement, (node, name))
+    tx.changed(node, name, data=True, owners=True)

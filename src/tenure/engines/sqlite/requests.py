@@ -1,0 +1,447 @@
+"""Requests and their queues: *the owners are the longest prefix of the queue that fits*.
+
+Every operation looks at a constant number of rows. The end of a queue tells whether anybody waits
+(if the last one owns, all do), the index ``waiting`` who is next, and a lasting semaphore's row
+how much is held. Of an ephemeral one it is enough to know whether anything is held, and whether
+that is the whole of it: that the first row of its queue tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tenure.core import rules
+from tenure.engines.contract import Enqueued, Place
+from tenure.engines.sqlite.transaction import (
+    ENDED,
+    EVICTED,
+    GRANTED,
+    TIMED_OUT,
+    Transaction,
+    from_column,
+    to_column,
+)
+from tenure.errors import LeaseReleased, SemaphoreNotFound, SessionExpired
+from tenure.model import EPHEMERAL_LIMIT
+
+__all__ = [
+    "END",
+    "Suspect",
+    "alter",
+    "check_alive",
+    "enqueue",
+    "evict",
+    "exists",
+    "is_silent",
+    "last_contact",
+    "leave",
+    "not_found",
+    "over_among",
+    "over_in_queue",
+    "remove_sessions",
+    "settle",
+    "standing_before",
+    "time_out",
+    "why_over",
+    "withdraw",
+]
+
+END = 2**62
+"""Beyond every order id."""
+
+_REFUSED = Enqueued(Place.REFUSED, None)
+_EPHEMERAL = to_column(EPHEMERAL_LIMIT)
+
+_LOOK = """
+SELECT s.node, m."limit", m.held, m.whole, r.order_id, r.granted_at, r.count
+FROM sessions AS s
+LEFT JOIN semaphores AS m ON m.node = s.node AND m.name = ?
+LEFT JOIN requests AS r ON r.node = s.node AND r.name = ? AND r.order_id = (
+    SELECT order_id FROM requests WHERE node = s.node AND name = ? ORDER BY order_id DESC LIMIT 1)
+WHERE s.id = ?
+"""
+
+Suspect = tuple[int, int, int | None, int, float, float]
+"""A session that may be over: (id, node, participant, slot, recovery window, contact)."""
+
+
+# What sessions ask
+
+
+def enqueue(
+    tx: Transaction,
+    session: int,
+    path: str,
+    hold: int,
+    name: str,
+    count: int,
+    data: bytes,
+    timeout: float | None,
+    ephemeral: bool,
+) -> Enqueued:
+    """Add a request at the end of the queue."""
+    row = tx.execute(_LOOK, (name, name, name, session)).fetchone()
+    if row is None:
+        raise session_over(path)
+    node, limit, held, whole, last, last_granted, last_count = row
+    if timeout is not None:
+        rules.check_timeout(timeout, path, name)
+    if data:
+        rules.check_data(data, path, name)
+    if limit is not None:
+        limit, held = from_column(limit), from_column(held)
+        rules.check_kind(ephemeral, False, path, name)
+    else:
+        limit, held, whole = EPHEMERAL_LIMIT, 0, 0
+        if last is not None:
+            rules.check_kind(ephemeral, True, path, name)
+            held, whole = 1, last_count == _EPHEMERAL
+        else:
+            rules.check_name(name, path)
+            if not ephemeral:
+                raise not_found(name, path)
+    rules.check_count(count, limit, path, name)
+    waits = last is not None and last_granted is None
+    granted = not waits and rules.fits(held, whole, count, limit)
+    if not granted and timeout == 0:
+        # "No" is a lasting answer: it is not given because of somebody who is dead.
+        if _end_the_dead(tx, node, name):
+            return enqueue(tx, session, path, hold, name, count, data, timeout, ephemeral)
+        return _REFUSED
+    order_id = tx.next_order_id()
+    now = tx.now
+    tx.execute(
+        "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            *(node, name, order_id, session, hold, to_column(count), now),
+            now if granted else None,
+            None if granted or timeout is None else now + timeout,
+            data,
+        ),
+    )
+    if not granted:
+        return Enqueued(Place.WAITING, order_id)
+    if row[1] is not None:
+        _set_level(tx, node, name, held + count, whole=count == limit)
+    if tx.watches:
+        tx.changed(node, name, data=False, owners=True)
+    return Enqueued(Place.GRANTED, order_id)
+
+
+def withdraw(tx: Transaction, session: int, hold: int) -> None:
+    """Take a request out of its queue, if it is there."""
+    row = tx.execute(
+        "SELECT node, name, order_id, count, granted_at FROM requests "
+        "WHERE session = ? AND hold = ?",
+        (session, hold),
+    ).fetchone()
+    if row is not None:
+        leave(tx, *row)
+        settle(tx)
+
+
+def alter(
+    tx: Transaction, session: int, path: str, hold: int, count: int | None, data: bytes | None
+) -> None:
+    """Shrink a request, or change its data, in place."""
+    row = tx.execute(
+        "SELECT node, name, order_id, count, granted_at, data FROM requests "
+        "WHERE session = ? AND hold = ?",
+        (session, hold),
+    ).fetchone()
+    if row is None:
+        check_alive(tx, session, path)
+        raise LeaseReleased(f"the request on {path} is over", node=path)
+    node, name, order_id, old_count, granted_at, old_data = row
+    old = from_column(old_count)
+    if data is not None:
+        rules.check_data(data, path, name)
+    if count is not None:
+        level = tx.execute(
+            'SELECT "limit" FROM semaphores WHERE node = ? AND name = ?', (node, name)
+        ).fetchone()
+        limit = EPHEMERAL_LIMIT if level is None else from_column(level[0])
+        rules.check_shrink(count, old, limit, path, name)
+    new = old if count is None else count
+    new_data = old_data if data is None else data
+    if new == old and new_data == old_data:
+        return
+    tx.execute(
+        "UPDATE requests SET count = ?, data = ? WHERE node = ? AND name = ? AND order_id = ?",
+        (to_column(new), new_data, node, name, order_id),
+    )
+    owns = granted_at is not None
+    if new != old:
+        tx.affected[node, name] = (old - new if owns else 0, owns)
+        settle(tx)
+    elif owns:
+        tx.changed(node, name, data=False, owners=True)
+
+
+def evict(tx: Transaction, node: int, path: str, name: str, order_id: int) -> bool:
+    """Take one request out, and tell its session."""
+    row = tx.execute(
+        "SELECT r.session, r.hold, s.participant, r.count, r.granted_at FROM requests AS r "
+        "JOIN sessions AS s ON s.id = r.session "
+        "WHERE r.node = ? AND r.name = ? AND r.order_id = ?",
+        (node, name, order_id),
+    ).fetchone()
+    if row is None:
+        if not exists(tx, node, name):
+            raise not_found(name, path)
+        return False
+    session, hold, participant, count, granted_at = row
+    leave(tx, node, name, order_id, count, granted_at)
+    tx.tell(participant, EVICTED, session, hold)
+    settle(tx)
+    return True
+
+
+def time_out(tx: Transaction) -> None:
+    """Take out whoever has waited for as long as it wanted to, the earliest first."""
+    rows = tx.execute(
+        "SELECT r.node, r.name, r.order_id, r.count, r.session, r.hold, s.participant "
+        "FROM requests AS r INDEXED BY deadlines JOIN sessions AS s ON s.id = r.session "
+        "WHERE r.deadline <= ? ORDER BY r.deadline, r.order_id",
+        (tx.now,),
+    ).fetchall()
+    for node, name, order_id, count, session, hold, participant in rows:
+        still = tx.execute(
+            "SELECT granted_at IS NULL FROM requests WHERE node = ? AND name = ? AND order_id = ?",
+            (node, name, order_id),
+        ).fetchone()
+        if still == (1,):
+            leave(tx, node, name, order_id, count, None)
+            tx.tell(participant, TIMED_OUT, session, hold)
+            settle(tx)
+
+
+# What these are made of
+
+
+def exists(tx: Transaction, node: int, name: str) -> bool:
+    """Whether there is a semaphore of that name, lasting or not."""
+    row = tx.execute(
+        "SELECT EXISTS (SELECT 1 FROM semaphores WHERE node = ? AND name = ?) "
+        "OR EXISTS (SELECT 1 FROM requests WHERE node = ? AND name = ?)",
+        (node, name, node, name),
+    ).fetchone()
+    return bool(row[0])
+
+
+def not_found(name: str, path: str) -> SemaphoreNotFound:
+    """The error for a name that no semaphore has."""
+    rules.check_name(name, path)
+    return SemaphoreNotFound(
+        f"there is no semaphore {name!r} on {path}; create it first", node=path, name=name
+    )
+
+
+def session_over(path: str) -> SessionExpired:
+    """The error for a session that is not in the store any more."""
+    return SessionExpired(f"the session on {path} is over", node=path)
+
+
+def check_alive(tx: Transaction, session: int, path: str) -> None:
+    """Raise `SessionExpired` unless the session is in the store."""
+    if tx.execute("SELECT 1 FROM sessions WHERE id = ?", (session,)).fetchone() is None:
+        raise session_over(path)
+
+
+def leave(
+    tx: Transaction,
+    node: int,
+    name: str,
+    order_id: int,
+    count: int | str,
+    granted_at: float | None,
+) -> None:
+    """Take a request out; nobody is granted before `settle`."""
+    tx.execute(
+        "DELETE FROM requests WHERE node = ? AND name = ? AND order_id = ?", (node, name, order_id)
+    )
+    freed, owners_left = tx.affected.get((node, name), (0, False))
+    if granted_at is not None:
+        freed, owners_left = freed + from_column(count), True
+    tx.affected[node, name] = (freed, owners_left)
+
+
+def settle(tx: Transaction) -> None:
+    """Grant what fits now, in every queue that requests have left."""
+    while tx.affected:
+        (node, name), (freed, owners_left) = tx.affected.popitem()
+        _advance(tx, node, name, freed, owners_left)
+
+
+def _advance(tx: Transaction, node: int, name: str, freed: int, owners_left: bool) -> None:
+    level = tx.execute(
+        'SELECT "limit", held, whole FROM semaphores WHERE node = ? AND name = ?', (node, name)
+    ).fetchone()
+    last = tx.execute(
+        "SELECT granted_at FROM requests WHERE node = ? AND name = ? "
+        "ORDER BY order_id DESC LIMIT 1",
+        (node, name),
+    ).fetchone()
+    if level is not None:
+        limit, held = from_column(level[0]), from_column(level[1]) - freed
+        whole = bool(level[2]) and not owners_left
+    elif last is None:
+        tx.execute("DELETE FROM contents WHERE node = ? AND name = ?", (node, name))
+        tx.changed(node, name, data=True, owners=True)
+        return
+    else:
+        limit, held, whole = EPHEMERAL_LIMIT, *_ephemeral_level(tx, node, name)
+    changed = owners_left
+    if last is not None and last[0] is None:
+        while (granted := _grant_next(tx, node, name, limit, held, whole)) != 0:
+            held += granted
+            whole = granted == limit
+            changed = True
+    if level is not None and (changed or freed):
+        _set_level(tx, node, name, held, whole=whole)
+    if changed:
+        tx.changed(node, name, data=False, owners=True)
+
+
+def _ephemeral_level(tx: Transaction, node: int, name: str) -> tuple[int, bool]:
+    """(1 if anything is held, whether that is the whole) of an ephemeral semaphore."""
+    first = tx.execute(
+        "SELECT granted_at, count FROM requests WHERE node = ? AND name = ? "
+        "ORDER BY order_id LIMIT 1",
+        (node, name),
+    ).fetchone()
+    if first is None or first[0] is None:
+        return 0, False
+    return 1, first[1] == _EPHEMERAL
+
+
+def _grant_next(tx: Transaction, node: int, name: str, limit: int, held: int, whole: bool) -> int:
+    """Grant the first that waits, if it fits: returns its count, or 0. The dead are removed."""
+    while True:
+        row = tx.execute(
+            "SELECT r.order_id, r.count, r.hold, r.deadline, "
+            "s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact "
+            "FROM requests AS r INDEXED BY waiting JOIN sessions AS s ON s.id = r.session "
+            "WHERE r.node = ? AND r.name = ? AND r.granted_at IS NULL ORDER BY r.order_id LIMIT 1",
+            (node, name),
+        ).fetchone()
+        if row is None:
+            return 0
+        order_id, stored, hold, deadline, *suspect = row
+        count = from_column(stored)
+        if not rules.fits(held, whole, count, limit):
+            return 0
+        session, _, participant, *_ = suspect
+        if participant != tx.participant and (why := why_over(tx, suspect)):
+            remove_sessions(tx, [suspect], why)
+        elif deadline is not None and deadline <= tx.now:
+            leave(tx, node, name, order_id, stored, None)
+            tx.tell(participant, TIMED_OUT, session, hold)
+        else:
+            tx.execute(
+                "UPDATE requests SET granted_at = ?, deadline = NULL "
+                "WHERE node = ? AND name = ? AND order_id = ?",
+                (tx.now, node, name, order_id),
+            )
+            tx.tell(participant, GRANTED, session, hold, order_id)
+            return count
+
+
+def _set_level(tx: Transaction, node: int, name: str, held: int, *, whole: bool) -> None:
+    tx.execute(
+        "UPDATE semaphores SET held = ?, whole = ? WHERE node = ? AND name = ?",
+        (to_column(held), whole, node, name),
+    )
+
+
+# Who stands in a queue without being there
+
+
+def standing_before(tx: Transaction, node: int, name: str, order_id: int, most: int) -> list[Any]:
+    """The last requests (`most` of them) before a place, nearest first: (order id, *suspect)."""
+    return tx.execute(
+        "SELECT r.order_id, s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact "
+        "FROM requests AS r "
+        "JOIN sessions AS s ON s.id = r.session "
+        "WHERE r.node = ? AND r.name = ? AND r.order_id < ? ORDER BY r.order_id DESC LIMIT ?",
+        (node, name, order_id, most),
+    ).fetchall()
+
+
+def why_over(tx: Transaction, suspect: Suspect) -> str:
+    """Why a session is over although it is still in the store; empty if it lives."""
+    participant = suspect[2]
+    if participant is None or participant == tx.participant:
+        dead = False  # it has none, or this is it
+    else:
+        dead = tx.lives.is_dead(participant)
+    if dead:
+        return "its process has ended"
+    if is_silent(tx, suspect):
+        return f"nothing was heard of it for its window of {suspect[4]:g} s"
+    return ""
+
+
+def is_silent(tx: Transaction, suspect: Suspect) -> bool:
+    """Whether a session was not renewed in time."""
+    _, _, participant, slot, window, contact = suspect
+    return last_contact(tx, participant, slot, contact) + window < tx.now
+
+
+def last_contact(tx: Transaction, participant: int | None, slot: int, contact: float) -> float:
+    """When a session was last renewed; `contact` is its row's, for those without a program."""
+    if participant is None:
+        return contact
+    if participant == tx.participant and tx.life is not None:
+        return tx.life.last_beat(slot)
+    return tx.lives.last_beat(participant, slot, tx.now)
+
+
+def over_among(tx: Transaction, suspects: Iterable[Suspect]) -> tuple[list[int], list[int]]:
+    """(participants that are dead, sessions that are silent) among suspects."""
+    living = {tx.participant: True}
+    silent = []
+    for suspect in suspects:
+        session, _, participant, *_ = suspect
+        if participant is not None and participant not in living:
+            living[participant] = not tx.lives.is_dead(participant)
+        if (participant is None or living[participant]) and is_silent(tx, suspect):
+            silent.append(session)
+    return [participant for participant, lives in living.items() if not lives], silent
+
+
+def over_in_queue(tx: Transaction, node: int, name: str) -> tuple[list[int], list[int]]:
+    """The same, among the last who stand in a queue."""
+    rows = standing_before(tx, node, name, END, 256)
+    return over_among(tx, {tuple(suspect) for _, *suspect in rows})
+
+
+def _end_the_dead(tx: Transaction, node: int, name: str) -> bool:
+    """End the sessions that stand in a queue and are over; whether there were any."""
+    rows = standing_before(tx, node, name, END, 256)
+    over: dict[str, list[Suspect]] = {}
+    for suspect in {tuple(suspect) for _, *suspect in rows}:
+        if why := why_over(tx, suspect):
+            over.setdefault(why, []).append(suspect)
+    for why, sessions in over.items():
+        remove_sessions(tx, sessions, why)
+    settle(tx)
+    return bool(over)
+
+
+def remove_sessions(tx: Transaction, sessions: Iterable[Any], why: str | None) -> None:
+    """Take sessions out, with all their requests; nobody is granted before `settle`.
+
+    Each of `sessions` begins with its id, its node and its participant. With `why`, it is told so.
+    """
+    for session, node, participant, *_ in sessions:
+        for row in tx.execute(
+            "SELECT node, name, order_id, count, granted_at FROM requests WHERE session = ?",
+            (session,),
+        ).fetchall():
+            leave(tx, *row)
+        tx.execute("DELETE FROM sessions WHERE id = ?", (session,))
+        tx.execute("UPDATE nodes SET sessions = sessions - 1 WHERE id = ?", (node,))
+        if why is not None:
+            tx.tell(participant, ENDED, session, why=why)

@@ -1,0 +1,249 @@
+"""What is in the file, and how a connection to it is opened.
+
+Everything is numbered, so that rows are small and the queue of a semaphore lies together:
+
+* A *request* owns when ``granted_at`` is not null. Its order id is its place.
+* A *lasting* semaphore has a row, which knows how much of it is held. An *ephemeral* one has none:
+  it is there as long as there are requests for its name.
+* A *participant* is one open engine; it dies with its process. What others have to tell it
+  stands in ``news`` until it has read it.
+* Limits and counts above 2^63-1 are texts, because SQLite's numbers end there. They are never
+  added up in SQL.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from urllib.parse import quote
+
+from tenure.engines.sqlite.url import Address
+from tenure.errors import AuthenticationFailed, EngineError, TenureError
+from tenure.model import DEFAULT_NODE
+
+__all__ = ["VERSION", "connect", "create", "explain", "is_busy", "is_ready"]
+
+APPLICATION_ID = 0x74656E75
+VERSION = 1
+_PAGE_SIZE = 1024  # rows are small: a commit writes a few pages, whatever their size
+_CHECKPOINT_PAGES = 4000
+_OPENING = 1.0  # seconds, at the most, for somebody else who opens, recovers or closes it just now
+
+_TABLES = """
+CREATE TABLE meta (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    boot TEXT NOT NULL,
+    last_order_id INTEGER NOT NULL,
+    last_session_id INTEGER NOT NULL,
+    last_news_id INTEGER NOT NULL,
+    watches INTEGER NOT NULL
+);
+CREATE TABLE nodes (
+    id INTEGER PRIMARY KEY,
+    path TEXT NOT NULL UNIQUE,
+    self_check_period REAL NOT NULL,
+    session_grace_period REAL NOT NULL,
+    read_consistency TEXT NOT NULL,
+    attach_consistency TEXT NOT NULL,
+    rate_limiter_counters_mode TEXT NOT NULL,
+    sessions INTEGER NOT NULL
+);
+CREATE TABLE participants (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    pid INTEGER NOT NULL,
+    started TEXT NOT NULL
+);
+CREATE TABLE sessions (
+    id INTEGER PRIMARY KEY,
+    node INTEGER NOT NULL,
+    participant INTEGER,
+    slot INTEGER,
+    recovery_window REAL NOT NULL,
+    liveness TEXT NOT NULL,
+    attach_number INTEGER NOT NULL,
+    key BLOB NOT NULL,
+    contact REAL NOT NULL,
+    description TEXT NOT NULL
+);
+CREATE INDEX sessions_of_node ON sessions (node);
+CREATE INDEX sessions_of_participant ON sessions (participant);
+CREATE TABLE semaphores (
+    node INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    "limit" NOT NULL,
+    held NOT NULL,
+    whole INTEGER NOT NULL,
+    PRIMARY KEY (node, name)
+) WITHOUT ROWID;
+CREATE TABLE contents (
+    node INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (node, name)
+) WITHOUT ROWID;
+CREATE TABLE requests (
+    node INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    order_id INTEGER NOT NULL,
+    session INTEGER NOT NULL,
+    hold INTEGER NOT NULL,
+    count NOT NULL,
+    joined_at REAL NOT NULL,
+    granted_at REAL,
+    deadline REAL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (node, name, order_id)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX requests_of_session ON requests (session, hold);
+CREATE INDEX waiting ON requests (node, name, order_id) WHERE granted_at IS NULL;
+CREATE INDEX deadlines ON requests (deadline) WHERE deadline IS NOT NULL;
+CREATE TABLE watches (
+    node INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    participant INTEGER NOT NULL,
+    kinds INTEGER NOT NULL,
+    PRIMARY KEY (node, name, participant)
+) WITHOUT ROWID;
+CREATE INDEX watches_of_participant ON watches (participant);
+CREATE TABLE news (
+    participant INTEGER NOT NULL,
+    id INTEGER NOT NULL,
+    kind INTEGER NOT NULL,
+    session INTEGER,
+    hold INTEGER,
+    order_id INTEGER,
+    why TEXT,
+    node INTEGER,
+    name TEXT,
+    PRIMARY KEY (participant, id)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX changes ON news (participant, kind, node, name) WHERE name IS NOT NULL;
+"""
+
+
+def connect(address: Address) -> sqlite3.Connection:
+    """A connection to a file that exists, checked to be ours, or empty.
+
+    It waits for nobody once it is open.
+
+    Raises:
+        EngineError: the file is another program's, or one of a newer version.
+    """
+    connection = sqlite3.connect(
+        f"file:{quote(address.path)}?mode=rw",
+        uri=True,
+        timeout=_OPENING,
+        isolation_level=None,
+        check_same_thread=False,  # one thread at a time; the committer sees to it
+        cached_statements=256,
+    )
+    try:
+        level = "FULL" if address.durability == "full" else "NORMAL"
+        for pragma in (
+            f"synchronous = {level}",
+            "secure_delete = OFF",
+            "trusted_schema = OFF",
+            f"wal_autocheckpoint = {_CHECKPOINT_PAGES}",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+        if not is_ready(connection, address.path):
+            connection.execute(f"PRAGMA page_size = {_PAGE_SIZE}")
+        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise EngineError(
+                f"the file system of {address.path} cannot do what SQLite's write-ahead log needs "
+                "(shared memory); use a local folder"
+            )
+        connection.execute("PRAGMA busy_timeout = 0")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def is_ready(connection: sqlite3.Connection, path: str) -> bool:
+    """Whether the file has the tables; false when it is empty.
+
+    Raises:
+        EngineError: it is not one of ours, or one of a newer version.
+    """
+    application, version = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("application_id", "user_version")
+    )
+    if application == APPLICATION_ID:
+        if version > VERSION:
+            raise EngineError(
+                f"{path} was made by a newer tenure (its schema is {version}, this one knows "
+                f"{VERSION}): upgrade tenure here, or use another file"
+            )
+        return True
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if application or version or tables:
+        raise EngineError(
+            f"{path} is another program's SQLite database; name a file of its own for tenure"
+        )
+    return False
+
+
+def create(connection: sqlite3.Connection, path: str) -> None:
+    """Make the tables, unless somebody has. In a transaction."""
+    if is_ready(connection, path):
+        return
+    for statement in _TABLES.split(";"):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+    connection.execute(
+        "INSERT INTO nodes VALUES (1, ?, 0, 0, 'unset', 'unset', 'unset', 0)", (DEFAULT_NODE,)
+    )
+    connection.execute("INSERT INTO meta VALUES (1, '', 0, 0, 0, 0)")
+
+
+# What SQLite says
+
+
+def is_busy(error: BaseException) -> bool:
+    """Whether another program has locked the database."""
+    return isinstance(error, sqlite3.Error) and _code(error) in {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_PROTOCOL,
+    }
+
+
+def _code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+
+
+def explain(error: sqlite3.Error, path: str) -> TenureError:
+    """What SQLite's error means, and what to do about it."""
+    said = f"SQLite said: {error}"
+    match _code(error):
+        case sqlite3.SQLITE_FULL:
+            return EngineError(f"the disk of {path} is full; make room: nothing has been lost")
+        case sqlite3.SQLITE_IOERR:
+            return EngineError(
+                f"{path} could not be read or written (a full or failing disk?); nothing was "
+                f"changed; {said}"
+            )
+        case sqlite3.SQLITE_NOTADB:
+            return EngineError(f"{path} is not an SQLite database; name another file")
+        case sqlite3.SQLITE_CORRUPT:
+            return EngineError(
+                f"{path} is damaged; stop all programs that use it, then restore it from a copy, "
+                f"or remove it with its -wal and -shm and its folder .tenure; {said}"
+            )
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
+            return AuthenticationFailed(
+                f"{path} cannot be written by this user, or is on a read-only file system; {said}"
+            )
+        case sqlite3.SQLITE_CANTOPEN:
+            return EngineError(
+                f"{path} cannot be opened (removed, or its folder is not writable?); {said}"
+            )
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
+            return EngineError(
+                f"another program keeps {path} locked (a shell with an open transaction, a backup "
+                "tool?); end it, or its transaction"
+            )
+    return EngineError(f"{path}: {said}")

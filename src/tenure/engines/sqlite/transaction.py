@@ -1,0 +1,267 @@
+"""One turn at the file: the numbers it gives out, and what it has to tell to whom.
+
+Operations are functions of a `Transaction` (in ``requests``, ``sessions``, ``nodes``). Several of
+them may share one. Rules that hold for each:
+
+* It checks everything before it changes anything. So one that raises a `TenureError` has changed
+  nothing, and the others in the same transaction stand.
+* It reads the clock through `now`, which stays the same throughout.
+* Whom it concerns is told through `tell` and `changed`. For sessions of this very engine that
+  becomes a push, for others news in the file and a ring of the bell; either happens only when the
+  transaction has been committed.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from typing import Any
+
+from tenure.clock import Clock
+from tenure.core import rules
+from tenure.engines.sqlite import schema
+from tenure.engines.sqlite.files import Place
+from tenure.engines.sqlite.life import Life, Lives
+from tenure.errors import EngineError
+
+__all__ = [
+    "CHANGED_DATA",
+    "CHANGED_OWNERS",
+    "DATA",
+    "DELETED",
+    "ENDED",
+    "EVICTED",
+    "GRANTED",
+    "OWNERS",
+    "TIMED_OUT",
+    "Push",
+    "Told",
+    "Transaction",
+    "from_column",
+    "to_column",
+]
+
+GRANTED, TIMED_OUT, DELETED, EVICTED, ENDED, CHANGED_DATA, CHANGED_OWNERS = range(7)
+"""Kinds of news."""
+
+DATA, OWNERS = 1, 2
+"""What can be watched."""
+
+Push = tuple[int, int, int, int | None, str]
+"""(kind, session, hold, order id, why); of a change (kind, node, 0, None, name)."""
+
+_BIG = 2**63
+
+
+def to_column(number: int) -> int | str:
+    """A limit or a count, as a column holds it."""
+    return number if number < _BIG else str(number)
+
+
+def from_column(value: int | str) -> int:
+    """A limit or a count, from a column."""
+    return value if type(value) is int else int(value)
+
+
+class Told:
+    """What a transaction has to tell, once it is true.
+
+    Attributes:
+        pushes: for sessions of this engine.
+        rings: participants that have got news.
+        buried: participants that were dead, and whose files can go.
+    """
+
+    __slots__ = ("buried", "pushes", "rings")
+
+    def __init__(self) -> None:
+        self.pushes: list[Push] = []
+        self.rings: set[int] = set()
+        self.buried: set[int] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self.pushes or self.rings or self.buried)
+
+
+class Transaction:
+    """What the operations of one turn share. One object serves all turns of an engine.
+
+    Attributes:
+        now: the clock's time at its beginning.
+        participant: this engine's number, or 0 as long as it has no sessions.
+        ready: the tables are known to be there.
+        told: what it has to tell.
+        affected: queues that requests have left: (node, name) to (count given back, whether
+            owners are others now); `requests.settle` empties it.
+        seen: the highest order id that this program has come across.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_counters",
+        "_identity",
+        "_path",
+        "affected",
+        "connection",
+        "execute",
+        "last_news_id",
+        "last_order_id",
+        "last_session_id",
+        "life",
+        "lives",
+        "news_read",
+        "now",
+        "participant",
+        "place",
+        "ready",
+        "seen",
+        "told",
+        "watches",
+    )
+
+    def __init__(
+        self, connection: sqlite3.Connection, clock: Clock, place: Place, lives: Lives
+    ) -> None:
+        self.connection = connection
+        self.execute = connection.execute
+        self.place = place
+        self.lives = lives
+        self.life: Life | None = None
+        self.participant = 0
+        self.ready = False
+        self.news_read = 0
+        self.seen = 0
+        self.now = 0.0
+        self.told = Told()
+        self.affected: dict[tuple[int, str], tuple[int, bool]] = {}
+        self._clock = clock
+        self._path = place.path
+        self._identity = place.identity
+        self._counters: tuple[int, ...] = ()
+        self.last_order_id = self.last_session_id = self.last_news_id = self.watches = 0
+
+    # Its beginning and its end
+
+    def begin(self) -> None:
+        """Begin. In one's turn."""
+        self.check_in_place()
+        self.execute("BEGIN IMMEDIATE")
+        if not self.ready:
+            schema.create(self.connection, self._path)
+        self.now = self._clock.now()
+        self._counters = counters = self.execute(
+            "SELECT last_order_id, last_session_id, last_news_id, watches FROM meta"
+        ).fetchone()
+        self.last_order_id, self.last_session_id, self.last_news_id, self.watches = counters
+        if self.news_read:
+            self.execute(
+                "DELETE FROM news WHERE participant = ? AND id <= ?",
+                (self.participant, self.news_read),
+            )
+
+    def check_in_place(self) -> None:
+        """Raise unless the file is still the one that was opened."""
+        try:
+            status = os.stat(self._path, follow_symlinks=False)
+        except FileNotFoundError:
+            status = None
+        if status is None or (status.st_dev, status.st_ino) != self._identity:
+            raise EngineError(
+                f"{self._path} was {'removed' if status is None else 'replaced'} while in use: "
+                "what was held through it protects nothing any more; connect again"
+            )
+
+    def commit(self) -> None:
+        """Make it true."""
+        counters = (self.last_order_id, self.last_session_id, self.last_news_id, self.watches)
+        if counters != self._counters:
+            self.execute(
+                "UPDATE meta SET last_order_id = ?, last_session_id = ?, last_news_id = ?, "
+                "watches = ?",
+                counters,
+            )
+        self.execute("COMMIT")
+        self.ready = True
+        self.news_read = 0
+
+    def rollback(self) -> None:
+        """Undo everything since `begin`, as far as that got."""
+        self.told = Told()
+        self.affected = {}
+        if self.connection.in_transaction:
+            self.execute("ROLLBACK")
+
+    def take_told(self) -> Told | None:
+        """What is to be told now that it is true, if anything."""
+        told = self.told
+        if not told:
+            return None
+        self.told = Told()
+        return told
+
+    # Reading alone
+
+    def begin_reading(self) -> None:
+        """Begin a look at the file as it is now. This takes no turn."""
+        self.execute("BEGIN")
+        self.now = self._clock.now()
+
+    def end_reading(self) -> None:
+        """End the look."""
+        self.told = Told()
+        if self.connection.in_transaction:
+            self.execute("COMMIT")
+
+    # What it gives out and tells
+
+    def next_order_id(self) -> int:
+        """The next fencing token."""
+        last = self.last_order_id
+        order_id = rules.next_order_id(last, self.seen, self._clock.wall())
+        self.last_order_id = self.seen = order_id
+        return order_id
+
+    def tell(
+        self,
+        participant: int | None,
+        kind: int,
+        session: int,
+        hold: int = 0,
+        order_id: int | None = None,
+        why: str = "",
+    ) -> None:
+        """Something has happened to a session or to one of its requests."""
+        if participant == self.participant:
+            self.told.pushes.append((kind, session, hold, order_id, why))
+        elif participant is not None:
+            self._write_news(participant, kind, session, hold, order_id, why, None, None)
+
+    def changed(self, node: int, name: str, *, data: bool, owners: bool) -> None:
+        """What is watched of a semaphore has changed."""
+        if not self.watches:
+            return
+        watchers: list[tuple[int, int]] = self.execute(
+            "SELECT participant, kinds FROM watches WHERE node = ? AND name = ?", (node, name)
+        ).fetchall()
+        for participant, kinds in watchers:
+            for kind, concerned in (
+                (CHANGED_DATA, data and kinds & DATA),
+                (CHANGED_OWNERS, owners and kinds & OWNERS),
+            ):
+                if not concerned:
+                    continue
+                if participant == self.participant:
+                    self.told.pushes.append((kind, node, 0, None, name))
+                else:
+                    self._write_news(participant, kind, None, None, None, None, node, name)
+
+    def _write_news(self, participant: int, *what: Any) -> None:
+        # A change that is told again, before it has been read, takes the place of the first.
+        self.last_news_id += 1
+        self.execute(
+            "INSERT OR REPLACE INTO news "
+            "(participant, id, kind, session, hold, order_id, why, node, name) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (participant, self.last_news_id, *what),
+        )
+        self.told.rings.add(participant)
