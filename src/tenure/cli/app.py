@@ -1,0 +1,132 @@
+"""`tenure` itself: its commands, loaded on first use, and what becomes of what goes wrong.
+
+A person's mistake gets one line on stderr that says what happened and what to do. A traceback
+is shown for a defect of tenure's own only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import ClassVar
+
+import click
+
+from tenure import __version__
+from tenure.cli.mistakes import explain
+from tenure.cli.options import url_option
+from tenure.cli.status import Status, after_signal
+
+__all__ = ["CommandGroup", "invoke", "tenure"]
+
+SIGINT, SIGPIPE = 2, 13
+
+
+class CommandGroup(click.Group):
+    """A group of commands: shows its help when called alone, guesses what was mistyped."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args or ["--help"])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = self.list_commands(ctx)
+        name = args[0]
+        if name in known or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "there are: " + ", ".join(known)
+        raise click.UsageError(f"no such command {name!r}; {hint}", ctx)
+
+
+class LazyGroup(CommandGroup):
+    """The commands by the modules they are in, so that the help of all imports none of them."""
+
+    MODULES: ClassVar = {
+        "run": ("tenure.cli.run.command", "run", "Run a command under a lock."),
+        "ls": ("tenure.cli.look", "ls", "Show what there is, and who holds it."),
+        "describe": ("tenure.cli.look", "describe", "Show who holds one thing, and who waits."),
+        "node": ("tenure.cli.nodes", "node", "Manage nodes, the namespaces."),
+        "sem": ("tenure.cli.semaphores", "sem", "Manage lasting semaphores."),
+        "demo": ("tenure.cli.demo.command", "demo", "See processes share locks and a leader."),
+    }
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(self.MODULES)
+
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.MODULES:
+            return None
+        module, attribute, _ = self.MODULES[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, row[2]) for name, row in self.MODULES.items()])
+
+
+# \b keeps click from filling the lines of the paragraph.
+HELP = """Locks, semaphores and elections across processes and machines.
+
+\b
+tenure run --lock nightly -- ./backup.sh       one at a time, like flock(1)
+tenure run --semaphore gpu --limit 4 -- ...    one of four slots
+tenure run --elect primary -- ./scheduler      run while leader
+tenure ls                                      who holds what
+tenure demo                                    see it at work
+"""
+
+
+@click.group(
+    cls=LazyGroup,
+    help=HELP,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="The store is --url, else TENURE_URL, else an SQLite file of your own. "
+    "'tenure COMMAND --help' tells more, exit codes included.",
+)
+@click.version_option(__version__, "--version", prog_name="tenure", message="%(prog)s %(version)s")
+@url_option
+def tenure() -> None:
+    """`tenure`: everything else is in its commands."""
+
+
+def invoke(arguments: Sequence[str]) -> int:
+    """Run a command line; returns the exit code."""
+    logging.basicConfig(format="tenure: %(message)s", level=logging.WARNING)
+    try:
+        try:
+            status = _invoke(list(arguments))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Whoever read our output has seen enough (`tenure ls | head`).
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return after_signal(SIGPIPE)
+    except KeyboardInterrupt:
+        return after_signal(SIGINT)
+    except Exception as error:
+        explained = explain(error)
+        if explained is None:
+            traceback.print_exc()
+            click.echo(f"tenure: a defect in tenure {__version__}: please report it", err=True)
+            return Status.DEFECT
+        status, message = explained
+        if message:
+            click.echo(f"tenure: {message}", err=True)
+    return status
+
+
+def _invoke(arguments: list[str]) -> int:
+    try:
+        with tenure.make_context("tenure", arguments) as context:
+            return int(tenure.invoke(context) or Status.DONE)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.Abort:
+        raise KeyboardInterrupt from None

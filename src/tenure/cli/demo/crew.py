@@ -1,0 +1,124 @@
+"""The processes of the demo, as the demo sees them: started, told what to do, heard, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tenure.cli.demo.history import Event, History, parse
+from tenure.cli.mistakes import Mistake
+from tenure.cli.status import Status
+
+__all__ = ["Member", "started_crew"]
+
+
+class Member:
+    """One process. What it writes goes into the history."""
+
+    def __init__(
+        self, who: str, process: asyncio.subprocess.Process, history: History, errors: Path
+    ) -> None:
+        self.who = who
+        self.killed = False
+        self._expected = 0  # how often it will have said that it has done what it was told
+        self._process = process
+        self._history = history
+        self._errors = errors
+        self._heard = asyncio.Condition()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    async def listen(self) -> None:
+        """Take down what it writes, until it ends."""
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            if line.endswith(b"\n"):  # what a killed process began to write does not count
+                async with self._heard:
+                    self._history.events.append(parse(line))
+                    self._heard.notify_all()
+        if not self.killed and await self._process.wait():
+            said = self._errors.read_text(errors="replace").strip().splitlines() or ["nothing"]
+            raise Mistake(Status.DEFECT, f"worker {self.who} failed: {said[-1]}")
+
+    def tell(self, **order: Any) -> None:
+        """Give it an order."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+
+    async def until(self, enough: Callable[[list[Event]], bool]) -> None:
+        """Wait until what it has written satisfies a condition."""
+        async with self._heard:
+            await self._heard.wait_for(
+                lambda: enough([each for each in self._history.events if each.who == self.who])
+            )
+
+    async def finish(self) -> None:
+        """Wait until it has carried out one more order; its start counts as the first."""
+        self._expected += 1
+        expected = self._expected
+        await self.until(lambda events: sum(each.what == "done" for each in events) >= expected)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.killed = True
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def dismiss(self) -> None:
+        """No more orders: it ends by itself."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    async def ended(self) -> None:
+        """Wait for its end."""
+        await self._process.wait()
+
+
+@asynccontextmanager
+async def started_crew(
+    names: list[str], url: str, folder: Path, history: History
+) -> AsyncIterator[list[Member]]:
+    """Processes that are there when the block begins and gone when it has ended."""
+    crew: list[Member] = []
+    try:
+        for who in names:
+            crew.append(await _start(who, url, folder, history))  # noqa: PERF401  each is ended
+        async with asyncio.TaskGroup() as listening:
+            for member in crew:
+                listening.create_task(member.listen())
+            for member in crew:
+                await member.finish()  # it says when it is there
+            yield crew
+            for member in crew:
+                member.dismiss()
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+    finally:
+        for member in crew:
+            member.kill()
+        for member in crew:
+            await member.ended()
+
+
+async def _start(who: str, url: str, folder: Path, history: History) -> Member:
+    errors = folder / f"{who}.err"
+    with errors.open("wb") as stderr:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tenure.cli.demo.worker", who, url),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,  # Ctrl-C is for us, and we end it
+        )
+    return Member(who, process, history, errors)

@@ -1,0 +1,216 @@
+"""What happens in the demo, one scene after the other, each with real processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import tenure
+from tenure.cli.demo.crew import Member
+from tenure.cli.demo.history import Event, Finding, History, Look
+
+__all__ = ["SCENES", "Scene", "Stage"]
+
+SLOTS = 4
+STATES = [f"version {number}" for number in range(1, 6)]
+
+
+@dataclass(slots=True)
+class Stage:
+    """Who and what a scene has to do with."""
+
+    client: tenure.Client
+    session: tenure.Session
+    crew: list[Member]
+    history: History
+
+    def note(self, event: Event) -> None:
+        """Write down what the demo itself does."""
+        self.history.events.append(event)
+
+    async def look(self, name: str) -> tenure.SemaphoreDescription | None:
+        """Look into a queue, and remember what was seen; ``None`` when it is not there."""
+        try:
+            seen = await self.session.semaphore(name).describe(owners=True, waiters=True)
+        except tenure.SemaphoreNotFound:
+            return None
+        self.history.looks.append(
+            Look(
+                name,
+                seen.limit,
+                tuple((each.order_id, each.count) for each in seen.owners),
+                tuple((each.order_id, each.count) for each in seen.waiters),
+            )
+        )
+        return seen
+
+    async def while_looking(self, name: str, work: Awaitable[object]) -> None:
+        """Look into a queue again and again until `work` is done."""
+        working = asyncio.ensure_future(work)
+        while not working.done():
+            await self.look(name)
+            await asyncio.wait([working], timeout=0.01)
+        await working
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One scene: what it shows, how it is played, and what its record must prove."""
+
+    name: str
+    title: str
+    play: Callable[[Stage], Awaitable[None]]
+    check: Callable[[History], Sequence[Finding]]
+    tell: Callable[[History], Sequence[str]] = lambda _: ()
+
+
+async def _hand_round(stage: Stage) -> None:
+    """Six processes line up for one mutex, one after the other, twice."""
+    first, *others = stage.crew[:6]
+    order = {"do": "lock", "name": "nightly", "turns": 2, "hold": 0.03}
+    first.tell(**order, wait=True)
+    await first.until(lambda events: any(each.what == "granted" for each in events))
+    for place, member in enumerate(others, start=1):
+        member.tell(**order, wait=False)
+        seen = await stage.look("nightly")
+        while seen is None or len(seen.waiters) < place:
+            await asyncio.sleep(0.002)
+            seen = await stage.look("nightly")
+        now = stage.client.clock.now()
+        token = seen.waiters[-1].order_id
+        stage.note(Event(now, member.who, "queued", "nightly", token))
+    first.tell(go=True)
+    await stage.while_looking(
+        "nightly", asyncio.gather(*(member.finish() for member in [first, *others]))
+    )
+
+
+def _check_mutex(history: History) -> list[Finding]:
+    return [
+        history.check_limit("nightly", 1),
+        history.check_tokens("nightly"),
+        history.check_arrival("nightly"),
+        history.check_looks("nightly"),
+    ]
+
+
+async def _share(stage: Stage) -> None:
+    """Eight processes share four slots; every fourth of them takes two at a time."""
+    await stage.session.semaphore("gpu").create(limit=SLOTS)
+    for number, member in enumerate(stage.crew):
+        count = 2 if number % 4 == 3 else 1
+        member.tell(do="share", name="gpu", turns=3, hold=0.05, count=count)
+    await stage.while_looking("gpu", asyncio.gather(*(member.finish() for member in stage.crew)))
+
+
+def _tell_order(history: History) -> list[str]:
+    holds = history.holds("nightly")
+    return [
+        "order: " + " ".join(each.who for each in holds),
+        f"fencing tokens: {holds[0].token} to {holds[-1].token}",
+    ]
+
+
+def _check_slots(history: History) -> list[Finding]:
+    return [
+        history.check_limit("gpu", SLOTS),
+        history.check_tokens("gpu"),
+        history.check_arrival("gpu"),
+        history.check_looks("gpu"),
+    ]
+
+
+async def _elect(stage: Stage) -> None:
+    """Four candidates; the leader is killed, and the next one leads."""
+    candidates = stage.crew[:4]
+    clock = stage.client.clock
+    for member in candidates:
+        member.tell(do="lead", name="primary")
+    async with stage.session.election("primary").observe() as leaders:
+        killed: Member | None = None
+        async for leader in leaders:
+            if leader is None:
+                continue
+            leading = next(each for each in candidates if each.who == leader.data.decode())
+            stage.note(Event(clock.now(), "observer", "seen", "primary", leader.term))
+            if killed is not None and leading is not killed:
+                break
+            if killed is None:
+                await _until_candidates(stage, len(candidates) - 1)
+                killed = leading
+                stage.note(Event(clock.now(), leading.who, "killed", "primary"))
+                leading.kill()
+    assert killed is not None
+    stage.crew.remove(killed)
+    for member in candidates:
+        if member is not killed:
+            member.tell(go="resign")
+    await asyncio.gather(*(each.finish() for each in candidates if each is not killed))
+
+
+async def _until_candidates(stage: Stage, waiting: int) -> None:
+    """Wait until so many wait to lead."""
+    seen = await stage.look("primary")
+    while seen is None or len(seen.waiters) < waiting:
+        await asyncio.sleep(0.002)
+        seen = await stage.look("primary")
+
+
+def _check_election(history: History) -> list[Finding]:
+    return [
+        history.check_takeover("primary"),
+        history.check_limit("primary", 1),
+        history.check_tokens("primary"),
+    ]
+
+
+async def _configure(stage: Stage) -> None:
+    """Everybody watches a semaphore's data, which changes."""
+    config = stage.session.semaphore("config")
+    await config.create(limit=1, data=STATES[0].encode())
+    stage.note(Event(stage.client.clock.now(), "demo", "written", "config", data=STATES[0]))
+    for member in stage.crew:
+        member.tell(do="watch", name="config", last=STATES[-1])
+    for member in stage.crew:
+        await member.until(lambda events: any(each.name == "config" for each in events))
+    for state in STATES[1:]:
+        stage.note(Event(stage.client.clock.now(), "demo", "written", "config", data=state))
+        await config.update(state.encode())
+        await asyncio.sleep(0.05)
+    await asyncio.gather(*(member.finish() for member in stage.crew))
+
+
+def _check_config(history: History) -> list[Finding]:
+    seen = {each.who for each in history.about("config", "seen")}
+    return [history.check_watchers("config", sorted(seen))]
+
+
+def _tell_changes(history: History) -> list[str]:
+    lines: list[str] = []
+    for change in history.about("config", "written"):
+        seen = [each.at for each in history.about("config", "seen") if each.data == change.data]
+        if seen and change.data != STATES[0]:  # which was there before anybody looked
+            late = (max(seen) - change.at) * 1000
+            lines.append(f"{change.data} seen by {len(seen)}, the last after {late:.1f} ms")
+    return lines
+
+
+SCENES = (
+    Scene(
+        "nightly",
+        "One mutex, six processes, in the order of arrival",
+        _hand_round,
+        _check_mutex,
+        _tell_order,
+    ),
+    Scene("gpu", "Four slots, eight processes; two of them take two slots", _share, _check_slots),
+    Scene("primary", "One leader of four; kill -9 the leader", _elect, _check_election),
+    Scene(
+        "config",
+        "Data changed under a watch, and seen by all",
+        _configure,
+        _check_config,
+        _tell_changes,
+    ),
+)

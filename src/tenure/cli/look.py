@@ -1,0 +1,256 @@
+"""`tenure ls` and `tenure describe`: who holds what, who waits, and since when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+import tenure
+from tenure.cli.options import json_option, node_option, run_async, url_option
+from tenure.cli.output import (
+    Column,
+    data_json,
+    duration,
+    is_terminal,
+    print_json,
+    safe,
+    say,
+    shown_data,
+    table,
+)
+from tenure.cli.store import NoStoreYet, open_store
+from tenure.core.rules import EXACT
+from tenure.model import EPHEMERAL_LIMIT
+
+__all__ = ["describe", "ls", "node_json"]
+
+Semaphore = tenure.SemaphoreDescription
+Request = tenure.RequestDescription
+
+NAME = Column("Name", style="bold", text=True, keep=True)
+KIND = Column("Kind")
+HELD = Column("Held", style="green", keep=True)
+WAITING = Column("Waiting", style="yellow", right=True, keep=True)
+SINCE = Column("Since", right=True, keep=True)
+OWNER = Column("Owner", text=True)
+DATA = Column("Data", style="cyan", text=True)
+
+
+@click.command()
+@click.argument("node", required=False, metavar="[NODE]")
+@json_option
+@url_option
+def ls(node: str | None, *, as_json: bool) -> None:
+    """Show what there is, and who holds it.
+
+    Nodes, and on each its semaphores, mutexes and elections; NODE limits it to one.
+    """
+    try:
+        nodes = run_async(_read(node))
+    except NoStoreYet:
+        nodes = []
+    if as_json:
+        print_json({"nodes": [node_json(described, there) for described, there in nodes]})
+    elif is_terminal():
+        for at, (described, there) in enumerate(nodes):
+            if at:
+                say()
+            _show_node(described, there)
+    else:
+        rows = [[described.path, *_row(each)] for described, there in nodes for each in there]
+        if rows:
+            table([Column("Node"), NAME, KIND, HELD, WAITING, SINCE, OWNER, DATA], rows)
+    if not as_json and not any(there for _, there in nodes):
+        _say_empty([described.path for described, _ in nodes], node)
+
+
+async def _read(
+    only: str | None,
+) -> list[tuple[tenure.NodeDescription, Sequence[Semaphore]]]:
+    async with open_store() as client:
+        paths = await client.list_nodes() if only is None else [only]
+        return [
+            (
+                await client.describe_node(path),
+                await client.list_semaphores(path, owners=True, waiters=False),
+            )
+            for path in paths
+        ]
+
+
+def _show_node(node: tenure.NodeDescription, there: Sequence[Semaphore]) -> None:
+    say(f"{node.path}{_sessions(node.sessions)}", style="bold blue")
+    if there:
+        table([NAME, KIND, HELD, WAITING, SINCE, OWNER, DATA], [_row(each) for each in there])
+
+
+def _sessions(count: int | None) -> str:
+    if count is None:
+        return ""
+    return "  (1 session)" if count == 1 else f"  ({count} sessions)"
+
+
+def _say_empty(paths: Sequence[str], only: str | None) -> None:
+    where = f"on {only}" if only is not None else f"({', '.join(paths) or 'nothing yet'})"
+    say(f"nothing is held, awaited or stored {where}")
+    say("try: tenure run --lock demo -- sleep 60 &  then: tenure ls")
+
+
+def _row(each: Semaphore) -> list[str]:
+    first = each.owners[0] if each.owners else None
+    more = f" and {len(each.owners) - 1} more" if len(each.owners) > 1 else ""
+    data = first.data if first and first.data else each.data
+    return [
+        safe(each.name),
+        kind(each),
+        held(each),
+        "" if each.waiting is None else str(each.waiting or "-"),
+        duration(first.since) if first else "",
+        who(first) + more if first else "",
+        shown_data(data, 40),
+    ]
+
+
+@click.command()
+@click.argument("name")
+@node_option
+@json_option
+@url_option
+def describe(name: str, node: str, *, as_json: bool) -> None:
+    """Show who holds one thing, and who waits.
+
+    NAME is a mutex, a semaphore or an election; who waits is shown in the order of the queue.
+    """
+    described = run_async(_describe(name, node))
+    if as_json:
+        print_json({"node": node} | semaphore_json(described))
+    else:
+        _show_semaphore(described, node)
+
+
+async def _describe(name: str, node: str) -> Semaphore:
+    async with open_store() as client:
+        return await client.describe_semaphore(name, node)
+
+
+def _show_semaphore(each: Semaphore, node: str) -> None:
+    say(f"{safe(each.name)}  {kind(each)} on {node}", style="bold blue")
+    waiting = len(each.waiters)
+    say(f"{held(each)}, {waiting or 'nobody'} waiting")
+    if each.data:
+        say(f"data: {shown_data(each.data, 200)}")
+    if each.owners:
+        say()
+        _show_requests("Owners", each.owners, since="Since", style="green")
+    if each.waiters:
+        say()
+        _show_requests("Waiters, in order", each.waiters, since="Waits for", style="yellow")
+
+
+def _show_requests(title: str, requests: Sequence[Request], *, since: str, style: str) -> None:
+    say(title, style="bold")
+    columns = [
+        Column("Token", style=style, right=True, keep=True),
+        Column("Count", right=True),
+        Column(since, right=True, keep=True),
+        Column("Process", right=True, keep=True),
+        DATA,
+        Column("Description", text=True),
+        Column("Gives up in", right=True),
+        Column("Session", right=True),
+    ]
+    rows = [
+        [
+            str(each.order_id),
+            count(each),
+            duration(each.since),
+            "" if each.pid is None else str(each.pid),
+            shown_data(each.data),
+            safe(each.session_description or ""),
+            duration(each.timeout),
+            str(each.session_id),
+        ]
+        for each in requests
+    ]
+    known = [at for at in range(len(columns)) if any(row[at] for row in rows)]
+    table([columns[at] for at in known], [[row[at] for at in known] for row in rows])
+
+
+# What is told of a semaphore, in words
+
+
+def kind(each: Semaphore) -> str:
+    """What it is used as, as far as that can be seen."""
+    if not each.ephemeral:
+        return "semaphore" if each.limit > 1 else "election?"
+    whole = any(owner.count == EPHEMERAL_LIMIT for owner in (*each.owners, *each.waiters))
+    return "mutex" if whole else "registry"
+
+
+def held(each: Semaphore) -> str:
+    """How much of it is held."""
+    if kind(each) == "mutex":
+        return "held" if each.held else "free"
+    if each.limit > EXACT:
+        return f"{each.held}, no limit"
+    return f"{each.held} of {each.limit}"
+
+
+def count(request: Request) -> str:
+    """How many tokens a request is for."""
+    return "all" if request.count > EXACT else str(request.count)
+
+
+def who(request: Request) -> str:
+    """Whose request it is."""
+    process = f"session {request.session_id}" if request.pid is None else f"pid {request.pid}"
+    return f"{process} {safe(request.session_description or '')}".rstrip()
+
+
+# The same for scripts
+
+
+def _number(value: int) -> int | None:
+    """Counts and limits beyond what JSON's readers can tell apart are no limits: null."""
+    return None if value > EXACT else value
+
+
+def request_json(each: Request) -> dict[str, Any]:
+    """A request in JSON; null is unknown, but for the count, where it is everything."""
+    return {
+        "order_id": each.order_id,
+        "count": _number(each.count),
+        **data_json(each.data),
+        "since": each.since,
+        "timeout": each.timeout,
+        "remaining": each.remaining,
+        "session_id": each.session_id,
+        "session_description": each.session_description,
+        "pid": each.pid,
+    }
+
+
+def semaphore_json(each: Semaphore) -> dict[str, Any]:
+    """A semaphore in JSON; a limit of null is none."""
+    return {
+        "name": each.name,
+        "kind": "semaphore" if not each.ephemeral else kind(each),
+        "limit": _number(each.limit),
+        "held": _number(each.held),
+        "waiting": each.waiting,
+        "ephemeral": each.ephemeral,
+        **data_json(each.data),
+        "owners": [request_json(owner) for owner in each.owners],
+        "waiters": [request_json(waiter) for waiter in each.waiters],
+    }
+
+
+def node_json(node: tenure.NodeDescription, there: Sequence[Semaphore]) -> dict[str, Any]:
+    """A node in JSON."""
+    return {
+        "path": node.path,
+        "sessions": node.sessions,
+        "semaphores": [semaphore_json(each) for each in there],
+    }

@@ -1,0 +1,101 @@
+"""The options that many commands share, and how a command runs its asynchronous part."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import click
+
+from tenure.model import DEFAULT_NODE
+
+__all__ = [
+    "a_count",
+    "a_duration",
+    "data_options",
+    "json_option",
+    "node_option",
+    "read_data",
+    "run_async",
+    "url_option",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+def a_duration(value: str) -> float:
+    """The type of an option in seconds."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise click.BadParameter(f"{value!r} is not a number of seconds, zero or more")
+    return number
+
+
+def a_count(value: str) -> int:
+    """The type of an option that counts something."""
+    try:
+        number = int(value)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise click.BadParameter(f"{value!r} is not a whole number, one or more")
+    return number
+
+
+def _remember_url(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        context.find_root().obj = value
+
+
+def url_option(command: F) -> F:
+    """``--url``, before or after the name of the command."""
+    return click.option(
+        "--url",
+        metavar="URL",
+        expose_value=False,
+        callback=_remember_url,
+        help="The store, for example sqlite:///jobs.db.  [TENURE_URL]",
+    )(command)
+
+
+def json_option(command: F) -> F:
+    """``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")(command)
+
+
+def node_option(command: F) -> F:
+    """``--node``."""
+    return click.option(
+        "--node", metavar="PATH", default=DEFAULT_NODE, show_default=True, help="The node."
+    )(command)
+
+
+def data_options(command: F) -> F:
+    """``--data`` and ``--data-file``; `read_data` reads them."""
+    command = click.option("--data", metavar="TEXT", help="The data, as text.")(command)
+    return click.option(
+        "--data-file",
+        metavar="FILE",
+        type=click.File("rb"),
+        help="A file with the data, '-' for the standard input.",
+    )(command)
+
+
+def read_data(data: str | None, data_file: Any) -> bytes | None:
+    """The bytes that `data_options` ask for, ``None`` for neither."""
+    if data is not None and data_file is not None:
+        raise click.UsageError("give --data or --data-file, not both", click.get_current_context())
+    if data is not None:
+        return data.encode(errors="surrogateescape")
+    return None if data_file is None else bytes(data_file.read())
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command's asynchronous part."""
+    return asyncio.run(work)

@@ -1,0 +1,208 @@
+"""How things are shown: tables for a person, plain lines for a pipe, JSON for a script.
+
+Nothing from a store reaches a terminal as it is: what others have written there could move the
+cursor or paint over lines. `safe` escapes it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = [
+    "Column",
+    "data_json",
+    "duration",
+    "fitted",
+    "is_terminal",
+    "print_json",
+    "safe",
+    "say",
+    "shown_data",
+    "table",
+    "terminal",
+]
+
+DATA_WIDTH = 60
+GAP = 2
+NARROWEST = 10
+"""Characters that a shortened column must have to tell anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        right: aligned to the right.
+        text: it may be shortened where there is no room.
+        keep: it is never left out where there is no room.
+    """
+
+    title: str
+    style: str = ""
+    right: bool = False
+    text: bool = False
+    keep: bool = False
+
+
+def is_terminal() -> bool:
+    """Whether a person looks at the standard output."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+@cache
+def terminal() -> Console:
+    """The terminal; ask `is_terminal` first."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def say(text: str = "", style: str = "") -> None:
+    """A line."""
+    if is_terminal():
+        terminal().print(text, style=style or None)
+    else:
+        click.echo(text)
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """A table: on a terminal drawn and fitted to its width; else plain columns, whole."""
+    if is_terminal():
+        _drawn_table(columns, rows)
+        return
+    lines = [[column.title.upper() for column in columns], *rows]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
+    for line in lines:
+        cells = [
+            cell.rjust(width) if column.right else cell.ljust(width)
+            for column, cell, width in zip(columns, line, widths, strict=True)
+        ]
+        click.echo("  ".join(cells).rstrip())
+
+
+def _drawn_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    from rich import box
+    from rich.cells import cell_len
+    from rich.table import Table
+
+    natural = [
+        max(map(cell_len, [column.title, *(row[at] for row in rows)]))
+        for at, column in enumerate(columns)
+    ]
+    widths = fitted(columns, natural, terminal().width)
+    drawn = Table(
+        box=box.SIMPLE_HEAD,
+        header_style="bold",
+        padding=(0, GAP - 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    for at, width in widths.items():
+        drawn.add_column(
+            columns[at].title,
+            style=columns[at].style,
+            justify="right" if columns[at].right else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            width=width,
+        )
+    for row in rows:
+        drawn.add_row(*(row[at] for at in widths))
+    terminal().print(drawn)
+
+
+def fitted(columns: Sequence[Column], natural: Sequence[int], room: int) -> dict[int, int]:
+    """The columns for which there is room, and how wide each of them is.
+
+    The last ones that need not be kept are left out first; texts are shortened.
+    """
+    widths = {
+        at: min(width, max(NARROWEST, len(column.title))) if column.text else width
+        for at, (column, width) in enumerate(zip(columns, natural, strict=True))
+    }
+
+    def spare() -> int:
+        return room - sum(widths.values()) - GAP * (len(widths) - 1)
+
+    for at in reversed(range(len(columns))):
+        if spare() < 0 and not columns[at].keep:
+            del widths[at]
+    for at, width in widths.items():
+        widths[at] = width + max(0, min(spare(), natural[at] - width))
+    return widths
+
+
+def print_json(value: Any) -> None:
+    """JSON, one value, for scripts."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def safe(text: str) -> str:
+    """Text with everything escaped that is not plainly visible."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else _escaped(each) for each in text)
+
+
+def _escaped(character: str) -> str:
+    named = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+    if character in named:
+        return named[character]
+    code = ord(character)
+    if unicodedata.category(character) == "Cs":  # an undecodable byte, as Python carries it
+        return f"\\x{code & 0xFF:02x}"
+    return (
+        f"\\x{code:02x}"
+        if code < 0x100
+        else f"\\u{code:04x}"
+        if code < 0x10000
+        else f"\\U{code:08x}"
+    )
+
+
+def shown_data(data: bytes, width: int = DATA_WIDTH) -> str:
+    """Data as text, as far as it is some, and as far as there is room."""
+    text = safe(data[: 4 * width].decode("utf-8", errors="surrogateescape"))
+    if len(text) <= width and len(data) <= 4 * width:
+        return text
+    return f"{text[:width]}… ({len(data):,} bytes)"
+
+
+def data_json(data: bytes) -> dict[str, str | None]:
+    """Data in JSON: as text where it is valid UTF-8, else as base64."""
+    try:
+        return {"data": data.decode(), "data_base64": None}
+    except UnicodeDecodeError:
+        return {"data": None, "data_base64": base64.b64encode(data).decode()}
+
+
+def duration(seconds: float | None) -> str:
+    """A length of time, in the two units that matter; empty when unknown."""
+    if seconds is None:
+        return ""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    for size, unit, smaller_size, smaller in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            rest = whole % size // smaller_size
+            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{whole} s"

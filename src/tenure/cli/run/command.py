@@ -1,0 +1,143 @@
+"""What a person types: the options of `tenure run`, and what can be checked before waiting."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any, Literal
+
+import click
+
+from tenure.cli.mistakes import Mistake
+from tenure.cli.options import a_count, a_duration, node_option, run_async, url_option
+from tenure.cli.status import Status, table
+from tenure.core import rules
+
+__all__ = ["run"]
+
+DEFAULT_WINDOW = 30.0
+
+
+class _WithStatusTable(click.Command):
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit codes"):
+            formatter.write_dl([("0-255", "the command's own, passed on"), *table(run=True)])
+        super().format_epilog(ctx, formatter)
+
+
+@click.command(
+    cls=_WithStatusTable,
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+    epilog="When the lease cannot be proven any more, the command gets SIGTERM --grace before the "
+    "deadline, and SIGKILL at the deadline, with all its descendants; daemons (setsid, and no "
+    "parent left) are on their own. What it has asked others to do, a database, a container, "
+    "another host, goes on: give those TENURE_FENCING_TOKEN to compare.",
+)
+@click.option("--lock", metavar="NAME", help="One holder at a time: a mutex.")
+@click.option("--semaphore", metavar="NAME", help="One of --limit holders at a time.")
+@click.option("--elect", metavar="NAME", help="One leader at a time, seen by observers.")
+@click.option(
+    "--limit",
+    metavar="N",
+    type=a_count,
+    help="The semaphore's limit; creates it when missing.",
+)
+@click.option(
+    "--count",
+    metavar="K",
+    type=a_count,
+    help="How many of the semaphore's tokens to take.  [default: 1]",
+)
+@node_option
+@click.option(
+    "--timeout",
+    metavar="S",
+    type=a_duration,
+    help="Seconds to wait; 0 tries once.  [default: for ever]",
+)
+@click.option(
+    "--recovery-window",
+    "window",
+    metavar="S",
+    type=a_duration,
+    default=DEFAULT_WINDOW,
+    help="Seconds that the lock survives without contact to the store, and that others wait for "
+    "a holder which is cut off; 1 to 1800.  [default: 30]",
+)
+@click.option(
+    "--grace",
+    metavar="S",
+    type=a_duration,
+    help="Seconds from SIGTERM to SIGKILL when the lock is being lost; under half the window.  "
+    "[default: a quarter of it]",
+)
+@click.option("--data", metavar="TEXT", default="", help="What others see of this holder.")
+@click.option("--quiet", "-q", is_flag=True, help="Say nothing when it is not free.")
+@url_option
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+def run(
+    lock: str | None,
+    semaphore: str | None,
+    elect: str | None,
+    command: tuple[str, ...],
+    **options: Any,
+) -> int:
+    """Run a command under a lock.
+
+    Like flock(1), across processes and machines: waits for the lock, runs COMMAND, gives it back.
+
+    COMMAND runs in a process group of its own, with TENURE_NAME, TENURE_NODE and
+    TENURE_FENCING_TOKEN in its environment. It gets the signals that 'tenure run' gets, and never
+    outlives the lock. What it leaves running in the background is ended when it ends.
+    """
+    from tenure.cli.run.holder import Holder, Job
+
+    kind, name = _what(lock=lock, semaphore=semaphore, elect=elect)
+    job = Job(kind=kind, name=name, command=command, **_checked(kind, options))
+    _check_executable(command[0])
+    return run_async(Holder(job).run())
+
+
+def _what(**given: str | None) -> tuple[Literal["lock", "semaphore", "elect"], str]:
+    context = click.get_current_context()
+    chosen = [(kind, name) for kind, name in given.items() if name is not None]
+    if len(chosen) != 1:
+        raise click.UsageError("give one of --lock, --semaphore and --elect", context)
+    ((kind, name),) = chosen
+    assert kind in {"lock", "semaphore", "elect"}
+    return kind, name  # type: ignore[return-value]  # just checked
+
+
+def _checked(kind: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that go together, and those that were not given."""
+    context = click.get_current_context()
+    rules.check_window(options["window"])
+    window, grace, limit = options["window"], options["grace"], options["limit"]
+    if kind != "semaphore" and (limit is not None or options["count"] is not None):
+        raise click.UsageError("--limit and --count go with --semaphore", context)
+    count = options["count"] or 1
+    if limit is not None and count > limit:
+        raise click.UsageError(f"--count {count} is more than --limit {limit}", context)
+    if grace is None:
+        grace = window / 4
+    if grace >= window / 2:
+        raise click.UsageError(
+            f"--grace is under half of the recovery window ({window:g} s), not {grace:g} s; "
+            "ask for a longer --recovery-window",
+            context,
+        )
+    data = options["data"].encode(errors="surrogateescape")
+    return options | {"count": count, "grace": grace, "data": data}
+
+
+def _check_executable(program: str) -> None:
+    """Say that there is no such command now, and not when the lock is granted."""
+    if shutil.which(program) is not None:
+        return
+    if "/" in program and os.path.exists(program):
+        raise Mistake(
+            Status.NOT_EXECUTABLE,
+            f"{program} cannot be executed; is it a script "
+            "without permission (chmod +x), or a folder?",
+        )
+    raise Mistake(Status.NOT_FOUND, f"{program}: there is no such command")

@@ -1,0 +1,293 @@
+"""The holder: takes the lock, has the command run under it, and gives the lock back.
+
+Rules:
+
+* The lease is not entered: nothing here is cancelled by its loss. A loss kills the command, from
+  whichever thread notices it, before the session is closed.
+* The guardian is told of every proof, and gets a deadline a little before the lease's own, so
+  that the command is dead when the session is closed at its deadline.
+* The lock is given back only when the guardian has reported the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, cast
+
+import click
+
+import tenure
+from tenure.cli.look import who
+from tenure.cli.mistakes import Mistake
+from tenure.cli.output import duration
+from tenure.cli.run.guarded import CannotRun, Ending, GuardedCommand
+from tenure.cli.run.jobcontrol import JobControl
+from tenure.cli.status import Status, after_signal
+from tenure.cli.store import open_store
+
+__all__ = ["Holder", "Job", "LivenessLock"]
+
+LEAD = 0.05
+"""Seconds from the death of the command to the deadline of the lease."""
+
+ADVICE = "; stop what it protects, somebody else may hold it already"
+"""What a loss says to a program; here it has been done."""
+
+PATIENCE = 1.0
+"""Seconds of waiting after which a person at a terminal is told what for."""
+
+ENDING = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+"""What ends a `tenure run` that still waits. Once the command runs, they are passed on to it."""
+
+
+class LivenessLock(Protocol):
+    """What an engine may offer that sees the death of a process by the release of its lock.
+
+    A child that inherits the descriptor holds that lock too: the sessions of this process are
+    not taken for dead as long as the child lives.
+    """
+
+    def liveness_fd(self) -> int:
+        """The descriptor; it stays the engine's."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What `tenure run` was asked for."""
+
+    kind: Literal["lock", "semaphore", "elect"]
+    name: str
+    node: str
+    command: Sequence[str]
+    limit: int | None
+    count: int
+    data: bytes
+    timeout: float | None
+    window: float
+    grace: float
+    quiet: bool
+
+
+class Holder:
+    """One `tenure run`, from its beginning to its exit code."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._command: GuardedCommand | None = None
+        self._interrupted_by: int | None = None
+
+    async def run(self) -> int:
+        """Returns the exit code."""
+        task = asyncio.current_task()
+        assert task is not None
+
+        def interrupt(number: int) -> None:
+            self._interrupted_by = number
+            task.cancel()
+
+        on_signals(ENDING, interrupt)
+        code: int | None = None
+        try:
+            async with open_store(create=True) as client:
+                code = await self._with_client(client)
+        except asyncio.CancelledError:
+            if self._interrupted_by is None:
+                raise
+            return after_signal(self._interrupted_by)
+        except tenure.TenureError as error:
+            if code is None:
+                raise
+            # The end of this process releases all. The command has run: its exit code counts.
+            say(str(error))
+        return code
+
+    async def _with_client(self, client: tenure.Client) -> int:
+        job = self._job
+        lease = await self._acquire(client)
+        try:
+            ending = await self._run_under(lease, _liveness(client))
+        except CannotRun as failure:
+            status = Status.NOT_FOUND if failure.errno == errno.ENOENT else Status.NOT_EXECUTABLE
+            raise Mistake(status, f"{job.command[0]}: {failure}") from None
+        if ending.lost and lease.loss is None:
+            say(
+                f"the lease of {lease.name!r} on {lease.node} could not be proven in time; "
+                "the command was ended before it could expire"
+            )
+            return Status.LOST
+        try:
+            await lease.release()
+        except tenure.LeaseLost as loss:
+            say(f"{str(loss).removesuffix(ADVICE)}; the command was ended")
+            return Status.LOST
+        return ending.exit_code
+
+    # The lock
+
+    async def _acquire(self, client: tenure.Client) -> tenure.Lease:
+        job = self._job
+        notice = asyncio.create_task(self._notice(client))
+        now = client.clock.now
+        until = None if job.timeout is None else now() + job.timeout
+        timeout = job.timeout
+        try:
+            while True:
+                session = await client.session(
+                    job.node, recovery_window=job.window, description=_description(job)
+                )
+                try:
+                    return await self._request(session, timeout)
+                except tenure.SessionExpired as expired:
+                    # We were stopped, or suspended. Nothing was held yet: queue again.
+                    say(f"{expired}; queueing again")
+                    if until is not None:
+                        timeout = max(0.0, until - now())
+        except tenure.AcquireTimeout:
+            busy = job.timeout == 0
+            waited = "" if busy else f" after {duration(job.timeout)}"
+            held, waiting = await _who_holds(client, job)
+            raise Mistake(
+                Status.BUSY if busy else Status.TIMED_OUT,
+                ""
+                if job.quiet
+                else f"{job.name!r} on {job.node} is not free{waited}{held}{waiting}",
+            ) from None
+        finally:
+            notice.cancel()
+            await asyncio.wait([notice])
+
+    async def _request(self, session: tenure.Session, timeout: float | None) -> tenure.Lease:
+        job = self._job
+        if job.kind == "lock":
+            return await session.mutex(job.name).lock(
+                data=job.data, timeout=timeout, on_loss=self._lost
+            )
+        if job.kind == "elect":
+            return await session.election(job.name).campaign(
+                job.data, timeout=timeout, on_loss=self._lost
+            )
+        semaphore = session.semaphore(job.name)
+        try:
+            if job.limit is not None:
+                await semaphore.create(job.limit, exist_ok=True)
+            return await semaphore.acquire(
+                job.count, data=job.data, timeout=timeout, on_loss=self._lost
+            )
+        except tenure.SemaphoreExists as error:
+            raise Mistake(
+                Status.USAGE,
+                f"{job.name!r} on {job.node} has the limit {error.limit}, not {job.limit}; a limit "
+                "never changes: give that one, or another name",
+            ) from None
+        except tenure.SemaphoreNotFound:
+            raise Mistake(
+                Status.REFUSED,
+                f"there is no semaphore {job.name!r} on {job.node}; --limit N creates it",
+            ) from None
+
+    async def _notice(self, client: tenure.Client) -> None:
+        """Tell a person at a terminal what is being waited for."""
+        job = self._job
+        if not job.quiet and sys.stderr.isatty():
+            await asyncio.sleep(PATIENCE)
+            held, _ = await _who_holds(client, job)
+            say(f"waiting for {job.name!r} on {job.node}{held}")
+
+    def _lost(self, _loss: tenure.LeaseLost) -> None:
+        """The lease is lost. From any thread."""
+        if self._command is not None:
+            self._command.kill()
+
+    # The command
+
+    async def _run_under(self, lease: tenure.Lease, inherit: int | None) -> Ending:
+        job = self._job
+        control = JobControl()
+        self._command = command = GuardedCommand.start(
+            job.command,
+            os.environ | _environment(lease),
+            deadline=lease.deadline - LEAD,
+            grace=job.grace,
+            foreground=control.in_foreground,
+            inherit=inherit,
+            stopped=control.stopped,
+            stuck=lambda pids: say(f"SIGKILL has not ended these processes yet: {pids}"),
+        )
+        control.command = command
+        try:
+            on_signals((*ENDING, signal.SIGWINCH), command.signal)
+            on_signals((signal.SIGTSTP,), command.signal)
+            on_signals((signal.SIGCONT,), control.continued)
+            if not lease.held:
+                command.kill()
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(1.0, job.window / 20)):
+                        return await command.ended()
+                if lease.held:
+                    command.extend(lease.deadline - LEAD)
+        finally:
+            await command.aclose()
+            control.close()
+
+
+def on_signals(numbers: Iterable[signal.Signals], act: Callable[[int], None]) -> None:
+    """Have signals call `act`; those that our caller wants ignored (nohup) stay ignored."""
+    loop = asyncio.get_running_loop()
+    for number in numbers:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, act, number)
+
+
+def say(text: str) -> None:
+    """A line to the person."""
+    click.echo(f"tenure: {text}", err=True)
+
+
+def _liveness(client: tenure.Client) -> int | None:
+    engine = cast("LivenessLock | None", client._engine)
+    offered = getattr(engine, "liveness_fd", None)
+    return None if offered is None else int(offered())
+
+
+def _environment(lease: tenure.Lease) -> dict[str, str]:
+    about = {"TENURE_NAME": lease.name, "TENURE_NODE": lease.node}
+    with contextlib.suppress(tenure.Unsupported):  # a store without order
+        about["TENURE_FENCING_TOKEN"] = str(lease.fencing_token)
+    return about
+
+
+def _description(job: Job) -> str:
+    """What others see of our session. No arguments: they may be secret."""
+    program = Path(job.command[0]).name
+    return f"tenure run {program}"[:250]
+
+
+async def _who_holds(client: tenure.Client, job: Job) -> tuple[str, str]:
+    """Who holds it and how many wait, as far as that can still be seen."""
+    try:
+        described = await client.describe_semaphore(job.name, job.node)
+    except tenure.TenureError:
+        return "", ""
+    if not described.owners:
+        return "", ""
+    first = described.owners[0]
+    since = "" if first.since is None else f" for {duration(first.since)}"
+    more = f" and {len(described.owners) - 1} more" if len(described.owners) > 1 else ""
+    return f": held by {who(first)}{since}{more}", f", {len(described.waiters)} waiting"

@@ -1,0 +1,82 @@
+"""Job control: what Ctrl-Z, `fg` and `bg` mean for a command in a process group of its own.
+
+A command that is stopped from the keyboard, or because it may not use the terminal, stops
+`tenure run` as well, so that the shell gets its prompt back. Nothing renews the lease then: a
+suspended job loses its lock after the recovery window, and is killed. A command stopped by
+SIGSTOP was stopped on purpose by somebody; it keeps its lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Protocol
+
+from tenure.cli.run.terminal import Terminal
+
+__all__ = ["JobControl"]
+
+WANTS_TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)
+
+
+class _Command(Protocol):
+    @property
+    def group(self) -> int | None: ...
+
+    def signal(self, number: int) -> None: ...
+
+
+class JobControl:
+    """The command's place in the shell's job.
+
+    Attributes:
+        in_foreground: whether the command is to have the terminal when the job has it.
+        command: set once it is started.
+    """
+
+    command: _Command
+
+    def __init__(self) -> None:
+        self._terminal = Terminal()
+        self.in_foreground = self._terminal.alone
+
+    def stopped(self, number: int) -> None:
+        """The command was stopped by a signal."""
+        group = self.command.group
+        if number == signal.SIGSTOP or not self._terminal.exists or group is None:
+            return
+        if number in WANTS_TERMINAL:
+            self.in_foreground = True
+            if self._terminal.ours:
+                self.continued()
+                return
+        self._terminal.take_back(group)
+        self._suspend(number)
+        # Here we are continued, or could not be stopped: nobody would ever continue us. What
+        # would only be stopped again stays so, until a SIGCONT.
+        if number not in WANTS_TERMINAL or self._terminal.ours:
+            self.continued()
+
+    def _suspend(self, number: int) -> None:
+        """Stop, with the rest of the job, as if the terminal had stopped us."""
+        loop = asyncio.get_running_loop()
+        command = self.command
+        handled = loop.remove_signal_handler(signal.SIGTSTP)
+        os.kill(0, number)
+        if handled:
+            loop.add_signal_handler(signal.SIGTSTP, command.signal, signal.SIGTSTP)
+
+    def continued(self, _number: int = signal.SIGCONT) -> None:
+        """We are to go on, perhaps in the foreground."""
+        group = self.command.group
+        if self.in_foreground and self._terminal.ours and group is not None:
+            self._terminal.give(group)
+        self.command.signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """The command has ended: the terminal is ours again, as it was."""
+        group = self.command.group
+        if group is not None and self._terminal.take_back(group):
+            self._terminal.restore()
+        self._terminal.close()

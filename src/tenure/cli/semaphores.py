@@ -1,0 +1,92 @@
+"""`tenure sem`: lasting semaphores, which are created before they are used."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import click
+
+import tenure
+from tenure.cli.app import CommandGroup
+from tenure.cli.mistakes import Mistake
+from tenure.cli.options import a_count, data_options, node_option, read_data, run_async, url_option
+from tenure.cli.status import Status
+from tenure.cli.store import open_store
+
+__all__ = ["sem"]
+
+
+@click.group(cls=CommandGroup)
+def sem() -> None:
+    """Manage lasting semaphores.
+
+    Mutexes need none of this: they are there while somebody holds them or waits.
+    """
+
+
+@asynccontextmanager
+async def _semaphore(
+    name: str, node: str, *, create: bool = False
+) -> AsyncIterator[tenure.Semaphore]:
+    async with (
+        open_store(create=create) as client,
+        client.session(node, description="tenure sem") as session,
+    ):
+        yield session.semaphore(name)
+
+
+@sem.command()
+@click.argument("name")
+@click.option(
+    "--limit", type=a_count, required=True, metavar="N", help="How many tokens there are."
+)
+@click.option("--exist-ok", is_flag=True, help="It may exist with the same limit.")
+@data_options
+@node_option
+@url_option
+def create(
+    name: str, node: str, limit: int, data: str | None, data_file: Any, *, exist_ok: bool
+) -> None:
+    """Create the semaphore NAME."""
+    content = read_data(data, data_file) or b""
+
+    async def work() -> None:
+        async with _semaphore(name, node, create=True) as semaphore:
+            await semaphore.create(limit, content, exist_ok=exist_ok)
+
+    run_async(work())
+
+
+@sem.command()
+@click.argument("name")
+@data_options
+@node_option
+@url_option
+def update(name: str, node: str, data: str | None, data_file: Any) -> None:
+    """Replace the data of the semaphore NAME; who watches it is told."""
+    content = read_data(data, data_file)
+    if content is None:
+        raise Mistake(Status.USAGE, "what is the data? give --data TEXT or --data-file FILE")
+
+    async def work() -> None:
+        async with _semaphore(name, node) as semaphore:
+            await semaphore.update(content)
+
+    run_async(work())
+
+
+@sem.command()
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Even when it has owners, who lose it, or waiters.")
+@node_option
+@url_option
+def delete(name: str, node: str, *, force: bool) -> None:
+    """Delete the semaphore NAME."""
+
+    async def work() -> None:
+        async with _semaphore(name, node) as semaphore:
+            await semaphore.delete(force=force)
+
+    run_async(work())

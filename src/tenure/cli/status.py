@@ -1,0 +1,64 @@
+"""The exit codes of the command line: the one table of them.
+
+They keep clear of what commands under `tenure run` usually exit with, of a shell's codes, and of
+each other: a script can tell "somebody else has the lock" from "the lock was lost".
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from tenure import LOSS_EXIT_STATUS
+
+__all__ = ["Status", "after_signal", "table"]
+
+
+class Status(IntEnum):
+    """What `tenure` itself exits with."""
+
+    DONE = 0
+    DEFECT = 70
+    REFUSED = 73
+    STORE = 74
+    BUSY = 75
+    TIMED_OUT = 76
+    USAGE = 78
+    LOST = LOSS_EXIT_STATUS
+    NOT_EXECUTABLE = 126
+    NOT_FOUND = 127
+
+
+_MEANING = {
+    Status.DEFECT: "a defect in tenure",
+    Status.REFUSED: "what is named is not there, or there already, or in use",
+    Status.STORE: "the store cannot be reached or used",
+    Status.BUSY: "not free, with --timeout 0",
+    Status.TIMED_OUT: "not granted within --timeout",
+    Status.USAGE: "wrong usage: an option, a name, a URL",
+    Status.LOST: "the lock was lost, and the command ended",
+    Status.NOT_EXECUTABLE: "the command cannot be executed",
+    Status.NOT_FOUND: "the command was not found",
+}
+
+
+def after_signal(number: int) -> int:
+    """What a shell reports of a program that a signal has ended."""
+    return 128 + number
+
+
+def table(*, run: bool) -> list[tuple[str, str]]:
+    """Code and meaning, for help texts.
+
+    Args:
+        run: all of them; else those of the commands that run nothing.
+    """
+    only_run = {
+        Status.BUSY,
+        Status.TIMED_OUT,
+        Status.LOST,
+        Status.NOT_EXECUTABLE,
+        Status.NOT_FOUND,
+    }
+    rows = [(str(int(each)), _MEANING[each]) for each in _MEANING if run or each not in only_run]
+    rows.append(("128+n", "ended by signal n"))
+    return rows

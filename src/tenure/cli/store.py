@@ -1,0 +1,99 @@
+"""A command's way to the store, and what helps when a name was not found there."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import click
+
+import tenure
+from tenure.cli.mistakes import Mistake
+from tenure.cli.status import Status
+
+__all__ = ["NoStoreYet", "chosen_url", "open_store"]
+
+
+class NoStoreYet(Mistake):
+    """A command that only reads was called before anything was ever stored."""
+
+
+def chosen_url() -> str:
+    """What ``--url`` says, else TENURE_URL, else the user's own file."""
+    asked_for = _asked_for()
+    url = tenure.default_url() if asked_for is None else asked_for
+    if url.partition(":")[0].lower() == "memory":
+        raise Mistake(
+            Status.USAGE,
+            f"{url} is the memory of one process, where no other command finds anything; "
+            "use sqlite:///FILE",
+        )
+    return url
+
+
+def _asked_for() -> str | None:
+    url: str | None = click.get_current_context().find_root().obj
+    return url
+
+
+@asynccontextmanager
+async def open_store(*, create: bool = False) -> AsyncIterator[tenure.Client]:
+    """A client of the chosen store; what is not found there comes with near matches.
+
+    Args:
+        create: make the store's file when it is missing. Else a mistyped name would make one.
+
+    Raises:
+        NoStoreYet: it is missing, and --url was not given.
+    """
+    url = chosen_url()
+    if not create:
+        _check_there(url)
+    async with tenure.connect(url) as client:
+        try:
+            yield client
+        except (tenure.NodeNotFound, tenure.SemaphoreNotFound) as error:
+            raise Mistake(Status.REFUSED, await _suggest(client, error)) from error
+
+
+def _check_there(url: str) -> None:
+    if url.partition(":")[0].lower() != "sqlite":
+        return
+    from tenure.engines.sqlite.url import parse
+
+    file = parse(url).path
+    if os.path.exists(file):
+        return
+    message = f"there is no {file} yet; 'tenure run' makes it, or check --url and TENURE_URL"
+    if _asked_for() is None:
+        raise NoStoreYet(Status.STORE, message)
+    raise Mistake(Status.STORE, message)
+
+
+async def _suggest(
+    client: tenure.Client, error: tenure.NodeNotFound | tenure.SemaphoreNotFound
+) -> str:
+    """What to say when there is no such node or semaphore."""
+    nodes = await client.list_nodes()
+    node = error.node or tenure.model.DEFAULT_NODE
+    if node not in nodes:
+        near = _did_you_mean(node, nodes)
+        return f"there is no node {node}{near}; 'tenure node create {node}' creates it"
+    names = {path: [each.name for each in await client.list_semaphores(path)] for path in nodes}
+    elsewhere = [path for path, there in names.items() if error.name in there]
+    if elsewhere:
+        hint = f", but on {' and on '.join(elsewhere)} (--node)"
+    else:
+        hint = _did_you_mean(error.name or "", names[node])
+    return (
+        f"there is no {error.name!r} on {node}{hint}; a mutex is there only while somebody "
+        "holds it or waits for it"
+    )
+
+
+def _did_you_mean(wrong: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(wrong, list(known), n=3)
+    shown = " or ".join(each if each.startswith("/") else repr(each) for each in near)
+    return f" (did you mean {shown}?)" if near else ""
