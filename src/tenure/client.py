@@ -29,7 +29,7 @@ from tenure.errors import (
     Misuse,
     SessionClosed,
 )
-from tenure.events import EventStream, LoopStalled
+from tenure.events import EventStream, LoopStalled, living
 from tenure.keeper import Keeper
 from tenure.loss import OnLoss, check_policy
 from tenure.model import DEFAULT_NODE, Capabilities
@@ -99,7 +99,7 @@ class Client(Nodes):
         self._closed = False
         self._sessions: set[Session] = set()
         self._implicit = ImplicitSession(self, DEFAULT_WINDOW)
-        self._streams: list[ref[EventStream]] = []
+        self._streams: set[ref[EventStream]] = set()
         self._beginnings: set[asyncio.Task[Any]] = set()
         self._endings: set[asyncio.Task[Any]] = set()
 
@@ -170,10 +170,8 @@ class Client(Nodes):
                 done, _ = await asyncio.wait(self._endings)
                 failures += [error for error in map(_failure, done) if isinstance(error, Exception)]
         finally:
-            for known in list(self._streams):
-                stream = known()
-                if stream is not None:
-                    stream._close()
+            for stream in living(self._streams):
+                stream._close()
             if self._loop is not None:
                 await self._keeper.aclose()
         try:

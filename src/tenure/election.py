@@ -150,10 +150,11 @@ class _Prepared:
 
     def __init__(self, election: Election) -> None:
         self._election = election
+        self.node = election._source.node
         self.recovery_window = election._source.recovery_window
 
     def _ready(self) -> None:
-        return None  # to make it known takes an answer from the store
+        self._election._source._ready()  # for what it raises: that takes an answer from the store
 
     async def _obtain(self) -> Session:
         session = await self._election._source._obtain()

@@ -25,6 +25,7 @@ __all__ = [
     "SessionDetached",
     "SessionExpired",
     "TimedOut",
+    "living",
 ]
 
 
@@ -112,6 +113,11 @@ class LoopStalled(Event):
     seconds: float
 
 
+def living(streams: set[ref[EventStream]]) -> list[EventStream]:
+    """Those streams that somebody may still read."""
+    return [stream for known in tuple(streams) if (stream := known()) is not None]
+
+
 class EventStream:
     """A bounded stream of events: an async iterator and an async context manager.
 
@@ -119,7 +125,7 @@ class EventStream:
         dropped: how many events were dropped because nobody read them in time.
     """
 
-    def __init__(self, size: int, streams: list[ref[EventStream]]) -> None:
+    def __init__(self, size: int, streams: set[ref[EventStream]]) -> None:
         self.dropped = 0
         self._events: deque[Event] = deque()
         self._size = size
@@ -127,8 +133,8 @@ class EventStream:
         self._closed = False
         # Only who reads it keeps it alive: after a `break` out of a bare loop it is forgotten.
         self._streams = streams
-        self._myself = ref(self, streams.remove)
-        streams.append(self._myself)
+        self._myself = ref(self, streams.discard)
+        streams.add(self._myself)
 
     def _put(self, event: Event) -> None:
         if len(self._events) == self._size:
@@ -139,10 +145,9 @@ class EventStream:
 
     def _close(self) -> None:
         """No more events will come; what is there can still be read."""
-        if not self._closed:
-            self._closed = True
-            self._streams.remove(self._myself)
-            self._wake.set()
+        self._closed = True
+        self._streams.discard(self._myself)
+        self._wake.set()
 
     async def __aenter__(self) -> EventStream:
         return self

@@ -352,7 +352,8 @@ class Lease:
             changed.set()
 
     async def _change(self) -> None:
-        """Wait for the next change of state, or of what is known about it."""
+        """Wait for the next change of state."""
+        self.session._check_loop()
         if self._changed is None:
             self._changed = asyncio.Event()
         await self._changed.wait()

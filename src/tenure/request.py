@@ -37,6 +37,9 @@ class SessionSource(Protocol):
     """Where a primitive finds its session: a session itself, or a client's implicit one."""
 
     @property
+    def node(self) -> str: ...
+
+    @property
     def recovery_window(self) -> float: ...
 
     def _ready(self) -> Session | None:
@@ -104,8 +107,10 @@ async def acquire(source: SessionSource, wanted: Wanted, timeout: float | None) 
         lease = await _await_grant(source, wanted, timeout, lease)
         if lease is None:
             raise AcquireTimeout(
-                f"{wanted} was not granted {f'within {timeout:g} s' if timeout else 'at once'}; "
-                "'tenure describe' shows who holds it and who waits",
+                f"{wanted} on {source.node} was not granted "
+                f"{f'within {timeout:g} s' if timeout else 'at once'}; 'tenure describe' shows "
+                "who holds it and who waits",
+                node=source.node,
                 name=wanted.name,
             )
     return lease
@@ -230,7 +235,9 @@ async def _await_grant(
             _tell_timed_out(lease)
         if timeout == 0:
             raise AcquireTimeout(
-                f"{wanted}: the store did not say within {patience:g} s whether it is free",
+                f"the store did not say within {patience:g} s whether {wanted.kind} "
+                f"{wanted.name!r} on {source.node} is free",
+                node=source.node,
                 name=wanted.name,
             ) from None
         return None
@@ -254,9 +261,9 @@ async def _check_self_deadlock(lease: Lease) -> None:
     """Raise when what the current task is inside can never leave room for this request.
 
     Only those requests count that this very task will give up no sooner than at the end of a
-    block that it is inside, and that stand before this one. The store says which those are:
-    equal names may belong to different stores.
+    block that it is inside, and that stand before this one in the queue, as the store says.
     """
+    session = lease.session
     inside = {
         (scope.owner.session.id, scope.owner._order_id): scope.owner
         for scope in entered_scopes(asyncio.current_task())
@@ -265,10 +272,10 @@ async def _check_self_deadlock(lease: Lease) -> None:
         and scope.owner._state in (HELD, WAITING)
         and scope.owner.name == lease.name
         and scope.owner.node == lease.node
+        and scope.owner.session._client.url == session._client.url
     }
     if not inside:
         return
-    session = lease.session
     described = await session._until_over(
         session._engine.describe_semaphore(lease.name, owners=True, waiters=True)
     )

@@ -53,6 +53,7 @@ class Ticket:
         """
         limit = timeout_seconds(timeout)
         lease = self._lease
+        lease.session._proven()  # for what it notices: a deadline, a fork
         expiry = asyncio.timeout(limit)
         try:
             async with expiry:

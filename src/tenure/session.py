@@ -298,10 +298,8 @@ class Session:
         return self._withdrawals.begin(lease)
 
     def _tell(self, event: events.Event) -> None:
-        for known in self._client._streams:
-            stream = known()
-            if stream is not None:
-                stream._put(event)
+        for stream in events.living(self._client._streams):
+            stream._put(event)
 
     def _soon(self, call: Callable[[], object]) -> None:
         """Have it called on the loop, if that still turns. From any thread or process."""
@@ -456,7 +454,7 @@ class Session:
         except Exception as error:
             failure = EngineError(
                 f"the store could not be told that the session on {self.node} is over "
-                f"({error or 'no answer'}); it will end when its window of "
+                f"({str(error) or 'no answer'}); it will end when its window of "
                 f"{self.recovery_window:g} s has passed",
                 node=self.node,
             )

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from tenure.errors import LeaseLost, SessionExpired
+from tenure.model import DEFAULT_NODE
 from tenure.session import ORIGIN, Session
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class ImplicitSession:
     """
 
     def __init__(self, client: Client, recovery_window: float) -> None:
+        self.node = DEFAULT_NODE
         self.recovery_window = recovery_window
         self._client = client
         self._session: Session | None = None
@@ -32,7 +34,10 @@ class ImplicitSession:
 
     def _ready(self) -> Session | None:
         session = self._session
-        return session._alive() if session is not None and session._proven() else None
+        if session is not None and session._proven():
+            return session._alive()
+        self._client._check_owner()
+        return None
 
     async def _obtain(self) -> Session:
         await self._client._opened()

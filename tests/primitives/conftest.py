@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tenure.testing.clock import VirtualClock, VirtualLoop
 from tests.primitives.helpers import World
-from tests.primitives.virtual import VirtualClock, VirtualLoop
 
 
 @pytest.fixture

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from tenure.client import Client
 from tenure.clock import Clock
 from tenure.engines import connect_engine
 from tenure.errors import SemaphoreNotFound
+from tenure.lease import Lease
 from tenure.model import DEFAULT_NODE, RequestDescription, SessionDescription
 from tests.primitives.slow import SlowEngine
 
-ENOUGH = 60
+ENOUGH = 30
 """Turns of the loop within which whatever is under way comes to its end."""
 
 _numbers = itertools.count(1)
@@ -43,10 +45,14 @@ class World:
         """A program's way to the store."""
         return Client(connect_engine(self.url, self.clock), self.clock)
 
-    def slow(self, turns: int | None = 1) -> tuple[Client, SlowEngine]:
+    def slow(self, turns: int = 1) -> tuple[Client, SlowEngine]:
         """A program's way to the store, which a test can make slow, cut, or have fail."""
-        engine = SlowEngine(connect_engine(self.url, self.clock), turns or 0)
+        engine = SlowEngine(connect_engine(self.url, self.clock), turns)
         return Client(engine, self.clock), engine
+
+    def connect(self, turns: int | None) -> Client:
+        """A program's way to the store, so many turns of the loop long; ``None`` is the direct."""
+        return self.client() if turns is None else self.slow(turns)[0]
 
     async def queue(self, name: str, path: str = DEFAULT_NODE) -> list[RequestDescription]:
         """All requests for a name, owners first."""
@@ -59,7 +65,37 @@ class World:
     async def sessions(self, path: str = DEFAULT_NODE) -> Sequence[SessionDescription]:
         return await self._eye.list_sessions(path)
 
-    async def end_sessions(self, path: str = DEFAULT_NODE) -> None:
-        """By the store's word."""
+    async def end_sessions(self, description: str = "", path: str = DEFAULT_NODE) -> None:
+        """By the store's word; all that are described so."""
         for session in await self.sessions(path):
-            await self._eye.end_session(path, session.id)
+            if description in session.description:
+                await self._eye.end_session(path, session.id)
+
+
+async def for_ever() -> None:
+    """Wait for what never happens."""
+    await asyncio.Event().wait()
+
+
+def is_held(lease: Lease) -> bool:
+    """The same as asking the lease, without a type checker taking the answer for lasting."""
+    return lease.held
+
+
+def this_task() -> asyncio.Task[object]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+@asynccontextmanager
+async def released_after(seconds: float, lease: Lease) -> AsyncIterator[None]:
+    """Another task gives the lease back, so many seconds from now."""
+
+    async def release() -> None:
+        await asyncio.sleep(seconds)
+        await lease.release()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(release())
+        yield

@@ -79,6 +79,7 @@ class SlowEngine:
         self.back = Line(turns)
         self.sessions: list[SlowSession] = []
         self.calls: list[str] = []
+        self.renewals: list[float] = []
         self._failures: dict[str, deque[tuple[Exception, bool]]] = {}
 
     def cut(self) -> None:
@@ -101,9 +102,7 @@ class SlowEngine:
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def take_effect() -> None:
-            self.calls.append(kind)
-            failing = self._failures.get(kind)
-            error, done = failing.popleft() if failing else (None, True)
+            error, done = self._outcome(kind)
             result: Any = None
             try:
                 if done:
@@ -114,6 +113,16 @@ class SlowEngine:
 
         self.there.carry(take_effect)
         return answer
+
+    def check(self, kind: str) -> None:
+        error, _ = self._outcome(kind)
+        if error is not None:
+            raise error
+
+    def _outcome(self, kind: str) -> tuple[Exception | None, bool]:
+        self.calls.append(kind)
+        failing = self._failures.get(kind)
+        return failing.popleft() if failing else (None, True)
 
     async def run(self, kind: str, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await self.operate(kind, lambda: at_once(operation()))
@@ -136,7 +145,11 @@ class SlowEngine:
         await self.run("open", self.inner.open)
 
     async def aclose(self) -> None:
-        await self.run("aclose", self.inner.aclose)
+        """Its own affair: a connection is closed whether or not the store answers."""
+        for _ in range(2 * self.there.turns):
+            await asyncio.sleep(0)
+        self.check("aclose")
+        await self.inner.aclose()
 
     async def attach(self, how: Attach, events: SessionEvents) -> EngineSession:
         session = SlowSession(self, events)
@@ -212,6 +225,7 @@ class SlowSession:
         """Without the lines' turns, because it may come from any thread."""
         if self.engine.there.flowing:
             self._asked = self.engine.clock.now()
+            self.engine.renewals.append(self._asked)
             self._store.renew()
 
     async def close(self) -> None:

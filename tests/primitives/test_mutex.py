@@ -1,0 +1,93 @@
+"""Mutexes: one holder at a time, no set-up, and everyone can see who."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tenure.errors import InvalidArgument
+from tenure.testing.clock import VirtualClock
+from tests.primitives.helpers import World, turns
+
+
+async def test_one_task_at_a_time_is_inside(world: World) -> None:
+    inside = 0
+    async with world.client() as client, world.client() as other:
+
+        async def work(number: int) -> None:
+            nonlocal inside
+            async with (client if number % 2 else other).mutex("m").lock():
+                inside += 1
+                assert inside == 1
+                await turns(2)
+                inside -= 1
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(10):
+                group.create_task(work(number))
+
+
+async def test_it_exists_only_while_somebody_wants_it(world: World) -> None:
+    async with world.client() as client:
+        async with client.mutex("m").lock():
+            assert [each.name for each in await client.list_semaphores()] == ["m"]
+        assert await client.list_semaphores() == []
+
+
+async def test_it_tells_who_holds_it(world: World, clock: VirtualClock) -> None:
+    async with world.client() as client, world.client() as other:
+        mutex = client.mutex("m")
+        assert repr(mutex) == "<Mutex 'm'>"
+        assert await mutex.inspect() is None
+        async with mutex.lock(data=b"host-1") as lease:
+            waiting = asyncio.create_task(other.mutex("m").lock())
+            await asyncio.sleep(2)
+            holder = await mutex.inspect()
+            assert holder is not None
+            assert holder.data == b"host-1"
+            assert holder.is_me
+            assert holder.fencing_token == lease.fencing_token
+            assert holder.since == 2.0
+            assert holder.remaining is not None
+            assert holder.remaining > 20
+            assert holder.waiting == 1
+            theirs = await other.mutex("m").inspect()
+            assert theirs is not None
+            assert not theirs.is_me
+        await (await waiting).release()
+
+
+async def test_in_the_instant_between_two_holders_nobody_holds_it(world: World) -> None:
+    client, engine = world.slow(0)
+    async with client, client.session() as session, session.mutex("m").lock():
+        (slow,) = engine.sessions
+        store = slow.inner
+        assert store is not None
+        describe = store.describe_semaphore
+
+        async def with_no_owner(name: str, *, owners: bool, waiters: bool) -> object:
+            return await describe(name, owners=False, waiters=waiters)
+
+        store.describe_semaphore = with_no_owner  # type: ignore[method-assign, assignment]
+        assert await session.mutex("m").inspect() is None
+
+
+async def test_a_counting_semaphore_of_that_name_is_told_apart(world: World) -> None:
+    async with world.client() as client:
+        await client.semaphore("s").create(1)
+        with pytest.raises(InvalidArgument, match=r"lasting semaphore.*ephemeral"):
+            await client.mutex("s").inspect()
+        with pytest.raises(InvalidArgument, match=r"lasting semaphore.*ephemeral"):
+            await client.mutex("s").try_lock()
+
+
+async def test_a_try_gives_a_lease_or_none(world: World) -> None:
+    async with world.client() as client:
+        lease = await client.mutex("m").try_lock(data=b"mine")
+        assert lease is not None
+        assert await client.mutex("m").try_lock() is None
+        async with lease:
+            holder = await client.mutex("m").inspect()
+            assert holder is not None
+            assert holder.data == b"mine"

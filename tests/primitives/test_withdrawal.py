@@ -1,0 +1,125 @@
+"""A request that was given up leaves its queue, however often that has to be tried."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import NoReturn
+
+import pytest
+
+from tenure.errors import EngineError, SessionExpired
+from tenure.testing.clock import VirtualClock
+from tests.primitives.helpers import World, turns
+
+
+async def test_a_failed_withdrawal_is_tried_again_with_longer_and_longer_pauses(
+    world: World, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, engine = world.slow(0)
+    async with client, client.session() as session:
+        lease = await session.mutex("m").lock()
+        engine.fail("withdraw", *[EngineError(f"fault {number}") for number in range(12)])
+        started = clock.now()
+        with caplog.at_level(logging.WARNING, logger="tenure"), pytest.raises(EngineError):
+            await lease.release()
+        (again,) = session._withdrawals._again
+        await asyncio.wait([again])
+        assert clock.now() - started == pytest.approx(0.05 * (2**7 - 1) + 5 * 5)
+        assert len(caplog.records) == 11
+        assert await world.queue("m") == []
+        assert session._withdrawals._again == set()
+
+
+async def test_nobody_needs_to_wait_for_it(world: World) -> None:
+    client, engine = world.slow(2)
+    async with client, client.session() as session, world.client() as other:
+        held = await other.mutex("m").lock()
+        engine.fail("withdraw", EngineError("a fault"))
+        waiting = asyncio.create_task(session.mutex("m").lock())
+        await turns()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await asyncio.sleep(1)
+        assert [request.order_id for request in await world.queue("m")] == [held.fencing_token]
+
+
+async def test_an_engine_that_answers_at_once_may_fail_at_once(world: World) -> None:
+    async with world.client() as client, client.session() as session:
+        lease = await session.mutex("m").lock()
+        engine = session._engine
+        withdraw = engine.withdraw
+
+        def fail(_hold: int) -> NoReturn:
+            engine.withdraw = withdraw  # type: ignore[method-assign]
+            raise EngineError("a fault")
+
+        engine.withdraw = fail  # type: ignore[method-assign, assignment]
+        with pytest.raises(EngineError):
+            await lease.release()
+        await asyncio.sleep(1)
+        assert await world.queue("m") == []
+
+
+@pytest.mark.parametrize("engine_turns", [0, 2])
+async def test_the_end_of_the_session_settles_it(world: World, engine_turns: int) -> None:
+    client, engine = world.slow(engine_turns)
+    async with client:
+        session = await client.session()
+        lease = await session.mutex("m").lock()
+        engine.fail("withdraw", *[EngineError("a fault")] * 3)
+        with pytest.raises(EngineError):
+            await lease.release()
+        await session.close()
+        assert session._withdrawals._again == set()
+        assert await world.queue("m") == []
+
+
+async def test_a_store_that_says_the_session_is_over_has_settled_it(world: World) -> None:
+    client, engine = world.slow(1)
+    async with client:
+        session = await client.session()
+        lease = await session.mutex("m").lock()
+        engine.fail("withdraw", SessionExpired("over"))
+        await lease.release()  # which is as good as a release
+        assert session.state == "expired"
+        session = await client.session()
+        lease = await session.mutex("n").lock()
+        engine.fail("withdraw", EngineError("a fault"), SessionExpired("over"))
+        with pytest.raises(EngineError):
+            await lease.release()
+        await asyncio.sleep(1)
+        assert session.state == "expired"
+
+
+async def test_an_engine_may_say_so_in_the_call(world: World) -> None:
+    client, engine = world.slow(1)
+    async with client:
+        session = await client.session()
+        lease = await session.mutex("m").lock()
+
+        def over(_hold: int) -> None:
+            raise SessionExpired("over")
+
+        (slow,) = engine.sessions
+        slow.withdraw = over  # type: ignore[assignment, method-assign]
+        await lease.release()
+        assert session.state == "expired"
+        await lease.release()
+
+
+async def test_an_answer_that_comes_after_the_end_changes_nothing(world: World) -> None:
+    client, engine = world.slow(0)
+    async with client:
+        session = await client.session()
+        lease = await session.mutex("m").lock()
+        engine.fail("withdraw", EngineError("a fault"))
+        engine.back.flowing = False
+        releasing = asyncio.create_task(lease.release())
+        await turns()
+        closing = asyncio.create_task(session.close())
+        await turns()
+        engine.back.flowing = True
+        await asyncio.wait([releasing, closing])
+        await releasing
+        assert session._withdrawals._again == set()
