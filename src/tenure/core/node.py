@@ -304,6 +304,7 @@ class Store:
         if data:
             rules.check_data(data, node.path, name)
         found = node.semaphores.get(name)
+        appears = found is None
         if found is None:
             if not ephemeral:
                 self.semaphore(node, name)
@@ -321,7 +322,7 @@ class Store:
         found.append(request)
         if found.first_waiting is request and found.grant_next(now) is not None:
             if node.watches:
-                self._changed(node, name, data=False, owners=True)
+                self._changed(node, name, data=appears, owners=True)
         elif timeout is not None:
             request.deadline = now + timeout
             self._due(request.deadline, request)

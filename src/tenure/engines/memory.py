@@ -149,7 +149,8 @@ class MemoryEngine:
             if kind == GRANTED:
                 sink.events.granted(what.hold, what.order_id)
             elif kind == CHANGED:
-                what.sink()
+                if what in session.watches:  # or else it has ended since
+                    what.sink()
             elif kind == ENDED:
                 sink.over(
                     SessionExpired(

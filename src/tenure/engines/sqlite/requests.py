@@ -125,7 +125,8 @@ def enqueue(
     if row[1] is not None:
         _set_level(tx, node, name, held + count, whole=count == limit)
     if tx.watches:
-        tx.changed(node, name, data=False, owners=True)
+        appears = row[1] is None and last is None
+        tx.changed(node, name, data=appears, owners=True)
     return Enqueued(Place.GRANTED, order_id)
 
 
