@@ -1,0 +1,97 @@
+"""What a behaviour is, and how one is put to the test.
+
+A behaviour is a coroutine function that is named as a sentence, takes a `Stage`, and asserts
+that the sentence is true. `@behaviour` adds it to `BEHAVIOURS`; its arguments name the
+capabilities without which the sentence means nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import unittest
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from tenure.testing.recorder import PATIENCE
+from tenure.testing.stage import Stage, Stores, new_loop
+
+__all__ = ["BEHAVIOURS", "Behaviour", "behaviour"]
+
+Need: TypeAlias = Literal[
+    "fencing", "watch", "data", "lasting", "resume", "since", "waiter_timeout", "durable", "virtual"
+]
+Play: TypeAlias = Callable[[Stage], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """One sentence of the contract.
+
+    Attributes:
+        name: the sentence, with underscores for spaces.
+        play: what shows it on a stage.
+        needs: capabilities of the engine, or ``"virtual"`` for virtual time.
+    """
+
+    name: str
+    play: Play
+    needs: tuple[Need, ...]
+
+    @property
+    def sentence(self) -> str:
+        return self.name.replace("_", " ")
+
+    def check(self, stores: Stores) -> None:
+        """Put it to the test on a store of its own, in an event loop of its own.
+
+        Raises:
+            unittest.SkipTest: the engine has not what this needs; pytest skips the test then.
+            Exception: whatever it is, the engine does not behave so (`AssertionError`, mostly).
+        """
+        unheard: list[str] = []
+
+        def hear(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            unheard.append(f"{context['message']}: {context.get('exception')!r}")
+
+        async def perform() -> list[str]:
+            asyncio.get_running_loop().set_exception_handler(hear)
+            within = None if clock.virtual else 4 * PATIENCE
+            async with asyncio.timeout(within), Stage(stores, url, clock) as stage:
+                self._skip_unless_possible(stage)
+                await self.play(stage)
+            running = asyncio.all_tasks() - {asyncio.current_task()}
+            return [f"still running: {task!r}" for task in running]
+
+        with stores.empty() as url:
+            clock = stores.new_clock()
+            with asyncio.Runner(debug=True, loop_factory=lambda: new_loop(clock)) as runner:
+                left = runner.run(perform())
+            gc.collect()  # a future in a cycle tells of its error only when it is collected
+        assert not left, f"closing the engines left something behind: {left}"
+        assert not unheard, f"errors that nobody was told of: {unheard}"
+
+    def _skip_unless_possible(self, stage: Stage) -> None:
+        for need in self.needs:
+            if need == "virtual":
+                if not stage.virtual:
+                    raise unittest.SkipTest("it is about a clock that only a test can move")
+            elif not getattr(stage.capabilities, need):
+                raise unittest.SkipTest(f"the engine says that it cannot: {need}")
+
+
+BEHAVIOURS: dict[str, Behaviour] = {}
+"""All of them by name, in the order in which they are best read."""
+
+
+def behaviour(*needs: Need) -> Callable[[Play], Play]:
+    """Add a function to `BEHAVIOURS`."""
+
+    def add(play: Play) -> Play:
+        name: str = play.__name__
+        assert name not in BEHAVIOURS, f"there are two of {name}"
+        BEHAVIOURS[name] = Behaviour(name, play, needs)
+        return play
+
+    return add

@@ -1,0 +1,167 @@
+"""What happens to a session of which nothing is heard.
+
+Here the windows are as short as the rules allow, since an engine may have no other time than
+the machine's. That a session has *not* expired is asserted only where its renewals were in time
+by the clock, however busy the machine is.
+"""
+
+# ruff: noqa: D103  a behaviour's name is its sentence
+
+from __future__ import annotations
+
+import asyncio
+
+from tenure.engines.contract import Place
+from tenure.errors import SessionExpired
+from tenure.model import DEFAULT_NODE
+from tenure.testing.clock import VirtualClock
+from tenure.testing.conformance.behaviour import behaviour
+from tenure.testing.program import Program, raises
+from tenure.testing.stage import Stage
+
+SHORT = 1.0
+
+
+def _not_before(stage: Stage, program: Program, window: float = SHORT) -> None:
+    silent = stage.clock.now() - program.heard.proofs[-1]
+    assert silent >= window - 1e-6, f"it ended {silent:.3f} s after its last proof, not {window:g}"
+
+
+@behaviour()
+async def a_session_that_is_not_renewed_expires_and_the_next_is_granted(stage: Stage) -> None:
+    silent = await stage.program(window=SHORT)
+    other = await stage.program()
+    await silent.lock("m")
+    waiting = await other.lock("m")
+    await waiting.granted()
+    _not_before(stage, silent)
+    await silent.ended()
+    with raises(SessionExpired):
+        await silent.lock("another")
+    assert [each.id for each in await stage.eye.list_sessions(DEFAULT_NODE)] == [other.id]
+
+
+@behaviour()
+async def a_session_that_holds_nothing_expires_too(stage: Stage) -> None:
+    program = await stage.program(window=SHORT)
+    await program.ended()
+    _not_before(stage, program)
+
+
+@behaviour()
+async def a_waiter_expires_with_its_session_and_those_behind_it_move_up(stage: Stage) -> None:
+    owner, last = await stage.program(), await stage.program()
+    silent = await stage.program(window=SHORT)
+    held = await owner.lock("m")
+    await silent.lock("m")
+    waiting = await last.lock("m")
+    await silent.ended()
+    assert await last.queue("m") == ([owner.id], [last.id])
+    await owner.withdraw(held)
+    await waiting.granted()
+
+
+@behaviour()
+async def renewals_keep_a_session_alive(stage: Stage) -> None:
+    for _ in range(10):
+        window = 1.5
+        program, other = await stage.program(window=window), await stage.program()
+        await program.lock("m")
+        began = stage.clock.now()
+        in_time = True
+        while stage.clock.now() < began + 2 * window:
+            await asyncio.sleep(window / 10)
+            program.session.renew()
+            silent = stage.clock.now() - program.heard.proofs[-1]
+            in_time = in_time and silent < window / 2
+        alive = program.heard.end is None
+        if alive:
+            assert await other.queue("m") == ([program.id], [])
+            await program.close()
+            return
+        assert not in_time, "it was renewed in time, and expired"
+    raise AssertionError("this machine is too busy to renew a session every second")
+
+
+@behaviour()
+async def a_session_expires_alone(stage: Stage) -> None:
+    engine = await stage.engine()
+    silent = await stage.program(engine=engine, window=SHORT)
+    neighbour = await stage.program(engine=engine)
+    await silent.lock("mine")
+    await neighbour.lock("m")
+    await silent.ended()
+    assert neighbour.heard.end is None
+    assert await neighbour.queue("m") == ([neighbour.id], [])
+
+
+@behaviour()
+async def an_expired_session_leaves_all_its_queues_in_one_step(stage: Stage) -> None:
+    silent, follower = await stage.program(window=SHORT), await stage.program()
+    names = [f"m{number}" for number in range(5)]
+    for name in names:
+        assert (await silent.lock(name)).place is Place.GRANTED
+    own = [await silent.lock(name) for name in names]
+    following = [await follower.lock(name) for name in names]
+    for name, request in zip(names, following, strict=True):
+        await request.granted()
+        for each in names:
+            owners, waiters = await stage.queue(each)
+            assert silent.id not in owners + waiters, f"{each}, when {name} has been granted"
+    assert not [request for request in own if request.hold in silent.heard.grants]
+
+
+@behaviour()
+async def a_detached_session_keeps_its_places_until_its_window_is_over(stage: Stage) -> None:
+    window = 2.0
+    leaver, other = await stage.program(window=window), await stage.program()
+    await leaver.lock("m")
+    await other.lock("awaited")
+    await leaver.lock("awaited")
+    waiting = await other.lock("m")
+    await leaver.detach()
+    found = await stage.queue("m"), await stage.queue("awaited")
+    if stage.clock.now() - leaver.heard.proofs[-1] < window:  # or else this machine is too busy
+        assert found == (([leaver.id], [other.id]), ([other.id], [leaver.id]))
+    await waiting.granted()
+    _not_before(stage, leaver, window)
+    assert await stage.queue("awaited") == ([other.id], [])
+
+
+@behaviour("virtual")
+async def a_session_lives_exactly_until_its_window_is_over(stage: Stage) -> None:
+    silent, other = await stage.program(window=20.0), await stage.program()
+    last = silent.heard.proofs[-1]
+    await silent.lock("m")
+    waiting = await other.lock("m")
+    await asyncio.sleep(19.99)
+    assert silent.heard.end is None
+    assert (await silent.lock("another")).place is Place.GRANTED
+    last = silent.heard.proofs[-1]
+    await waiting.granted()
+    assert 20.0 <= stage.clock.now() - last <= 21.1
+
+
+@behaviour("virtual")
+async def a_session_that_is_renewed_lives_for_as_long_as_one_likes(stage: Stage) -> None:
+    program, other = await stage.program(window=SHORT), await stage.program(window=1800.0)
+    await program.lock("m")
+    for _ in range(1000):
+        await asyncio.sleep(0.9)
+        program.session.renew()
+    assert program.heard.end is None
+    assert await other.queue("m") == ([program.id], [])
+
+
+@behaviour("virtual")
+async def a_wall_clock_that_jumps_ends_no_session(stage: Stage) -> None:
+    program, other = await stage.program(window=20.0), await stage.program()
+    await program.lock("m")
+    waiting = await other.lock("m", timeout=10.0)
+    assert isinstance(stage.clock, VirtualClock)
+    for seconds in (1e6, -2e6):
+        stage.clock.set_wall(stage.clock.wall() + seconds)
+        await asyncio.sleep(2)
+    assert program.heard.end is None
+    assert await other.queue("m") == ([program.id], [other.id])
+    assert not waiting.program.heard.removals

@@ -1,0 +1,232 @@
+"""Sessions: how they begin, prove that they live, and are shown; taking one over."""
+
+# ruff: noqa: D103  a behaviour's name is its sentence
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from tenure.engines.contract import Attach, Place
+from tenure.errors import SessionExpired, TenureError
+from tenure.model import DEFAULT_NODE, NodeConfig
+from tenure.testing.conformance.behaviour import behaviour
+from tenure.testing.program import Program, raises
+from tenure.testing.recorder import Recorder
+from tenure.testing.stage import WINDOW, Stage
+
+
+@behaviour()
+async def attaching_proves_the_session(stage: Stage) -> None:
+    engine = await stage.engine()
+    before = stage.clock.now()
+    program = await stage.program(engine=engine)
+    after = stage.clock.now()
+    assert program.heard.proofs
+    assert before <= program.heard.proofs[0] <= after
+
+
+@behaviour()
+async def a_renewal_proves_the_session_from_the_time_it_was_sent(stage: Stage) -> None:
+    program = await stage.program()
+    for _ in range(3):
+        before = stage.clock.now()
+        program.session.renew()
+        await program.heard.wait_for(lambda heard: heard.proofs[-1] >= before, "a proof")  # noqa: B023
+        assert program.heard.proofs[-1] <= stage.clock.now()
+
+
+@behaviour()
+async def a_renewal_may_come_from_any_thread_while_the_loop_stands_still(stage: Stage) -> None:
+    program = await stage.program()
+    before = stage.clock.now()
+    thread = threading.Thread(target=program.session.renew)
+    thread.start()
+    thread.join()  # holds up the loop
+    await program.heard.wait_for(lambda heard: heard.proofs[-1] >= before, "a proof")
+
+
+@behaviour()
+async def a_renewal_of_a_session_that_is_over_proves_nothing_and_does_not_raise(
+    stage: Stage,
+) -> None:
+    closed, ended, other = await stage.programs(3)
+    await closed.close()
+    await stage.eye.end_session(DEFAULT_NODE, ended.id)
+    await ended.ended()
+    proofs = [len(program.heard.proofs) for program in (closed, ended)]
+    for program in (closed, ended):
+        program.session.renew()
+    before = stage.clock.now()
+    other.session.renew()
+    await other.heard.wait_for(lambda heard: heard.proofs[-1] >= before, "a proof")
+    assert [len(program.heard.proofs) for program in (closed, ended)] == proofs
+
+
+@behaviour()
+async def session_ids_are_positive_and_never_used_twice(stage: Stage) -> None:
+    await stage.eye.create_node("/n", NodeConfig(), exist_ok=False)
+    seen: list[int] = []
+    engines = [await stage.engine(), await stage.engine()]
+    for _ in range(3):
+        for engine in engines:
+            for node in (DEFAULT_NODE, "/n"):
+                program = await stage.program(node, engine=engine)
+                seen.append(program.id)
+                await program.close()
+    await stage.eye.drop_node("/n", force=True)
+    await stage.eye.create_node("/n", NodeConfig(), exist_ok=False)
+    seen.append((await stage.program("/n")).id)
+    assert all(each > 0 for each in seen)
+    assert len(set(seen)) == len(seen)
+
+
+@behaviour()
+async def the_attach_number_of_a_session_is_positive(stage: Stage) -> None:
+    program = await stage.program()
+    assert program.session.attach_number > 0
+
+
+@behaviour()
+async def sessions_are_listed_by_id_with_what_they_said_of_themselves(stage: Stage) -> None:
+    await stage.eye.create_node("/n", NodeConfig(), exist_ok=False)
+    engine = await stage.engine()
+    here = [
+        await stage.program("/n", window=60, description="one"),
+        await stage.program("/n", window=1.5, description="ü" * 512, engine=engine),
+        await stage.program("/n", window=1800, engine=engine),
+    ]
+    await stage.program(DEFAULT_NODE, description="elsewhere")
+    found = await stage.eye.list_sessions("/n")
+    assert [each.id for each in found] == sorted(program.id for program in here)
+    by_id = {each.id: each for each in found}
+    for program, window, description in zip(
+        here, [60, 1.5, 1800], ["one", "ü" * 512, ""], strict=True
+    ):
+        described = by_id[program.id]
+        assert described.node == "/n"
+        assert described.recovery_window == window
+        assert described.description == description
+        assert described.attached in {True, None}
+        assert described.silent_for is None or described.silent_for >= 0
+
+
+@behaviour()
+async def a_detached_session_is_listed_as_such_where_that_is_known(stage: Stage) -> None:
+    program = await stage.program()
+    await program.detach()
+    [described] = await stage.eye.list_sessions(DEFAULT_NODE)
+    assert described.id == program.id
+    assert described.attached in {False, None}
+
+
+@behaviour()
+async def a_session_may_have_a_window_of_a_second_or_of_half_an_hour(stage: Stage) -> None:
+    for window in (1.0, 1800.0):
+        program = await stage.program(window=window)
+        assert (await program.lock(f"for {window}")).place is Place.GRANTED
+
+
+@behaviour()
+async def a_cancelled_attach_leaves_no_session_behind(stage: Stage) -> None:
+    engine = await stage.engine()
+
+    async def attach(wait: float, turns: int) -> None:
+        attaching = asyncio.create_task(
+            engine.attach(Attach(DEFAULT_NODE, WINDOW), Recorder()), name="attaching"
+        )
+        await asyncio.sleep(wait)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        attaching.cancel()
+        await asyncio.wait([attaching])
+        if not attaching.cancelled():
+            await attaching.result().close()
+
+    for turns in range(12):
+        await attach(0, turns)
+    for step in range(12):
+        await attach(0.0005 * step, 0)
+
+    async def nobody() -> bool:
+        return not await stage.eye.list_sessions(DEFAULT_NODE)
+
+    await stage.until(nobody, "no session is left of an attach that was cancelled")
+
+
+# Taking a session over
+
+
+async def _predecessor(stage: Stage, key: bytes = b"") -> Program:
+    return await stage.program(liveness="window", key=key)
+
+
+@behaviour("resume")
+async def a_resumed_session_finds_every_request_in_its_place(stage: Stage) -> None:
+    predecessor, other = await _predecessor(stage), await stage.program()
+    owned = await predecessor.lock("owned")
+    blocking = await other.lock("awaited")
+    waiting = await predecessor.lock("awaited")
+    behind = await other.lock("owned")
+    await predecessor.detach()
+    successor = await stage.program(liveness="window", resume=predecessor)
+    assert successor.id == predecessor.id
+    assert successor.session.attach_number > predecessor.session.attach_number
+    assert await other.queue("owned") == ([successor.id], [other.id])
+    assert await other.queue("awaited") == ([other.id], [successor.id])
+    owned, waiting = successor.adopt(owned), successor.adopt(waiting)
+    await other.withdraw(blocking)
+    await waiting.granted()
+    await successor.withdraw(owned)
+    await behind.granted()
+
+
+@behaviour("resume")
+async def a_resumed_session_is_proven_anew(stage: Stage) -> None:
+    predecessor = await _predecessor(stage)
+    await predecessor.detach()
+    engine = await stage.engine()
+    before = stage.clock.now()
+    successor = await stage.program(engine=engine, liveness="window", resume=predecessor)
+    assert successor.heard.proofs
+    assert before <= successor.heard.proofs[0]
+
+
+@behaviour("resume")
+async def of_two_attachments_the_earlier_one_is_ended(stage: Stage) -> None:
+    predecessor = await _predecessor(stage)
+    owned = await predecessor.lock("m")
+    successor = await stage.program(liveness="window", resume=predecessor)
+    await predecessor.ended()
+    with raises(SessionExpired):
+        await predecessor.lock("another")
+    owned = successor.adopt(owned)
+    assert await successor.queue("m") == ([successor.id], [])
+    await successor.withdraw(owned)
+
+
+@behaviour("resume")
+async def a_session_is_taken_over_by_who_has_its_key(stage: Stage) -> None:
+    predecessor = await _predecessor(stage, key=b"0123456789abcdef")
+    await predecessor.detach()
+    successor = await stage.program(liveness="window", resume=predecessor, key=b"0123456789abcdef")
+    assert successor.id == predecessor.id
+
+
+@behaviour("resume")
+async def a_wrong_key_takes_nothing_over_and_disturbs_nobody(stage: Stage) -> None:
+    predecessor = await _predecessor(stage, key=b"0123456789abcdef")
+    await predecessor.lock("m")
+    for key in (b"", b"0123456789abcdeF"):
+        with raises(TenureError, f"attach with {key!r}"):
+            await stage.program(liveness="window", resume=predecessor, key=key)
+    assert (await predecessor.lock("another")).place is Place.GRANTED
+    assert predecessor.heard.end is None
+
+
+@behaviour("resume")
+async def a_session_that_is_over_cannot_be_taken_over(stage: Stage) -> None:
+    predecessor = await _predecessor(stage)
+    await predecessor.close()
+    with raises(SessionExpired):
+        await stage.program(liveness="window", resume=predecessor)

@@ -1,0 +1,193 @@
+"""Requests that do not wait for ever."""
+
+# ruff: noqa: D103  a behaviour's name is its sentence
+
+from __future__ import annotations
+
+import asyncio
+
+from tenure.engines.contract import Place, Removal
+from tenure.errors import LeaseReleased
+from tenure.model import DEFAULT_NODE
+from tenure.testing.conformance.behaviour import behaviour
+from tenure.testing.program import raises
+from tenure.testing.stage import Stage
+
+SOON = 0.05
+
+
+@behaviour()
+async def a_request_that_does_not_wait_is_granted_if_it_can_be(stage: Stage) -> None:
+    program = await stage.program()
+    request = await program.lock("m", timeout=0)
+    assert request.place is Place.GRANTED
+    if stage.capabilities.fencing:
+        assert request.order_id is not None
+    assert await stage.queue("m") == ([program.id], [])
+
+
+@behaviour()
+async def a_request_that_does_not_wait_never_joins_the_queue(stage: Stage) -> None:
+    owner, other = await stage.programs(2)
+    held = await owner.lock("m")
+    for program in (owner, other):
+        refused = await program.lock("m", timeout=0)
+        assert (refused.place, refused.order_id) == (Place.REFUSED, None)
+        with raises(LeaseReleased):
+            await program.alter(refused, data=b"still here?")
+        await program.withdraw(refused)
+    assert await stage.queue("m") == ([owner.id], [])
+    await owner.withdraw(held)
+    assert await stage.queue("m") == ([], [])
+    assert not other.heard.grants
+    assert not other.heard.removals
+
+
+@behaviour("lasting")
+async def a_request_that_does_not_wait_never_goes_past_one_that_does(stage: Stage) -> None:
+    owner, waiter, other = await stage.programs(3)
+    await owner.create("pool", 3)
+    await owner.enqueue("pool", 2)
+    await waiter.enqueue("pool", 2)
+    for program in (owner, waiter, other):
+        assert (await program.enqueue("pool", 1, timeout=0)).place is Place.REFUSED
+    assert await stage.queue("pool") == ([owner.id], [waiter.id])
+
+
+@behaviour("lasting")
+async def a_request_that_does_not_wait_is_granted_beside_others_if_it_fits(stage: Stage) -> None:
+    one, two = await stage.programs(2)
+    await one.create("pool", 3)
+    places = [(await each.enqueue("pool", 1, timeout=0)).place for each in (one, two, one, two)]
+    assert places == [Place.GRANTED, Place.GRANTED, Place.GRANTED, Place.REFUSED]
+
+
+@behaviour()
+async def a_waiter_leaves_when_its_time_is_over(stage: Stage) -> None:
+    owner, waiter = await stage.programs(2)
+    await owner.lock("m")
+    began = stage.clock.now()
+    waiting = await waiter.lock("m", timeout=SOON)
+    assert waiting.place is Place.WAITING
+    assert await waiting.removed() is Removal.TIMED_OUT
+    assert stage.clock.now() - began >= SOON - 1e-6
+    assert await stage.queue("m") == ([owner.id], [])
+    with raises(LeaseReleased):
+        await waiter.alter(waiting, data=b"still here?")
+    await waiter.withdraw(waiting)
+    assert not waiter.heard.grants
+
+
+@behaviour()
+async def a_waiter_that_gave_up_is_passed_over(stage: Stage) -> None:
+    owner, impatient, patient = await stage.programs(3)
+    held = await owner.lock("m")
+    gave_up = await impatient.lock("m", timeout=SOON)
+    waiting = await patient.lock("m")
+    await gave_up.removed()
+    assert await stage.queue("m") == ([owner.id], [patient.id])
+    await owner.withdraw(held)
+    await waiting.granted()
+    assert not impatient.heard.grants
+
+
+@behaviour("lasting")
+async def who_waited_behind_a_waiter_that_gave_up_is_granted_if_it_fits(stage: Stage) -> None:
+    owner, large, small = await stage.programs(3)
+    await owner.create("pool", 3)
+    await owner.enqueue("pool", 1)
+    blocking = await large.enqueue("pool", 3, timeout=SOON)
+    waiting = await small.enqueue("pool", 1)
+    if waiting.place is Place.WAITING:  # or else this machine is very slow
+        await waiting.granted()
+    assert await blocking.removed() is Removal.TIMED_OUT
+    assert await stage.queue("pool") == ([owner.id, small.id], [])
+
+
+@behaviour()
+async def the_time_to_wait_is_over_with_the_grant(stage: Stage) -> None:
+    owner, waiter, sentinel = await stage.programs(3)
+    held = await owner.lock("m")
+    waiting = await waiter.lock("m", timeout=5 * SOON)
+    await owner.withdraw(held)
+    await waiter.heard.wait_for(
+        lambda heard: waiting.hold in heard.grants or waiting.hold in heard.removals, "an answer"
+    )
+    granted = waiting.hold in waiter.heard.grants  # or else this machine is very slow
+    at_once = await owner.lock("another", timeout=5 * SOON)
+    later = await sentinel.lock("another", timeout=10 * SOON)
+    await later.removed()
+    assert await stage.queue("m") == ([waiter.id] * granted, [])
+    assert at_once.hold not in owner.heard.removals
+    assert await stage.queue("another") == ([owner.id], [])
+
+
+@behaviour()
+async def each_waiter_has_its_own_time(stage: Stage) -> None:
+    owner, one, two, three = await stage.programs(4)
+    await owner.lock("m")
+    waiting = [
+        await one.lock("m", timeout=3 * SOON),
+        await two.lock("m", timeout=SOON),
+        await three.lock("m", timeout=2 * SOON),
+    ]
+    for request in waiting:
+        assert await request.removed() is Removal.TIMED_OUT
+    assert await stage.queue("m") == ([owner.id], [])
+
+
+@behaviour()
+async def a_request_is_granted_or_gives_up_and_never_both(stage: Stage) -> None:
+    owner = await stage.program()
+    engine = await stage.engine()
+    others = [await stage.program(engine=engine) for _ in range(10)]
+    held = await owner.lock("m")
+    waiting = [
+        await other.lock("m", timeout=SOON + 0.004 * number) for number, other in enumerate(others)
+    ]
+    await asyncio.sleep(SOON + 0.01)
+    await owner.withdraw(held)
+    for request in waiting:
+        heard = request.program.heard
+        await heard.wait_for(
+            lambda heard: request.hold in heard.grants or request.hold in heard.removals,  # noqa: B023
+            "a grant or the end of the time",
+        )
+        if request.hold in heard.grants:
+            await request.program.withdraw(request)
+    for request in waiting:
+        heard = request.program.heard
+        assert (request.hold in heard.grants) != (request.hold in heard.removals)
+    assert await stage.queue("m") == ([], [])
+
+
+@behaviour()
+async def a_try_for_a_new_mutex_that_is_withdrawn_leaves_nothing(stage: Stage) -> None:
+    program = await stage.program()
+    request = await program.lock("m", timeout=0)
+    await program.withdraw(request)
+    assert not await stage.eye.list_semaphores(DEFAULT_NODE, owners=True, waiters=True)
+
+
+@behaviour("virtual")
+async def a_waiter_waits_exactly_as_long_as_it_said(stage: Stage) -> None:
+    owner, waiter = await stage.programs(2)
+    await owner.lock("m")
+    began = stage.clock.now()
+    waiting = await waiter.lock("m", timeout=12.5)
+    await waiting.removed()
+    assert abs(stage.clock.now() - began - 12.5) < 1e-3
+
+
+@behaviour("virtual")
+async def a_waiter_without_a_timeout_waits_for_an_hour(stage: Stage) -> None:
+    owner, waiter = await stage.programs(2)
+    held = await owner.lock("m")
+    forever = await waiter.lock("m")
+    for _ in range(60):
+        await asyncio.sleep(60)
+        owner.session.renew()
+        waiter.session.renew()
+    assert await stage.queue("m") == ([owner.id], [waiter.id])
+    await owner.withdraw(held)
+    await forever.granted()

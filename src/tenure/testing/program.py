@@ -1,0 +1,309 @@
+"""A program as the suites see it: one session, its requests and watches, and what it was told."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from enum import Enum
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from tenure.engines.contract import Answer, Engine, EngineSession, Enqueued, Place, Removal
+from tenure.errors import SemaphoreNotFound, TenureError
+from tenure.model import EPHEMERAL_LIMIT, Capabilities, SemaphoreDescription
+from tenure.testing.recorder import PATIENCE, Recorder
+
+__all__ = ["Program", "Request", "Standing", "Watching", "answer_of", "raises"]
+
+T = TypeVar("T")
+E = TypeVar("E", bound=TenureError)
+
+_FENCE = "a fence of the test"
+
+
+class Standing(Enum):
+    """Where a request stands, as its program has been told."""
+
+    OWNS = "owns"
+    WAITS = "waits"
+    GONE = "gone"
+
+
+class Request:
+    """One request of a program, from when it was sent.
+
+    Attributes:
+        hold: its number within the session.
+        order_id: its place in the queue, once known.
+    """
+
+    def __init__(self, program: Program, hold: int, name: str, answer: Answer[Enqueued]) -> None:
+        self.program = program
+        self.hold = hold
+        self.name = name
+        self.answer = answer
+        self.order_id: int | None = None
+        self.withdrawn = False
+        self._place: Place | None = None
+        if isinstance(answer, Enqueued):
+            self._note(answer)
+
+    def __repr__(self) -> str:
+        return f"<hold {self.hold} of session {self.program.id} on {self.name!r}: {self.standing}>"
+
+    async def answered(self) -> Request:
+        """Wait for the answer; it may raise."""
+        self._note(await answer_of(self.answer))
+        return self
+
+    def _note(self, answer: Enqueued) -> None:
+        self._place = answer.place
+        if answer.order_id is not None:
+            self.order_id = answer.order_id
+
+    @property
+    def place(self) -> Place:
+        """What `enqueue` answered."""
+        assert self._place is not None, "enqueue has not answered yet"
+        return self._place
+
+    @property
+    def standing(self) -> Standing:
+        heard = self.program.heard
+        if self.withdrawn or self.program.over or self.hold in heard.removals:
+            return Standing.GONE
+        if self.hold in heard.grants or self._place is Place.GRANTED:
+            return Standing.OWNS
+        return Standing.WAITS if self._place is Place.WAITING else Standing.GONE
+
+    async def granted(self) -> int | None:
+        """Wait until it owns, and return its order id."""
+        heard = self.program.heard
+
+        def decided(_: Recorder) -> bool:
+            self.order_id = heard.grants.get(self.hold) or self.order_id
+            known = self.order_id is not None or not self.program.capabilities.fencing
+            return self.standing is Standing.GONE or (self.standing is Standing.OWNS and known)
+
+        await heard.wait_for(decided, f"the grant of {self}")
+        assert self.standing is Standing.OWNS, f"{self} was to be granted"
+        return self.order_id
+
+    async def removed(self) -> Removal:
+        """Wait until it is taken out of its queue, and return why."""
+        heard = self.program.heard
+        await heard.wait_for(lambda _: self.hold in heard.removals, f"the removal of {self}")
+        return heard.removals[self.hold]
+
+
+class Watching:
+    """A watch, and how often it has called."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.calls = 0
+        self.stop: Callable[[], None] = lambda: None
+        self._loop = loop
+        self._taken = 0
+        self._called = asyncio.Event()
+
+    def changed(self) -> None:
+        assert asyncio.get_running_loop() is self._loop, "called on the session's loop"
+        self.calls += 1
+        self._called.set()
+
+    async def called(self) -> None:
+        """Return when it has called since the last time that this returned."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while self.calls == self._taken:
+                    self._called.clear()
+                    await self._called.wait()
+        except TimeoutError:
+            raise AssertionError(f"the watch was not called within {PATIENCE:g} s") from None
+        self._taken = self.calls
+
+
+class Program:
+    """One session, and what it was told."""
+
+    def __init__(self, engine: Engine, session: EngineSession, heard: Recorder, node: str) -> None:
+        self.engine = engine
+        self.session = session
+        self.heard = heard
+        self.node = node
+        self.requests: list[Request] = []
+        self.left = False
+        self._holds = itertools.count(1)
+        self._fences = itertools.count(1)
+        self._fencing: Watching | None = None
+
+    @property
+    def id(self) -> int:
+        return self.session.id
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.engine.capabilities
+
+    @property
+    def over(self) -> bool:
+        """Whether the session is closed, detached from, or ended."""
+        return self.left or self.heard.end is not None
+
+    # Requests
+
+    def send(
+        self,
+        name: str,
+        count: int = 1,
+        *,
+        data: bytes = b"",
+        timeout: float | None = None,
+        ephemeral: bool = False,
+        hold: int | None = None,
+    ) -> Request:
+        """Call `enqueue`, without waiting for its answer."""
+        number = next(self._holds) if hold is None else hold
+        self.heard.asks(number)
+        answer = self.session.enqueue(
+            number, name, count, data, timeout=timeout, ephemeral=ephemeral
+        )
+        self.heard.answered(number, answer)
+        request = Request(self, number, name, answer)
+        self.requests.append(request)
+        return request
+
+    async def enqueue(
+        self,
+        name: str,
+        count: int = 1,
+        *,
+        data: bytes = b"",
+        timeout: float | None = None,
+        ephemeral: bool = False,
+        hold: int | None = None,
+    ) -> Request:
+        """Call `enqueue`, and wait for its answer (not for the grant)."""
+        request = self.send(name, count, data=data, timeout=timeout, ephemeral=ephemeral, hold=hold)
+        return await request.answered()
+
+    async def lock(self, name: str, *, timeout: float | None = None, data: bytes = b"") -> Request:
+        """Ask for the whole of an ephemeral semaphore, which is what a mutex does."""
+        return await self.enqueue(name, EPHEMERAL_LIMIT, data=data, timeout=timeout, ephemeral=True)
+
+    def adopt(self, request: Request) -> Request:
+        """A request of the attachment that this one has taken over."""
+        answer = Enqueued(request.place, request.order_id)
+        adopted = Request(self, request.hold, request.name, answer)
+        self.heard.asks(request.hold)
+        self.heard.answered(request.hold, answer)
+        self.requests.append(adopted)
+        return adopted
+
+    def send_withdrawal(self, request: Request) -> Answer[None]:
+        """Call `withdraw`, without waiting for its answer."""
+        request.withdrawn = True
+        return self.session.withdraw(request.hold)
+
+    async def withdraw(self, request: Request) -> None:
+        """Call `withdraw`, and wait until it is done."""
+        await answer_of(self.send_withdrawal(request))
+
+    async def alter(
+        self, request: Request, *, count: int | None = None, data: bytes | None = None
+    ) -> None:
+        await answer_of(self.session.alter(request.hold, count=count, data=data))
+
+    # Semaphores
+
+    async def create(self, name: str, limit: int, data: bytes = b"") -> None:
+        await self.session.create_semaphore(name, limit, data, exist_ok=False)
+
+    async def describe(self, name: str) -> SemaphoreDescription:
+        return await self.session.describe_semaphore(name, owners=True, waiters=True)
+
+    async def queue(self, name: str) -> tuple[list[int], list[int]]:
+        """The ids of the sessions that own and that wait, in order; nobody where nothing is."""
+        try:
+            found = await self.describe(name)
+        except SemaphoreNotFound:
+            return [], []
+        return (
+            [each.session_id for each in found.owners],
+            [each.session_id for each in found.waiters],
+        )
+
+    # Watches
+
+    def watch(self, name: str, *, data: bool = True, owners: bool = True) -> Watching:
+        watching = Watching(asyncio.get_running_loop())
+        watching.stop = self.session.watch(name, data=data, owners=owners, changed=watching.changed)
+        return watching
+
+    async def fence(self, writer: Program) -> None:
+        """Return when this program has heard of all that `writer` did before.
+
+        A change of a semaphore kept for this is watched. So what *should not* be heard can be
+        told from what has not arrived yet.
+        """
+        if self._fencing is None:
+            await self.session.create_semaphore(_FENCE, 1, b"", exist_ok=True)
+            self._fencing = self.watch(_FENCE, owners=False)
+        mark = f"{self.id}: {next(self._fences)}".encode()
+        await writer.session.update_semaphore(_FENCE, mark)
+        await self._fencing.called()
+
+    # The end
+
+    async def close(self) -> None:
+        self.left = True
+        await self.session.close()
+
+    async def detach(self) -> None:
+        self.left = True
+        await self.session.detach()
+
+    async def ended(self) -> TenureError:
+        """Wait until the store has ended the session."""
+        await self.heard.wait_for(lambda heard: heard.end is not None, "the end of the session")
+        assert self.heard.end is not None
+        return self.heard.end
+
+
+async def answer_of(answer: Answer[T]) -> T:
+    """The answer itself, whether it came at once or is still to come."""
+    return await answer if isinstance(answer, asyncio.Future) else answer
+
+
+class raises(Generic[E]):  # noqa: N801  it reads as a word of the sentence around it
+    """Pass if the block raises this error, which is then `error`, and no other.
+
+    Args:
+        kind: the class of the error.
+        what: what was tried, for the message.
+    """
+
+    error: E
+
+    def __init__(self, kind: type[E], what: str = "it") -> None:
+        self._kind = kind
+        self._what = what
+
+    def __enter__(self) -> raises[E]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if isinstance(error, self._kind):
+            self.error = error
+            return True
+        if error is not None and not isinstance(error, TenureError):
+            return False  # not an engine's answer at all
+        raise AssertionError(
+            f"{self._what}: expected {self._kind.__name__}, not {error!r}"
+        ) from error

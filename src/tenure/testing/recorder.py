@@ -1,0 +1,177 @@
+"""What an engine told a session, kept in order, with a way to wait for more.
+
+A `Recorder` is the `SessionEvents` of a test. It also checks, while it listens, what the contract
+says about pushes as such; what it finds wrong stands in `broken`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+from tenure.engines.contract import Answer, Enqueued, Removal
+from tenure.errors import SessionExpired
+
+__all__ = [
+    "PATIENCE",
+    "Attached",
+    "Detached",
+    "Ended",
+    "Granted",
+    "Proven",
+    "Recorder",
+    "Removed",
+    "Said",
+]
+
+PATIENCE = 30.0
+"""Seconds after which what a test waits for is taken to be lost. An idle machine needs
+milliseconds; a busy one is given time."""
+
+
+class Proven(NamedTuple):
+    """`SessionEvents.proven`."""
+
+    at: float
+
+
+class Granted(NamedTuple):
+    """`SessionEvents.granted`."""
+
+    hold: int
+    order_id: int | None
+
+
+class Removed(NamedTuple):
+    """`SessionEvents.removed`."""
+
+    hold: int
+    why: Removal
+
+
+class Detached(NamedTuple):
+    """`SessionEvents.detached`."""
+
+
+class Attached(NamedTuple):
+    """`SessionEvents.attached`."""
+
+
+class Ended(NamedTuple):
+    """`SessionEvents.ended`."""
+
+    error: SessionExpired
+
+
+Said: TypeAlias = Proven | Granted | Removed | Detached | Attached | Ended
+
+
+class Recorder:
+    """Hears what an engine tells one session.
+
+    Attributes:
+        said: everything, in order.
+        proofs: the readings of `Proven`, in order.
+        grants: the order ids of the holds that were granted by a push.
+        removals: why the holds that were removed were removed.
+        end: what ended the session, by the store's word.
+        broken: the rules of the contract that the engine did not keep, in words.
+    """
+
+    def __init__(self) -> None:
+        self.said: list[Said] = []
+        self.proofs: list[float] = []
+        self.grants: dict[int, int | None] = {}
+        self.removals: dict[int, Removal] = {}
+        self.end: SessionExpired | None = None
+        self.broken: list[str] = []
+        self._answers: dict[int, Answer[Enqueued] | None] = {}
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._news = asyncio.Event()
+
+    def asks(self, hold: int) -> None:
+        """`enqueue` is about to be called for this hold."""
+        self._answers[hold] = None
+
+    def answered(self, hold: int, answer: Answer[Enqueued]) -> None:
+        """`enqueue` returned this for the hold: a value, or the future of one."""
+        self._answers[hold] = answer
+
+    async def wait_for(
+        self, condition: Callable[[Recorder], bool], what: str, *, within: float = PATIENCE
+    ) -> None:
+        """Return as soon as the condition is true of what was heard.
+
+        Raises:
+            AssertionError: it did not become so; the message tells `what`, and what was heard.
+        """
+        try:
+            async with asyncio.timeout(within):
+                while not condition(self):
+                    await self._news.wait()
+        except TimeoutError:
+            raise AssertionError(
+                f"not within {within:g} s: {what}; heard: {self.said or 'nothing'}"
+            ) from None
+
+    # SessionEvents
+
+    def proven(self, at: float) -> None:
+        self._hear(Proven(at))
+        self.proofs.append(at)
+        if threading.get_ident() != self._thread:
+            self._loop.call_soon_threadsafe(self._wake)
+        else:
+            self._wake()
+
+    def granted(self, hold: int, order_id: int | None) -> None:
+        self._hear(Granted(hold, order_id))
+        self._check_answered(hold, "granted")
+        if hold in self.removals:
+            self.broken.append(f"hold {hold} was granted after it had been removed")
+        known = self.grants.get(hold)
+        if known is not None and order_id != known:
+            self.broken.append(f"hold {hold} was granted as {known}, and then as {order_id}")
+        self.grants[hold] = order_id
+        self._wake()
+
+    def removed(self, hold: int, why: Removal) -> None:
+        self._hear(Removed(hold, why))
+        self._check_answered(hold, "removed")
+        self.removals[hold] = why
+        self._wake()
+
+    def detached(self) -> None:
+        self._hear(Detached())
+        self._wake()
+
+    def attached(self) -> None:
+        self._hear(Attached())
+        self._wake()
+
+    def ended(self, error: SessionExpired) -> None:
+        self._hear(Ended(error))
+        self.end = error
+        self._wake()
+
+    def _hear(self, said: Said) -> None:
+        if self.end is not None:
+            self.broken.append(f"{said} was said after the end")
+        if threading.get_ident() != self._thread and not isinstance(said, Proven):
+            self.broken.append(f"{said} was said on another thread than the loop's")
+        self.said.append(said)
+
+    def _check_answered(self, hold: int, what: str) -> None:
+        if hold not in self._answers:
+            self.broken.append(f"hold {hold} was {what}, and had never been asked for")
+            return
+        answer = self._answers[hold]
+        if answer is None or (isinstance(answer, asyncio.Future) and not answer.done()):
+            self.broken.append(f"hold {hold} was {what} before enqueue had answered")
+
+    def _wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()

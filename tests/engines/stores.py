@@ -1,0 +1,30 @@
+"""The engines of this repository, as the suites of `tenure.testing` get at them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
+
+from tenure.testing.conformance import Stores
+
+__all__ = ["MEMORY", "MEMORY_IN_REAL_TIME", "SQLITE"]
+
+_numbers = itertools.count(1)
+
+
+@contextmanager
+def a_name_in_memory() -> Iterator[str]:
+    yield f"memory://test-{next(_numbers)}"
+
+
+@contextmanager
+def a_file() -> Iterator[str]:
+    with TemporaryDirectory(prefix="tenure-") as folder:
+        yield f"sqlite:///{folder}/store.db"
+
+
+MEMORY = Stores(a_name_in_memory, virtual=True)
+MEMORY_IN_REAL_TIME = Stores(a_name_in_memory)
+SQLITE = Stores(a_file)
