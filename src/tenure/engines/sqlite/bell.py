@@ -139,9 +139,3 @@ class Deathwatch:
         """Watch nobody any more."""
         for participant in list(self._watched):
             self.forget(participant)
-
-    def abandon(self) -> None:
-        """In a forked child: leave it all to the parent."""
-        for fd in self._watched.values():
-            os.close(fd)
-        self._watched.clear()

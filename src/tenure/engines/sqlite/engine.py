@@ -18,7 +18,7 @@ from tenure.engines.sqlite.session import SqliteSession
 from tenure.engines.sqlite.store import Store
 from tenure.engines.sqlite.transaction import Told, Transaction
 from tenure.engines.sqlite.url import Address
-from tenure.errors import EngineError, EngineUnavailable, TenureError, Unsupported
+from tenure.errors import EngineError, EngineUnavailable, Misuse, TenureError, Unsupported
 from tenure.model import (
     Capabilities,
     NodeConfig,
@@ -67,19 +67,22 @@ class SqliteEngine:
             if not store.is_current():
                 await self.wait(store.committer.do(sessions.new_boot, boot_id()))
         except BaseException:
-            self._let_go(EngineUnavailable(f"{self.url} could not be opened"))
+            self._let_go(EngineUnavailable(f"{self.url} could not be opened"), left=False)
             raise
 
     async def aclose(self) -> None:
         if self._closing is None:
-            if not self._open:
+            if not self._open or self.store.forked:
                 return
             self._closing = asyncio.get_running_loop().create_task(self._close())
+        elif self._closing.done():
+            return
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         store = self.store
         error = EngineError(f"{self.url} was closed")
+        left = False
         try:
             for session in list(self.lookout.newsroom.sessions.values()):
                 session.over = True
@@ -96,14 +99,15 @@ class SqliteEngine:
                         )
                         raise error
                     answer.result()
+            left = True
         finally:
-            self._let_go(error)
+            self._let_go(error, left=left)
 
-    def _let_go(self, error: TenureError) -> None:
+    def _let_go(self, error: TenureError, *, left: bool) -> None:
         if self._open:
             self._open = False
             self.lookout.stop()
-            self.store.close(error)
+            self.store.close(error, left=left)
 
     def liveness_fd(self) -> int:
         """The descriptor whose lock says that this program is alive.
@@ -119,6 +123,10 @@ class SqliteEngine:
     def _opened(self) -> Store:
         if not self._open:
             raise EngineUnavailable(f"{self.url} is not open")
+        if self.store.forked:
+            raise Misuse(
+                f"{self.url} was opened by the parent of this forked process, which uses it"
+            )
         return self.store
 
     # Between the store and the sessions

@@ -64,6 +64,8 @@ def system_error(doing: str) -> Iterator[None]:
     """What the system refused becomes an error that says what to do about it."""
     try:
         yield
+    except TenureError:  # some of which are an OSError as well
+        raise
     except OSError as error:
         raise explain(doing, error) from error
 
@@ -181,7 +183,7 @@ def _make_own_folder(folder: str, database: os.stat_result, address: Address) ->
     if status.st_uid == os.geteuid():
         if stat.S_IMODE(status.st_mode) != mode:
             os.chmod(folder, mode)
-    elif not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+    elif not _may(folder, os.R_OK | os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
@@ -225,7 +227,7 @@ def _database(path: str, address: Address) -> os.stat_result:
                 os.chmod(each, address.mode)
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-    if not os.access(path, os.R_OK | os.W_OK):
+    if not _may(path, os.R_OK | os.W_OK):
         raise AuthenticationFailed(
             f"{path} cannot be both read and written by this user (its mode is {mode:04o}); have "
             "its owner share it (sqlite:///...?mode=0660)"
@@ -262,6 +264,10 @@ def _check_owner(path: str, status: os.stat_result, address: Address) -> None:
             f"{path} belongs to {_user(status.st_uid)}; if it is meant to be shared, every user "
             "opens it with ?mode=0660 (same group) or ?mode=0666"
         )
+
+
+def _may(path: str, what: int) -> bool:
+    return os.access(path, what, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _user(uid: int) -> str:

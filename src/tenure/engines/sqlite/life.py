@@ -86,7 +86,6 @@ class Life:
         self.path = path
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self.fd = os.open(path, flags, mode)
-        self._pid = os.getpid()
         self._maps: list[mmap.mmap] = []
         self._beats: list[memoryview[float]] = []
         self._free: list[int] = []
@@ -98,12 +97,12 @@ class Life:
             self._identity = (status.st_dev, status.st_ino)
             self._grow()
         except BaseException:
-            self.end()
+            self.remove()
             raise
 
     def __del__(self) -> None:
-        if getattr(self, "fd", -1) >= 0 and self._pid == os.getpid():
-            self.end()
+        if getattr(self, "fd", -1) >= 0:
+            self.close()
 
     def _grow(self) -> None:
         """Room for more heartbeats. Written, not just made longer: see `Turn`."""
@@ -151,21 +150,21 @@ class Life:
             return False
         return (status.st_dev, status.st_ino) == self._identity
 
-    def end(self) -> None:
-        """Remove the file, and let go of the lock. Safe to call twice."""
-        if self.fd < 0:
-            return
+    def remove(self) -> None:
+        """Remove the file: the store knows this participant no more."""
         with contextlib.suppress(OSError):
             if self.in_place:
                 os.unlink(self.path)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the lock, so that others find it free. Safe to call twice.
+
+        A forked child does so with its parent's, which the parent keeps.
+        """
         for beats, mapped in zip(self._beats, self._maps, strict=True):
             beats.release()
-            mapped.close()
-        os.close(self.fd)
-        self.fd = -1
-
-    def abandon(self) -> None:
-        """In a forked child: the parent's death must not go unnoticed because of this process."""
+            mapped.close()  # it has a descriptor of its own, which would keep the lock
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -59,10 +59,6 @@ class Lookout:
         self._waiting.clear()
         self._deathwatch.clear()
 
-    def abandon(self) -> None:
-        """In a forked child."""
-        self._deathwatch.abandon()
-
     # What it is told
 
     def tell(self, told: Told) -> None:

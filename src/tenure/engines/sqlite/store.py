@@ -41,6 +41,9 @@ _open: weakref.WeakSet[Store] = weakref.WeakSet()
 class Store:
     """What an engine has while it is open.
 
+    Attributes:
+        forked: this is a forked child, and all of it its parent's.
+
     Args:
         tell: called on the loop with what a commit has to tell.
     """
@@ -55,6 +58,7 @@ class Store:
         self.address = address
         self.clock = clock
         self.loop = loop
+        self.forked = False
         self._reader: Transaction | None = None
         # One at a time: no thread looks at a file that another is just making.
         with _opening, ExitStack() as undo:
@@ -123,15 +127,22 @@ class Store:
         self.bell.hang(participant)
         self.bell.listen(self.loop, rung)
 
-    def close(self, error: TenureError) -> None:
-        """Let go of everything; what has not been done fails with `error`."""
+    def close(self, error: TenureError, *, left: bool) -> None:
+        """Let go of everything; what has not been done fails with `error`.
+
+        Args:
+            left: the store knows this participant no more. Else others will find it dead.
+        """
         _open.discard(self)
         left_behind = self.committer.stop(error)
         if not left_behind:
             self.turn.close()
         self.bell.close(self.loop)
         if self.tx.life is not None:
-            self.tx.life.end()
+            if left:
+                self.tx.life.remove()
+            else:
+                self.tx.life.close()
         self.lives.close()
         for tx in filter(None, (self._reader, self.tx)):
             with contextlib.suppress(sqlite3.Error):
@@ -141,10 +152,11 @@ class Store:
         """In a forked child."""
         import ctypes
 
-        self.turn.abandon()
+        self.forked = True
+        self.turn.close()
         self.bell.abandon()
         if self.tx.life is not None:
-            self.tx.life.abandon()
+            self.tx.life.close()
         for tx in filter(None, (self._reader, self.tx)):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(tx.connection))
 

@@ -68,11 +68,7 @@ class Turn:
         return self._holder[0]
 
     def close(self) -> None:
-        """Give up the file, and the turn with it."""
+        """Close the file; in a forked child that leaves the parent its turn."""
         self._holder.release()
         self._map.close()
-        os.close(self._fd)
-
-    def abandon(self) -> None:
-        """In a forked child: the parent's turn is not kept alive by this process."""
         os.close(self._fd)

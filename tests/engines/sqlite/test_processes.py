@@ -1,0 +1,190 @@
+"""Several processes on one file: hand-off, death, silence, and turns that do not end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.engines.sqlite.conftest import Workers
+from tests.engines.sqlite.worker import now
+
+
+async def test_a_release_in_one_process_grants_in_the_next_in_order(workers: Workers) -> None:
+    async with workers(3) as (a, b, c):
+        assert (await a.do("enqueue", hold=1, name="x"))[0] == "GRANTED"
+        second, first_token = await b.do("enqueue", hold=1, name="x")
+        third, second_token = await c.do("enqueue", hold=1, name="x")
+        assert (second, third) == ("WAITING", "WAITING")
+        await a.do("withdraw", hold=1)
+        assert (await b.hear("granted", hold=1))["order_id"] == first_token
+        assert not c.has_heard("granted")
+        await b.do("withdraw", hold=1)
+        assert (await c.hear("granted", hold=1))["order_id"] == second_token > first_token
+
+
+async def test_a_killed_holder_is_followed_at_once(workers: Workers) -> None:
+    async with workers(2) as (holder, waiter):
+        await holder.do("enqueue", hold=1, name="x")
+        await waiter.do("enqueue", hold=1, name="x")
+        killed = now()
+        await holder.kill()
+        granted = await waiter.hear("granted", hold=1)
+        assert granted["at"] - killed < 0.4  # a tick, which would do it too, comes twice a second
+
+
+async def test_a_killed_waiter_is_passed_over_in_the_same_step(workers: Workers) -> None:
+    async with workers(3) as (holder, dead, waiter):
+        await holder.do("enqueue", hold=1, name="x")
+        await dead.do("enqueue", hold=1, name="x")
+        await waiter.do("enqueue", hold=1, name="x")
+        await dead.kill()
+        released = now()
+        await holder.do("withdraw", hold=1)
+        assert (await waiter.hear("granted", hold=1))["at"] - released < 0.4
+
+
+async def test_a_try_right_after_the_holders_death_succeeds(workers: Workers) -> None:
+    async with workers(2) as (holder, other):
+        await holder.do("enqueue", hold=1, name="x")
+        assert (await other.do("enqueue", hold=1, name="x", timeout=0))[0] == "REFUSED"
+        await holder.kill()
+        assert (await other.do("enqueue", hold=2, name="x", timeout=0))[0] == "GRANTED"
+
+
+async def test_a_dead_holder_is_not_described(workers: Workers) -> None:
+    async with workers(2) as (holder, other):
+        await holder.do("enqueue", hold=1, name="x")
+        await other.do("enqueue", hold=1, name="y")
+        await holder.kill()
+        with pytest.raises(Exception, match="SemaphoreNotFound"):
+            await other.do("owners", name="x")
+
+
+async def test_what_the_dead_leave_in_the_folder_is_removed(workers: Workers, path: Path) -> None:
+    def files() -> set[str]:
+        return set(os.listdir(f"{path}.tenure"))
+
+    async with workers(1) as (one,):
+        await one.do("enqueue", hold=1, name="x")
+        await one.kill()
+        assert files() == {"turn.lock", "1.live", "1.sock"}
+        async with workers(1) as (two,):
+            assert files() == {"turn.lock", "2.live", "2.sock"}
+            await two.do("close")
+        assert files() == {"turn.lock"}
+
+
+async def test_a_stopped_holder_is_followed_after_its_window_and_hears_of_it(
+    workers: Workers,
+) -> None:
+    async with workers(2, window=1.5) as (holder, waiter):
+        await holder.do("enqueue", hold=1, name="x")
+        await waiter.do("enqueue", hold=1, name="x")
+        holder.stop()
+        stopped = now()
+        granted = await waiter.hear("granted", hold=1)
+        assert 0.9 < granted["at"] - stopped < 10
+        holder.signal(signal.SIGCONT)
+        assert "1.5 s" in (await holder.hear("ended"))["error"]
+        with pytest.raises(Exception, match="SessionExpired"):
+            await holder.do("enqueue", hold=2, name="y")
+        assert not await holder.do("renew")
+
+
+async def test_a_stop_shorter_than_the_window_costs_nothing(workers: Workers) -> None:
+    async with workers(2, window=5) as (holder, waiter):
+        await holder.do("enqueue", hold=1, name="x")
+        await waiter.do("enqueue", hold=1, name="x")
+        holder.stop()
+        assert (await waiter.do("enqueue", hold=2, name="x", timeout=0))[0] == "REFUSED"
+        holder.signal(signal.SIGCONT)
+        assert await holder.do("renew")
+        assert not waiter.has_heard("granted")
+        await holder.do("withdraw", hold=1)
+        await waiter.hear("granted", hold=1)
+
+
+async def test_without_a_bell_the_tick_finds_the_grant(workers: Workers) -> None:
+    async with workers(2) as (holder, waiter):
+        await waiter.do("deaf")
+        await holder.do("enqueue", hold=1, name="x")
+        await waiter.do("enqueue", hold=1, name="x")
+        await holder.do("withdraw", hold=1)
+        await waiter.hear("granted", hold=1)
+
+
+async def test_watchers_in_other_processes_hear_of_changes(workers: Workers) -> None:
+    async with workers(2) as (one, two):
+        await one.do("create", name="pool", limit=2)
+        await two.do("watch", name="pool", data=True, owners=False)
+        await one.do("enqueue", hold=1, name="pool", count=1, ephemeral=False)
+        await one.do("update", name="pool", data="new")
+        await two.hear("changed", name="pool")
+        await two.do("watch", name="x", data=False, owners=True)
+        await one.do("enqueue", hold=2, name="x")
+        await two.hear("changed", name="x")
+
+
+async def test_watchers_hear_of_a_leaders_death(workers: Workers) -> None:
+    async with workers(2) as (leader, observer):
+        await leader.do("enqueue", hold=1, name="x")
+        await observer.do("watch", name="x", data=False, owners=True)
+        killed = now()
+        await leader.kill()
+        assert (await observer.hear("changed", name="x"))["at"] - killed < 1.0
+
+
+async def test_a_forked_child_does_not_keep_its_parents_locks(workers: Workers) -> None:
+    async with workers(2) as (holder, waiter):
+        await holder.do("enqueue", hold=1, name="x")
+        child = await holder.do("fork")
+        try:
+            await waiter.do("enqueue", hold=1, name="x")
+            killed = now()
+            await holder.kill()
+            assert (await waiter.hear("granted", hold=1))["at"] - killed < 0.4
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+async def test_a_child_that_was_given_the_sign_of_life_keeps_the_lock(workers: Workers) -> None:
+    async with workers(2) as (holder, waiter):
+        await holder.do("enqueue", hold=1, name="x")
+        child = await holder.do("inherit")
+        try:
+            await waiter.do("enqueue", hold=1, name="x")
+            await holder.kill()
+            assert (await waiter.do("enqueue", hold=2, name="x", timeout=0))[0] == "REFUSED"
+            assert not waiter.has_heard("granted")
+        finally:
+            os.kill(child, signal.SIGKILL)
+        await waiter.hear("granted", hold=1)
+
+
+async def test_sixteen_contenders_never_overlap_and_take_turns(workers: Workers) -> None:
+    async with workers(16) as contenders:
+        outcomes = [each.send("contend", name="x", seconds=2.0) for each in contenders]
+        histories = [
+            (await each.outcome(number))["history"]
+            for each, number in zip(contenders, outcomes, strict=True)
+        ]
+    held = sorted(entry for history in histories for entry in history)
+    assert len(held) > 16
+    for (_, _, end), (_, begin, _) in itertools.pairwise(held):
+        assert end <= begin, "tokens rise in the order of holding, and nobody overlaps"
+    assert all(history for history in histories), "nobody starved"
+
+
+async def test_an_idle_waiter_costs_next_to_nothing(workers: Workers) -> None:
+    async with workers(2) as (holder, waiter):
+        await holder.do("enqueue", hold=1, name="x")
+        await waiter.do("enqueue", hold=1, name="x")
+        before, start = await waiter.do("cpu"), now()
+        await asyncio.sleep(4)  # what is measured is the time itself
+        used, took = await waiter.do("cpu") - before, now() - start
+        assert used / took < 0.01

@@ -1,0 +1,301 @@
+"""When operations run: at once, together, or behind somebody else's turn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tenure.engines.contract import Enqueued, Place
+from tenure.engines.sqlite.engine import SqliteEngine
+from tenure.engines.sqlite.turn import Turn
+from tenure.errors import EngineError, InvalidArgument
+from tenure.model import NodeConfig
+from tests.engines.sqlite.helpers import attached, opened, program, result
+
+
+@contextmanager
+def the_turn(path: Path) -> Iterator[Turn]:
+    """Somebody else's turn, until it is released."""
+    turn = Turn(f"{path}.tenure/turn.lock", 0o600)
+    assert turn.try_take()
+    try:
+        yield turn
+    finally:
+        turn.close()
+
+
+@contextmanager
+def counted_commits(engine: SqliteEngine) -> Iterator[list[str]]:
+    """The commits during the block."""
+    commits: list[str] = []
+    connection = engine.store.tx.connection
+    connection.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
+    try:
+        yield commits
+    finally:
+        connection.set_trace_callback(None)
+
+
+async def test_one_operation_at_a_time_is_answered_at_once(url: str) -> None:
+    async with program(url) as one:
+        at_once = 0
+        for hold in range(100):
+            answer = one.ask(hold, "x")
+            at_once += isinstance(answer, Enqueued)
+            await result(answer)
+            await one.withdraw(hold)
+        assert at_once > 80
+
+
+async def test_operations_behind_somebody_elses_turn_share_one_transaction(
+    url: str, path: Path
+) -> None:
+    async with opened(url) as engine:
+        one = await attached(engine)
+        with counted_commits(engine) as commits, the_turn(path) as turn:
+            answers = [one.ask(hold, f"key-{hold}") for hold in range(50)]
+            assert not any(isinstance(answer, Enqueued) for answer in answers)
+            turn.release()
+            places = [(await result(answer)).place for answer in answers]
+        assert places == [Place.GRANTED] * 50
+        assert len(commits) == 1
+
+
+async def test_many_tasks_come_to_share_transactions(url: str) -> None:
+    async with opened(url) as engine:
+        one = await attached(engine)
+
+        async def work(number: int) -> None:
+            for turn in range(20):
+                hold = number * 100 + turn
+                assert await one.enqueue(hold, f"key-{number}") is Place.GRANTED
+                await one.withdraw(hold)
+
+        with counted_commits(engine) as commits:
+            async with asyncio.TaskGroup() as group:
+                for number in range(50):
+                    group.create_task(work(number))
+        assert len(commits) < 50 * 20 * 2 / 10
+
+
+async def test_operations_keep_their_order_across_all_ways(url: str, path: Path) -> None:
+    async with program(url) as one:
+        first = one.ask(1, "x")
+        with the_turn(path):
+            second, third = one.ask(2, "x"), one.ask(3, "x")
+            withdrawn = one.session.withdraw(1)
+        fourth = one.ask(4, "x")
+        answers = [await result(answer) for answer in (first, second, third, fourth)]
+        await result(withdrawn)
+        assert [answer.place for answer in answers] == [Place.GRANTED] + [Place.WAITING] * 3
+        tokens = [answer.order_id for answer in answers]
+        assert tokens == sorted(tokens, key=lambda token: token or 0)
+        await one.granted(2)
+
+
+async def test_a_grant_is_told_after_the_answer(url: str, path: Path) -> None:
+    async with program(url) as one:
+        await one.enqueue(1, "x")
+        with the_turn(path):
+            answer = one.ask(2, "x")
+            one.session.withdraw(1)
+        await one.granted(2)
+        assert (await result(answer)).place is Place.WAITING
+        assert not one.heard.broken
+
+
+async def test_one_that_is_refused_does_not_fail_those_beside_it(url: str, path: Path) -> None:
+    async with program(url) as one:
+        with the_turn(path):
+            good = one.ask(1, "x")
+            bad = one.ask(2, "y", count=0)
+            also_good = one.ask(3, "z")
+        with pytest.raises(InvalidArgument):
+            await result(bad)
+        assert (await result(good)).place is (await result(also_good)).place is Place.GRANTED
+
+
+async def test_one_that_the_store_fails_does_not_fail_those_beside_it(url: str, path: Path) -> None:
+    async with program(url) as one:
+        await one.enqueue(1, "x")
+        with the_turn(path):
+            good = one.ask(2, "y")
+            bad = one.ask(1, "y")  # a hold that was used before: the store refuses the row
+            also_good = one.ask(3, "z")
+        with pytest.raises(EngineError, match="UNIQUE"):
+            await result(bad)
+        assert (await result(good)).place is (await result(also_good)).place is Place.GRANTED
+        with pytest.raises(EngineError, match="UNIQUE"):
+            await result(one.ask(1, "y"))
+
+
+async def test_an_operation_goes_on_when_nobody_waits_for_it(url: str, path: Path) -> None:
+    async with program(url) as one, program(url) as other:
+        with the_turn(path):
+            answer = one.ask(1, "x")
+            assert isinstance(answer, asyncio.Future)
+            answer.cancel()
+        assert await one.enqueue(2, "y") is Place.GRANTED
+        assert await other.enqueue(1, "x", timeout=0) is Place.REFUSED
+
+
+async def test_a_cancelled_attach_leaves_no_session(url: str, path: Path) -> None:
+    async with opened(url) as engine:
+        await attached(engine)
+        with the_turn(path):
+            attaching = asyncio.create_task(attached(engine))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            attaching.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await attaching
+        await engine.create_node("/afterwards", NodeConfig(), exist_ok=False)
+        assert len(await engine.list_sessions("/default")) == 1
+
+
+async def test_another_programs_transaction_is_waited_for(url: str, path: Path) -> None:
+    async with program(url) as one:
+        shell = sqlite3.connect(path, isolation_level=None)
+        try:
+            shell.execute("BEGIN IMMEDIATE")
+            answer = one.ask(1, "x")
+            assert isinstance(answer, asyncio.Future)
+            await asyncio.sleep(0.05)  # it is tried again meanwhile
+            assert not answer.done()
+            shell.execute("ROLLBACK")
+            assert (await answer).place is Place.GRANTED
+        finally:
+            shell.close()
+
+
+async def test_another_programs_endless_transaction_is_a_clear_error(
+    url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure.engines.sqlite.committer._PATIENCE", 0.05)
+    async with program(url) as one:
+        shell = sqlite3.connect(path, isolation_level=None)
+        try:
+            shell.execute("BEGIN IMMEDIATE")
+            with pytest.raises(EngineError, match="another program keeps"):
+                await one.enqueue(1, "x")
+            one.session.renew()
+            assert one.heard.end is None
+            shell.execute("ROLLBACK")
+            assert await one.enqueue(2, "x") is Place.GRANTED
+        finally:
+            shell.close()
+
+
+async def test_an_interrupt_inside_a_transaction_undoes_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with program(url) as one, program(url) as other:
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("tenure.engines.sqlite.transaction.Transaction.commit", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                one.ask(1, "x")
+        assert await other.enqueue(1, "x") is Place.GRANTED
+
+
+# A turn that does not end
+
+TAKES_THE_TURN = """
+import os, sys, time
+from tenure.engines.sqlite.turn import Turn
+turn = Turn(sys.argv[1], 0o600)
+turn.take()
+print("taken", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def a_process_stopped_in_its_turn(path: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", TAKES_THE_TURN, f"{path}.tenure/turn.lock"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "taken\n"
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def test_a_process_stopped_in_its_turn_is_named_and_costs_nobody_a_lease(
+    url: str, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "tenure.sqlite")
+    async with program(url, window=2) as one, program(url) as other:
+        await one.enqueue(1, "x")
+        with a_process_stopped_in_its_turn(path) as stopped:
+            answer = other.ask(1, "x")
+            for _ in range(6):
+                await asyncio.sleep(0.5)  # longer than the window, all in all
+                one.session.renew()
+            assert len(one.heard.proofs) == 7, "the heartbeat needs no turn"
+            assert one.heard.end is None
+            (warning,) = [each for each in caplog.records if each.name == "tenure.sqlite"]
+            assert f"process {stopped.pid} has kept the turn" in warning.getMessage()
+            described = await other.session._engine.list_semaphores(
+                "/default", owners=True, waiters=False
+            )
+            assert [each.name for each in described] == ["x"], "reading needs no turn"
+        assert (await result(answer)).place is Place.WAITING
+        await one.withdraw(1)
+        await other.granted(1)
+
+
+async def test_an_engine_closed_behind_a_stopped_turn_says_so_and_lets_go(
+    url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure.engines.sqlite.engine._LEAVING", 0.1)
+    async with program(url) as other, opened(url) as engine:
+        one = await attached(engine)
+        await one.enqueue(1, "x")
+        assert await other.enqueue(1, "x") is Place.WAITING
+        with a_process_stopped_in_its_turn(path) as stopped:
+            answer = one.ask(2, "y")
+            with pytest.raises(EngineError, match=f"process {stopped.pid}"):
+                await engine.aclose()
+            with pytest.raises(EngineError, match=f"process {stopped.pid}"):
+                await result(answer)
+        await other.granted(1)  # of the death of the engine nobody was told but by its lock
+
+
+async def test_the_waiting_thread_lets_go_of_a_turn_that_comes_too_late(
+    url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure.engines.sqlite.engine._LEAVING", 0.01)
+    async with opened(url) as engine:
+        one = await attached(engine)
+        with the_turn(path):
+            one.ask(1, "x")
+            with pytest.raises(EngineError):
+                await engine.aclose()
+            thread = engine.store.committer._thread
+            assert thread is not None
+            assert thread.is_alive()
+        await asyncio.to_thread(thread.join)
+    async with program(url) as other:
+        assert await other.enqueue(1, "x") is Place.GRANTED
