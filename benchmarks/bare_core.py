@@ -16,8 +16,6 @@ def pairs_per_second() -> float:
     session = store.attach("/default", "", 30.0, "process", b"", 0.0)
     start = time.perf_counter()
     for number in range(1, PAIRS + 1):
-        store.enqueue(
-            session, number, "bench", EPHEMERAL_LIMIT, b"", None, True, 0.0, number
-        )
+        store.enqueue(session, number, "bench", EPHEMERAL_LIMIT, b"", None, True, 0.0, number)
         store.withdraw(session, number, 0.0)
     return PAIRS / (time.perf_counter() - start)

@@ -117,7 +117,7 @@ def _worker(*arguments: object) -> Iterator[subprocess.Popen[str]]:
 def _line(process: subprocess.Popen[str]) -> str:
     line = cast("IO[str]", process.stdout).readline().strip()
     if not line:
-        raise RuntimeError(f"a worker ended early: {process.args}")
+        raise RuntimeError(f"a worker ended early: {process.args!r}")
     return line
 
 
