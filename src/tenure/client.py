@@ -8,8 +8,10 @@ began. `aclose` ends all of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -119,10 +121,14 @@ class Client(Nodes):
     # Life
 
     async def __aenter__(self) -> Client:
+        self._check_owner()
         try:
             await self._opened()
-        except BaseException:
-            await self.aclose()
+        except BaseException as error:
+            try:
+                await self.aclose()
+            except Exception as failure:
+                note_failure(error, failure, f"closing the client of {self.url}")
             raise
         return self
 
@@ -239,6 +245,12 @@ class Client(Nodes):
     def _closed_error(self) -> SessionClosed:
         return SessionClosed(f"the client of {self.url} is closed")
 
+    def _soon(self, call: Callable[[], object]) -> None:
+        """Have it called on the loop, if that still turns. From any thread or process."""
+        if self._loop is not None and fork.generation() == self._born:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(call)
+
     def _stalled(self, length: float) -> None:
         for session in self._sessions:
             session._tell(LoopStalled(session.node, session.id, length))
@@ -282,9 +294,8 @@ class Client(Nodes):
         attaching = self._begin(self._attach_now(how, on_loss, max_stall))
         try:
             return await self._outcome(attaching)
-        except asyncio.CancelledError:
-            attaching.add_done_callback(_end_at_once)
-            attaching.cancel()
+        except (asyncio.CancelledError, GeneratorExit):
+            self._soon(partial(_abandon, attaching))
             raise
 
     async def _attach_now(self, how: Attach, on_loss: OnLoss, max_stall: float) -> Session:
@@ -410,8 +421,13 @@ def _failure(task: asyncio.Task[Any]) -> BaseException | None:
     return asyncio.CancelledError() if task.cancelled() else task.exception()
 
 
+def _abandon(attaching: asyncio.Task[Session]) -> None:
+    """Nobody wants the session any more."""
+    attaching.add_done_callback(_end_at_once)
+    attaching.cancel()
+
+
 def _end_at_once(attaching: asyncio.Task[Session]) -> None:
-    """A session that nobody wants any more."""
     if _failure(attaching) is None:
         session = attaching.result()
         session._end_now(session._closed())

@@ -228,14 +228,16 @@ class Lease:
             self._count = count
 
     async def __aenter__(self) -> Lease:
-        self.session._alive()
+        held = self.held
         if self._scope is not None:
             raise Misuse(
                 f"the lease of {self.name!r} has been entered already; a lease is entered once",
                 node=self.node,
                 name=self.name,
             )
-        self.check()
+        if not held:
+            raise self._why_not_held()
+        self.session._check_loop()
         self._scope = scope = Scope(self)
         scope.enter()
         return self
@@ -258,7 +260,7 @@ class Lease:
     async def _leave(self, error: BaseException | None) -> None:
         """Leave a block: give back, unless it is lost. No failure hides the body's error."""
         if isinstance(error, GeneratorExit):
-            self.session._soon(self._give_up)  # nothing can be awaited, in whatever thread
+            self.session._client._soon(self._give_up)  # nothing can be awaited, in whatever thread
             return
         try:
             if self._state is not HELD or self.held:

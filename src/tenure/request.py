@@ -206,7 +206,8 @@ def _refused(lease: Lease, error: Exception) -> None:
 def _give_up(lease: Lease, error: BaseException) -> None:
     """Take the request back because of `error`, which stays the error that is raised."""
     if isinstance(error, GeneratorExit):
-        lease.session._soon(lease._give_up)  # an abandoned task is closed in whatever thread
+        # An abandoned task is closed in whatever thread.
+        lease.session._client._soon(lease._give_up)
         return
     try:
         lease._give_up()

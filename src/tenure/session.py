@@ -21,7 +21,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections.abc import Awaitable, Callable
@@ -174,7 +173,7 @@ class Session:
         assert self._scope is not None
         ours = self._scope.exit(error)
         if isinstance(error, GeneratorExit):  # nothing can be awaited, in whatever thread
-            self._soon(partial(self._end_now, self._closed()))
+            self._client._soon(partial(self._end_now, self._closed()))
             return
         try:
             if self.state == "expired":
@@ -301,12 +300,6 @@ class Session:
         for stream in events.living(self._client._streams):
             stream._put(event)
 
-    def _soon(self, call: Callable[[], object]) -> None:
-        """Have it called on the loop, if that still turns. From any thread or process."""
-        if fork.generation() == self._born:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(call)
-
     # What the engine tells (`SessionEvents`); on the loop, except `proven`
 
     def proven(self, at: float) -> None:
@@ -315,7 +308,9 @@ class Session:
         if at > self._proof.at and (connecting or self._proven()):  # it does not revive
             self._proof.at = at
             if self._client._streams and not connecting:
-                self._soon(partial(self._tell, events.Renewed(self.node, self.id, self.deadline)))
+                self._client._soon(
+                    partial(self._tell, events.Renewed(self.node, self.id, self.deadline))
+                )
 
     def granted(self, hold: int, order_id: int | None) -> None:
         """A waiting request is an owner now."""
@@ -375,7 +370,7 @@ class Session:
         if threading.get_ident() == self._thread and self._loop.is_running():
             self._finish_end()
         else:
-            self._soon(self._finish_end)
+            self._client._soon(self._finish_end)
 
     # The beginning and the end
 
@@ -422,13 +417,13 @@ class Session:
         if self._finished or self._contact == "connecting":
             return
         self._finished = True
-        self._detaching = detach
-        why = self._ended
+        expired = isinstance(self._ended, SessionExpired)
         self._client._forget_session(self)
-        if isinstance(why, SessionExpired):
-            self._tell(events.SessionExpired(self.node, self.id, str(why)))
+        if expired:
+            self._tell(events.SessionExpired(self.node, self.id, str(self._ended)))
             me = None
         else:
+            self._detaching = detach
             self._tell(events.SessionClosed(self.node, self.id))
             me = asyncio.current_task()  # who closes it knows, and is not cancelled
         for lease in list(self._leases.values()):
@@ -442,15 +437,15 @@ class Session:
         self._withdrawals.stop()
         for wake in list(self._watchers):
             wake()
-        if self._scope is not None and isinstance(why, SessionExpired):
+        if expired and self._scope is not None:
             self._scope.trigger()
-        self._leaving = self._client._see_through(self._leave(detach=detach))
+        self._leaving = self._client._see_through(self._leave())
 
-    async def _leave(self, *, detach: bool) -> None:
+    async def _leave(self) -> None:
         try:
             # Later than that it is over in the store, whatever that says.
             async with asyncio.timeout(self.recovery_window):
-                await (self._engine.detach() if detach else self._engine.close())
+                await (self._engine.detach() if self._detaching else self._engine.close())
         except Exception as error:
             failure = EngineError(
                 f"the store could not be told that the session on {self.node} is over "

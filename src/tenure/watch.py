@@ -80,7 +80,7 @@ class Watch(Generic[T]):
         if session is not None and stop is not None:
             self._stop = None
             session._watchers.discard(self._changed.set)
-            session._soon(stop)  # whatever the thread; and nothing in a forked child
+            session._client._soon(stop)  # whatever the thread; and nothing in a forked child
 
     def __del__(self) -> None:
         # Dropped in the middle of a bare `async for`. The constructor may have raised.

@@ -98,6 +98,15 @@ async def test_an_opening_that_fails_is_told_to_all_and_tried_again(world: World
     await client.aclose()
 
 
+async def test_what_fails_on_closing_after_a_failed_opening_is_noted(world: World) -> None:
+    client, engine = world.slow()
+    engine.fail("open", EngineUnavailable("no route"))
+    engine.fail("aclose", EngineError("disk full"))
+    with pytest.raises(EngineUnavailable) as raised:
+        await client.__aenter__()
+    assert "failed: disk full" in raised.value.__notes__[0]
+
+
 async def test_an_opening_survives_the_cancellation_of_who_began_it(world: World) -> None:
     client, engine = world.slow(3)
     first = asyncio.create_task(client.describe_node())
@@ -216,7 +225,7 @@ async def test_it_belongs_to_one_loop(world: World) -> None:
     await client.list_nodes()
     client._loop = asyncio.new_event_loop()  # as it looks from another one
     try:
-        for call in (client.list_nodes(), client.aclose()):
+        for call in (client.list_nodes(), client.aclose(), client.__aenter__()):
             with pytest.raises(Misuse, match="another event loop"):
                 await call
     finally:

@@ -183,7 +183,7 @@ async def test_a_fork_that_is_only_imagined_looks_the_same(
                 await waiting.release()
             waiter.cancel()
             await asyncio.wait([waiter])
-            session._soon(lambda: pytest.fail("called in a forked child"))
+            client._soon(lambda: pytest.fail("called in a forked child"))
             with pytest.raises(Misuse):
                 await session.close()
         await session.close()

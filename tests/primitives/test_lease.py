@@ -493,8 +493,9 @@ async def test_one_that_is_over_cannot_be_entered(world: World) -> None:
             await lease.__aenter__()
         lease = await session.mutex("m").lock()
         await session.close()
-        with pytest.raises(SessionClosed):
+        with pytest.raises(LeaseLost) as raised:
             await lease.__aenter__()
+        assert isinstance(raised.value.__cause__, SessionClosed)
 
 
 async def test_another_task_than_acquired_it_may_enter_and_is_the_one_cancelled(

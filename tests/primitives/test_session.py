@@ -102,6 +102,16 @@ async def test_left_behind_it_is_detached_for_good_and_lives_for_its_window(
         assert await world.sessions() == []
 
 
+async def test_one_that_has_expired_is_not_left_behind(world: World) -> None:
+    client, engine = world.slow(0)
+    async with client:
+        session = await client.session()
+        session._begin_end(SessionExpired("by the keeper's thread"))
+        await session.detach()
+        assert state_of(session) == "expired"
+        assert engine.calls[-1] == "close"
+
+
 async def test_past_its_deadline_it_is_expired_whoever_looks(
     world: World, clock: VirtualClock
 ) -> None:
@@ -370,6 +380,19 @@ async def test_an_attaching_that_takes_too_long_has_failed(world: World, ended: 
         await turns()
         assert await world.sessions() == []
         assert client._sessions == set()
+
+
+@pytest.mark.parametrize("engine_turns", [None, 2])
+async def test_an_attaching_that_is_closed_from_outside_leaves_no_session(
+    world: World, engine_turns: int | None
+) -> None:
+    async with world.connect(engine_turns) as client:
+        attaching = client.session()
+        attaching.send(None)
+        attaching.close()
+        await turns()
+        assert client._sessions == set()
+        assert await world.sessions() == []
 
 
 # Who may use it
