@@ -25,7 +25,7 @@ __all__ = ["VERSION", "connect", "create", "explain", "is_busy", "is_ready"]
 APPLICATION_ID = 0x74656E75
 VERSION = 1
 _PAGE_SIZE = 1024  # rows are small: a commit writes a few pages, whatever their size
-_CHECKPOINT_PAGES = 4000
+_CHECKPOINT_PAGES = 16000  # the net under `checkpoint.Checkpointer`
 _OPENING = 1.0  # seconds, at the most, for somebody else who opens, recovers or closes it just now
 
 _TABLES = """

@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from tenure.clock import Clock
 from tenure.engines.sqlite import schema
 from tenure.engines.sqlite.bell import Bell
+from tenure.engines.sqlite.checkpoint import Checkpointer
 from tenure.engines.sqlite.committer import Committer
 from tenure.engines.sqlite.files import prepare, system_error
 from tenure.engines.sqlite.life import Life, Lives, boot_id
@@ -72,7 +73,8 @@ class Store:
             with self.explained():
                 connection = schema.connect(address)
             undo.callback(connection.close)
-            self.tx = Transaction(connection, clock, self.place, self.lives)
+            self._checkpointer = Checkpointer(address)
+            self.tx = self._transaction(connection)
             self.tx.check_in_place()
             undo.pop_all()
         self.committer = Committer(
@@ -80,6 +82,9 @@ class Store:
             at_once=address.durability == "process",
         )
         _open.add(self)
+
+    def _transaction(self, connection: sqlite3.Connection) -> Transaction:
+        return Transaction(connection, self.clock, self.place, self.lives, self._checkpointer.count)
 
     @property
     def life(self) -> Life | None:
@@ -116,8 +121,7 @@ class Store:
     def _own_reader(self) -> Transaction:
         """For as long as the first connection is the thread's."""
         if self._reader is None:
-            connection = schema.connect(self.address)
-            self._reader = Transaction(connection, self.clock, self.place, self.lives)
+            self._reader = self._transaction(schema.connect(self.address))
         self._reader.participant, self._reader.life = self.tx.participant, self.tx.life
         return self._reader
 
@@ -144,6 +148,7 @@ class Store:
             else:
                 self.tx.life.close()
         self.lives.close()
+        self._checkpointer.close()
         for tx in filter(None, (self._reader, self.tx)):
             with contextlib.suppress(sqlite3.Error):
                 tx.connection.close()

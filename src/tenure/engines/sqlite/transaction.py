@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Callable
 from typing import Any
 
 from tenure.clock import Clock
@@ -87,6 +88,7 @@ class Transaction:
     """What the operations of one turn share. One object serves all turns of an engine.
 
     Attributes:
+        committed: called after every commit.
         now: the clock's time at its beginning.
         participant: this engine's number, or 0 as long as it has no sessions.
         ready: the tables are known to be there.
@@ -102,6 +104,7 @@ class Transaction:
         "_identity",
         "_path",
         "affected",
+        "committed",
         "connection",
         "execute",
         "last_news_id",
@@ -120,12 +123,18 @@ class Transaction:
     )
 
     def __init__(
-        self, connection: sqlite3.Connection, clock: Clock, place: Place, lives: Lives
+        self,
+        connection: sqlite3.Connection,
+        clock: Clock,
+        place: Place,
+        lives: Lives,
+        committed: Callable[[], None],
     ) -> None:
         self.connection = connection
         self.execute = connection.execute
         self.place = place
         self.lives = lives
+        self.committed = committed
         self.life: Life | None = None
         self.participant = 0
         self.ready = False
@@ -181,6 +190,7 @@ class Transaction:
                 counters,
             )
         self.execute("COMMIT")
+        self.committed()
         self.ready = True
         self.news_read = 0
 
