@@ -106,7 +106,8 @@ class MemoryEngine:
         if shared is None:
             return
         for session in list(self._sessions):
-            await session.close()
+            if session._state.attached:
+                await session.close()
         with _naming:
             shared.engines.discard(self)
             if self._name and not shared.engines:
@@ -171,8 +172,7 @@ class MemoryEngine:
         shared = self._shared
         if shared is not None:
             with shared.lock:
-                shared.store.expire(self.clock.now())
-                self._settle(shared.store)
+                self._expire(shared.store)
                 self._set_timer(shared.store)
 
     def _set_timer(self, store: Store) -> None:
@@ -213,6 +213,11 @@ class MemoryEngine:
         shared = self._opened()
         return shared, shared.store, self.clock.now()
 
+    def _expire(self, store: Store) -> None:
+        """End what has run out, whoever's timer it was that should have. Under the lock."""
+        store.expire(self.clock.now())
+        self._settle(store)
+
     async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
         shared, store, _ = self._command()
         with shared.lock:
@@ -224,9 +229,9 @@ class MemoryEngine:
             store.alter_node(path, config)
 
     async def drop_node(self, path: str, *, force: bool) -> None:
-        shared, store, now = self._command()
+        shared, store, _ = self._command()
         with shared.lock:
-            store.expire(now)
+            self._expire(store)
             try:
                 store.drop_node(path, force=force)
             finally:
@@ -235,6 +240,7 @@ class MemoryEngine:
     async def describe_node(self, path: str) -> NodeDescription:
         shared, store, _ = self._command()
         with shared.lock:
+            self._expire(store)
             node = store.node(path)
             return NodeDescription(path, node.config, len(node.sessions), len(node.semaphores))
 
@@ -248,6 +254,7 @@ class MemoryEngine:
     ) -> Sequence[SemaphoreDescription]:
         shared, store, now = self._command()
         with shared.lock:
+            self._expire(store)
             node = store.node(path)
             return [
                 _describe(node.semaphores[name], now, owners=owners, waiters=waiters)
@@ -257,6 +264,7 @@ class MemoryEngine:
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         shared, store, now = self._command()
         with shared.lock:
+            self._expire(store)
             return [
                 SessionDescription(
                     session.id,
@@ -272,6 +280,7 @@ class MemoryEngine:
     async def end_session(self, path: str, session_id: int) -> bool:
         shared, store, now = self._command()
         with shared.lock:
+            self._expire(store)
             session = store.node(path).sessions.get(session_id)
             if session is None:
                 return False
@@ -282,6 +291,7 @@ class MemoryEngine:
     async def evict(self, path: str, name: str, order_id: int) -> bool:
         shared, store, now = self._command()
         with shared.lock:
+            self._expire(store)
             evicted = store.evict(store.node(path), name, order_id, now)
             self._settle(store)
             return evicted
