@@ -77,6 +77,11 @@ class Request:
             return Standing.OWNS
         return Standing.WAITS if self._place is Place.WAITING else Standing.GONE
 
+    @property
+    def removal(self) -> Removal | None:
+        """Why it was taken out of its queue, as its program has been told."""
+        return self.program.heard.removals.get(self.hold)
+
     async def granted(self) -> int | None:
         """Wait until it owns, and return its order id."""
         heard = self.program.heard
@@ -153,6 +158,10 @@ class Program:
 
     # Requests
 
+    def next_hold(self) -> int:
+        """A number that no request of this session has had."""
+        return next(self._holds)
+
     def send(
         self,
         name: str,
@@ -164,7 +173,7 @@ class Program:
         hold: int | None = None,
     ) -> Request:
         """Call `enqueue`, without waiting for its answer."""
-        number = next(self._holds) if hold is None else hold
+        number = self.next_hold() if hold is None else hold
         self.heard.asks(number)
         answer = self.session.enqueue(
             number, name, count, data, timeout=timeout, ephemeral=ephemeral

@@ -59,7 +59,9 @@ def new_loop(clock: Clock) -> asyncio.AbstractEventLoop:
 
 
 class Stage:
-    """An empty store, and who is connected to it. To be entered.
+    """An empty store, and who is connected to it.
+
+    To be entered; or opened and closed. A block that ends well ends when all is settled.
 
     Attributes:
         clock: the time of everything here.
@@ -77,17 +79,25 @@ class Stage:
         self._connections = contextlib.AsyncExitStack()
         self._programs: list[Program] = []
 
-    async def __aenter__(self) -> Stage:
+    async def open(self) -> Stage:
+        """Connect the eye."""
         self.eye = await self.engine()
         self.capabilities = self.eye.capabilities
         return self
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._connections.aclose()
+
+    async def __aenter__(self) -> Stage:
+        return await self.open()
 
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         try:
             if kind is None:
                 await self.settle()
         finally:
-            await self._connections.aclose()
+            await self.aclose()
 
     @property
     def virtual(self) -> bool:

@@ -196,6 +196,16 @@ async def a_connection_without_sessions_closes_and_others_stay(stage: Stage) -> 
 
 
 @behaviour()
+async def a_closed_connection_leaves_alone_what_was_detached_from(stage: Stage) -> None:
+    program, other = await stage.programs(2)
+    await program.lock("m")
+    await program.detach()
+    await stage.disconnect(program.engine)
+    assert (await other.lock("m", timeout=0)).place is Place.REFUSED
+    assert await stage.queue("m") == ([program.id], [])
+
+
+@behaviour()
 async def closing_a_session_on_one_connection_leaves_its_neighbours_alone(stage: Stage) -> None:
     engine = await stage.engine()
     leaver, stayer = [await stage.program(engine=engine) for _ in range(2)]

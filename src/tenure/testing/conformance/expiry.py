@@ -128,6 +128,21 @@ async def a_detached_session_keeps_its_places_until_its_window_is_over(stage: St
     assert await stage.queue("awaited") == ([other.id], [])
 
 
+@behaviour()
+async def a_detached_session_expires_although_nobody_is_left_to_see_it(stage: Stage) -> None:
+    program = await stage.program(window=SHORT)
+    await program.lock("m")
+    await program.detach()
+    await stage.disconnect(program.engine)
+
+    async def gone() -> bool:
+        sessions = await stage.eye.list_sessions(DEFAULT_NODE)
+        return not sessions and await stage.queue("m") == ([], [])
+
+    await stage.until(gone, "what expired is not shown any more")
+    _not_before(stage, program)
+
+
 @behaviour("virtual")
 async def a_session_lives_exactly_until_its_window_is_over(stage: Stage) -> None:
     silent, other = await stage.program(window=20.0), await stage.program()

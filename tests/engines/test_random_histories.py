@@ -1,0 +1,25 @@
+"""Random histories on two engines: whatever is asked, both answer alike."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+from tenure.testing.random_histories import histories
+from tests.engines.stores import MEMORY, SQLITE
+
+MORE = int(os.environ.get("HISTORIES", "1"))
+"""How many times as many histories as usual; to let a machine search overnight."""
+
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+
+TestMemoryAndItself = histories(MEMORY, MEMORY).TestCase
+TestMemoryAndItself.settings = settings(
+    max_examples=30 * MORE, stateful_step_count=40, deadline=None, suppress_health_check=SLOW
+)
+
+TestMemoryAndSQLite = histories(MEMORY, SQLITE).TestCase
+TestMemoryAndSQLite.settings = settings(
+    max_examples=60 * MORE, stateful_step_count=40, deadline=None, suppress_health_check=SLOW
+)
