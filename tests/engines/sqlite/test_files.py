@@ -151,6 +151,18 @@ async def test_users_of_one_group_share_a_file(common: Path) -> None:
 
 
 @needs_root
+async def test_what_sqlite_makes_has_the_groups_of_a_shared_file_as_well(common: Path) -> None:
+    url = f"sqlite:///{common}/store.db?mode=0660"
+    async with program(url):
+        pass
+    os.chown(f"{common}/store.db", 0, STAFF)
+    async with program(url):
+        for suffix in ("", "-wal", "-shm"):
+            assert os.stat(f"{common}/store.db{suffix}").st_gid == STAFF
+            assert mode_of(f"{common}/store.db{suffix}") == 0o660
+
+
+@needs_root
 async def test_the_files_of_another_users_death_can_be_cleared_away(common: Path) -> None:
     folder = common / "shared"
     folder.mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import random
 import signal
 from pathlib import Path
 
@@ -166,18 +167,44 @@ async def test_a_child_that_was_given_the_sign_of_life_keeps_the_lock(workers: W
         await waiter.hear("granted", hold=1)
 
 
+def check_history(holds: list[tuple[int, float, float]]) -> None:
+    """Tokens rise in the order of holding, and nobody overlaps."""
+    for (_, _, end), (_, begin, _) in itertools.pairwise(sorted(holds)):
+        assert end <= begin
+
+
 async def test_sixteen_contenders_never_overlap_and_take_turns(workers: Workers) -> None:
     async with workers(16) as contenders:
-        outcomes = [each.send("contend", name="x", seconds=2.0) for each in contenders]
-        histories = [
-            (await each.outcome(number))["history"]
-            for each, number in zip(contenders, outcomes, strict=True)
-        ]
-    held = sorted(entry for history in histories for entry in history)
-    assert len(held) > 16
-    for (_, _, end), (_, begin, _) in itertools.pairwise(held):
-        assert end <= begin, "tokens rise in the order of holding, and nobody overlaps"
-    assert all(history for history in histories), "nobody starved"
+        numbers = [each.send("contend", name="x", seconds=2.0) for each in contenders]
+        for each, number in zip(contenders, numbers, strict=True):
+            await each.outcome(number)
+        check_history([hold for each in contenders for hold in each.holds()])
+        counts = [len(each.holds()) for each in contenders]
+        assert min(counts) > 0.5 * max(counts), counts
+
+
+async def test_stops_and_kills_break_nothing(workers: Workers, url: str) -> None:
+    chance = random.Random(7)
+    gone: list[tuple[int, float, float]] = []
+    async with workers(8) as contenders:
+        running = contenders[:]
+        numbers = {each: each.send("contend", name="x", seconds=6.0) for each in running}
+        while len(running) > 3:
+            await asyncio.sleep(chance.random() * 0.3)
+            victim = chance.choice(running)
+            if chance.random() < 0.4:
+                await victim.kill()
+                killed = now()
+                running.remove(victim)
+                gone += [(token, begin, min(end, killed)) for token, begin, end in victim.holds()]
+            else:
+                victim.stop()
+                await asyncio.sleep(chance.random() * 0.2)
+                victim.signal(signal.SIGCONT)
+        for each in running:
+            await each.outcome(numbers[each])
+        assert all(not each.has_heard("ended") for each in running), "nobody has lost anything"
+        check_history(gone + [hold for each in running for hold in each.holds()])
 
 
 async def test_an_idle_waiter_costs_next_to_nothing(workers: Workers) -> None:

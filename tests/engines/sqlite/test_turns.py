@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -299,3 +300,46 @@ async def test_the_waiting_thread_lets_go_of_a_turn_that_comes_too_late(
         await asyncio.to_thread(thread.join)
     async with program(url) as other:
         assert await other.enqueue(1, "x") is Place.GRANTED
+
+
+async def test_news_of_a_request_waits_until_its_place_has_been_told(
+    url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with program(url) as other, opened(url) as engine:
+        one = await attached(engine)
+        await other.enqueue(1, "x")
+        committer = engine.store.committer
+        committed, done = asyncio.Event(), committer._done
+        reports: list[Any] = []
+
+        def not_yet(*report: Any) -> None:
+            reports.append(report)
+            committed.set()
+
+        monkeypatch.setattr(committer, "_done", not_yet)
+        with the_turn(path):
+            answer = one.ask(1, "x")
+            await asyncio.sleep(0.01)  # it is handed to the thread
+        await committed.wait()
+        await other.withdraw(1)
+        await asyncio.sleep(0.01)  # the bell has been heard
+        assert not one.heard.grants
+        (report,) = reports
+        done(*report)
+        assert (await result(answer)).place is Place.WAITING
+        await one.granted(1)
+        assert not one.heard.broken
+
+
+async def test_what_comes_of_an_operation_after_the_engine_was_closed_is_told_to_nobody(
+    url: str, path: Path
+) -> None:
+    async with program(url) as other, opened(url) as engine:
+        one = await attached(engine)
+        with the_turn(path):
+            answer = one.ask(1, "x")
+            await asyncio.sleep(0.01)
+        engine._let_go(EngineError("gone"), left=False)
+        with pytest.raises(EngineError, match="gone"):
+            await result(answer)
+        assert await other.enqueue(1, "x", timeout=0) is Place.GRANTED

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import os
 import resource
 import signal
@@ -96,6 +97,12 @@ class Worker:
                 self._news.clear()
                 await self._news.wait()
 
+    def holds(self) -> list[tuple[int, float, float]]:
+        """(token, begin, end) of what `contend` has held; what was cut off has no end."""
+        begins = {each["token"]: each["at"] for each in self._heard if each["kind"] == "begin"}
+        ends = {each["token"]: each["at"] for each in self._heard if each["kind"] == "end"}
+        return [(token, at, ends.get(token, math.inf)) for token, at in begins.items()]
+
     def has_heard(self, kind: str, **facts: Any) -> bool:
         return any(h["kind"] == kind and facts.items() <= h.items() for h in self._heard)
 
@@ -141,12 +148,16 @@ class Events:
     """Says everything that the engine tells, but for proofs."""
 
     proof = 0.0
+    told_granted: Callable[[int], None] | None = None
 
     def proven(self, at: float) -> None:
         self.proof = at
 
     def granted(self, hold: int, order_id: int | None) -> None:
-        say("granted", hold=hold, order_id=order_id)
+        if self.told_granted is not None:
+            self.told_granted(hold)
+        else:
+            say("granted", hold=hold, order_id=order_id)
 
     def removed(self, hold: int, why: Removal) -> None:
         say("removed", hold=hold, why=why.name)
@@ -247,26 +258,22 @@ class Program:
         os.close(fd)
         return child
 
-    async def do_contend(self, name: str, seconds: float) -> dict[str, Any]:
-        """Take and release a mutex for a while; what was held when."""
-        holds, until = itertools.count(1000), now() + seconds
-        history = []
+    async def do_contend(self, name: str, seconds: float) -> None:
+        """Take and release a mutex for a while, and say what was held when."""
         granted: dict[int, asyncio.Event] = {}
-        self.events.granted = lambda hold, order_id: granted[hold].set()  # type: ignore[method-assign]
-        while now() < until:
-            hold = next(holds)
+        self.events.told_granted = lambda hold: granted[hold].set()
+        until = now() + seconds
+        for hold in itertools.count(1000):
+            if now() > until:
+                return
             granted[hold] = asyncio.Event()
-            answer = self.session.enqueue(
-                hold, name, EPHEMERAL_LIMIT, b"", timeout=None, ephemeral=True
-            )
-            place = answer if isinstance(answer, Enqueued) else await answer
-            if place.place.name == "WAITING":
+            place, token = await self.do_enqueue(hold, name)
+            if place == "WAITING":
                 await granted[hold].wait()
-            begin = now()
+            say("begin", token=token)
             await asyncio.sleep(0)
-            history.append([place.order_id, begin, now()])
+            say("end", token=token)
             await self.do_withdraw(hold)
-        return {"history": history}
 
     async def do_cpu(self) -> float:
         usage = resource.getrusage(resource.RUSAGE_SELF)

@@ -75,6 +75,7 @@ class Committer:
 
     Args:
         tell: called on the loop, after a commit, with what it has to tell.
+        answered: called on the loop when operations that were put off have been answered.
         at_once: whether commits may happen on the loop's thread.
     """
 
@@ -86,6 +87,7 @@ class Committer:
         tx: Transaction,
         path: str,
         tell: Callable[[Told], None],
+        answered: Callable[[], None],
         *,
         at_once: bool,
     ) -> None:
@@ -97,6 +99,8 @@ class Committer:
         self._tx = tx
         self._path = path
         self._tell = tell
+        self._answered = answered
+        self._closed: TenureError | None = None
         self._at_once = at_once
         self._grouping = not at_once
         self._alone = 0
@@ -237,6 +241,9 @@ class Committer:
 
     def _done(self, operations: list[_Operation], told: list[Told]) -> None:
         self.busy = False
+        if self._closed is not None:  # too late: nobody is there any more
+            self._fail(operations, self._closed)
+            return
         self._deliver(operations, told)
         if self._queue and not self._flushing:
             self._flush()
@@ -305,6 +312,7 @@ class Committer:
                 future.set_exception(error)
         for each in told:
             self._tell(each)
+        self._answered()
 
     # The thread
 
@@ -327,10 +335,8 @@ class Committer:
         A thread that still waits for the turn is left alone; when it gets it, it gives it back,
         and closes it. Returns whether there is one.
         """
-        for operation in self._take():
-            if not operation.future.done():
-                operation.future.set_exception(error)
-                operation.future.exception()  # whoever waits for it hears it; nobody has to
+        self._closed = error
+        self._fail(self._take(), error)
         with self._ending:
             self._abandoned = self.stalled_since is not None
         if self._thread is not None:
@@ -338,3 +344,9 @@ class Committer:
             if not self._abandoned:
                 self._thread.join()
         return self._abandoned
+
+    def _fail(self, operations: list[_Operation], error: TenureError) -> None:
+        for operation in operations:
+            if not operation.future.done():
+                operation.future.set_exception(error)
+                operation.future.exception()  # whoever waits for it hears it; nobody has to

@@ -58,7 +58,8 @@ class SqliteEngine:
     async def open(self) -> None:
         if self._open:
             return
-        store = Store(self._address, self.clock, asyncio.get_running_loop(), self._tell)
+        loop = asyncio.get_running_loop()
+        store = Store(self._address, self.clock, loop, self._tell, self._answered)
         self.store = store
         self.lookout = Lookout(store)
         self._open = True
@@ -133,6 +134,9 @@ class SqliteEngine:
 
     def _tell(self, told: Told) -> None:
         self.lookout.tell(told)
+
+    def _answered(self) -> None:
+        self.lookout.newsroom.answered()
 
     async def wait(self, answer: Answer[T]) -> T:
         """An operation's result, when it is there."""
@@ -234,7 +238,7 @@ class SqliteEngine:
         watch = Watch(session, kinds, changed)
         more = self.lookout.newsroom.add_watch(key, watch)
         if more is not None:
-            self._set_watch(key, more, changed)
+            self._set_watch(key, more, watch)
         self.lookout.keep_ticking()
         return partial(self._unwatch, key, watch)
 
@@ -244,11 +248,11 @@ class SqliteEngine:
             with contextlib.suppress(TenureError):  # a ring too many does no harm
                 self._set_watch(name, less, None)
 
-    def _set_watch(self, name: Name, kinds: int, changed: Callable[[], None] | None) -> None:
+    def _set_watch(self, name: Name, kinds: int, new: Watch | None) -> None:
         answer = self.do_unasked(sessions.watch, *name, kinds)
-        if answer is not None and changed is not None:
+        if answer is not None and new is not None:
             # What changed before it was known that this is watched was told to nobody.
-            answer.add_done_callback(lambda _: changed())
+            answer.add_done_callback(lambda _: new.tell())
 
     def do_unasked(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any] | None:
         """Run an operation whose result nobody waits for; a future if it was put off."""

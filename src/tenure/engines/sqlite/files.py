@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from tenure.engines.sqlite.url import Address
 from tenure.errors import AuthenticationFailed, EngineError, TenureError, Unsupported
 
-__all__ = ["Place", "explain", "prepare", "system_error"]
+__all__ = ["Place", "explain", "prepare", "share_side_files", "system_error"]
 
 _NETWORK = frozenset(
     "9p acfs afs beegfs ceph cifs coda davfs gfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs3 nfs4 "
@@ -187,8 +188,17 @@ def _make_own_folder(folder: str, database: os.stat_result, address: Address) ->
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
+def share_side_files(place: Place, address: Address) -> None:
+    """SQLite makes its files with the mode of the database, and with whatever group comes along."""
+    if address.shared:
+        group = os.stat(place.path).st_gid
+        for each in (f"{place.path}-wal", f"{place.path}-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                _give_to_group(each, group, address.mode)
+
+
 def _give_to_group(path: str, group: int, mode: int) -> None:
-    """The folder of a shared file belongs to that file's group."""
+    """What belongs to a shared file belongs to that file's group."""
     if os.stat(path).st_gid != group:
         try:
             os.chown(path, -1, group)

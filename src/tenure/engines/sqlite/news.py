@@ -40,12 +40,18 @@ _KINDS = {CHANGED_DATA: DATA, CHANGED_OWNERS: OWNERS}
 class Watch:
     """One watch of a session."""
 
-    __slots__ = ("changed", "kinds", "session")
+    __slots__ = ("_changed", "kinds", "session", "stopped")
 
     def __init__(self, session: SqliteSession, kinds: int, changed: Callable[[], None]) -> None:
         self.session = session
         self.kinds = kinds
-        self.changed = changed
+        self.stopped = False
+        self._changed = changed
+
+    def tell(self) -> None:
+        """Something has changed."""
+        if not self.stopped:
+            self._changed()
 
 
 class Newsroom:
@@ -107,10 +113,10 @@ class Newsroom:
             session = self.sessions.get(number)
             if session is None:
                 continue
-            if hold in session.asked:
-                self._early.append(push)
-            elif kind == ENDED:
+            if kind == ENDED:
                 session.end(why)
+            elif hold in session.asked:
+                self._early.append(push)
             else:
                 self._over(number, hold)
                 if kind == GRANTED:
@@ -121,7 +127,7 @@ class Newsroom:
     def _tell_watchers(self, name: Name, kind: int) -> None:
         for watch in list(self.watches.get(name, ())):
             if watch.kinds & kind:
-                watch.changed()
+                watch.tell()
 
     # Watches
 
@@ -134,9 +140,10 @@ class Newsroom:
 
     def remove_watch(self, name: Name, watch: Watch) -> int | None:
         """A watch less; returns what has to be watched of the name now, if that is less."""
-        watches = self.watches.get(name, [])
-        if watch not in watches:
+        if watch.stopped:
             return None
+        watch.stopped = True
+        watches = self.watches[name]
         before = self.kinds(name)
         watches.remove(watch)
         if not watches:

@@ -24,7 +24,7 @@ from tenure.engines.sqlite import schema
 from tenure.engines.sqlite.bell import Bell
 from tenure.engines.sqlite.checkpoint import Checkpointer
 from tenure.engines.sqlite.committer import Committer
-from tenure.engines.sqlite.files import prepare, system_error
+from tenure.engines.sqlite.files import prepare, share_side_files, system_error
 from tenure.engines.sqlite.life import Life, Lives, boot_id
 from tenure.engines.sqlite.transaction import Told, Transaction
 from tenure.engines.sqlite.turn import Turn
@@ -46,7 +46,7 @@ class Store:
         forked: this is a forked child, and all of it its parent's.
 
     Args:
-        tell: called on the loop with what a commit has to tell.
+        tell, answered: the committer's.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Store:
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
         tell: Callable[[Told], None],
+        answered: Callable[[], None],
     ) -> None:
         self.address = address
         self.clock = clock
@@ -73,12 +74,13 @@ class Store:
             with self.explained():
                 connection = schema.connect(address)
             undo.callback(connection.close)
+            share_side_files(self.place, address)
             self._checkpointer = Checkpointer(address)
             self.tx = self._transaction(connection)
             self.tx.check_in_place()
             undo.pop_all()
         self.committer = Committer(
-            *(loop, clock, self.turn, self.tx, address.path, tell),
+            *(loop, clock, self.turn, self.tx, address.path, tell, answered),
             at_once=address.durability == "process",
         )
         _open.add(self)
