@@ -238,9 +238,12 @@ class Lease:
         if not held:
             raise self._why_not_held()
         self.session._check_loop()
+        self._enter()
+        return self
+
+    def _enter(self) -> None:
         self._scope = scope = Scope(self)
         scope.enter()
-        return self
 
     async def __aexit__(
         self,
@@ -250,36 +253,53 @@ class Lease:
     ) -> None:
         assert self._scope is not None
         ours = self._scope.exit(error)
-        await self._leave(error)
+        answer = self._leave(error)
+        if answer is not None:
+            await self._see_out(answer, error)
         if self._loss is not None:
             if error is None or ours:
                 raise self._why_not_held()
             if not isinstance(error, asyncio.CancelledError | LeaseLost | SessionExpired):
                 error.add_note(f"meanwhile: {self._loss}")
 
-    async def _leave(self, error: BaseException | None) -> None:
-        """Leave a block: give back, unless it is lost. No failure hides the body's error."""
+    def _leave(self, error: BaseException | None) -> asyncio.Future[None] | None:
+        """Begin to leave a block, which gives back unless it is lost; returns what to wait for.
+
+        No failure hides the body's error.
+        """
         if isinstance(error, GeneratorExit):
-            self.session._client._soon(self._give_up)  # nothing can be awaited, in whatever thread
-            return
+            self.session._client._soon(self._give_up)  # in whatever thread this is
+            return None
         try:
             if self._state is not HELD or self.held:
-                if isinstance(error, asyncio.CancelledError):
-                    self._give_up()  # who cancels does not wait for the store
-                else:
-                    await self._give_back()
+                answer = self._give_up()
+                if not isinstance(error, asyncio.CancelledError):
+                    return answer  # who cancels does not wait for the store
         except Exception as failure:
-            note_failure(error, failure, f"the release of {self.name!r} on {self.node}")
+            self._note(error, failure)
+        return None
+
+    async def _see_out(self, answer: asyncio.Future[None], error: BaseException | None) -> None:
+        try:
+            await self._until_out(answer)
+        except Exception as failure:
+            self._note(error, failure)
+
+    def _note(self, error: BaseException | None, failure: Exception) -> None:
+        note_failure(error, failure, f"the release of {self.name!r} on {self.node}")
 
     async def _give_back(self) -> None:
         """Leave the queue, whether owning or waiting. Does nothing when out of it already."""
         answer = self._give_up()
         if answer is not None:
-            try:
-                await self.session._until_over(asyncio.wait([answer]))
-            except (SessionExpired, SessionClosed):
-                return  # its end has released everything
-            answer.result()
+            await self._until_out(answer)
+
+    async def _until_out(self, answer: asyncio.Future[None]) -> None:
+        try:
+            await self.session._until_over(asyncio.wait([answer]))
+        except (SessionExpired, SessionClosed):
+            return  # its end has released everything
+        answer.result()
 
     def _give_up(self) -> asyncio.Future[None] | None:
         """Begin to leave the queue; returns what to wait for, if that is wanted."""

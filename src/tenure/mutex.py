@@ -32,6 +32,7 @@ class Mutex:
         rules.check_name(name)
         self.name = name
         self._source = source
+        self._plain = self._wanted(b"", None, 0.0)
 
     def __repr__(self) -> str:
         return f"<Mutex {self.name!r}>"
@@ -60,7 +61,9 @@ class Mutex:
             SelfDeadlock: the calling task is inside what it waits for.
             SessionExpired, SessionClosed: the session is over.
         """
-        wanted = self._wanted(data, on_loss, stop_time)
+        wanted = self._plain
+        if data != b"" or on_loss is not None or stop_time:
+            wanted = self._wanted(data, on_loss, stop_time)
         return Once(wanted, acquire, self._source, wanted, timeout_seconds(timeout))
 
     async def try_lock(

@@ -13,7 +13,8 @@ __all__ = ["Once"]
 
 
 class _Block(Protocol):
-    async def __aenter__(self) -> object: ...
+    def _enter(self) -> None:
+        """Enter what was acquired in this instant, and never entered before."""
 
     async def __aexit__(
         self,
@@ -58,9 +59,8 @@ class Once(Coroutine[Any, Any, B], Generic[B]):
         return self._start().__await__()
 
     async def __aenter__(self) -> B:
-        entered = await self._start()
-        await entered.__aenter__()
-        self._entered = entered
+        self._entered = entered = await self._start()
+        entered._enter()
         return entered
 
     def __aexit__(

@@ -52,7 +52,7 @@ class Proof:
 
     def drop_stop_time(self, hold: int) -> None:
         """That lease is over. Safe for one that never had any."""
-        if self._stop_times and self._stop_times.pop(hold, None) is not None:
+        if self._stop_times.pop(hold, None) is not None:
             self._measure()
 
     def _measure(self) -> None:

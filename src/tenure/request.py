@@ -173,11 +173,13 @@ def _send(session: Session, wanted: Wanted, timeout: float | None) -> Lease:
         _refused(lease, error)
         raise lease._why_not_held() from None
     if isinstance(answer, Enqueued):
+        if answer.place is Place.GRANTED:
+            lease._grant(answer.order_id)
+            return lease
         lease._answer(answer)
     else:
         answer.add_done_callback(partial(_answered, lease))
-    if lease._state is not HELD:
-        lease._asked_at = session._clock.now()
+    lease._asked_at = session._clock.now()
     return lease
 
 

@@ -36,6 +36,7 @@ class Scope:
         "_around",
         "_baseline",
         "_delivered",
+        "_link",
         "_task",
         "_triggered",
         "owner",
@@ -44,8 +45,6 @@ class Scope:
     def __init__(self, owner: object) -> None:
         self.owner = owner
         self._task: asyncio.Task[object] | None = None
-        self._around: Scope | None = None
-        self._baseline = 0
         self._triggered = False
         self._delivered = False
 
@@ -62,7 +61,7 @@ class Scope:
         self._task = task
         self._around = _find(task)
         self._baseline = task.cancelling()
-        _innermost[id(task)] = ref(self)
+        _innermost[id(task)] = self._link = ref(self)
 
     def trigger(self) -> None:
         """Have the body cancelled. On the loop's thread; does nothing when no task is inside."""
@@ -75,26 +74,25 @@ class Scope:
         """Leave; true when `error` is the cancellation that `trigger` asked for, and no other."""
         task = self._task
         assert task is not None, "a scope is exited once, after it was entered"
-        self._unlink(task)
         self._task = None
+        around = self._around
+        if _innermost.get(id(task)) is not self._link:
+            self._step_out(task)
+        elif around is None:
+            del _innermost[id(task)]
+        else:
+            _innermost[id(task)] = around._link
         if not self._delivered:
             return False
-        if self._around is not None:  # perhaps its turn has come
+        if around is not None:  # perhaps its turn has come
             task.get_loop().call_soon(_deliver, task)
         return task.uncancel() <= self._baseline and isinstance(error, asyncio.CancelledError)
 
-    def _unlink(self, task: asyncio.Task[object]) -> None:
-        inner = None
-        for scope in entered_scopes(task):
-            if scope is self:
-                break
-            inner = scope
-        if inner is not None:  # left out of order: an exit stack used by hand
-            inner._around = self._around
-        elif self._around is not None:
-            _innermost[id(task)] = ref(self._around)
-        else:
-            del _innermost[id(task)]
+    def _step_out(self, task: asyncio.Task[object]) -> None:
+        """Left out of order, by an exit stack used by hand: from between two others."""
+        for inner in entered_scopes(task):
+            if inner._around is self:
+                inner._around = self._around
 
 
 def entered_scopes(task: asyncio.Task[object] | None) -> Iterator[Scope]:

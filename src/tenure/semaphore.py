@@ -87,10 +87,13 @@ class Ticket:
                 node=self._lease.node,
                 name=self._lease.name,
             )
+        self._enter()
+        return self
+
+    def _enter(self) -> None:
         # Nothing triggers it; it is there so that a wait inside knows what it is inside.
         self._scope = Scope(self._lease)
         self._scope.enter()
-        return self
 
     async def __aexit__(
         self,
@@ -100,9 +103,12 @@ class Ticket:
     ) -> None:
         assert self._scope is not None
         self._scope.exit(error)
-        await self._lease._leave(error)
-        if error is None and self._lease._loss is not None:
-            raise self._lease._why_not_held()
+        lease = self._lease
+        answer = lease._leave(error)
+        if answer is not None:
+            await lease._see_out(answer, error)
+        if error is None and lease._loss is not None:
+            raise lease._why_not_held()
 
 
 class Semaphore:

@@ -160,9 +160,14 @@ class Session:
                 f"the session on {self.node} has been entered already; a session is entered once",
                 node=self.node,
             )
+        self._enter()
+        return self
+
+    def _enter(self) -> None:
         self._scope = Scope(self)
         self._scope.enter()
-        return self
+        if isinstance(self._ended, SessionExpired):
+            self._scope.trigger()  # between its attaching and now
 
     async def __aexit__(
         self,
@@ -204,7 +209,8 @@ class Session:
         """
         if not self._proven():
             raise self._end_error()
-        self._check_loop()
+        if asyncio.get_running_loop() is not self._loop:
+            self._check_loop()
         return self
 
     def _check_loop(self) -> None:
@@ -278,17 +284,11 @@ class Session:
     def _forget(self, lease: Lease) -> None:
         """The request is in no queue any more."""
         self._leases.pop(lease._hold, None)
-        self._proof.drop_stop_time(lease._hold)
+        if lease._wanted.stop_time:
+            self._proof.drop_stop_time(lease._hold)
 
     def _withdraw(self, lease: Lease) -> asyncio.Future[None] | None:
-        """Take a request out of its queue, as often as it takes.
-
-        Returns:
-            what may be waited for, or ``None`` when it is done; a failure matters to the session.
-
-        Raises:
-            EngineError: the store failed; it is tried again until the session ends.
-        """
+        """Take a request out of its queue; see `Withdrawals.begin`."""
         if fork._generation != self._born:
             fork.check(self._born, f"the session on {self.node}")
         self._forget(lease)

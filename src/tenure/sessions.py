@@ -80,7 +80,8 @@ class Attempt:
 
     async def __aenter__(self) -> Session:
         self._session = await self._attach()
-        return await self._session.__aenter__()
+        self._session._enter()
+        return self._session
 
     async def __aexit__(
         self,

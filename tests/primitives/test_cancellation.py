@@ -8,7 +8,9 @@ left: no request in any queue, no session in the store, no task, no scope, no pe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import sys
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -214,6 +216,17 @@ async def cancelled_at(step: int, operation: Callable[[], Awaitable[object]]) ->
     return False
 
 
+@contextlib.contextmanager
+def eager_tasks() -> Iterator[None]:
+    """Every task begins to run where it is made."""
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009  new in 3.12
+    try:
+        yield
+    finally:
+        loop.set_task_factory(None)
+
+
 async def set_up(world: World, stack: AsyncExitStack, engine_turns: int | None) -> Place:
     client = world.connect(engine_turns)
     await stack.enter_async_context(client)
@@ -256,6 +269,25 @@ async def test_cancelled_at_any_step_it_leaves_nothing(
         await nothing_is_left(place)
         assert step > 0 or engine_turns in (None, 0)
     assert await world.sessions() == []
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
+@pytest.mark.parametrize("engine_turns", [None, 0, 1])
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+async def test_with_eager_tasks_it_leaves_nothing_either(
+    world: World, operation: Operation, engine_turns: int | None
+) -> None:
+    step = 0
+    with eager_tasks():
+        async with AsyncExitStack() as stack:
+            place = await set_up(world, stack, engine_turns)
+            while not await cancelled_at(step, lambda: operation(place)):
+                await nothing_is_left(place)
+                step += 1
+            await nothing_is_left(place)
+        async with world.connect(engine_turns) as client, client.mutex("m").lock() as lease:
+            assert lease.held
+        assert await world.sessions() == []
 
 
 # From here on without asyncio's debug mode: it would take most of the time.

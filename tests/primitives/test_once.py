@@ -18,9 +18,8 @@ class Thing:
     def __init__(self) -> None:
         self.history: list[str] = []
 
-    async def __aenter__(self) -> Thing:
+    def _enter(self) -> None:
         self.history.append("entered")
-        return self
 
     async def __aexit__(
         self,

@@ -179,6 +179,30 @@ async def test_expiry_does_not_hide_the_body_s_error(world: World) -> None:
                     raise KeyError("the body's")
 
 
+async def test_an_expiry_between_attaching_and_entering_is_one_inside(world: World) -> None:
+    outcomes = set()
+    client, _ = world.slow(1)
+
+    async def end(step: int) -> None:
+        await turns(step)
+        await world.end_sessions("mine")
+
+    async with client:
+        for step in range(12):
+            ending = asyncio.create_task(end(step))
+            try:
+                async with client.session(description="mine"):
+                    await turns(15)
+                outcomes.add("too early")
+                await world.end_sessions("mine")
+            except (SessionExpired, EngineUnavailable) as error:
+                outcomes.add(type(error).__name__)
+            await ending
+            assert this_task().cancelling() == 0
+    assert {"too early", "SessionExpired"} <= outcomes
+    assert client._sessions == set()
+
+
 async def test_a_lease_inside_of_it_is_lost_first(world: World) -> None:
     async with world.client() as client:
         with pytest.raises(LeaseLost) as raised:
