@@ -12,10 +12,8 @@ import contextlib
 import os
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
-from urllib.parse import quote
 from weakref import ref
 
 from tenure import fork
@@ -60,9 +58,10 @@ def default_url() -> str:
     url = os.environ.get("TENURE_URL")
     if url:
         return url
-    state = os.environ.get("XDG_STATE_HOME")
-    home = Path(state) if state else Path.home() / ".local" / "state"
-    return "sqlite:///" + quote(str(home / "tenure" / "tenure.db"))
+    from urllib.parse import quote  # slow to import, and most programs name their store
+
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return "sqlite:///" + quote(os.path.join(home, "tenure", "tenure.db"))
 
 
 def connect(url: str | None = None, *, clock: Clock | None = None) -> Client:
