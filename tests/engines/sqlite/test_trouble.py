@@ -16,6 +16,7 @@ import pytest
 
 from tenure.engines.contract import Place
 from tenure.errors import EngineError, EngineUnavailable
+from tenure.model import NodeConfig
 from tests.engines.sqlite.helpers import attached, engine_of, opened, program, result
 
 
@@ -105,10 +106,10 @@ async def test_a_file_that_is_taken_away_ends_everything(
         if replaced:
             path.touch(0o600)
         says = "replaced" if replaced else "removed"
-        with pytest.raises(EngineError, match=f"was {says} while in use"):
-            await one.enqueue(2, "y")
         await one.ended()
-        assert says in str(one.heard.end)
+        assert f"was {says} while in use" in str(one.heard.end)
+        with pytest.raises(EngineError, match=f"was {says} while in use"):
+            await engine.create_node("/new", NodeConfig(), exist_ok=False)
         os.rename(f"{path}.old", path)
 
 

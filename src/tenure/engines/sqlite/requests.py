@@ -62,6 +62,15 @@ LEFT JOIN requests AS r ON r.node = s.node AND r.name = ? AND r.order_id = (
 WHERE s.id = ?
 """
 
+_LEVEL = """
+SELECT m."limit", m.held, m.whole, r.order_id, r.granted_at, c.node
+FROM (SELECT 1)
+LEFT JOIN semaphores AS m ON m.node = ? AND m.name = ?
+LEFT JOIN requests AS r ON r.node = ? AND r.name = ? AND r.order_id = (
+    SELECT order_id FROM requests WHERE node = ? AND name = ? ORDER BY order_id DESC LIMIT 1)
+LEFT JOIN contents AS c ON c.node = ? AND c.name = ?
+"""
+
 Suspect = tuple[int, int, int | None, int, float, float]
 """A session that may be over: (id, node, participant, slot, recovery window, contact)."""
 
@@ -276,30 +285,28 @@ def settle(tx: Transaction) -> None:
 
 
 def _advance(tx: Transaction, node: int, name: str, freed: int, owners_left: bool) -> None:
-    level = tx.execute(
-        'SELECT "limit", held, whole FROM semaphores WHERE node = ? AND name = ?', (node, name)
+    where = (node, name)
+    limit, held, whole, last, last_granted, content = tx.execute(
+        _LEVEL, where + where + where + where
     ).fetchone()
-    last = tx.execute(
-        "SELECT granted_at FROM requests WHERE node = ? AND name = ? "
-        "ORDER BY order_id DESC LIMIT 1",
-        (node, name),
-    ).fetchone()
-    if level is not None:
-        limit, held = from_column(level[0]), from_column(level[1]) - freed
-        whole = bool(level[2]) and not owners_left
+    lasting = limit is not None
+    if lasting:
+        limit, held = from_column(limit), from_column(held) - freed
+        whole = bool(whole) and not owners_left
     elif last is None:
-        tx.execute("DELETE FROM contents WHERE node = ? AND name = ?", (node, name))
+        if content is not None:
+            tx.execute("DELETE FROM contents WHERE node = ? AND name = ?", where)
         tx.changed(node, name, data=True, owners=True)
         return
     else:
         limit, held, whole = EPHEMERAL_LIMIT, *_ephemeral_level(tx, node, name)
     changed = owners_left
-    if last is not None and last[0] is None:
+    if last is not None and last_granted is None:
         while (granted := _grant_next(tx, node, name, limit, held, whole)) != 0:
             held += granted
             whole = granted == limit
             changed = True
-    if level is not None and (changed or freed):
+    if lasting and (changed or freed):
         _set_level(tx, node, name, held, whole=whole)
     if changed:
         tx.changed(node, name, data=False, owners=True)

@@ -9,13 +9,14 @@ The lock's file also says who has it, so that a process that was stopped in its 
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 
 __all__ = ["Turn"]
 
 _SIZE = 16
+_NOW = LOCK_EX | LOCK_NB
 
 
 class Turn:
@@ -47,7 +48,7 @@ class Turn:
     def try_take(self) -> bool:
         """Take the turn if it is free."""
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            flock(self._fd, _NOW)
         except BlockingIOError:
             return False
         self._holder[0] = self._pid
@@ -55,12 +56,12 @@ class Turn:
 
     def take(self) -> None:
         """Wait for the turn, however long that takes."""
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        flock(self._fd, LOCK_EX)
         self._holder[0] = self._pid
 
     def release(self) -> None:
         """Let others have it."""
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        flock(self._fd, LOCK_UN)
 
     @property
     def holder(self) -> int:
