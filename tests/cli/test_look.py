@@ -52,9 +52,9 @@ def test_a_lock_its_holder_and_its_waiters(tenure: Tenure) -> None:
 
 
 def test_every_node_is_listed_or_one(tenure: Tenure) -> None:
-    tenure("node", "create", "/billing")
-    tenure("sem", "create", "gpu", "--limit", "4", "--node", "/billing", "--data", "config")
-    tenure("sem", "create", "primary", "--limit", "1")
+    tenure.inside("node", "create", "/billing")
+    tenure.inside("sem", "create", "gpu", "--limit", "4", "--node", "/billing", "--data", "config")
+    tenure.inside("sem", "create", "primary", "--limit", "1")
     assert [line.split()[:4] for line in tenure("ls").stdout.splitlines()[1:]] == [
         ["/billing", "gpu", "semaphore", "0"],
         ["/default", "primary", "election?", "0"],
@@ -71,7 +71,7 @@ def test_every_node_is_listed_or_one(tenure: Tenure) -> None:
 
 
 def test_where_there_is_nothing_it_says_what_to_try(tenure: Tenure) -> None:
-    tenure("node", "create", "/billing")
+    tenure.inside("node", "create", "/billing")
     assert tenure("ls").stdout == (
         "nothing is held, awaited or stored (/billing, /default)\n"
         "try: tenure run --lock demo -- sleep 60 &  then: tenure ls\n"
@@ -109,10 +109,10 @@ def test_a_mistyped_file_is_not_made(tenure: Tenure) -> None:
 def test_a_mistyped_name_gets_the_near_ones(
     tenure: Tenure, arguments: list[str], message: str
 ) -> None:
-    tenure("node", "create", "/billing")
-    tenure("sem", "create", "gpu", "--limit", "4", "--node", "/billing")
-    tenure("sem", "create", "nightly", "--limit", "1")
-    done = tenure(*arguments)
+    tenure.inside("node", "create", "/billing")
+    tenure.inside("sem", "create", "gpu", "--limit", "4", "--node", "/billing")
+    tenure.inside("sem", "create", "nightly", "--limit", "1")
+    done = tenure.inside(*arguments)
     assert (done.returncode, done.stdout) == (73, "")
     assert done.stderr.startswith("tenure: ")
     assert done.stderr.count("\n") == 1
@@ -160,7 +160,7 @@ def test_on_a_terminal_a_table_fits_its_width(tenure: Tenure, columns: int) -> N
 
 
 def test_whoever_has_read_enough_is_no_error(tenure: Tenure) -> None:
-    tenure("sem", "create", "gpu", "--limit", "4")
+    tenure.inside("sem", "create", "gpu", "--limit", "4")
     process = subprocess.Popen(
         [*TENURE, "ls"],
         stdout=subprocess.PIPE,

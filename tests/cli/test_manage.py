@@ -8,29 +8,31 @@ from tests.cli.programs import Tenure
 
 
 def test_a_node_from_its_creation_to_its_end(tenure: Tenure) -> None:
-    assert tenure("node", "create", "/billing", "--self-check-period", "2").returncode == 0
-    assert tenure("node", "create", "/billing", "--exist-ok").returncode == 0
-    assert tenure("node", "alter", "/billing", "--read-consistency", "strict").returncode == 0
+    assert tenure.inside("node", "create", "/billing", "--self-check-period", "2").returncode == 0
+    assert tenure.inside("node", "create", "/billing", "--exist-ok").returncode == 0
+    assert (
+        tenure.inside("node", "alter", "/billing", "--read-consistency", "strict").returncode == 0
+    )
     described = tenure.json("node", "describe", "/billing")
     assert described["config"]["self_check_period"] == 2
     assert described["config"]["read_consistency"] == "strict"
-    assert "self check period: 2.0 s\n" in tenure("node", "describe", "/billing").stdout
+    assert "self check period: 2.0 s\n" in tenure.inside("node", "describe", "/billing").stdout
     assert [each["path"] for each in tenure.json("node", "ls")["nodes"]] == [
         "/billing",
         "/default",
     ]
-    assert tenure("node", "drop", "/billing").returncode == 0
-    assert [line.split()[0] for line in tenure("node", "ls").stdout.splitlines()] == [
+    assert tenure.inside("node", "drop", "/billing").returncode == 0
+    assert [line.split()[0] for line in tenure.inside("node", "ls").stdout.splitlines()] == [
         "NODE",
         "/default",
     ]
 
 
 def test_a_node_shows_its_sessions(tenure: Tenure) -> None:
-    tenure("node", "create", "/billing")
-    assert "no sessions" in tenure("node", "describe").stdout
+    tenure.inside("node", "create", "/billing")
+    assert "no sessions" in tenure.inside("node", "describe").stdout
     holder = tenure.hold()
-    last = tenure("node", "describe").stdout.splitlines()[-1].split()
+    last = tenure.inside("node", "describe").stdout.splitlines()[-1].split()
     assert last[1] == "yes"
     assert str(holder.process.pid) in last
     (session,) = tenure.json("node", "describe")["session_list"]
@@ -38,20 +40,20 @@ def test_a_node_shows_its_sessions(tenure: Tenure) -> None:
 
 
 def test_a_semaphore_from_its_creation_to_its_end(tenure: Tenure) -> None:
-    assert tenure("sem", "create", "config", "--limit", "3", "--data", "one").returncode == 0
-    assert tenure("sem", "create", "config", "--limit", "3", "--exist-ok").returncode == 0
+    assert tenure.inside("sem", "create", "config", "--limit", "3", "--data", "one").returncode == 0
+    assert tenure.inside("sem", "create", "config", "--limit", "3", "--exist-ok").returncode == 0
     assert tenure.json("describe", "config")["data"] == "one"
-    assert tenure("sem", "update", "config", "--data", "two").returncode == 0
+    assert tenure.inside("sem", "update", "config", "--data", "two").returncode == 0
     assert tenure.json("describe", "config")["data"] == "two"
     file = tenure.folder / "data"
     file.write_bytes(b"\x00\xff")
-    assert tenure("sem", "update", "config", "--data-file", str(file)).returncode == 0
+    assert tenure.inside("sem", "update", "config", "--data-file", str(file)).returncode == 0
     assert tenure.json("describe", "config")["data_base64"] == "AP8="
     assert tenure("sem", "update", "config", "--data-file", "-", says="piped").returncode == 0
     assert tenure.json("describe", "config")["data"] == "piped"
-    assert "data: piped\n" in tenure("describe", "config").stdout
-    assert tenure("sem", "delete", "config").returncode == 0
-    assert tenure("describe", "config").returncode == 73
+    assert "data: piped\n" in tenure.inside("describe", "config").stdout
+    assert tenure.inside("sem", "delete", "config").returncode == 0
+    assert tenure.inside("describe", "config").returncode == 73
 
 
 @pytest.mark.parametrize(
@@ -87,8 +89,8 @@ def test_a_semaphore_from_its_creation_to_its_end(tenure: Tenure) -> None:
 def test_a_mistake_gets_one_line_and_a_code(
     tenure: Tenure, arguments: list[str], code: int, message: str
 ) -> None:
-    assert tenure("sem", "create", "taken", "--limit", "2").returncode == 0
-    done = tenure(*arguments)
+    assert tenure.inside("sem", "create", "taken", "--limit", "2").returncode == 0
+    done = tenure.inside(*arguments)
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert message.lower() in done.stderr.lower()
     assert done.stderr.startswith("tenure: ")
@@ -96,13 +98,13 @@ def test_a_mistake_gets_one_line_and_a_code(
 
 
 def test_what_is_in_use_is_removed_by_force_only(tenure: Tenure) -> None:
-    tenure("node", "create", "/billing")
+    tenure.inside("node", "create", "/billing")
     slot = ("run", "--semaphore", "gpu", "--limit", "1", "--node", "/billing")
     running = tenure.start(*slot, "--", "sh", "-c", "echo there; read x")
     assert running.line() == "there"
     for what in (["sem", "delete", "gpu", "--node", "/billing"], ["node", "drop", "/billing"]):
-        done = tenure(*what)
+        done = tenure.inside(*what)
         assert done.returncode == 73
         assert "/billing" in done.stderr
-    assert tenure("node", "drop", "/billing", "--force").returncode == 0
+    assert tenure.inside("node", "drop", "/billing", "--force").returncode == 0
     assert running.end()[0] == 79

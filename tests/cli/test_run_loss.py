@@ -9,7 +9,17 @@ import sys
 import pytest
 
 import tenure as tenure_package
-from tests.cli.programs import CONT, KILL, STOP, Tenure, alive, eventually, listener, pid_of
+from tests.cli.programs import (
+    CONT,
+    KILL,
+    LISTENER,
+    STOP,
+    Tenure,
+    alive,
+    eventually,
+    listener,
+    pid_of,
+)
 
 LOCK = ("run", "--lock", "nightly")
 SHORT = ("--recovery-window", "1", "--grace", "0.2")
@@ -67,6 +77,24 @@ def test_the_lock_of_a_killed_run_passes_on_to_who_waits(tenure: Tenure) -> None
     assert waiter.end()[0] == 0
 
 
+def test_the_lock_stays_with_a_command_that_has_outlived_everybody(tenure: Tenure) -> None:
+    unbound = "import ctypes; ctypes.CDLL(None).prctl(1, 0)  # the parent-death signal\n"
+    running = tenure.start(*LOCK, "--", sys.executable, "-c", unbound + LISTENER)
+    pid = pid_of(running.line())
+    guardian = guardian_of(running.process.pid)
+    running.signal(STOP)  # else it would kill the command of a dead guardian
+    os.kill(guardian, KILL)
+    running.signal(KILL)
+    running.process.wait()
+    try:
+        # A dead process gives its locks up at once; this one's command has inherited its.
+        assert tenure(*LOCK, "--timeout", "1", "--", "true").returncode == 76
+        assert alive(pid)
+    finally:
+        os.kill(pid, KILL)
+    assert tenure(*LOCK, "--timeout", "20", "--", "true").returncode == 0
+
+
 def test_a_stopped_run_does_not_keep_its_command_from_being_ended(tenure: Tenure) -> None:
     running = tenure.start(*family(*SHORT))
     pids = [pid_of(running.line()) for _ in range(3)]
@@ -83,11 +111,13 @@ def test_a_stopped_run_does_not_keep_its_command_from_being_ended(tenure: Tenure
 
 
 def test_a_command_that_ends_in_time_after_sigterm_has_lost_all_the_same(tenure: Tenure) -> None:
-    obedient = "trap 'echo asked; exit 0' TERM; echo there; while :; do sleep 0.01; done"
-    running = tenure.start(*LOCK, *SHORT, "--", "sh", "-c", obedient)
+    obedient = "trap 'echo asked; sleep 0.2; echo done; exit 0' TERM; echo there; "
+    obedient += "while :; do sleep 0.01; done"
+    window = ("--recovery-window", "3", "--grace", "1.4")
+    running = tenure.start(*LOCK, *window, "--", "sh", "-c", obedient)
     assert running.line() == "there"
     running.signal(STOP)
-    assert running.line() == "asked"
+    assert [running.line(), running.line()] == ["asked", "done"]
     running.signal(CONT)
     assert running.end()[0] == 79
 
@@ -104,9 +134,12 @@ def test_a_stop_shorter_than_the_window_is_no_loss(tenure: Tenure) -> None:
 def test_a_dead_guardian_means_a_dead_command(tenure: Tenure) -> None:
     running = tenure.start(*listener())
     pid = pid_of(running.line())
-    os.kill(guardian_of(running.process.pid), KILL)
+    guardian = guardian_of(running.process.pid)
+    running.signal(STOP)
+    os.kill(guardian, KILL)
+    eventually(lambda: not alive(pid))  # the kernel's doing
+    running.signal(CONT)
     assert running.end()[0] == 128 + KILL
-    assert not alive(pid)
 
 
 def test_a_guardian_and_a_run_that_were_both_stopped_kill_first(tenure: Tenure) -> None:

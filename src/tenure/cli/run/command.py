@@ -140,4 +140,4 @@ def _check_executable(program: str) -> None:
             f"{program} cannot be executed; is it a script "
             "without permission (chmod +x), or a folder?",
         )
-    raise Mistake(Status.NOT_FOUND, f"{program}: there is no such command")
+    raise Mistake(Status.NOT_FOUND, f"there is no command {program!r}")

@@ -120,6 +120,7 @@ class Guardian:
         self.lost = False
         self.kill_at = float("inf")  # set when the command ends, or must
         self.asked = False  # SIGTERM has been sent
+        self.killing_since: float | None = None
         self.reported_stuck = False
 
     # The command
@@ -233,24 +234,21 @@ class Guardian:
 
     # Time
 
-    def lose(self) -> None:
-        """The lock is gone, or must be taken for it: no more patience."""
+    def lose(self, kill_at: float = 0.0) -> None:
+        """The lock is gone, or must be taken for it; the command ends by `kill_at`."""
         self.lost = True
-        self.kill_at = min(self.kill_at, now())
+        self.kill_at = min(self.kill_at, kill_at)
 
     def look(self) -> float | None:
         """Do what is due; returns the seconds until the next look, or ``None`` when all is over."""
         alone = self.reap()
         at = now()
-        if at >= self.deadline:
-            self.lose()
-        elif at >= self.deadline - self.grace and not self.lost:
-            self.lost = True
-            self.kill_at = min(self.kill_at, self.deadline)
-        elif self.status is not None and self.kill_at > at + self.grace:
-            self.kill_at = at + self.grace  # the command has ended: now what it left
-        if self.status is not None and (alone or not self.left()):
-            return None
+        if at >= self.deadline - self.grace and not self.lost:
+            self.lose(self.deadline)
+        if self.status is not None:
+            if alone or not self.left():
+                return None
+            self.kill_at = min(self.kill_at, at + self.grace)  # now what the command has left
         if at >= self.kill_at:
             self._kill(at)
             return SWEEP
@@ -262,7 +260,10 @@ class Guardian:
         return min(TICK, self.deadline - self.grace - at)
 
     def _kill(self, at: float) -> None:
-        if self.end(signal.SIGKILL) and not self.reported_stuck and at >= self.kill_at + STUCK:
+        if self.killing_since is None:
+            self.killing_since = at
+        left = self.end(signal.SIGKILL)
+        if left and not self.reported_stuck and at >= self.killing_since + STUCK:
             self.reported_stuck = True
             self.say("stuck " + " ".join(map(str, sorted(self.guarded))))
 
