@@ -793,3 +793,24 @@ async def test_it_tells_of_its_grant_its_release_and_its_loss(
         assert third == events.Acquired(*where, again.fencing_token, waited=0.0)
         assert isinstance(fourth, events.Lost)
         assert "evicted" in fourth.reason
+
+
+async def test_a_release_that_fails_at_once_does_not_hide_the_bodys_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.client() as client, client.session() as session:
+
+        def fail(hold: int) -> None:
+            raise EngineError("the disk is full")
+
+        async def fail_twice() -> None:
+            async with session.mutex("x").lock():
+                monkeypatch.setattr(session._engine, "withdraw", fail)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError) as error:
+            await fail_twice()
+        assert any("the disk is full" in note for note in error.value.__notes__)
+        monkeypatch.undo()
+        await asyncio.sleep(10)
+        assert await world.queue("x") == []

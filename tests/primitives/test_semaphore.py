@@ -282,3 +282,13 @@ async def test_a_cancelled_wait_leaves_the_caller_s_own_cancellation_alone(world
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1), session.semaphore("s").acquire(timeout=60):
                     await for_ever()
+
+
+async def test_a_ticket_that_was_awaited_may_be_entered_later(world: World) -> None:
+    async with world.client() as client:
+        pool = client.semaphore("pool")
+        await pool.create(1)
+        ticket = await pool.enqueue()
+        async with ticket:
+            assert ticket.granted
+        assert await pool.count() == 0
