@@ -26,47 +26,54 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    Bundle,
     RuleBasedStateMachine,
+    initialize,
     invariant,
-    multiple,
     precondition,
     rule,
 )
 
 from tenure.clock import Clock, SystemClock
-from tenure.engines.contract import Answer, Engine
-from tenure.errors import NodeNotFound, SemaphoreNotFound, TenureError
-from tenure.model import (
-    DEFAULT_NODE,
-    EPHEMERAL_LIMIT,
-    NodeConfig,
-    RequestDescription,
-    SemaphoreDescription,
-)
+from tenure.engines.contract import Answer
+from tenure.errors import TenureError
+from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, NodeConfig
 from tenure.testing.clock import VirtualClock
-from tenure.testing.program import Program, Request, Watching, answer_of
-from tenure.testing.stage import Stage, Stores, new_loop
+from tenure.testing.program import Program, Request, Standing, Watching, answer_of
+from tenure.testing.sides import (
+    CONNECTIONS,
+    Side,
+    TwinRequest,
+    TwinSession,
+    TwinWatch,
+    outcome,
+)
+from tenure.testing.stage import Stores, new_loop
 
 __all__ = ["histories"]
 
 T = TypeVar("T")
 
-CONNECTIONS = 2
-NODES = st.sampled_from([DEFAULT_NODE, DEFAULT_NODE, "/n", "/n/o"])
-NAMES = st.sampled_from(["a", "b", "m"])
-DATA = st.sampled_from([b"", b"x", b"y"])
+SESSIONS = 12
+WATCHES = 8
+
 EXACT = 2**53 - 1
-LIMITS = st.sampled_from([1, 2, 3, 3, 5, EXACT, EXACT + 1, EXACT + 2, EPHEMERAL_LIMIT, 0])
-COUNTS = st.sampled_from(
-    [1, 1, 1, 2, 2, 3, 5, EXACT - 1, EXACT, EXACT + 1, EPHEMERAL_LIMIT, EPHEMERAL_LIMIT, 0]
-)
-TIMEOUTS = st.sampled_from([None, None, 0])
+WHOLE = EPHEMERAL_LIMIT
+ANY = st.integers(0, 999)
+"""Chooses one of what there is, however many there are."""
+
+NODES = st.sampled_from([DEFAULT_NODE, DEFAULT_NODE, DEFAULT_NODE, "/n", "/n/o"])
+NAMES = st.sampled_from(["a", "a", "b", "m"])
+AS_NAMED = st.sampled_from([True, True, True, True, False])
+"""Whether "m", and nothing else, is used as an ephemeral semaphore."""
+
+DATA = st.sampled_from([b"", b"x", b"y"])
+LIMITS = st.sampled_from([1, 2, 3, 3, 5, EXACT, EXACT + 1, EXACT + 2, WHOLE, 0])
+COUNTS = st.sampled_from([1, 1, 1, 1, 2, 2, 3, WHOLE, WHOLE, EXACT, EXACT - 1, EXACT + 1, 5, 0])
+TIMEOUTS = st.sampled_from([None, None, None, 0])
 CONFIGS = st.builds(
     NodeConfig,
     self_check_period=st.sampled_from([0.0, 1.0, 2.5]),
@@ -75,185 +82,10 @@ CONFIGS = st.builds(
 )
 
 
-class _Unknown:
-    """What an engine does not know: equal to whatever another one knows."""
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    def __repr__(self) -> str:
-        return "?"
-
-
-def _known(fact: T | None) -> T | _Unknown:
-    return _Unknown() if fact is None else fact
-
-
-@dataclass(eq=False)
-class _Session:
-    """One session, on both sides."""
-
-    label: str
-    connection: int
-    sides: tuple[Program, Program]
-    usable: bool = True  # not detached, and its connection is open
-
-    def __repr__(self) -> str:
-        return self.label
-
-    def over(self, number: int) -> bool:
-        return self.sides[number].over
-
-
-@dataclass(eq=False)
-class _Asked:
-    """One request, on both sides."""
-
-    label: str
-    session: _Session
-    sides: tuple[Request, Request]
-
-    def __repr__(self) -> str:
-        return self.label
-
-
-@dataclass(eq=False)
-class _Watched:
-    """One watch, on both sides, and what it has shown."""
-
-    session: _Session
-    name: str
-    data: bool
-    owners: bool
-    sides: tuple[Watching, Watching]
-    seen: list[Any] = field(default_factory=lambda: [None, None])
-    read: list[int] = field(default_factory=lambda: [-1, -1])
-    stopped: bool = False
-
-    async def settle(self, number: int, side: _Side) -> None:
-        """Wait until what it has shown on one side is true."""
-        watching, program = self.sides[number], self.session.sides[number]
-        while True:
-            if self.read[number] != watching.calls:
-                self.read[number] = watching.calls
-                self.seen[number] = await side.shown(program, self)
-            if self.seen[number] == await side.truth(self):
-                return
-            await watching.called()
-
-
-class _Side:
-    """One of the two stores, its connections, and what its ids mean."""
-
-    def __init__(self, stores: Stores, url: str, clock: Clock) -> None:
-        self.stage = Stage(stores, url, clock)
-        self.connections: list[Engine] = []
-        self.sessions: dict[int, str] = {}
-        self.requests: dict[int, str] = {}
-        self.last_order_id = 0
-
-    async def open(self) -> None:
-        await self.stage.open()
-        self.connections = [await self.stage.engine() for _ in range(CONNECTIONS)]
-
-    def note_session(self, program: Program, label: str) -> None:
-        assert program.id not in self.sessions, f"session id {program.id} is used again"
-        self.sessions[program.id] = label
-
-    def note_request(self, request: Request, label: str) -> None:
-        order_id = request.order_id
-        if order_id is not None:
-            assert order_id > self.last_order_id, "order ids rise"
-            self.last_order_id = order_id
-            self.requests[order_id] = label
-
-    def semaphore(self, found: SemaphoreDescription) -> tuple[object, ...]:
-        """A description in terms that mean the same on both sides."""
-        return (
-            *(found.name, found.data, found.limit, found.held, found.ephemeral),
-            _known(found.waiting),
-            self._queue(found.owners),
-            self._queue(found.waiters),
-        )
-
-    def _queue(self, requests: tuple[RequestDescription, ...]) -> tuple[object, ...]:
-        return tuple(
-            (
-                self.sessions[each.session_id],
-                self.requests.get(each.order_id, "?"),
-                each.count,
-                each.data,
-            )
-            for each in requests
-        )
-
-    async def everything(self) -> dict[str, object]:
-        """All that the store tells of itself."""
-        eye = self.stage.eye
-        told: dict[str, object] = {}
-        for path in await eye.list_nodes():
-            node = await eye.describe_node(path)
-            sessions = await eye.list_sessions(path)
-            told[path] = (
-                *(node.config, _known(node.sessions), _known(node.semaphores)),
-                [
-                    (
-                        self.sessions[each.id],
-                        each.description,
-                        each.recovery_window,
-                        _known(each.attached),
-                    )
-                    for each in sessions
-                ],
-                [
-                    self.semaphore(each)
-                    for each in await eye.list_semaphores(path, owners=True, waiters=True)
-                ],
-            )
-        return told
-
-    def watched(self, found: SemaphoreDescription | None, watch: _Watched) -> object:
-        """The part of a description that a watch is about."""
-        if found is None:
-            return "nothing"
-        owners = self._queue(found.owners) if watch.owners else ()
-        return (found.data if watch.data else b"", found.limit, owners)
-
-    async def truth(self, watch: _Watched) -> object:
-        """What a watch is to show in the end."""
-        with contextlib.suppress(NodeNotFound):
-            for found in await self.stage.eye.list_semaphores(
-                watch.session.sides[0].node, owners=True, waiters=False
-            ):
-                if found.name == watch.name:
-                    return self.watched(found, watch)
-        return "nothing"
-
-    async def shown(self, program: Program, watch: _Watched) -> object:
-        """What a program sees that looks because its watch has called."""
-        try:
-            found = await program.session.describe_semaphore(watch.name, owners=True, waiters=False)
-        except SemaphoreNotFound:
-            found = None
-        return self.watched(found, watch)
-
-
-async def _outcome(operation: Awaitable[object]) -> object:
-    """What came of an operation, in terms that mean the same on both sides."""
-    try:
-        return await operation
-    except TenureError as error:
-        return (type(error), error.node, error.name, getattr(error, "limit", None))
-
-
 class Histories(RuleBasedStateMachine):
     """A random history on two stores; `histories` makes one for two engines."""
 
     stores: tuple[Stores, Stores]
-
-    sessions: Bundle[_Session] = Bundle("sessions")
-    requests: Bundle[_Asked] = Bundle("requests")
-    watches: Bundle[_Watched] = Bundle("watches")
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,11 +97,11 @@ class Histories(RuleBasedStateMachine):
         )
         urls = [self._closing.enter_context(stores.empty()) for stores in self.stores]
         self._sides = [
-            _Side(stores, url, clock) for stores, url in zip(self.stores, urls, strict=True)
+            Side(stores, url, clock) for stores, url in zip(self.stores, urls, strict=True)
         ]
-        self._attached: list[_Session] = []
-        self._asked: list[_Asked] = []
-        self._watched: list[_Watched] = []
+        self._attached: list[TwinSession] = []
+        self._asked: list[TwinRequest] = []
+        self._watched: list[TwinWatch] = []
         for side in self._sides:
             self._run(side.open())
 
@@ -281,147 +113,183 @@ class Histories(RuleBasedStateMachine):
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(coroutine)
 
-    def _both(self, operation: Callable[[int, _Side], Awaitable[object]]) -> list[Any]:
+    def _both(self, operation: Callable[[int, Side], Awaitable[object]]) -> None:
         """Do it on both sides, and compare what comes of it."""
 
-        async def both() -> list[Any]:
+        async def both() -> list[object]:
             return [
-                await _outcome(operation(number, side)) for number, side in enumerate(self._sides)
+                await outcome(operation(number, side)) for number, side in enumerate(self._sides)
             ]
 
         one, other = self._run(both())
         assert one == other, f"the reference answers {one!r}, and the other engine {other!r}"
-        return [one, other]
 
-    # Nodes
+    # Who does it
 
-    @rule(path=NODES, config=CONFIGS, exist_ok=st.booleans())
-    def create_node(self, path: str, config: NodeConfig, exist_ok: bool) -> None:
-        self._both(lambda _, side: side.stage.eye.create_node(path, config, exist_ok=exist_ok))
+    def _living(self) -> list[TwinSession]:
+        return [each for each in self._attached if each.usable and not each.sides[0].over]
 
-    @rule(path=NODES, config=CONFIGS)
-    def alter_node(self, path: str, config: NodeConfig) -> None:
-        self._both(lambda _, side: side.stage.eye.alter_node(path, config))
+    def _session(self, chosen: int) -> TwinSession:
+        """Nine times in ten one that lives, if there is any."""
+        living = self._living()
+        candidates = [each for each in self._attached if each.usable]
+        return _choose(living if living and chosen % 10 else candidates, chosen // 10)
 
-    @rule(path=NODES, force=st.booleans())
-    def drop_node(self, path: str, force: bool) -> None:
-        self._both(lambda _, side: side.stage.eye.drop_node(path, force=force))
+    def _request(self, chosen: int) -> TwinRequest:
+        """Four times in five one that is in its queue, if there is any."""
+        candidates = [asked for asked in self._asked if asked.session.usable]
+        queued = [each for each in candidates if each.sides[0].standing is not Standing.GONE]
+        return _choose(queued if queued and chosen % 5 else candidates, chosen // 5)
 
-    # Sessions
+    def _somebody(self) -> bool:
+        return any(session.usable for session in self._attached)
 
-    @precondition(lambda self: len(self._attached) < 8)
+    def _something(self) -> bool:
+        return any(asked.session.usable for asked in self._asked)
+
+    # Nodes and sessions
+
+    @initialize(limit=LIMITS.filter(bool))
+    def begin(self, limit: int) -> None:
+        """Three sessions that may meet at once, and one elsewhere."""
+        self._both(lambda _, side: side.stage.eye.create_node("/n", NodeConfig(), exist_ok=False))
+        for connection in (0, 1, 0):
+            self._attach(DEFAULT_NODE, connection, "")
+        self._attach("/n", 1, "")
+        self.change(who=1, what="create", name="a", limit=limit, data=b"")
+
     @rule(
-        target=sessions,
+        what=st.sampled_from(["create", "create anyway", "alter", "drop", "drop by force"]),
+        path=NODES,
+        config=CONFIGS,
+    )
+    def node(self, what: str, path: str, config: NodeConfig) -> None:
+        async def node(_: int, side: Side) -> None:
+            eye = side.stage.eye
+            if what == "alter":
+                await eye.alter_node(path, config)
+            elif what.startswith("create"):
+                await eye.create_node(path, config, exist_ok=what == "create anyway")
+            else:
+                await eye.drop_node(path, force=what == "drop by force")
+
+        self._both(node)
+
+    @precondition(lambda self: len(self._living()) < 6 and len(self._attached) < SESSIONS)
+    @rule(
         node=NODES,
         connection=st.integers(0, CONNECTIONS - 1),
         description=st.sampled_from(["", "a description"]),
     )
-    def attach(self, node: str, connection: int, description: str) -> Any:
+    def attach(self, node: str, connection: int, description: str) -> None:
+        self._attach(node, connection, description)
+
+    def _attach(self, node: str, connection: int, description: str) -> None:
         programs: list[Program] = []
 
-        async def attach(_: int, side: _Side) -> None:
+        async def attach(_: int, side: Side) -> None:
             engine = side.connections[connection]
             program = await side.stage.program(node, engine=engine, description=description)
             programs.append(program)
 
         self._both(attach)
         if not programs:
-            return multiple()
-        session = _Session(f"s{len(self._attached)}", connection, (programs[0], programs[1]))
+            return
+        session = TwinSession(f"s{len(self._attached)}", connection, (programs[0], programs[1]))
         for side, program in zip(self._sides, programs, strict=True):
             side.note_session(program, session.label)
         self._attached.append(session)
-        return session
 
-    @rule(session=sessions)
-    def close(self, session: _Session) -> None:
-        if session.usable:
-            self._both(lambda number, _: session.sides[number].close())
+    @precondition(lambda self: len(self._living()) > 2)
+    @rule(who=ANY, how=st.sampled_from(["close", "end", "detach", "disconnect"]))
+    def leave(self, who: int, how: str) -> None:
+        session = self._session(who)
 
-    @rule(session=sessions)
-    def detach(self, session: _Session) -> None:
-        if session.usable:
-            session.usable = False
-            self._both(lambda number, _: session.sides[number].detach())
-
-    @rule(session=sessions, path=st.none() | NODES)
-    def end_session(self, session: _Session, path: str | None) -> None:
-        async def end(number: int, side: _Side) -> bool:
+        async def leave(number: int, side: Side) -> None:
             program = session.sides[number]
-            return await side.stage.eye.end_session(path or program.node, program.id)
+            if how == "close":
+                await program.close()
+            elif how == "detach":
+                await program.detach()
+            elif how == "end":
+                over = program.over
+                assert await side.stage.eye.end_session(program.node, program.id) is not over
+            else:
+                await side.stage.disconnect(side.connections[session.connection])
+                side.connections[session.connection] = await side.stage.engine()
 
-        self._both(end)
+        self._both(leave)
+        for each in self._attached:
+            if how == "disconnect" and each.connection == session.connection:
+                each.usable = False
+        session.usable &= how != "detach"
 
-    @rule(connection=st.integers(0, CONNECTIONS - 1))
-    def reconnect(self, connection: int) -> None:
-        async def reconnect(_: int, side: _Side) -> None:
-            await side.stage.disconnect(side.connections[connection])
-            side.connections[connection] = await side.stage.engine()
-
-        self._both(reconnect)
-        for session in self._attached:
-            session.usable &= session.connection != connection
+    @rule(chosen=ANY, path=NODES)
+    def end_session(self, chosen: int, path: str) -> None:
+        """By an administrator, who may look for it in the wrong place, or too late."""
+        over = [each for each in self._attached if each.sides[0].over] or self._attached
+        session = _choose(over, chosen)
+        self._both(lambda number, side: side.stage.eye.end_session(path, session.sides[number].id))
 
     # Semaphores
 
-    @rule(session=sessions, name=NAMES, limit=LIMITS, data=DATA, exist_ok=st.booleans())
-    def create(self, session: _Session, name: str, limit: int, data: bytes, exist_ok: bool) -> None:
-        if session.usable:
-            self._both(
-                lambda number, _: session.sides[number].session.create_semaphore(
-                    name, limit, data, exist_ok=exist_ok
-                )
-            )
+    @precondition(_somebody)
+    @rule(
+        who=ANY,
+        what=st.sampled_from(
+            ["create", "create anyway", "update", "update", "delete", "delete by force"]
+        ),
+        name=NAMES,
+        limit=LIMITS,
+        data=DATA,
+    )
+    def change(self, who: int, what: str, name: str, limit: int, data: bytes) -> None:
+        chosen = self._session(who)
 
-    @rule(session=sessions, name=NAMES, data=DATA)
-    def update(self, session: _Session, name: str, data: bytes) -> None:
-        if session.usable:
-            self._both(lambda number, _: session.sides[number].session.update_semaphore(name, data))
+        async def change(number: int, _: Side) -> None:
+            session = chosen.sides[number].session
+            if what == "update":
+                await session.update_semaphore(name, data)
+            elif what.startswith("create"):
+                exist_ok = what == "create anyway"
+                await session.create_semaphore(name, limit, data, exist_ok=exist_ok)
+            else:
+                await session.delete_semaphore(name, force=what == "delete by force")
 
-    @rule(session=sessions, name=NAMES, force=st.booleans())
-    def delete(self, session: _Session, name: str, force: bool) -> None:
-        if session.usable:
-            self._both(
-                lambda number, _: session.sides[number].session.delete_semaphore(name, force=force)
-            )
+        self._both(change)
 
-    @rule(session=sessions, name=NAMES, owners=st.booleans(), waiters=st.booleans())
-    def describe(self, session: _Session, name: str, owners: bool, waiters: bool) -> None:
-        async def describe(number: int, side: _Side) -> object:
+    @precondition(_somebody)
+    @rule(who=ANY, name=NAMES, owners=st.booleans(), waiters=st.booleans())
+    def describe(self, who: int, name: str, owners: bool, waiters: bool) -> None:
+        session = self._session(who)
+
+        async def describe(number: int, side: Side) -> object:
             return side.semaphore(
                 await session.sides[number].session.describe_semaphore(
                     name, owners=owners, waiters=waiters
                 )
             )
 
-        if session.usable:
-            self._both(describe)
+        self._both(describe)
 
     # Requests
 
-    @rule(
-        target=requests,
-        session=sessions,
-        name=NAMES,
-        count=COUNTS,
-        data=DATA,
-        timeout=TIMEOUTS,
-        ephemeral=st.booleans(),
-    )
+    @precondition(_somebody)
+    @rule(who=ANY, name=NAMES, as_named=AS_NAMED, count=COUNTS, data=DATA, timeout=TIMEOUTS)
     def enqueue(
         self,
-        session: _Session,
+        who: int,
         name: str,
+        as_named: bool,
         count: int,
         data: bytes,
         timeout: float | None,
-        ephemeral: bool,
-    ) -> Any:
-        if not session.usable:
-            return multiple()
+    ) -> None:
+        session = self._session(who)
+        ephemeral = (name == "m") == as_named
         sent: list[Request] = []
 
-        async def enqueue(number: int, _: _Side) -> object:
+        async def enqueue(number: int, _: Side) -> object:
             request = await session.sides[number].enqueue(
                 name, count, data=data, timeout=timeout, ephemeral=ephemeral
             )
@@ -429,59 +297,71 @@ class Histories(RuleBasedStateMachine):
             return (request.place, request.order_id is None)
 
         self._both(enqueue)
-        return self._asked_for(session, sent) if sent else multiple()
+        if sent:
+            self._note(session, sent[0], sent[1])
 
-    def _asked_for(self, session: _Session, sent: list[Request]) -> _Asked:
-        asked = _Asked(f"r{len(self._asked)}", session, (sent[0], sent[1]))
-        for side, request in zip(self._sides, sent, strict=True):
+    @precondition(_somebody)
+    @rule(who=ANY, timeout=TIMEOUTS)
+    def lock(self, who: int, timeout: float | None) -> None:
+        self.enqueue(who=who, name="m", as_named=True, count=WHOLE, data=b"", timeout=timeout)
+
+    @precondition(_somebody)
+    @rule(who=ANY, count=st.sampled_from([1, 1, 2]), timeout=TIMEOUTS)
+    def acquire(self, who: int, count: int, timeout: float | None) -> None:
+        self.enqueue(who=who, name="a", as_named=True, count=count, data=b"", timeout=timeout)
+
+    def _note(self, session: TwinSession, one: Request, other: Request) -> None:
+        asked = TwinRequest(f"r{len(self._asked)}", session, (one, other))
+        for side, request in zip(self._sides, asked.sides, strict=True):
             side.note_request(request, asked.label)
         self._asked.append(asked)
-        return asked
 
-    @rule(request=requests)
-    def withdraw(self, request: _Asked) -> None:
-        if request.session.usable:
-            self._both(
-                lambda number, _: request.session.sides[number].withdraw(request.sides[number])
+    @precondition(_something)
+    @rule(which=ANY)
+    def withdraw(self, which: int) -> None:
+        asked = self._request(which)
+        self._both(lambda number, _: asked.session.sides[number].withdraw(asked.sides[number]))
+
+    @precondition(_something)
+    @rule(which=ANY, count=st.none() | COUNTS, data=st.none() | DATA)
+    def alter(self, which: int, count: int | None, data: bytes | None) -> None:
+        asked = self._request(which)
+        self._both(
+            lambda number, _: asked.session.sides[number].alter(
+                asked.sides[number], count=count, data=data
             )
+        )
 
-    @rule(request=requests, count=st.none() | COUNTS, data=st.none() | DATA)
-    def alter(self, request: _Asked, count: int | None, data: bytes | None) -> None:
-        if request.session.usable:
-            self._both(
-                lambda number, _: request.session.sides[number].alter(
-                    request.sides[number], count=count, data=data
-                )
-            )
+    @precondition(_something)
+    @rule(which=ANY, name=st.none() | st.none() | NAMES)
+    def evict(self, which: int, name: str | None) -> None:
+        asked = self._request(which)
 
-    @rule(request=requests, path=st.none() | NODES, name=st.none() | NAMES)
-    def evict(self, request: _Asked, path: str | None, name: str | None) -> None:
-        async def evict(number: int, side: _Side) -> bool:
-            known = request.sides[number]
-            node = path or known.program.node
+        async def evict(number: int, side: Side) -> bool:
+            known = asked.sides[number]
+            node = asked.session.sides[number].node
             return await side.stage.eye.evict(node, name or known.name, known.order_id or 1)
 
         self._both(evict)
 
+    @precondition(_somebody)
     @rule(
-        session=sessions,
+        who=ANY,
         name=NAMES,
-        ephemeral=st.booleans(),
+        as_named=AS_NAMED,
         steps=st.lists(
-            st.tuples(st.sampled_from(["enqueue", "try", "withdraw"]), COUNTS, st.integers(0, 9)),
+            st.tuples(st.sampled_from(["enqueue", "try", "withdraw"]), COUNTS, ANY),
             min_size=2,
             max_size=8,
         ),
     )
-    def without_waiting_for_answers(
-        self, session: _Session, name: str, ephemeral: bool, steps: list[tuple[str, int, int]]
-    ) -> None:
+    def rush(self, who: int, name: str, as_named: bool, steps: list[tuple[str, int, int]]) -> None:
         """Several operations of one session in a row, and only then their answers."""
-        if not session.usable:
-            return
+        session = self._session(who)
+        ephemeral = (name == "m") == as_named
         sent: list[dict[int, Request]] = [{}, {}]
 
-        async def rush(number: int, _: _Side) -> list[object]:
+        async def rush(number: int, _: Side) -> list[object]:
             program, mine = session.sides[number], sent[number]
             holds: list[int] = []
             answers: list[Awaitable[object]] = []
@@ -493,45 +373,42 @@ class Histories(RuleBasedStateMachine):
                         _answered(mine, program, holds[-1], name, count, timeout, ephemeral)
                     )
                 elif holds:
-                    hold = holds[chosen % len(holds)]
+                    hold = _choose(holds, chosen)
                     if hold in mine:
                         mine[hold].withdrawn = True
                     answers.append(_later(program.session.withdraw(hold)))
-            return [await _outcome(each) for each in answers]
+            return [await outcome(each) for each in answers]
 
         self._both(rush)
         for hold in sorted(sent[0].keys() & sent[1].keys()):
-            self._asked_for(session, [sent[0][hold], sent[1][hold]])
+            self._note(session, sent[0][hold], sent[1][hold])
 
     # Watches
 
-    @precondition(lambda self: len(self._watched) < 6)
-    @rule(
-        target=watches,
-        session=sessions,
-        name=NAMES,
-        what=st.sampled_from([(True, True), (True, False), (False, True)]),
-    )
-    def watch(self, session: _Session, name: str, what: tuple[bool, bool]) -> Any:
-        if not session.usable or session.sides[0].over:
-            return multiple()
+    @precondition(lambda self: self._somebody() and len(self._watched) < WATCHES)
+    @rule(who=ANY, name=NAMES, what=st.sampled_from([(True, True), (True, False), (False, True)]))
+    def watch(self, who: int, name: str, what: tuple[bool, bool]) -> None:
+        session = self._session(who)
         data, owners = what
         watchings: list[Watching] = []
 
-        async def watch(number: int, _: _Side) -> None:
+        async def watch(number: int, _: Side) -> None:
             watchings.append(session.sides[number].watch(name, data=data, owners=owners))
 
         self._both(watch)
-        watched = _Watched(session, name, data, owners, (watchings[0], watchings[1]))
-        self._watched.append(watched)
-        return watched
+        if watchings:
+            watched = TwinWatch(session, name, data, owners, (watchings[0], watchings[1]))
+            self._watched.append(watched)
 
-    @rule(watch=watches)
-    def stop_watching(self, watch: _Watched) -> None:
-        async def stop(number: int, _: _Side) -> None:
-            watch.sides[number].stop()
+    @precondition(lambda self: self._watched)
+    @rule(which=ANY)
+    def stop_watching(self, which: int) -> None:
+        watched = _choose(self._watched, which)
 
-        watch.stopped = True
+        async def stop(number: int, _: Side) -> None:
+            watched.sides[number].stop()
+
+        watched.stopped = True
         self._both(stop)
 
     # After every step
@@ -555,6 +432,10 @@ class Histories(RuleBasedStateMachine):
                 one, other = asked.sides
                 assert one.standing == other.standing, f"{asked} stands differently"
                 assert one.removal == other.removal, f"{asked} was removed differently"
+
+
+def _choose(candidates: list[T], chosen: int) -> T:
+    return candidates[chosen % len(candidates)]
 
 
 def _answered(

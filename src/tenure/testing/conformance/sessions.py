@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 from tenure.engines.contract import Attach, Place
 from tenure.errors import SessionExpired, TenureError
@@ -26,24 +27,34 @@ async def attaching_proves_the_session(stage: Stage) -> None:
     assert before <= program.heard.proofs[0] <= after
 
 
+async def _proof_after(program: Program, renew: Callable[[], object]) -> float:
+    """The first proof that comes of a renewal."""
+    known = len(program.heard.proofs)
+    renew()
+    await program.heard.wait_for(lambda heard: len(heard.proofs) > known, "a proof")
+    return program.heard.proofs[known]
+
+
 @behaviour()
 async def a_renewal_proves_the_session_from_the_time_it_was_sent(stage: Stage) -> None:
     program = await stage.program()
     for _ in range(3):
         before = stage.clock.now()
-        program.session.renew()
-        await program.heard.wait_for(lambda heard: heard.proofs[-1] >= before, "a proof")  # noqa: B023
-        assert program.heard.proofs[-1] <= stage.clock.now()
+        proof = await _proof_after(program, program.session.renew)
+        assert before <= proof <= stage.clock.now()
 
 
 @behaviour()
 async def a_renewal_may_come_from_any_thread_while_the_loop_stands_still(stage: Stage) -> None:
     program = await stage.program()
+
+    def renew_in_a_thread() -> None:
+        thread = threading.Thread(target=program.session.renew)
+        thread.start()
+        thread.join()  # holds up the loop
+
     before = stage.clock.now()
-    thread = threading.Thread(target=program.session.renew)
-    thread.start()
-    thread.join()  # holds up the loop
-    await program.heard.wait_for(lambda heard: heard.proofs[-1] >= before, "a proof")
+    assert await _proof_after(program, renew_in_a_thread) >= before
 
 
 @behaviour()
@@ -57,9 +68,7 @@ async def a_renewal_of_a_session_that_is_over_proves_nothing_and_does_not_raise(
     proofs = [len(program.heard.proofs) for program in (closed, ended)]
     for program in (closed, ended):
         program.session.renew()
-    before = stage.clock.now()
-    other.session.renew()
-    await other.heard.wait_for(lambda heard: heard.proofs[-1] >= before, "a proof")
+    await _proof_after(other, other.session.renew)
     assert [len(program.heard.proofs) for program in (closed, ended)] == proofs
 
 

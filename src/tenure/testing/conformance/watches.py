@@ -152,6 +152,8 @@ async def many_changes_may_become_one_call_but_the_last_state_is_seen(stage: Sta
 
     async def write() -> None:
         for number in range(100):
+            for _ in range(number % 3):  # sometimes in a row, sometimes not
+                await asyncio.sleep(0)
             await writer.session.update_semaphore("pool", b"%d" % number)
 
     async with asyncio.timeout(2 * PATIENCE), asyncio.TaskGroup() as group:

@@ -1,0 +1,198 @@
+"""Two stores side by side, and what is said of them in terms that mean the same on both.
+
+A session, a request or a watch of a comparison is a twin: the same thing on the reference's side
+and on the other engine's. It has one label for both, and every id that an engine tells is read as
+the label of whatever it was given for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from tenure.clock import Clock
+from tenure.engines.contract import Engine
+from tenure.errors import NodeNotFound, SemaphoreNotFound, TenureError
+from tenure.model import RequestDescription, SemaphoreDescription
+from tenure.testing.program import Program, Request, Watching
+from tenure.testing.stage import Stage, Stores
+
+__all__ = ["CONNECTIONS", "Side", "TwinRequest", "TwinSession", "TwinWatch", "outcome"]
+
+T = TypeVar("T")
+
+CONNECTIONS = 2
+"""How many programs are connected to each store, each with sessions of its own."""
+
+
+class Unknown:
+    """What an engine does not know: equal to whatever another one knows."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return "?"
+
+
+def known(fact: T | None) -> T | Unknown:
+    return Unknown() if fact is None else fact
+
+
+@dataclass(eq=False)
+class TwinSession:
+    """One session, on both sides."""
+
+    label: str
+    connection: int
+    sides: tuple[Program, Program]
+    usable: bool = True  # not detached, and its connection is open
+
+    def __repr__(self) -> str:
+        return self.label
+
+    def over(self, number: int) -> bool:
+        return self.sides[number].over
+
+
+@dataclass(eq=False)
+class TwinRequest:
+    """One request, on both sides."""
+
+    label: str
+    session: TwinSession
+    sides: tuple[Request, Request]
+
+    def __repr__(self) -> str:
+        return self.label
+
+
+@dataclass(eq=False)
+class TwinWatch:
+    """One watch, on both sides, and what it has shown."""
+
+    session: TwinSession
+    name: str
+    data: bool
+    owners: bool
+    sides: tuple[Watching, Watching]
+    seen: list[Any] = field(default_factory=lambda: [None, None])
+    read: list[int] = field(default_factory=lambda: [-1, -1])
+    stopped: bool = False
+
+    async def settle(self, number: int, side: Side) -> None:
+        """Wait until what it has shown on one side is true."""
+        watching, program = self.sides[number], self.session.sides[number]
+        while True:
+            if self.read[number] != watching.calls:
+                self.read[number] = watching.calls
+                self.seen[number] = await side.shown(program, self)
+            if self.seen[number] == await side.truth(self):
+                return
+            await watching.called()
+
+
+class Side:
+    """One of the two stores, its connections, and what its ids mean."""
+
+    def __init__(self, stores: Stores, url: str, clock: Clock) -> None:
+        self.stage = Stage(stores, url, clock)
+        self.connections: list[Engine] = []
+        self.sessions: dict[int, str] = {}
+        self.requests: dict[int, str] = {}
+        self.last_order_id = 0
+
+    async def open(self) -> None:
+        await self.stage.open()
+        self.connections = [await self.stage.engine() for _ in range(CONNECTIONS)]
+
+    def note_session(self, program: Program, label: str) -> None:
+        assert program.id not in self.sessions, f"session id {program.id} is used again"
+        self.sessions[program.id] = label
+
+    def note_request(self, request: Request, label: str) -> None:
+        order_id = request.order_id
+        if order_id is not None:
+            assert order_id > self.last_order_id, "order ids rise"
+            self.last_order_id = order_id
+            self.requests[order_id] = label
+
+    def semaphore(self, found: SemaphoreDescription) -> tuple[object, ...]:
+        """A description in terms that mean the same on both sides."""
+        return (
+            *(found.name, found.data, found.limit, found.held, found.ephemeral),
+            known(found.waiting),
+            self._queue(found.owners),
+            self._queue(found.waiters),
+        )
+
+    def _queue(self, requests: tuple[RequestDescription, ...]) -> tuple[object, ...]:
+        return tuple(
+            (
+                self.sessions[each.session_id],
+                self.requests.get(each.order_id, "?"),
+                each.count,
+                each.data,
+            )
+            for each in requests
+        )
+
+    async def everything(self) -> dict[str, object]:
+        """All that the store tells of itself."""
+        eye = self.stage.eye
+        told: dict[str, object] = {}
+        for path in await eye.list_nodes():
+            node = await eye.describe_node(path)
+            sessions = await eye.list_sessions(path)
+            told[path] = (
+                *(node.config, known(node.sessions), known(node.semaphores)),
+                [
+                    (
+                        self.sessions[each.id],
+                        each.description,
+                        each.recovery_window,
+                        known(each.attached),
+                    )
+                    for each in sessions
+                ],
+                [
+                    self.semaphore(each)
+                    for each in await eye.list_semaphores(path, owners=True, waiters=True)
+                ],
+            )
+        return told
+
+    def watched(self, found: SemaphoreDescription | None, watch: TwinWatch) -> object:
+        """The part of a description that a watch is about."""
+        if found is None:
+            return "nothing"
+        owners = self._queue(found.owners) if watch.owners else ()
+        return (found.data if watch.data else b"", found.limit, owners)
+
+    async def truth(self, watch: TwinWatch) -> object:
+        """What a watch is to show in the end."""
+        with contextlib.suppress(NodeNotFound):
+            for found in await self.stage.eye.list_semaphores(
+                watch.session.sides[0].node, owners=True, waiters=False
+            ):
+                if found.name == watch.name:
+                    return self.watched(found, watch)
+        return "nothing"
+
+    async def shown(self, program: Program, watch: TwinWatch) -> object:
+        """What a program sees that looks because its watch has called."""
+        try:
+            found = await program.session.describe_semaphore(watch.name, owners=True, waiters=False)
+        except SemaphoreNotFound:
+            found = None
+        return self.watched(found, watch)
+
+
+async def outcome(operation: Awaitable[object]) -> object:
+    """What came of an operation, in terms that mean the same on both sides."""
+    try:
+        return await operation
+    except TenureError as error:
+        return (type(error), error.node, error.name, getattr(error, "limit", None))
