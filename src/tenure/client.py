@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from tenure.errors import (
     InvalidArgument,
     Misuse,
     SessionClosed,
+    Unsupported,
 )
 from tenure.events import EventStream, LoopStalled, living
 from tenure.keeper import Keeper
@@ -36,6 +38,7 @@ from tenure.model import DEFAULT_NODE, Capabilities
 from tenure.mutex import Mutex
 from tenure.nodes import Nodes
 from tenure.once import Once
+from tenure.resume import ResumeToken, new_key
 from tenure.scope import note_failure
 from tenure.semaphore import Semaphore
 from tenure.session import Session
@@ -264,8 +267,17 @@ class Client(Nodes):
         description: str = "",
         on_loss: OnLoss = "cancel",
         max_stall: Duration | None = None,
+        resumable: bool = False,
+        resume: str | None = None,
+        assume_dead: bool = False,
     ) -> Once[Session]:
         """A session on a node: ``async with client.session("/billing") as session``, or await it.
+
+        A session ends with its program, unless it is *resumable*: then it survives the death of
+        the program, and a restart of the machine where the store does, for its recovery window.
+        Another program takes it over with its `Session.resume_token`, and finds what it held in
+        `Session.recovered`. That takes until the former program has been told, is known to be
+        dead, or has been silent for the window, so that never two of them hold.
 
         Args:
             path: the node, which exists (`create_node`).
@@ -276,15 +288,34 @@ class Client(Nodes):
             on_loss: what the loss of one of its leases does beside being raised.
             max_stall: seconds that the event loop may be stuck before the session is no
                 longer renewed; twice the window if ``None``.
+            resumable: whether it can be resumed.
+            resume: the token of the session to take over; its node, window and description
+                stay what they are.
+            assume_dead: with `resume`, do not make sure that the former program has stopped.
+                Unsafe: if it only could not reach the store, both hold.
 
         Raises:
             NodeNotFound: there is no such node.
+            SessionExpired: the session to resume is over, or another program resumed it too.
+            AuthenticationFailed: the token is of another store.
             EngineUnavailable: the store cannot be reached.
-            InvalidArgument: a path, a window or a description that no engine accepts.
+            InvalidArgument: a path, a window or a description that no engine accepts; or what
+                is no resume token.
+            Unsupported: the engine has no sessions that can be resumed.
         """
-        return self._session(_how(path, recovery_window, description, on_loss, max_stall))
+        how, policy, stall = _how(path, recovery_window, description, on_loss, max_stall)
+        if resume is not None:
+            how = _resumed(how, ResumeToken.parse(resume), assume_dead)
+        elif resumable:
+            how = replace(how, liveness="window", key=new_key())
+        return self._session((how, policy, stall))
 
     def _session(self, how: tuple[Attach, OnLoss, float]) -> Once[Session]:
+        if how[0].liveness == "window" and not self.capabilities.resume:
+            raise Unsupported(
+                f"{self.url} has no sessions that can be resumed; memory:// and sqlite:// have",
+                node=how[0].node,
+            )
         return Once(f"the session on {how[0].node}", self._attach, *how)
 
     async def _attach(self, how: Attach, on_loss: OnLoss, max_stall: float) -> Session:
@@ -294,7 +325,7 @@ class Client(Nodes):
         try:
             return await self._outcome(attaching)
         except (asyncio.CancelledError, GeneratorExit):
-            self._soon(partial(_abandon, attaching))
+            self._soon(partial(_abandon, attaching, detach=how.session_id is not None))
             raise
 
     async def _attach_now(self, how: Attach, on_loss: OnLoss, max_stall: float) -> Session:
@@ -415,18 +446,35 @@ def _how(
     return Attach(path, window, description), on_loss, stall
 
 
+def _resumed(how: Attach, token: ResumeToken, assume_dead: bool) -> Attach:
+    """How a session is to be taken over."""
+    if how.node not in {DEFAULT_NODE, token.node}:
+        raise InvalidArgument(
+            f"the session to resume is on {token.node}, not on {how.node}: leave the path out",
+            node=how.node,
+        )
+    return Attach(
+        token.node,
+        token.recovery_window,
+        liveness="window",
+        key=token.key,
+        session_id=token.session_id,
+        assume_dead=assume_dead,
+    )
+
+
 def _failure(task: asyncio.Task[Any]) -> BaseException | None:
     """Why a task that is done has no result."""
     return asyncio.CancelledError() if task.cancelled() else task.exception()
 
 
-def _abandon(attaching: asyncio.Task[Session]) -> None:
-    """Nobody wants the session any more."""
-    attaching.add_done_callback(_end_at_once)
+def _abandon(attaching: asyncio.Task[Session], *, detach: bool) -> None:
+    """Nobody wants the session any more; one that was there before stays for the next."""
+    attaching.add_done_callback(partial(_end_at_once, detach=detach))
     attaching.cancel()
 
 
-def _end_at_once(attaching: asyncio.Task[Session]) -> None:
+def _end_at_once(attaching: asyncio.Task[Session], *, detach: bool) -> None:
     if _failure(attaching) is None:
         session = attaching.result()
-        session._end_now(session._closed())
+        session._end_now(session._closed(), detach=detach)

@@ -16,6 +16,7 @@ from tenure.loss import OnLoss
 from tenure.model import Leader, SemaphoreDescription
 from tenure.once import Once
 from tenure.request import SessionSource, Wanted, acquire
+from tenure.semaphore import Ticket, recover
 from tenure.watch import Watch
 
 if TYPE_CHECKING:
@@ -83,17 +84,21 @@ class Election:
             SelfDeadlock: the calling task leads this election itself.
             SessionExpired, SessionClosed: the session is over.
         """
-        wanted = Wanted(
-            "election",
-            self.name,
-            1,
-            data,
-            ephemeral=False,
-            on_loss=on_loss,
-            stop_time=stop_time,
-            handle=Leadership,
-        )
+        wanted = self._wanted(data, on_loss, stop_time)
         return Once(wanted, self._campaign, wanted, timeout_seconds(timeout))
+
+    def recover(
+        self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0
+    ) -> Ticket[Leadership] | None:
+        """The first candidacy in this election that a resumed session still has, or ``None``.
+
+        It is given once: then it is the ticket's to keep, to `wait` for, or to withdraw.
+
+        Args:
+            on_loss, stop_time: as for `campaign`.
+        """
+        ticket = recover(self._source, self._wanted(b"", on_loss, stop_time))
+        return cast("Ticket[Leadership] | None", ticket)
 
     async def leader(self) -> Leader | None:
         """Who leads now, or ``None``.
@@ -126,6 +131,18 @@ class Election:
 
     async def _campaign(self, wanted: Wanted, timeout: float | None) -> Leadership:
         return cast(Leadership, await acquire(_Prepared(self), wanted, timeout))
+
+    def _wanted(self, data: bytes, on_loss: OnLoss | None, stop_time: Duration) -> Wanted:
+        return Wanted(
+            "election",
+            self.name,
+            1,
+            data,
+            ephemeral=False,
+            on_loss=on_loss,
+            stop_time=stop_time,
+            handle=Leadership,
+        )
 
     async def _prepare(self, session: Session) -> None:
         """Create the semaphore when missing; it must be one of limit 1."""

@@ -20,6 +20,7 @@ __all__ = [
     "MutexHolder",
     "NodeConfig",
     "NodeDescription",
+    "Recovered",
     "RequestDescription",
     "SemaphoreDescription",
     "SessionDescription",
@@ -120,6 +121,29 @@ class RequestDescription:
     remaining: float | None = None
     session_description: str | None = None
     pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A request that a session still had in a queue when it was resumed.
+
+    Attributes:
+        hold: the request's number within the session.
+        name: of the semaphore.
+        order_id: its place in the queue, and its fencing token.
+        count: how many tokens it wants or has.
+        data: what it carries.
+        ephemeral: whether the semaphore is ephemeral.
+        granted: whether it owns its tokens.
+    """
+
+    hold: int
+    name: str
+    order_id: int
+    count: int
+    data: bytes
+    ephemeral: bool
+    granted: bool
 
 
 @dataclass(frozen=True, slots=True)

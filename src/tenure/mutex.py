@@ -14,6 +14,7 @@ from tenure.loss import OnLoss
 from tenure.model import EPHEMERAL_LIMIT, MutexHolder
 from tenure.once import Once
 from tenure.request import SessionSource, Wanted, acquire, try_acquire
+from tenure.semaphore import Ticket, recover
 
 __all__ = ["Mutex"]
 
@@ -75,6 +76,18 @@ class Mutex:
     ) -> Lease | None:
         """Lock the mutex if it is free and nobody waits; else ``None``."""
         return await try_acquire(self._source, self._wanted(data, on_loss, stop_time))
+
+    def recover(
+        self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0
+    ) -> Ticket[Lease] | None:
+        """The first request for this mutex that a resumed session still has, or ``None``.
+
+        It is given once: then it is the ticket's to keep, to `wait` for, or to withdraw.
+
+        Args:
+            on_loss, stop_time: as for `lock`.
+        """
+        return recover(self._source, self._wanted(b"", on_loss, stop_time))
 
     async def inspect(self) -> MutexHolder | None:
         """Who holds the mutex, or ``None`` when it is free."""

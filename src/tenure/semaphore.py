@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
@@ -20,17 +20,21 @@ from tenure.watch import Watch
 if TYPE_CHECKING:
     from tenure.session import Session
 
-__all__ = ["Semaphore", "Ticket"]
+__all__ = ["Semaphore", "Ticket", "recover"]
+
+L = TypeVar("L", bound=Lease)
 
 
-class Ticket:
-    """A place in a semaphore's queue. `Semaphore.enqueue` gives one.
+class Ticket(Generic[L]):
+    """A place in a queue, and the way to the lease that comes of it.
+
+    `Semaphore.enqueue` gives one; so does `recover`, for what a resumed session still had.
 
     The ticket owns the place: a `wait` that times out or is cancelled keeps it. Leaving the
     ``async with`` block withdraws the request, or releases the lease.
     """
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: L) -> None:
         self._lease = lease
         self._scope: Scope | None = None
 
@@ -42,7 +46,7 @@ class Ticket:
         """Whether the request owns its tokens now."""
         return self._lease.held
 
-    async def wait(self, timeout: Duration | None = None) -> Lease:
+    async def wait(self, timeout: Duration | None = None) -> L:
         """Wait for the grant; called again, it gives the same lease.
 
         Raises:
@@ -79,7 +83,7 @@ class Ticket:
         """
         await self._lease.release()
 
-    async def __aenter__(self) -> Ticket:
+    async def __aenter__(self) -> Ticket[L]:
         self._lease.session._alive()
         if self._scope is not None:
             raise Misuse(
@@ -238,13 +242,25 @@ class Semaphore:
         data: bytes = b"",
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
-    ) -> Once[Ticket]:
+    ) -> Once[Ticket[Lease]]:
         """Join the queue now, and wait for the grant later, with the ticket.
 
         ``async with pool.enqueue() as ticket``, or ``await`` it. Raises as `acquire`.
         """
         wanted = self._wanted(count, data, on_loss, stop_time)
         return Once(wanted, _enqueue, self._source, wanted)
+
+    def recover(
+        self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0
+    ) -> Ticket[Lease] | None:
+        """The first request for this semaphore that a resumed session still has, or ``None``.
+
+        It is given once: then it is the ticket's to keep, to `wait` for, or to withdraw.
+
+        Args:
+            on_loss, stop_time: as for `acquire`.
+        """
+        return recover(self._source, self._wanted(1, b"", on_loss, stop_time))
 
     def watch(self, *, data: bool = False, owners: bool = False) -> Watch[SemaphoreDescription]:
         """The semaphore's state now, and a newer one after every change of what is watched.
@@ -273,5 +289,16 @@ def _as_it_is(_session: Session, described: SemaphoreDescription) -> SemaphoreDe
     return described
 
 
-async def _enqueue(source: SessionSource, wanted: Wanted) -> Ticket:
+async def _enqueue(source: SessionSource, wanted: Wanted) -> Ticket[Lease]:
     return Ticket(await join(source, wanted))
+
+
+def recover(source: SessionSource, wanted: Wanted) -> Ticket[Lease] | None:
+    """A ticket for what the session was found to have of what is wanted, if anything.
+
+    Raises:
+        SessionExpired, SessionClosed: the session is over.
+    """
+    session = source._ready()
+    lease = None if session is None else session._claim(wanted)
+    return None if lease is None else Ticket(lease)

@@ -23,7 +23,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -31,19 +32,28 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from tenure import events, fork
 from tenure.clock import Clock
 from tenure.election import Election
-from tenure.engines.contract import Attach, EngineSession, Removal
-from tenure.errors import EngineError, InvalidArgument, Misuse, SessionClosed, SessionExpired
+from tenure.engines.contract import Attach, EngineSession, Enqueued, Place, Removal
+from tenure.errors import (
+    EngineError,
+    InvalidArgument,
+    Misuse,
+    SessionClosed,
+    SessionExpired,
+    Unsupported,
+)
 from tenure.lease import LOST, Lease
 from tenure.loss import OnLoss
+from tenure.model import Recovered
 from tenure.mutex import Mutex
 from tenure.proof import Proof
+from tenure.request import Wanted
+from tenure.resume import ResumeToken
 from tenure.scope import Scope, note_failure
 from tenure.semaphore import Semaphore
 from tenure.withdrawal import Withdrawals
 
 if TYPE_CHECKING:
     from tenure.client import Client
-    from tenure.request import Wanted
 
 __all__ = ["ORIGIN", "Session", "SessionState"]
 
@@ -76,6 +86,8 @@ class Session:
         self.node = how.node
         self.recovery_window = how.recovery_window
         self.max_stall = max_stall
+        self._key = how.key
+        self._resumable = how.liveness == "window"
         self._client = client
         self._clock: Clock = client.clock
         self._born = fork.generation()
@@ -90,6 +102,7 @@ class Session:
         self._detaching = False
         self._leaving: asyncio.Task[None]  # set by _finish_end
         self._leases: dict[int, Lease] = {}
+        self._recovered: dict[int, Recovered] = {}
         self._pending: set[Scope] = set()
         self._watchers: set[Callable[[], None]] = set()
         self._withdrawals = Withdrawals(self)
@@ -120,6 +133,33 @@ class Session:
         """Until when the session is proven, on the client's clock, in seconds."""
         return self._proof.deadline
 
+    @property
+    def resume_token(self) -> str:
+        """What a restarted program gives to `Client.session` to take this session over.
+
+        Keep it like a password, and where a restart finds it. It stays the same for the whole
+        life of the session.
+
+        Raises:
+            Unsupported: the session was not asked for with ``resumable=True``.
+        """
+        if not self._resumable:
+            raise Unsupported(
+                f"the session on {self.node} ends with its program; one that can be resumed is "
+                "asked for with client.session(..., resumable=True)",
+                node=self.node,
+            )
+        return str(ResumeToken(self.node, self.id, self.recovery_window, self._key))
+
+    @property
+    def recovered(self) -> tuple[Recovered, ...]:
+        """What a resumed session found in queues and nobody has claimed yet, in order.
+
+        `Mutex.recover`, `Semaphore.recover` and `Election.recover` claim it. What is left
+        unclaimed keeps its place, or its tokens, until the session ends.
+        """
+        return tuple(self._recovered.values()) if self._proven() else ()
+
     # What a program does
 
     def mutex(self, name: str) -> Mutex:
@@ -148,7 +188,9 @@ class Session:
     async def detach(self) -> None:
         """Leave without ending the session: it keeps its places until its window is over.
 
-        From this object's view it is over: leases count as lost, because nobody proves them.
+        Until then its `resume_token`, if it has one, takes it up again, here or in another
+        process. From this object's view it is over: leases count as lost, because nobody
+        proves them.
         """
         why = SessionClosed(f"the session on {self.node} was detached", node=self.node)
         await self._end(why, detach=True)
@@ -264,6 +306,12 @@ class Session:
 
     def _request(self, wanted: Wanted) -> Lease:
         """A new request of this session, numbered before anything is sent."""
+        self._check_stop_time(wanted)
+        self._last_hold = hold = self._last_hold + 1
+        self._leases[hold] = lease = wanted.handle(self, hold, wanted)
+        return lease
+
+    def _check_stop_time(self, wanted: Wanted) -> None:
         if wanted.stop_time >= self.recovery_window / 2:
             raise InvalidArgument(
                 f"a stop time is under half the recovery window ({self.recovery_window:g} s), "
@@ -271,8 +319,20 @@ class Session:
                 node=self.node,
                 name=wanted.name,
             )
-        self._last_hold = hold = self._last_hold + 1
-        self._leases[hold] = lease = wanted.handle(self, hold, wanted)
+
+    def _claim(self, wanted: Wanted) -> Lease | None:
+        """The first request of that name that was recovered and fits, as a lease."""
+        for found in self._recovered.values():
+            if (found.name, found.ephemeral) == (wanted.name, wanted.ephemeral):
+                break
+        else:
+            return None
+        self._check_stop_time(wanted)
+        del self._recovered[found.hold]
+        self._leases[found.hold] = lease = wanted.handle(self, found.hold, wanted)
+        lease._count = found.count
+        lease._asked_at = self._clock.now()
+        lease._answer(Enqueued(Place.GRANTED if found.granted else Place.WAITING, found.order_id))
         return lease
 
     def _hold_stop_time(self, lease: Lease) -> None:
@@ -312,17 +372,24 @@ class Session:
                     partial(self._tell, events.Renewed(self.node, self.id, self.deadline))
                 )
 
+    def resumed(self, requests: Sequence[Recovered]) -> None:
+        """What was found in queues when the session was taken over."""
+        self._recovered = {found.hold: found for found in requests}
+
     def granted(self, hold: int, order_id: int | None) -> None:
         """A waiting request is an owner now."""
         lease = self._leases.get(hold)
         if lease is not None:
             lease._grant(order_id)
+        elif hold in self._recovered:
+            self._recovered[hold] = replace(self._recovered[hold], granted=True)
 
     def removed(self, hold: int, why: Removal) -> None:
         """A request has left its queue by somebody else's doing."""
         lease = self._leases.get(hold)
         if lease is not None:
             lease._remove(why)
+        self._recovered.pop(hold, None)
 
     def detached(self) -> None:
         """The contact is broken."""
@@ -377,6 +444,8 @@ class Session:
     def _start(self, engine: EngineSession) -> None:
         """The engine has attached the session."""
         self._engine = engine
+        # No attachment numbers its requests as a former one did.
+        self._last_hold = (engine.attach_number - 1) << 32
         self._contact = "attached"
         if self._ended is not None:
             self._finish_end()
@@ -432,6 +501,7 @@ class Session:
             if lease._state is LOST:
                 lease._announce_loss(but_not=me)
         self._leases.clear()
+        self._recovered.clear()
         for scope in self._pending:
             scope.trigger()
         self._withdrawals.stop()

@@ -124,10 +124,10 @@ def test_a_node_with_attached_sessions_is_dropped_by_force_only(bench: Bench) ->
 def test_detached_sessions_do_not_hold_a_node(bench: Bench) -> None:
     bench.store.create_node("/a", NodeConfig(), exist_ok=False)
     session = bench.attach("/a")
-    bench.store.detach(session)
-    bench.store.detach(session)
+    bench.store.detach(session, bench.now)
+    bench.store.detach(session, bench.now)
     bench.store.drop_node("/a", force=False)
-    bench.store.detach(session)
+    bench.store.detach(session, bench.now)
     assert not session.alive
 
 
@@ -429,7 +429,7 @@ def test_a_watch_hears_of_what_it_watches_once_a_command(bench: Bench) -> None:
     assert bench.effects() == [(CHANGED, data), (CHANGED, owners)]
     bench.store.unwatch(data)
     bench.store.unwatch(data)
-    bench.store.detach(session)
+    bench.store.detach(session, bench.now)
     bench.create("other")
     bench.store.delete(node, "pool", force=False)
     assert bench.effects() == []

@@ -206,6 +206,22 @@ class Store:
         self._due(now + window, session)
         return session
 
+    def take_over(self, path: str, number: int, key: bytes) -> Session:
+        """Attach a session anew, for another program, from which it has not been heard yet.
+
+        Raises:
+            NodeNotFound, SessionExpired, AuthenticationFailed, InvalidArgument
+        """
+        rules.check_path(path)
+        session = self.node(path).sessions.get(number)
+        if session is None:
+            raise rules.not_there_to_resume(path, number)
+        rules.check_resumable(session.liveness, session.key, key, path, number)
+        self._drop_watches(session)
+        session.attached = True
+        session.attach_number += 1
+        return session
+
     def touch(self, session: Session, now: float) -> bool:
         """The session was heard of; false when it is over."""
         if not session.alive:
@@ -213,8 +229,8 @@ class Store:
         session.last_contact = max(session.last_contact, now)
         return True
 
-    def detach(self, session: Session) -> None:
-        if session.alive:
+    def detach(self, session: Session, now: float) -> None:
+        if self.touch(session, now):
             session.attached = False
             self._drop_watches(session)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from tenure.errors import InvalidArgument
-from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, NodeConfig
+from tenure.errors import AuthenticationFailed, InvalidArgument, SessionExpired
+from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, Liveness, NodeConfig
 
 __all__ = [
     "ATTACH_KEY_BYTES",
@@ -29,6 +29,7 @@ __all__ = [
     "check_limit",
     "check_name",
     "check_path",
+    "check_resumable",
     "check_shrink",
     "check_timeout",
     "check_window",
@@ -36,6 +37,8 @@ __all__ = [
     "grace_period",
     "merge_config",
     "next_order_id",
+    "not_there_to_resume",
+    "taken_over",
 ]
 
 EXACT = 2**53 - 1
@@ -133,6 +136,40 @@ def check_key(key: bytes, node: str | None = None) -> None:
             f"a protection key has at most {ATTACH_KEY_BYTES} bytes, this has {len(key)}",
             node=node,
         )
+
+
+def check_resumable(liveness: Liveness, stored: bytes, key: bytes, node: str, number: int) -> None:
+    """Whether a session may be taken over by who shows `key`.
+
+    Raises:
+        AuthenticationFailed: it has another key.
+        InvalidArgument: it lives and dies with its process.
+    """
+    if stored != key:
+        raise AuthenticationFailed(
+            f"session {number} on {node} has another key than this resume token", node=node
+        )
+    if liveness != "window":
+        raise InvalidArgument(
+            f"session {number} on {node} ends with its process; one that can be resumed is asked "
+            "for with resumable=True",
+            node=node,
+        )
+
+
+def not_there_to_resume(node: str, number: int) -> SessionExpired:
+    """The error for taking over a session that is over."""
+    return SessionExpired(
+        f"session {number} on {node} is over, and cannot be resumed: begin a new one", node=node
+    )
+
+
+def taken_over(node: str) -> SessionExpired:
+    """How a session ends for the program from which it was taken over."""
+    return SessionExpired(
+        f"the session on {node} is over here: another program has resumed it with its token",
+        node=node,
+    )
 
 
 def check_window(window: float, node: str | None = None) -> None:

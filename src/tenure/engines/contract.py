@@ -42,6 +42,7 @@ from tenure.model import (
     Liveness,
     NodeConfig,
     NodeDescription,
+    Recovered,
     SemaphoreDescription,
     SessionDescription,
 )
@@ -94,18 +95,19 @@ class Attach:
         recovery_window: seconds; how long the session survives without contact.
         description: what the program says of itself.
         liveness: ``"process"``, or ``"window"`` for sessions that may be resumed.
-        session_id: of a session to take over, else ``None`` for a new one.
-        attach_number: of the attachment that is taken over.
         key: the protection key (at most 16 bytes; empty for none).
+        session_id: of a session of liveness ``"window"`` to take over, which has this key and
+            keeps its own window and description; ``None`` for a new session.
+        assume_dead: take over without making sure that the other side has stopped believing.
     """
 
     node: str
     recovery_window: float
     description: str = ""
     liveness: Liveness = "process"
-    session_id: int | None = None
-    attach_number: int = 0
     key: bytes = b""
+    session_id: int | None = None
+    assume_dead: bool = False
 
 
 class SessionEvents(Protocol):
@@ -117,6 +119,12 @@ class SessionEvents(Protocol):
 
     def proven(self, at: float) -> None:
         """The store had extended the session's expiry in answer to what was sent at `at`."""
+
+    def resumed(self, requests: Sequence[Recovered]) -> None:
+        """What a session that was taken over has in queues, in the order of the order ids.
+
+        Said once, before `attach` returns and before any push for one of them.
+        """
 
     def granted(self, hold: int, order_id: int | None) -> None:
         """A waiting request is an owner now.
@@ -165,7 +173,11 @@ class EngineSession(Protocol):
         """
 
     async def detach(self) -> None:
-        """Leave without ending the session: it lives for its recovery window."""
+        """Leave without ending the session: it lives for its recovery window from now on.
+
+        Who detaches does not believe that it holds anything, so that the session can be taken
+        over at once.
+        """
 
     async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
         """Create a lasting semaphore.
@@ -280,11 +292,22 @@ class Engine(Protocol):
     async def attach(self, how: Attach, events: SessionEvents) -> EngineSession:
         """Attach a session. `events.proven` has been called when it returns.
 
-        A cancelled attach leaves no session behind.
+        A cancelled attach leaves no new session behind.
+
+        Taking a session over first checks its key, then raises its attach number, so that the
+        store refuses whatever the other side still sends; that side is told ``ended``. It returns,
+        with a proof of its own and everything in its place, when the other side cannot believe
+        any more that it holds anything: it has detached or been told, it is known to be dead, or
+        the window has passed since the store last heard of it. `Attach.assume_dead` skips that.
+        The session lives meanwhile. Of several that take over the last one wins. A take-over that
+        is cancelled leaves the session detached.
 
         Raises:
             NodeNotFound: there is no such node.
-            SessionExpired: the session to take over is over.
+            SessionExpired: the session to take over is over, or somebody else has taken it over.
+            AuthenticationFailed: the session to take over has another key.
+            InvalidArgument: the session to take over is of liveness ``"process"``.
+            Unsupported: the engine has no sessions of liveness ``"window"``.
             EngineUnavailable: the store cannot be reached.
         """
         ...

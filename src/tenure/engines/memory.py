@@ -11,11 +11,14 @@ Rules:
   callback per turn of that loop; it is never delivered from inside the command.
 * Each connection with something attached keeps one timer on its own loop, for the store's next
   deadline or a second, whichever comes first, so that a loop that is stuck delays only itself.
+* What is told to a session is told to the attachment that it was meant for: one that has been
+  taken over hears of its end, and of nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -40,6 +43,7 @@ from tenure.model import (
     Capabilities,
     NodeConfig,
     NodeDescription,
+    Recovered,
     RequestDescription,
     SemaphoreDescription,
     SessionDescription,
@@ -50,6 +54,7 @@ __all__ = ["connect"]
 _TICK = 1.0
 _REMOVALS = {TIMED_OUT: Removal.TIMED_OUT, DELETED: Removal.DELETED, EVICTED: Removal.EVICTED}
 _REFUSED = Enqueued(Place.REFUSED, None)
+_TAKEN_OVER = -1  # a kind of push beside the core's effects: (session, _TAKEN_OVER, error)
 
 
 class _Shared:
@@ -76,7 +81,7 @@ def connect(url: str, clock: Clock) -> MemoryEngine:
 class MemoryEngine:
     """One connection to a store in this process."""
 
-    capabilities = Capabilities(resume=False)
+    capabilities = Capabilities(resume=True)
 
     def __init__(self, name: str, clock: Clock) -> None:
         self.url = f"memory://{name}"
@@ -87,7 +92,7 @@ class MemoryEngine:
         self._sessions: set[MemorySession] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
-        self._pushes: deque[tuple[Any, ...]] = deque()
+        self._pushes: deque[tuple[MemorySession, int, Any]] = deque()
         self._seen = 0
 
     async def open(self) -> None:
@@ -126,13 +131,18 @@ class MemoryEngine:
 
     def _settle(self, store: Store) -> None:
         """Hand what the last command has to tell to those concerned. Under the lock."""
-        for effect in store.effects:
-            engine = effect[0].sink.engine
-            pushes = engine._pushes
-            pushes.append(effect)
-            if len(pushes) == 1:
-                engine._wake(self._loop)
+        for session, kind, what in store.effects:
+            self._push(session.sink, kind, what)
         store.effects.clear()
+
+    def _push(self, sink: MemorySession, kind: int, what: Any) -> None:
+        """Have something told to a session. Under the lock."""
+        if sink.deaf and kind not in {ENDED, _TAKEN_OVER}:
+            return  # what it finds will be told to it first
+        engine = sink.engine
+        engine._pushes.append((sink, kind, what))
+        if len(engine._pushes) == 1:
+            engine._wake(self._loop)
 
     def _wake(self, from_loop: asyncio.AbstractEventLoop | None) -> None:
         loop = self._loop
@@ -145,20 +155,19 @@ class MemoryEngine:
     def _deliver(self) -> None:
         pushes = self._pushes
         for _ in range(len(pushes)):
-            session, kind, what = pushes.popleft()
-            sink: MemorySession = session.sink
-            if kind == GRANTED:
+            sink, kind, what = pushes.popleft()
+            if kind == _TAKEN_OVER:
+                sink.over(what)
+            elif sink.superseded:
+                continue
+            elif kind == GRANTED:
                 sink.events.granted(what.hold, what.order_id)
             elif kind == CHANGED:
-                if what in session.watches:  # or else it has ended since
+                if what in what.session.watches:  # or else it has ended since
                     what.sink()
             elif kind == ENDED:
-                sink.over(
-                    SessionExpired(
-                        f"the session on {session.node.path} is over: {what}",
-                        node=session.node.path,
-                    )
-                )
+                path = sink.node
+                sink.over(SessionExpired(f"the session on {path} is over: {what}", node=path))
             else:
                 sink.events.removed(what.hold, _REMOVALS[kind])
         if pushes:
@@ -195,18 +204,38 @@ class MemoryEngine:
     # The contract
 
     async def attach(self, how: Attach, events: SessionEvents) -> MemorySession:
-        shared = self._opened()
-        now = self.clock.now()
+        if how.session_id is not None:
+            return await self._take_over(how, how.session_id, events)
+        shared, store, now = self._command()
         with shared.lock:
-            shared.store.expire(now)
-            state = shared.store.attach(
+            self._expire(store)
+            state = store.attach(
                 how.node, how.description, how.recovery_window, how.liveness, how.key, now
             )
-            state.sink = session = MemorySession(self, shared, state, events)
+            session = MemorySession(self, shared, state, events)
             self._sessions.add(session)
-            self._settle(shared.store)
-            self._set_timer(shared.store)
+            self._set_timer(store)
         events.proven(now)
+        return session
+
+    async def _take_over(self, how: Attach, number: int, events: SessionEvents) -> MemorySession:
+        shared, store, now = self._command()
+        with shared.lock:
+            self._expire(store)
+            state = store.take_over(how.node, number, how.key)
+            former: MemorySession = state.sink
+            former.cut_off()
+            session = MemorySession(self, shared, state, events, former)
+            self._sessions.add(session)
+            store.touch(state, now)
+            self._set_timer(store)
+        try:
+            if not how.assume_dead:
+                await session.until_nobody_believes()
+            session.begin()
+        except BaseException:
+            await session.detach()
+            raise
         return session
 
     def _command(self) -> tuple[_Shared, Store, float]:
@@ -298,15 +327,34 @@ class MemoryEngine:
 
 
 class MemorySession:
-    """One attached session."""
+    """One attachment of a session, of which it is the state's `sink` until another takes over.
+
+    Attributes:
+        deaf: nothing but its end is told to it: its take-over is not complete.
+        superseded: another one has taken over.
+    """
 
     def __init__(
-        self, engine: MemoryEngine, shared: _Shared, state: Session, events: SessionEvents
+        self,
+        engine: MemoryEngine,
+        shared: _Shared,
+        state: Session,
+        events: SessionEvents,
+        former: MemorySession | None = None,
     ) -> None:
+        """Under the lock; with `former`, that one is taken over."""
+        state.sink = self
         self.id = state.id
+        self.node = state.node.path
         self.attach_number = state.attach_number
         self.engine = engine
         self.events = events
+        self.superseded = False
+        self.deaf = former is not None
+        self._believes = former is None  # that it holds what it was told
+        self._until = 0.0  # that it can believe so, once superseded
+        self._former = former
+        self._look = asyncio.Event()
         self._state = state
         self._shared = shared
         self._store = shared.store
@@ -315,32 +363,97 @@ class MemorySession:
         self._wall = engine.clock.wall
 
     def over(self, error: SessionExpired) -> None:
-        """The store ended it."""
+        """The store ended it, or another one has taken over."""
         self.engine._sessions.discard(self)
         self.events.ended(error)
+        with self._lock:
+            self._disbelieve()
 
     def renew(self) -> None:
         now = self._now()
         with self._lock:
-            lives = self._store.touch(self._state, now)
+            lives = not self.superseded and self._store.touch(self._state, now)
         if lives:
             self.events.proven(now)
 
     async def close(self) -> None:
         with self._lock:
-            self._store.close(self._state, self._now())
-            self.engine._settle(self._store)
+            if not self.superseded:
+                self._store.close(self._state, self._now())
+                self.engine._settle(self._store)
+            self._disbelieve()
         self.engine._sessions.discard(self)
 
     async def detach(self) -> None:
         with self._lock:
-            self._store.detach(self._state)
+            if not self.superseded:
+                self._store.detach(self._state, self._now())
+            self._disbelieve()
 
     def _alive(self) -> Session:
+        if self.superseded:
+            raise rules.taken_over(self.node)
         if not self._state.alive:
-            path = self._state.node.path
-            raise SessionExpired(f"the session on {path} is over", node=path)
+            raise SessionExpired(f"the session on {self.node} is over", node=self.node)
         return self._state
+
+    # Taking over
+
+    def cut_off(self) -> None:
+        """Another one takes over: tell it so. Under the lock."""
+        self.superseded = True
+        self._until = self._state.last_contact + self._state.window
+        self.engine._push(self, _TAKEN_OVER, rules.taken_over(self.node))
+        self._wake()
+
+    def _disbelieve(self) -> None:
+        """From now on it does not believe that it holds anything. Under the lock."""
+        self._believes = False
+        self._state.sink._wake()  # perhaps a successor waits for that
+
+    def _wake(self) -> None:
+        loop = self.engine._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._look.set)
+
+    def _believes_until(self) -> float:
+        """Until when somebody who came before the next one may believe. Under the lock."""
+        loop = self.engine._loop
+        dead = loop is not None and loop.is_closed()
+        mine = self._until if self._believes and not dead else 0.0
+        return max(mine, 0.0 if self._former is None else self._former._believes_until())
+
+    async def until_nobody_believes(self) -> None:
+        """Return when no attachment before this one can believe that it holds anything.
+
+        Raises:
+            SessionExpired: it has ended meanwhile, or was taken over once more.
+        """
+        assert self._former is not None
+        while True:
+            now = self._now()
+            with self._lock:
+                self._store.touch(self._alive(), now)
+                wait = self._former._believes_until() - now
+            if wait <= 0:
+                return
+            self._look.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(wait, _TICK, self._state.window / 3)):
+                    await self._look.wait()
+
+    def begin(self) -> None:
+        """The take-over is complete: from now on this is the program that holds."""
+        now = self._now()
+        with self._lock:
+            state = self._alive()
+            self._store.touch(state, now)
+            found = sorted(state.requests.values(), key=lambda request: request.order_id)
+            self.events.resumed(tuple(map(_recovered, found)))
+            self.deaf = False
+            self._believes = True
+            self._former = None
+        self.events.proven(now)
 
     async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
         with self._lock:
@@ -376,6 +489,8 @@ class MemorySession:
     ) -> Enqueued:
         engine, store = self.engine, self._store
         with self._lock:
+            if self.superseded:
+                raise rules.taken_over(self.node)
             last = store.last_order_id
             order_id = rules.next_order_id(last, engine._seen, self._wall())
             request = store.enqueue(
@@ -399,6 +514,8 @@ class MemorySession:
     def withdraw(self, hold: int) -> None:
         store = self._store
         with self._lock:
+            if self.superseded:
+                return
             store.withdraw(self._state, hold, self._now())
             if store.effects:
                 self.engine._settle(store)
@@ -414,6 +531,19 @@ class MemorySession:
                 self._store.unwatch(watch)
 
         return stop
+
+
+def _recovered(request: Request) -> Recovered:
+    semaphore = request.semaphore
+    return Recovered(
+        request.hold,
+        semaphore.name,
+        request.order_id,
+        request.count,
+        request.data,
+        semaphore.ephemeral,
+        request.granted_at is not None,
+    )
 
 
 def _describe(

@@ -137,9 +137,17 @@ class Program:
         self.session = session
         self.heard = heard
         self.node = node
-        self.requests: list[Request] = []
+        self.requests = [
+            Request(
+                self,
+                found.hold,
+                found.name,
+                Enqueued(Place.GRANTED if found.granted else Place.WAITING, found.order_id),
+            )
+            for found in heard.found
+        ]
         self.left = False
-        self._holds = itertools.count(1)
+        self._holds = itertools.count((session.attach_number << 32) + 1)
         self._fences = itertools.count(1)
         self._fencing: Watching | None = None
 
@@ -201,14 +209,10 @@ class Program:
         """Ask for the whole of an ephemeral semaphore, which is what a mutex does."""
         return await self.enqueue(name, EPHEMERAL_LIMIT, data=data, timeout=timeout, ephemeral=True)
 
-    def adopt(self, request: Request) -> Request:
-        """A request of the attachment that this one has taken over."""
-        answer = Enqueued(request.place, request.order_id)
-        adopted = Request(self, request.hold, request.name, answer)
-        self.heard.asks(request.hold)
-        self.heard.answered(request.hold, answer)
-        self.requests.append(adopted)
-        return adopted
+    def recovered(self, name: str) -> Request:
+        """The request for that name which this session had when it was taken over."""
+        [found] = [each for each in self.heard.found if each.name == name]
+        return next(each for each in self.requests if each.hold == found.hold)
 
     def send_withdrawal(self, request: Request) -> Answer[None]:
         """Call `withdraw`, without waiting for its answer."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from tenure.engines.contract import Answer, Enqueued, Removal
+from tenure.engines.contract import Answer, Enqueued, Place, Removal
 from tenure.errors import SessionExpired
+from tenure.model import Recovered
 
 __all__ = [
     "PATIENCE",
@@ -23,6 +24,7 @@ __all__ = [
     "Proven",
     "Recorder",
     "Removed",
+    "Resumed",
     "Said",
 ]
 
@@ -65,7 +67,13 @@ class Ended(NamedTuple):
     error: SessionExpired
 
 
-Said: TypeAlias = Proven | Granted | Removed | Detached | Attached | Ended
+class Resumed(NamedTuple):
+    """`SessionEvents.resumed`."""
+
+    requests: tuple[Recovered, ...]
+
+
+Said: TypeAlias = Proven | Resumed | Granted | Removed | Detached | Attached | Ended
 
 
 class Recorder:
@@ -76,6 +84,7 @@ class Recorder:
         proofs: the readings of `Proven`, in order.
         grants: the order ids of the holds that were granted by a push.
         removals: why the holds that were removed were removed.
+        found: what the session had in queues when it was taken over, in order.
         end: what ended the session, by the store's word.
         broken: the rules of the contract that the engine did not keep, in words.
     """
@@ -85,6 +94,7 @@ class Recorder:
         self.proofs: list[float] = []
         self.grants: dict[int, int | None] = {}
         self.removals: dict[int, Removal] = {}
+        self.found: tuple[Recovered, ...] = ()
         self.end: SessionExpired | None = None
         self.broken: list[str] = []
         self._answers: dict[int, Answer[Enqueued] | None] = {}
@@ -126,6 +136,16 @@ class Recorder:
             self._loop.call_soon_threadsafe(self._wake)
         else:
             self._wake()
+
+    def resumed(self, requests: Sequence[Recovered]) -> None:
+        if any(isinstance(word, Resumed) for word in self.said):
+            self.broken.append("what a session recovers was said twice")
+        self.found = tuple(requests)
+        self._hear(Resumed(self.found))
+        for request in requests:
+            place = Place.GRANTED if request.granted else Place.WAITING
+            self._answers[request.hold] = Enqueued(place, request.order_id)
+        self._wake()
 
     def granted(self, hold: int, order_id: int | None) -> None:
         self._hear(Granted(hold, order_id))

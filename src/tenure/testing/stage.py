@@ -126,6 +126,7 @@ class Stage:
         liveness: Liveness = "process",
         resume: Program | None = None,
         key: bytes = b"",
+        assume_dead: bool = False,
     ) -> Program:
         """One more program: with a connection of its own, unless it shares `engine`.
 
@@ -138,9 +139,9 @@ class Stage:
             window,
             description,
             liveness,
-            None if resume is None else resume.id,
-            0 if resume is None else resume.session.attach_number,
             key,
+            None if resume is None else resume.id,
+            assume_dead,
         )
         session = await connection.attach(how, heard)
         program = Program(connection, session, heard, node)

@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 
 from tenure.engines.contract import Attach, Place
-from tenure.errors import SessionExpired, TenureError
-from tenure.model import DEFAULT_NODE, NodeConfig
+from tenure.errors import AuthenticationFailed, InvalidArgument, SessionExpired
+from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, NodeConfig
 from tenure.testing.conformance.behaviour import behaviour
 from tenure.testing.program import Program, raises
 from tenure.testing.recorder import Recorder
@@ -183,10 +184,13 @@ async def a_resumed_session_finds_every_request_in_its_place(stage: Stage) -> No
     assert successor.session.attach_number > predecessor.session.attach_number
     assert await other.queue("owned") == ([successor.id], [other.id])
     assert await other.queue("awaited") == ([other.id], [successor.id])
-    owned, waiting = successor.adopt(owned), successor.adopt(waiting)
+    assert [(each.hold, each.order_id, each.granted) for each in successor.heard.found] == [
+        (owned.hold, owned.order_id, True),
+        (waiting.hold, waiting.order_id, False),
+    ]
     await other.withdraw(blocking)
-    await waiting.granted()
-    await successor.withdraw(owned)
+    await successor.recovered("awaited").granted()
+    await successor.withdraw(successor.recovered("owned"))
     await behind.granted()
 
 
@@ -209,9 +213,110 @@ async def of_two_attachments_the_earlier_one_is_ended(stage: Stage) -> None:
     await predecessor.ended()
     with raises(SessionExpired):
         await predecessor.lock("another")
-    owned = successor.adopt(owned)
+    with contextlib.suppress(SessionExpired):
+        await predecessor.withdraw(owned)
+    await predecessor.session.close()
     assert await successor.queue("m") == ([successor.id], [])
-    await successor.withdraw(owned)
+    await successor.withdraw(successor.recovered("m"))
+
+
+@behaviour("resume")
+async def a_request_says_what_it_was_when_its_session_is_resumed(stage: Stage) -> None:
+    predecessor = await _predecessor(stage)
+    await predecessor.create("pool", 5)
+    await predecessor.enqueue("pool", 2, data=b"two")
+    shrunk = await predecessor.enqueue("pool", 3, data=b"three")
+    await predecessor.alter(shrunk, count=1, data=b"one")
+    await predecessor.lock("m", data=b"whole")
+    successor = await stage.program(liveness="window", resume=predecessor)
+    found = successor.heard.found
+    assert [(each.name, each.count, each.data, each.ephemeral) for each in found] == [
+        ("pool", 2, b"two", False),
+        ("pool", 1, b"one", False),
+        ("m", EPHEMERAL_LIMIT, b"whole", True),
+    ]
+    assert all(each.granted for each in found)
+
+
+@behaviour("resume")
+async def a_take_over_is_complete_when_the_other_side_has_been_told(stage: Stage) -> None:
+    for _ in range(5):
+        predecessor = await _predecessor(stage)
+        successor = await stage.program(liveness="window", resume=predecessor)
+        assert predecessor.heard.end is not None
+        await successor.close()
+
+
+@behaviour("resume")
+async def who_takes_over_in_turn_is_cut_off_in_turn(stage: Stage) -> None:
+    first = await _predecessor(stage)
+    await first.lock("m")
+    second = await stage.program(liveness="window", resume=first)
+    third = await stage.program(liveness="window", resume=second)
+    await second.ended()
+    assert await third.queue("m") == ([third.id], [])
+    assert third.session.attach_number > second.session.attach_number
+    with raises(SessionExpired):
+        await second.lock("another")
+    await third.withdraw(third.recovered("m"))
+
+
+@behaviour("resume")
+async def of_many_that_take_over_at_once_one_has_the_session(stage: Stage) -> None:
+    predecessor = await _predecessor(stage)
+    await predecessor.lock("m")
+    found = await asyncio.gather(
+        *(stage.program(liveness="window", resume=predecessor) for _ in range(6)),
+        return_exceptions=True,
+    )
+    successors = [each for each in found if isinstance(each, Program)]
+    assert all(isinstance(each, Program | SessionExpired) for each in found), found
+    last = max(successors, key=lambda each: each.session.attach_number)
+    for other in successors:
+        if other is not last:
+            await other.ended()
+    assert await last.queue("m") == ([last.id], [])
+    await last.withdraw(last.recovered("m"))
+
+
+@behaviour("resume")
+async def a_cancelled_take_over_leaves_the_session_to_the_next(stage: Stage) -> None:
+    predecessor = await _predecessor(stage)
+    await predecessor.lock("m")
+    engine = await stage.engine()
+    how = Attach(DEFAULT_NODE, WINDOW, liveness="window", session_id=predecessor.id)
+    for turns in range(8):
+        attaching = asyncio.create_task(engine.attach(how, Recorder()), name="attaching")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        attaching.cancel()
+        await asyncio.wait([attaching])
+        if not attaching.cancelled():
+            await attaching.result().detach()
+    successor = await stage.program(liveness="window", resume=predecessor)
+    assert await successor.queue("m") == ([successor.id], [])
+
+
+@behaviour("resume")
+async def watches_end_with_the_attachment_that_began_them(stage: Stage) -> None:
+    predecessor, writer = await _predecessor(stage), await stage.program()
+    await writer.create("pool", 1)
+    watching = predecessor.watch("pool")
+    successor = await stage.program(liveness="window", resume=predecessor)
+    heard = watching.calls
+    seen = successor.watch("pool")
+    await writer.session.update_semaphore("pool", b"new")
+    await seen.called()
+    await successor.fence(writer)
+    assert watching.calls == heard
+
+
+@behaviour("resume")
+async def a_session_that_ends_with_its_process_cannot_be_taken_over(stage: Stage) -> None:
+    program = await stage.program()
+    with raises(InvalidArgument):
+        await stage.program(liveness="window", resume=program)
+    assert (await program.lock("m")).place is Place.GRANTED
 
 
 @behaviour("resume")
@@ -227,7 +332,7 @@ async def a_wrong_key_takes_nothing_over_and_disturbs_nobody(stage: Stage) -> No
     predecessor = await _predecessor(stage, key=b"0123456789abcdef")
     await predecessor.lock("m")
     for key in (b"", b"0123456789abcdeF"):
-        with raises(TenureError, f"attach with {key!r}"):
+        with raises(AuthenticationFailed, f"attach with {key!r}"):
             await stage.program(liveness="window", resume=predecessor, key=key)
     assert (await predecessor.lock("another")).place is Place.GRANTED
     assert predecessor.heard.end is None

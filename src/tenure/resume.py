@@ -1,0 +1,70 @@
+"""Resume tokens: what a restarted program needs to take over its own session.
+
+A token is printable text without spaces. Whoever has it can take the session over, so it is kept
+like a password: it carries the session's protection key. Its form is tenure's own business::
+
+    tenure1.<base64 of: session id, recovery window, key, node, checksum of all that>
+"""
+
+from __future__ import annotations
+
+import binascii
+import secrets
+import struct
+import zlib
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import NamedTuple
+
+from tenure.core import rules
+from tenure.errors import InvalidArgument
+
+__all__ = ["ResumeToken", "new_key"]
+
+_PREFIX = "tenure1."
+_FIXED = struct.Struct(f">Qd{rules.ATTACH_KEY_BYTES}s")
+_CHECKSUM = struct.Struct(">I")
+
+
+def new_key() -> bytes:
+    """A protection key that nobody can guess."""
+    return secrets.token_bytes(rules.ATTACH_KEY_BYTES)
+
+
+class ResumeToken(NamedTuple):
+    """What a token says."""
+
+    node: str
+    session_id: int
+    recovery_window: float
+    key: bytes
+
+    def __str__(self) -> str:
+        said = _FIXED.pack(self.session_id, self.recovery_window, self.key) + self.node.encode()
+        said += _CHECKSUM.pack(zlib.crc32(said))
+        return _PREFIX + urlsafe_b64encode(said).decode().rstrip("=")
+
+    @classmethod
+    def parse(cls, text: str) -> ResumeToken:
+        """Read a token.
+
+        Raises:
+            InvalidArgument: this is not a whole one.
+        """
+        if not isinstance(text, str):
+            raise InvalidArgument(f"a resume token is a str, not {type(text).__name__}")
+        try:
+            if not text.startswith(_PREFIX):
+                raise ValueError("another beginning")
+            body = text[len(_PREFIX) :]
+            read = urlsafe_b64decode(body + "=" * (-len(body) % 4))
+            said, checksum = read[: -_CHECKSUM.size], read[-_CHECKSUM.size :]
+            if _CHECKSUM.unpack(checksum) != (zlib.crc32(said),):
+                raise ValueError("another checksum")
+            session_id, window, key = _FIXED.unpack(said[: _FIXED.size])
+            node = said[_FIXED.size :].decode()
+        except (ValueError, binascii.Error, struct.error):
+            raise InvalidArgument(
+                "this is no resume token, or not the whole of one: take it from "
+                "session.resume_token as it is"
+            ) from None
+        return cls(node, session_id, window, key)
