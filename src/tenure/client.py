@@ -405,9 +405,13 @@ class Client(Nodes):
         """The mutex of that name on ``/default``, through the client's implicit session."""
         return Mutex(self._implicit, name)
 
-    def semaphore(self, name: str) -> Semaphore:
-        """The semaphore of that name on ``/default``, through the client's implicit session."""
-        return Semaphore(self._implicit, name)
+    def semaphore(self, name: str, *, ephemeral: bool = False) -> Semaphore:
+        """The semaphore of that name on ``/default``, through the client's implicit session.
+
+        Args:
+            ephemeral: it comes and goes with its requests, and needs no creation.
+        """
+        return Semaphore(self._implicit, name, ephemeral=ephemeral)
 
     def election(self, name: str) -> Election:
         """The election of that name on ``/default``, through the client's implicit session."""

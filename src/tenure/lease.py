@@ -195,7 +195,7 @@ class Lease:
             raise self._why_not_held()
         await self._give_back()
 
-    async def update(self, *, count: int | None = None, data: bytes | None = None) -> None:
+    async def update(self, data: bytes | None = None, *, count: int | None = None) -> None:
         """Shrink the count, or replace the request's data, keeping the place and the token.
 
         Raises:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
-from tenure.errors import SemaphoreNotFound
 from tenure.lease import Lease
 from tenure.loss import OnLoss
 from tenure.model import EPHEMERAL_LIMIT, MutexHolder
 from tenure.once import Once
 from tenure.request import SessionSource, Wanted, acquire, try_acquire
 from tenure.semaphore import Ticket, recover
+from tenure.watch import described_now
 
 __all__ = ["Mutex"]
 
@@ -92,13 +92,7 @@ class Mutex:
     async def inspect(self) -> MutexHolder | None:
         """Who holds the mutex, or ``None`` when it is free."""
         session = await self._source._obtain()
-        try:
-            described = await session._until_over(
-                session._engine.describe_semaphore(self.name, owners=True, waiters=False)
-            )
-        except SemaphoreNotFound:
-            return None
-        rules.check_kind(True, described.ephemeral, session.node, self.name)
+        described = await described_now(session, self.name, ephemeral=True, owners=True)
         if not described.owners:
             return None
         owner = described.owners[0]

@@ -1,4 +1,9 @@
-"""A counting semaphore: at most `limit` tokens are held at a time, in strict FIFO order."""
+"""A counting semaphore: at most `limit` tokens are held at a time, in strict FIFO order.
+
+A lasting one is created and deleted. An ephemeral one has no limit that a program would meet, and
+exists while somebody holds it or waits for it: what counts is who its owners are, and what data
+they have.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +13,14 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
-from tenure.errors import AcquireTimeout, Misuse
+from tenure.errors import AcquireTimeout, InvalidArgument, Misuse
 from tenure.lease import Lease
 from tenure.loss import OnLoss
 from tenure.model import SemaphoreDescription
 from tenure.once import Once
 from tenure.request import SessionSource, Wanted, acquire, join, settled, try_acquire
 from tenure.scope import Scope
-from tenure.watch import Watch
+from tenure.watch import Watch, described_now
 
 if TYPE_CHECKING:
     from tenure.session import Session
@@ -121,17 +126,30 @@ class Semaphore:
     It lasts until it is deleted, and must be created before it is used. Its limit never
     changes; its data (at most 1 MiB) can be replaced and watched.
 
+    An ephemeral one needs no set-up: it appears with its first request and disappears with its
+    last, and while it is away it is described as empty. Its limit is 2^64-1: a request for that
+    many waits until it is alone, any other is granted at once unless such a one comes before it.
+    It has no data of its own; its requests have theirs.
+
     Attributes:
         name: 1 to 1,024 bytes.
+        ephemeral: whether it is asked for as an ephemeral one. A semaphore of that name that
+            is of the other kind is refused with `InvalidArgument`.
     """
 
-    def __init__(self, source: SessionSource, name: str) -> None:
+    def __init__(self, source: SessionSource, name: str, *, ephemeral: bool = False) -> None:
         rules.check_name(name)
         self.name = name
+        self.ephemeral = ephemeral
         self._source = source
 
     def __repr__(self) -> str:
-        return f"<Semaphore {self.name!r}>"
+        return f"<Semaphore {self.name!r}{' (ephemeral)' if self.ephemeral else ''}>"
+
+    @property
+    def node(self) -> str:
+        """The path of its node."""
+        return self._source.node
 
     async def create(self, limit: int, data: bytes = b"", *, exist_ok: bool = False) -> None:
         """Create the semaphore.
@@ -143,8 +161,10 @@ class Semaphore:
 
         Raises:
             SemaphoreExists: it exists; with `exist_ok`, it exists with another limit.
-            InvalidArgument: a mutex or registry of that name is in use.
+            InvalidArgument: a mutex or registry of that name is in use, or this is an
+                ephemeral semaphore.
         """
+        self._check_lasting("needs no creation: its first request makes it")
         session = await self._source._obtain()
         await session._until_over(
             session._engine.create_semaphore(self.name, limit, data, exist_ok=exist_ok)
@@ -155,7 +175,9 @@ class Semaphore:
 
         Raises:
             SemaphoreNotFound: there is none.
+            InvalidArgument: this is an ephemeral semaphore.
         """
+        self._check_lasting("has no data of its own: a lease's data is changed by Lease.update")
         session = await self._source._obtain()
         await session._until_over(session._engine.update_semaphore(self.name, data))
 
@@ -179,19 +201,15 @@ class Semaphore:
         """The semaphore as it is now.
 
         Raises:
-            SemaphoreNotFound: there is none.
+            SemaphoreNotFound: there is none; an ephemeral one is empty instead.
         """
         session = await self._source._obtain()
-        return await session._until_over(
-            session._engine.describe_semaphore(self.name, owners=owners, waiters=waiters)
+        return await described_now(
+            session, self.name, ephemeral=self.ephemeral, owners=owners, waiters=waiters
         )
 
     async def count(self) -> int:
-        """How many tokens are held now.
-
-        Raises:
-            SemaphoreNotFound: there is none.
-        """
+        """How many tokens are held now. Raises as `describe`."""
         return (await self.describe()).held
 
     def acquire(
@@ -269,7 +287,22 @@ class Semaphore:
             data: watch the semaphore's data.
             owners: watch who owns it, and the owners' data.
         """
-        return Watch(self._source, self.name, data=data, owners=owners, view=_as_it_is)
+        return Watch(
+            self._source,
+            self.name,
+            data=data,
+            owners=owners,
+            view=_as_it_is,
+            ephemeral=self.ephemeral,
+        )
+
+    def _check_lasting(self, but: str) -> None:
+        if self.ephemeral:
+            raise InvalidArgument(
+                f"{self.name!r} on {self.node} was asked for as ephemeral, and such a one {but}",
+                node=self.node,
+                name=self.name,
+            )
 
     def _wanted(
         self, count: int, data: bytes, on_loss: OnLoss | None, stop_time: Duration
@@ -279,7 +312,7 @@ class Semaphore:
             self.name,
             count,
             data,
-            ephemeral=False,
+            ephemeral=self.ephemeral,
             on_loss=on_loss,
             stop_time=stop_time,
         )

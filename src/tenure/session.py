@@ -166,9 +166,13 @@ class Session:
         """The mutex of that name on the session's node."""
         return Mutex(self, name)
 
-    def semaphore(self, name: str) -> Semaphore:
-        """The semaphore of that name on the session's node."""
-        return Semaphore(self, name)
+    def semaphore(self, name: str, *, ephemeral: bool = False) -> Semaphore:
+        """The semaphore of that name on the session's node.
+
+        Args:
+            ephemeral: it comes and goes with its requests, and needs no creation.
+        """
+        return Semaphore(self, name, ephemeral=ephemeral)
 
     def election(self, name: str) -> Election:
         """The election of that name on the session's node."""

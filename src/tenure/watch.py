@@ -12,14 +12,21 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from tenure.errors import InvalidArgument, Misuse, SessionExpired, TenureError
-from tenure.model import SemaphoreDescription
+from tenure.core import rules
+from tenure.errors import (
+    InvalidArgument,
+    Misuse,
+    SemaphoreNotFound,
+    SessionExpired,
+    TenureError,
+)
+from tenure.model import EPHEMERAL_LIMIT, SemaphoreDescription
 
 if TYPE_CHECKING:
     from tenure.request import SessionSource
     from tenure.session import Session
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "described_now"]
 
 T = TypeVar("T")
 
@@ -28,8 +35,9 @@ class Watch(Generic[T]):
     """A stream of states: an async iterator and an async context manager.
 
     It starts with the current state. States that are equal are told once. It ends with
-    `SemaphoreNotFound` when the semaphore is deleted, and with the session's error when that is
-    over. Used in a bare ``async for`` it lives until it is garbage collected; in
+    `SemaphoreNotFound` when the semaphore is deleted (one asked for as ephemeral comes and goes
+    with its requests, and while it is away its state is an empty one), and with the session's
+    error when that is over. Used in a bare ``async for`` it lives until it is garbage collected; in
     ``async with`` it ends with the block.
     """
 
@@ -42,6 +50,7 @@ class Watch(Generic[T]):
         owners: bool,
         view: Callable[[Session, SemaphoreDescription], T],
         prepare: Callable[[Session], Awaitable[None]] | None = None,
+        ephemeral: bool = False,
     ) -> None:
         if not (data or owners):
             raise InvalidArgument("watch data, owners, or both", name=name)
@@ -51,6 +60,7 @@ class Watch(Generic[T]):
         self._owners = owners
         self._view = view
         self._prepare = prepare
+        self._ephemeral = ephemeral
         self._session: Session | None = None
         self._stop: Callable[[], None] | None = None
         self._changed = asyncio.Event()
@@ -110,10 +120,8 @@ class Watch(Generic[T]):
             self._changed.clear()
             try:
                 session._alive()
-                described = await session._until_over(
-                    session._engine.describe_semaphore(
-                        self._name, owners=self._owners, waiters=False
-                    )
+                described = await described_now(
+                    session, self._name, ephemeral=self._ephemeral, owners=self._owners
                 )
             except BaseException:
                 self._changed.set()  # what was to be told has not been
@@ -141,3 +149,25 @@ class Watch(Generic[T]):
             raise session._over(error) from None
         session._watchers.add(self._changed.set)
         self._session = session
+
+
+async def described_now(
+    session: Session, name: str, *, ephemeral: bool, owners: bool, waiters: bool = False
+) -> SemaphoreDescription:
+    """A semaphore as it is now; an ephemeral one that nobody uses is empty.
+
+    Raises:
+        SemaphoreNotFound: there is no lasting semaphore of that name.
+        InvalidArgument: there is one, and it was asked for as ephemeral.
+    """
+    try:
+        described = await session._until_over(
+            session._engine.describe_semaphore(name, owners=owners, waiters=waiters)
+        )
+    except SemaphoreNotFound:
+        if not ephemeral:
+            raise
+        return SemaphoreDescription(name, b"", EPHEMERAL_LIMIT, 0, ephemeral=True, waiting=0)
+    if ephemeral:
+        rules.check_kind(True, described.ephemeral, session.node, name)
+    return described
