@@ -52,8 +52,11 @@ class LazyGroup(CommandGroup):
         "run": ("tenure.cli.run.command", "run", "Run a command under a lock."),
         "ls": ("tenure.cli.look", "ls", "Show what there is, and who holds it."),
         "describe": ("tenure.cli.look", "describe", "Show who holds one thing, and who waits."),
+        "watch": ("tenure.cli.watch", "watch", "Show each state of one thing as it comes."),
         "node": ("tenure.cli.nodes", "node", "Manage nodes, the namespaces."),
         "sem": ("tenure.cli.semaphores", "sem", "Manage lasting semaphores."),
+        "session": ("tenure.cli.admin", "session", "Look at sessions, and end them."),
+        "evict": ("tenure.cli.admin", "evict", "Take one owner or waiter away from NAME."),
         "demo": ("tenure.cli.demo.command", "demo", "See processes share locks and a leader."),
     }
 

@@ -14,7 +14,7 @@ from tenure.cli.options import a_duration, json_option, run_async, url_option
 from tenure.cli.output import Column, duration, print_json, safe, say, table
 from tenure.cli.store import open_store
 
-__all__ = ["node"]
+__all__ = ["SESSION_COLUMNS", "node", "session_row"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -155,21 +155,22 @@ def describe(path: str, *, as_json: bool) -> None:
     if not sessions:
         say("no sessions")
         return
-    table(
-        [
-            Column("Session", style="bold", right=True, keep=True),
-            Column("Attached", keep=True),
-            Column("Silent for", right=True),
-            Column("Window", right=True),
-            Column("Process", right=True, keep=True),
-            Column("Host", text=True),
-            Column("Description", text=True),
-        ],
-        [_session_row(each) for each in sessions],
-    )
+    table(SESSION_COLUMNS, [session_row(each) for each in sessions])
 
 
-def _session_row(each: tenure.SessionDescription) -> list[str]:
+SESSION_COLUMNS = (
+    Column("Session", style="bold", right=True, keep=True),
+    Column("Attached", keep=True),
+    Column("Silent for", right=True),
+    Column("Window", right=True),
+    Column("Process", right=True, keep=True),
+    Column("Host", text=True),
+    Column("Description", text=True),
+)
+
+
+def session_row(each: tenure.SessionDescription) -> list[str]:
+    """A session in those columns."""
     attached = {True: "yes", False: "no", None: ""}[each.attached]
     return [
         str(each.id),

@@ -28,6 +28,7 @@ __all__ = [
     "fitted",
     "is_terminal",
     "print_json",
+    "print_json_line",
     "safe",
     "say",
     "shown_data",
@@ -149,6 +150,11 @@ def fitted(columns: Sequence[Column], natural: Sequence[int], room: int) -> dict
 def print_json(value: Any) -> None:
     """JSON, one value, for scripts."""
     click.echo(json.dumps(value, indent=2))
+
+
+def print_json_line(value: Any) -> None:
+    """JSON on one line, one of many."""
+    click.echo(json.dumps(value))
 
 
 def safe(text: str) -> str:

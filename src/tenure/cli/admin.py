@@ -1,0 +1,156 @@
+"""`tenure session` and `tenure evict`: looking at sessions, and ending what others hold.
+
+Whoever ends something is told what it was, so that a wrong number is noticed at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import click
+
+import tenure
+from tenure.cli.app import CommandGroup
+from tenure.cli.look import count, request_json, who
+from tenure.cli.mistakes import Mistake
+from tenure.cli.nodes import SESSION_COLUMNS, session_row
+from tenure.cli.options import a_count, json_option, node_option, run_async, url_option
+from tenure.cli.output import Column, duration, print_json, safe, say, shown_data, table
+from tenure.cli.status import Status
+from tenure.cli.store import NoStoreYet, open_store
+
+__all__ = ["evict", "session"]
+
+LARGEST = 2**63 - 1
+"""No store gives a greater number to a session or a request."""
+
+
+@click.group(cls=CommandGroup)
+def session() -> None:
+    """Look at sessions, and end them.
+
+    A session is one program's hold on the store: what it holds and waits for goes with it.
+    """
+
+
+@session.command("ls")
+@click.argument("node", required=False, metavar="[NODE]")
+@json_option
+@url_option
+def list_sessions(node: str | None, *, as_json: bool) -> None:
+    """List the sessions, of every node or of NODE.
+
+    Exits with 73 when there is no such node.
+    """
+
+    async def work() -> list[tenure.SessionDescription]:
+        async with open_store() as client:
+            nodes = await client.list_nodes() if node is None else [node]
+            return [each for path in nodes for each in await client.list_sessions(path)]
+
+    try:
+        sessions = run_async(work())
+    except NoStoreYet:
+        sessions = []
+    if as_json:
+        print_json({"sessions": [dataclasses.asdict(each) for each in sessions]})
+    elif sessions:
+        columns = [Column("Node", text=True, keep=True), *SESSION_COLUMNS]
+        table(columns, [[each.node, *session_row(each)] for each in sessions])
+    else:
+        say("no sessions")
+
+
+@session.command("end")
+@click.argument("node", metavar="NODE")
+@click.argument("number", metavar="ID", type=a_count)
+@json_option
+@url_option
+def end_session(node: str, number: int, *, as_json: bool) -> None:
+    """End the session ID of NODE, as if it had expired.
+
+    What it holds passes on at once; its program learns that it is lost. Until the news gets there,
+    it believes that it holds: 'tenure session ls' shows the ids.
+
+    Exits with 73 when there is no such session.
+    """
+
+    async def work() -> tenure.SessionDescription | None:
+        async with open_store() as client:
+            sessions = {each.id: each for each in await client.list_sessions(node)}
+            if number <= LARGEST and await client.end_session(node, number):
+                return sessions.get(number)
+            elsewhere = "" if sessions else await _busy_nodes(client)
+            there = ", ".join(map(str, sorted(sessions)[:10])) or f"none{elsewhere}"
+            raise Mistake(
+                Status.REFUSED, f"there is no session {number} on {node}; there are: {there}"
+            )
+
+    ended = run_async(work())
+    if as_json:
+        described = None if ended is None else dataclasses.asdict(ended)
+        print_json({"ended": True, "node": node, "session_id": number, "session": described})
+        return
+    about = ""
+    if ended is not None:
+        process = "" if ended.pid is None else f" of pid {ended.pid}"
+        about = f"{process} {safe(ended.description)}".rstrip()
+    say(f"ended the session {number} on {node}{about and ':'}{about}")
+
+
+async def _busy_nodes(client: tenure.Client) -> str:
+    """Where sessions are, for somebody who has looked on the wrong node."""
+    busy = []
+    for path in await client.list_nodes():
+        with contextlib.suppress(tenure.NodeNotFound):  # dropped just now
+            if (await client.describe_node(path)).sessions:
+                busy.append(path)
+    return f" (but on {', '.join(busy)})" if busy else ""
+
+
+@click.command()
+@click.argument("name")
+@click.argument("order_id", metavar="ORDER_ID", type=a_count)
+@node_option
+@json_option
+@url_option
+def evict(name: str, order_id: int, node: str, *, as_json: bool) -> None:
+    """Take one owner or waiter away from NAME.
+
+    ORDER_ID is its fencing token, as 'tenure describe NAME' shows it. An owner that is evicted
+    loses its lease at once, and its program is told; until the news gets there, it believes that it
+    holds. Its session and what else it holds stay.
+
+    Exits with 73 when there is no such request.
+    """
+
+    async def work() -> tenure.RequestDescription | None:
+        async with open_store() as client:
+            described = await client.describe_semaphore(name, node)
+            requests = {each.order_id: each for each in (*described.owners, *described.waiters)}
+            if order_id <= LARGEST and await client.evict(node, name, order_id):
+                return requests.get(order_id)
+            there = ", ".join(map(str, list(requests)[:5]))
+            raise Mistake(
+                Status.REFUSED,
+                f"{name!r} on {node} has no owner or waiter {order_id}; "
+                + (f"there are: {there}" if there else "nobody holds it or waits for it"),
+            )
+
+    gone = run_async(work())
+    if as_json:
+        request = None if gone is None else request_json(gone)
+        print_json(
+            {"evicted": True, "node": node, "name": name, "order_id": order_id, "request": request}
+        )
+        return
+    say(f"evicted {order_id} from {safe(name)} on {node}{_whose(gone)}")
+
+
+def _whose(gone: tenure.RequestDescription | None) -> str:
+    if gone is None:
+        return ""
+    since = "" if gone.since is None else f", for {duration(gone.since)}"
+    data = f", data {shown_data(gone.data)}" if gone.data else ""
+    return f": {who(gone)}, count {count(gone)}{since}{data}"

@@ -1,0 +1,195 @@
+"""`tenure watch`: a line for each state of a semaphore, a mutex or an election.
+
+The name need not be in use, and need not stay: what it stands for (an ephemeral semaphore, a
+lasting one, nothing) may change while it is watched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import stat
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+import tenure
+from tenure.cli.look import count, held, kind, semaphore_json, who
+from tenure.cli.options import a_count, json_option, node_option, run_async, url_option
+from tenure.cli.output import print_json_line, safe, say, shown_data
+from tenure.cli.store import open_store
+from tenure.watch import Watch
+
+__all__ = ["output_gone", "shown_state", "state_json", "states", "watch"]
+
+OWNERS = 3
+"""So many owners are shown in a line; with ``--json`` it is all of them."""
+
+
+@click.command()
+@click.argument("name")
+@node_option
+@click.option("--count", "limit", metavar="N", type=a_count, help="End after N states.")
+@click.option("--once", is_flag=True, help="The state as it is now: --count 1.")
+@json_option
+@url_option
+def watch(name: str, node: str, limit: int | None, *, once: bool, as_json: bool) -> None:
+    """Show each state of one thing as it comes.
+
+    NAME is a mutex, a semaphore or an election; it need not exist yet. The first state is the
+    present one; another follows when the owners or the data have changed. Changes that come in
+    quick succession may be shown as one, the last state is always shown. Waiters are counted, but
+    a change of their number alone is no new state.
+
+    With --json each state is one object on a line of its own. Ends with --count, with Ctrl-C
+    (exit code 130), or when nobody reads its output any more.
+    """
+    if once:
+        limit = 1
+    run_async(_watch(name, node, limit, as_json=as_json))
+
+
+async def _watch(name: str, node: str, limit: int | None, *, as_json: bool) -> None:
+    shown = 0
+    async with open_store() as client:
+        async for described in states(client, node, name):
+            show_state(described, node, as_json=as_json)
+            shown += 1
+            if shown == limit:
+                return
+
+
+def show_state(described: tenure.SemaphoreDescription, node: str, *, as_json: bool) -> None:
+    """One state, on the standard output."""
+    if as_json:
+        print_json_line(state_json(described, node))
+    else:
+        say(f"{time.strftime('%H:%M:%S')}  {shown_state(described)}")
+    sys.stdout.flush()
+
+
+async def states(
+    client: tenure.Client, node: str, name: str
+) -> AsyncIterator[tenure.SemaphoreDescription]:
+    """The states of a semaphore, whatever it is and becomes; ends when nobody reads us any more.
+
+    Raises:
+        NodeNotFound: there is no such node.
+        EngineUnavailable, EngineError: the store failed.
+    """
+    told: object = None
+    with output_gone() as gone:
+        async for attempt in client.sessions(node, description="tenure watch"):
+            async with attempt as session:
+                ephemeral = True
+                while True:
+                    semaphore = session.semaphore(name, ephemeral=ephemeral)
+                    try:
+                        async with semaphore.watch(data=True, owners=True) as watching:
+                            async for described in _until(gone, watching):
+                                seen = (described.ephemeral, described.data, _owned(described))
+                                if seen != told:  # the same again, after a switch or a new session
+                                    told = seen
+                                    yield described
+                        return
+                    except tenure.SemaphoreNotFound:
+                        ephemeral = True
+                    except tenure.InvalidArgument:
+                        if not ephemeral:
+                            raise
+                        ephemeral = False
+
+
+def _owned(described: tenure.SemaphoreDescription) -> object:
+    return [(owner.order_id, owner.count, owner.data) for owner in described.owners]
+
+
+async def _until(
+    gone: asyncio.Future[None], watching: Watch[tenure.SemaphoreDescription]
+) -> AsyncIterator[tenure.SemaphoreDescription]:
+    """What is watched, until nobody wants to know."""
+    gone.add_done_callback(lambda _: _wake(watching))
+    async for described in watching:
+        if gone.done():
+            raise BrokenPipeError
+        yield described
+    if gone.done():
+        raise BrokenPipeError
+
+
+def _wake(watching: Watch[Any]) -> None:
+    watching._close()  # what `aclose` does; a callback cannot await
+
+
+@contextmanager
+def output_gone() -> Iterator[asyncio.Future[None]]:
+    """Done when the reader of our output has closed its end (`tenure watch x | head -1`).
+
+    A write would notice too, but there may be none for hours.
+    """
+    loop = asyncio.get_running_loop()
+    gone: asyncio.Future[None] = loop.create_future()
+    number = _pipe()
+    if number is None:
+        yield gone
+        return
+
+    def look() -> None:
+        poll = select.poll()
+        poll.register(number, 0)
+        if any(happened & (select.POLLERR | select.POLLHUP) for _, happened in poll.poll(0)):
+            loop.remove_reader(number)
+            if not gone.done():
+                gone.set_result(None)
+
+    # Nothing can be read there; what wakes us is the error that the kernel reports unasked.
+    loop.add_reader(number, look)
+    try:
+        yield gone
+    finally:
+        loop.remove_reader(number)
+
+
+def _pipe() -> int | None:
+    """Our output's descriptor, where it is a pipe or a socket."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        number = sys.stdout.fileno()
+        mode = os.fstat(number).st_mode
+        if stat.S_ISFIFO(mode):
+            return number
+    return None
+
+
+def shown_state(each: tenure.SemaphoreDescription) -> str:
+    """A state in one line."""
+    waiting = f", {each.waiting} waiting" if each.waiting else ""
+    data = f'  data "{shown_data(each.data)}"' if each.data else ""
+    if not each.owners:
+        free = "free" if each.ephemeral else f"{held(each)} held"
+        return f"{safe(each.name)}  {free}{waiting}{data}"
+    what = "held" if kind(each) == "mutex" else f"{held(each)} held"
+    owners = "; ".join(map(_owner, each.owners[:OWNERS]))
+    more = f" and {len(each.owners) - OWNERS} more" if len(each.owners) > OWNERS else ""
+    return f"{safe(each.name)}  {what} by {owners}{more}{waiting}{data}"
+
+
+def _owner(owner: tenure.RequestDescription) -> str:
+    several = "" if count(owner) in {"1", "all"} else f" x{count(owner)}"
+    data = f' "{shown_data(owner.data)}"' if owner.data else ""
+    return f"{who(owner)}{several} (token {owner.order_id}){data}"
+
+
+def state_json(each: tenure.SemaphoreDescription, node: str) -> dict[str, Any]:
+    """A state in JSON: as `tenure describe --json`, and whether it is there at all."""
+    there = not each.ephemeral or bool(each.owners) or bool(each.waiting)
+    described = semaphore_json(each)
+    if not there:
+        described["kind"] = None
+    del described["waiters"]  # who waits is not watched
+    return {"time": time.time(), "node": node, "exists": there, **described}
