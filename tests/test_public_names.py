@@ -16,7 +16,7 @@ PUBLIC = """
     LeaseReleased Misuse NodeBusy NodeExists NodeNotFound SelfDeadlock SemaphoreBusy
     SemaphoreExists SemaphoreNotFound SessionClosed SessionExpired TenureError Unsupported
     Attempt Client Election Leadership Lease Mutex Semaphore Session Ticket
-    Capabilities Leader MutexHolder NodeConfig NodeDescription RequestDescription
+    Capabilities Leader MutexHolder NodeConfig NodeDescription Recovered RequestDescription
     SemaphoreDescription SessionDescription
     connect default_url
 """.split()

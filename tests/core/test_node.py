@@ -19,6 +19,7 @@ from tenure.core.node import (
 )
 from tenure.core.queue import Request
 from tenure.errors import (
+    AuthenticationFailed,
     InvalidArgument,
     LeaseReleased,
     NodeBusy,
@@ -433,6 +434,35 @@ def test_a_watch_hears_of_what_it_watches_once_a_command(bench: Bench) -> None:
     bench.create("other")
     bench.store.delete(node, "pool", force=False)
     assert bench.effects() == []
+
+
+def test_a_take_over_raises_the_attach_number_and_ends_the_watches(bench: Bench) -> None:
+    session = bench.store.attach("/default", "", 10.0, "window", b"key", 0.0)
+    bench.put(session)
+    bench.store.watch(session, "x", data=True, owners=True, sink=None)
+    bench.store.detach(session, 3.0)
+    assert bench.store.take_over("/default", session.id, b"key") is session
+    assert (session.attached, session.attach_number, session.last_contact) == (True, 2, 3.0)
+    assert not session.watches
+    assert len(session.requests) == 1
+
+
+def test_a_take_over_needs_the_key_a_lasting_session_and_a_living_one(bench: Bench) -> None:
+    session = bench.store.attach("/default", "", 10.0, "window", b"key", 0.0)
+    mortal = bench.attach()
+    watch = bench.store.watch(session, "x", data=True, owners=True, sink=None)
+    for key in (b"", b"kez"):
+        with pytest.raises(AuthenticationFailed, match="another key"):
+            bench.store.take_over("/default", session.id, key)
+    with pytest.raises(InvalidArgument, match="ends with its process"):
+        bench.store.take_over("/default", mortal.id, b"")
+    with pytest.raises(NodeNotFound):
+        bench.store.take_over("/other", session.id, b"key")
+    assert session.attach_number == 1
+    assert watch in session.watches
+    bench.store.close(session, 0.0)
+    with pytest.raises(SessionExpired, match="cannot be resumed"):
+        bench.store.take_over("/default", session.id, b"key")
 
 
 def test_a_watch_hears_of_an_ephemeral_semaphore_that_comes_and_goes(bench: Bench) -> None:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import pytest
 
 import tenure
 from tenure.clock import SystemClock
-from tenure.engines.memory import connect
+from tenure.engines.contract import Attach
+from tenure.engines.memory import MemoryEngine, connect
 from tenure.errors import EngineUnavailable, InvalidArgument
+from tenure.model import EPHEMERAL_LIMIT
+from tenure.testing.recorder import Recorder
+
+T = TypeVar("T")
 
 
 async def test_connections_of_one_name_share_a_store_and_others_do_not() -> None:
@@ -145,3 +152,67 @@ async def test_a_grant_reaches_a_loop_in_another_thread() -> None:
             assert not granted.is_set()
         await asyncio.to_thread(join)
         assert granted.is_set()
+
+
+class Elsewhere:
+    """A program on a loop of its own in a thread, which can be held up, or abandoned."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+        self._held_up = threading.Event()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+
+    def hold_up(self) -> None:
+        self.loop.call_soon_threadsafe(self._held_up.wait)
+
+    def let_go(self) -> None:
+        self._held_up.set()
+
+    def stop(self) -> None:
+        """The loop turns no more, and is closed."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+async def _holding_a_session(url: str) -> tuple[MemoryEngine, Attach]:
+    """An engine with a session that holds a mutex, and how to take that over."""
+    engine = connect(url, SystemClock())
+    await engine.open()
+    how = Attach("/default", 2.0, liveness="window", key=b"key")
+    session = await engine.attach(how, Recorder())
+    session.enqueue(1, "m", EPHEMERAL_LIMIT, b"", timeout=None, ephemeral=True)
+    return engine, replace(how, session_id=session.id)
+
+
+@pytest.mark.parametrize("how_it_is", ["held up", "closed"])
+async def test_who_takes_over_waits_for_a_loop_that_is_held_up_but_not_for_a_closed_one(
+    how_it_is: str,
+) -> None:
+    url = f"memory://taking-over-from-one-that-is-{how_it_is.replace(' ', '-')}"
+    elsewhere = Elsewhere()
+    former, how = elsewhere.run(_holding_a_session(url))
+    if how_it_is == "closed":
+        elsewhere.stop()
+    else:
+        elsewhere.hold_up()
+    engine = connect(url, SystemClock())
+    await engine.open()
+    heard = Recorder()
+    begun = engine.clock.now()
+    session = await engine.attach(how, heard)
+    took = engine.clock.now() - begun
+    assert [each.granted for each in heard.found] == [True]
+    if how_it_is == "closed":
+        assert took < 1.0  # at once, though this machine may be busy
+    else:
+        assert took > 1.0  # what was left of the window of 2 s, though this machine may be busy
+        elsewhere.let_go()
+        elsewhere.run(former.aclose())
+        elsewhere.stop()
+    session.withdraw(1)
+    await engine.aclose()

@@ -31,6 +31,7 @@ from tenure.model import (
     Capabilities,
     NodeConfig,
     NodeDescription,
+    Recovered,
     SemaphoreDescription,
     SessionDescription,
 )
@@ -155,15 +156,18 @@ class SlowEngine:
         session = SlowSession(self, events)
 
         async def attach() -> None:
-            if not session.unwanted:
+            if how.session_id is None and not session.unwanted:
                 session.inner = await self.inner.attach(how, session)
 
         try:
             await self.run("attach", attach)
+            if how.session_id is not None:  # that takes a while in the store itself
+                session.inner = await self.inner.attach(how, session)
         except BaseException:
             session.unwanted = True
             if session.inner is not None:
-                await session.inner.close()
+                there_before = how.session_id is not None
+                await (session.inner.detach() if there_before else session.inner.close())
             raise
         self.sessions.append(session)
         return session
@@ -293,6 +297,9 @@ class SlowSession:
             self.events.proven(at)  # at once, because it may come in any thread
         else:
             self.engine.back.carry(lambda: self.events.proven(at))
+
+    def resumed(self, requests: Sequence[Recovered]) -> None:
+        self.engine.back.carry(lambda: self.events.resumed(requests))
 
     def granted(self, hold: int, order_id: int | None) -> None:
         self.engine.back.carry(lambda: self.events.granted(hold, order_id))

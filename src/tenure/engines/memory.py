@@ -225,6 +225,7 @@ class MemoryEngine:
             state = store.take_over(how.node, number, how.key)
             former: MemorySession = state.sink
             former.cut_off()
+            self._push(former, _TAKEN_OVER, rules.taken_over(how.node))
             session = MemorySession(self, shared, state, events, former)
             self._sessions.add(session)
             store.touch(state, now)
@@ -400,10 +401,9 @@ class MemorySession:
     # Taking over
 
     def cut_off(self) -> None:
-        """Another one takes over: tell it so. Under the lock."""
+        """Another one takes over. Under the lock."""
         self.superseded = True
         self._until = self._state.last_contact + self._state.window
-        self.engine._push(self, _TAKEN_OVER, rules.taken_over(self.node))
         self._wake()
 
     def _disbelieve(self) -> None:
