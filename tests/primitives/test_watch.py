@@ -28,7 +28,7 @@ def watches(session: Session) -> int:
     """How many watches the store knows of."""
     engine = session._client._engine
     assert isinstance(engine, MemoryEngine)
-    (state,) = [each._state for each in engine._sessions if each.id == session.id]
+    (state,) = [each.state for each in engine.sessions if each.id == session.id]
     return len(state.watches)
 
 

@@ -1,0 +1,32 @@
+"""``memory://``: the core on a clock, in one process; the reference for every other engine.
+
+``memory://`` alone is a store of its own for each connection; ``memory://name`` is shared, by that
+name, by all connections of the process, on whatever loop or thread, and lasts until the last of
+them is closed.
+
+Rules:
+
+* One lock guards the core. It is held for one command, never across an await.
+* What a command has to tell others goes to each concerned connection's loop, in order, one
+  callback per turn of that loop; it is never delivered from inside the command.
+* Each connection with something attached keeps one timer on its own loop, for the store's next
+  deadline or a second, whichever comes first, so that a loop that is stuck delays only itself.
+* What is told to a session is told to the attachment that it was meant for: one that has been
+  taken over hears of its end, and of nothing else.
+"""
+
+from __future__ import annotations
+
+from tenure.clock import Clock
+from tenure.engines.memory.engine import MemoryEngine
+from tenure.errors import InvalidArgument
+
+__all__ = ["MemoryEngine", "connect"]
+
+
+def connect(url: str, clock: Clock) -> MemoryEngine:
+    """The connector of ``memory://``."""
+    name = url.partition("://")[2]
+    if any(character in name for character in "?#@"):
+        raise InvalidArgument(f"memory:// takes a name and nothing else, not {url!r}")
+    return MemoryEngine(name.strip("/"), clock)

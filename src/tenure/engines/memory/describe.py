@@ -1,0 +1,63 @@
+"""The values that tell of what is in the core."""
+
+from __future__ import annotations
+
+from tenure.core.queue import Request, Semaphore
+from tenure.model import Recovered, RequestDescription, SemaphoreDescription
+
+__all__ = ["recovered", "semaphore"]
+
+
+def recovered(request: Request) -> Recovered:
+    """As its session is told of it when it is resumed."""
+    semaphore = request.semaphore
+    return Recovered(
+        request.hold,
+        semaphore.name,
+        request.order_id,
+        request.count,
+        request.data,
+        semaphore.ephemeral,
+        request.granted_at is not None,
+    )
+
+
+def semaphore(found: Semaphore, now: float, *, owners: bool, waiters: bool) -> SemaphoreDescription:
+    """As it is at that time."""
+    owning: list[RequestDescription] = []
+    waiting: list[RequestDescription] = []
+    if owners or waiters:
+        for request in found:
+            owns = request.granted_at is not None
+            if owns and owners:
+                owning.append(_request(request, now))
+            elif not owns:
+                if not waiters:
+                    break
+                waiting.append(_request(request, now))
+    return SemaphoreDescription(
+        found.name,
+        found.data,
+        found.limit,
+        found.held,
+        found.ephemeral,
+        tuple(owning),
+        tuple(waiting),
+        found.waiting,
+    )
+
+
+def _request(request: Request, now: float) -> RequestDescription:
+    session = request.session
+    since = request.joined_at if request.granted_at is None else request.granted_at
+    waits = request.granted_at is None and request.deadline is not None
+    return RequestDescription(
+        session.id,
+        request.order_id,
+        request.count,
+        request.data,
+        since=now - since,
+        timeout=max(0.0, (request.deadline or 0.0) - now) if waits else None,
+        remaining=max(0.0, session.last_contact + session.window - now),
+        session_description=session.description,
+    )

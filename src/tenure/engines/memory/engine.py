@@ -1,0 +1,299 @@
+"""One connection, and what several of one name share."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from tenure.clock import Clock
+from tenure.core import rules
+from tenure.core.node import (
+    CHANGED,
+    DELETED,
+    ENDED,
+    EVICTED,
+    GRANTED,
+    TIMED_OUT,
+    Store,
+)
+from tenure.engines.contract import Attach, Removal, SessionEvents
+from tenure.engines.memory import describe
+from tenure.engines.memory.session import TICK, MemorySession
+from tenure.errors import EngineUnavailable, SessionExpired
+from tenure.model import (
+    Capabilities,
+    NodeConfig,
+    NodeDescription,
+    SemaphoreDescription,
+    SessionDescription,
+)
+
+__all__ = ["MemoryEngine", "Shared"]
+
+_REMOVALS = {TIMED_OUT: Removal.TIMED_OUT, DELETED: Removal.DELETED, EVICTED: Removal.EVICTED}
+_TAKEN_OVER = -1  # a kind of push beside the core's effects: (session, _TAKEN_OVER, error)
+
+
+class Shared:
+    """A store, the lock that guards it, and who is connected."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.lock = threading.Lock()
+        self.engines: set[MemoryEngine] = set()
+
+
+_named: dict[str, Shared] = {}
+_naming = threading.Lock()
+
+
+class MemoryEngine:
+    """One connection to a store in this process."""
+
+    capabilities = Capabilities(resume=True)
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self.url = f"memory://{name}"
+        self.clock = clock
+        self._name = name
+        self._shared: Shared | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.sessions: set[MemorySession] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+        self._pushes: deque[tuple[MemorySession, int, Any]] = deque()
+        self.seen = 0
+
+    async def open(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        with _naming:
+            shared = _named.get(self._name) if self._name else None
+            if shared is None:
+                shared = Shared()
+                if self._name:
+                    _named[self._name] = shared
+            shared.engines.add(self)
+        self._shared = shared
+
+    async def aclose(self) -> None:
+        shared = self._shared
+        if shared is None:
+            return
+        for session in list(self.sessions):
+            if session.state.attached:
+                await session.close()
+        with _naming:
+            shared.engines.discard(self)
+            if self._name and not shared.engines:
+                _named.pop(self._name, None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._shared = None
+
+    def _opened(self) -> Shared:
+        if self._shared is None:
+            raise EngineUnavailable(f"{self.url} is not open")
+        return self._shared
+
+    # Effects
+
+    def settle(self, store: Store) -> None:
+        """Hand what the last command has to tell to those concerned. Under the lock."""
+        for session, kind, what in store.effects:
+            self._push(session.sink, kind, what)
+        store.effects.clear()
+
+    def _push(self, sink: MemorySession, kind: int, what: Any) -> None:
+        """Have something told to a session. Under the lock."""
+        if sink.deaf and kind not in {ENDED, _TAKEN_OVER}:
+            return  # what it finds will be told to it first
+        engine = sink.engine
+        engine._pushes.append((sink, kind, what))
+        if len(engine._pushes) == 1:
+            engine._wake(self.loop)
+
+    def _wake(self, from_loop: asyncio.AbstractEventLoop | None) -> None:
+        loop = self.loop
+        assert loop is not None
+        if loop is from_loop:
+            loop.call_soon(self._deliver)
+        elif not loop.is_closed():
+            loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        pushes = self._pushes
+        for _ in range(len(pushes)):
+            sink, kind, what = pushes.popleft()
+            if kind == _TAKEN_OVER:
+                sink.over(what)
+            elif sink.superseded:
+                continue
+            elif kind == GRANTED:
+                sink.events.granted(what.hold, what.order_id)
+            elif kind == CHANGED:
+                if what in what.session.watches:  # or else it has ended since
+                    what.sink()
+            elif kind == ENDED:
+                path = sink.node
+                sink.over(SessionExpired(f"the session on {path} is over: {what}", node=path))
+            else:
+                sink.events.removed(what.hold, _REMOVALS[kind])
+        if pushes:
+            assert self.loop is not None
+            self.loop.call_soon(self._deliver)
+
+    # Deadlines
+
+    def _tick(self) -> None:
+        self._timer = None
+        shared = self._shared
+        if shared is not None:
+            with shared.lock:
+                self._expire(shared.store)
+                self.set_timer(shared.store)
+
+    def set_timer(self, store: Store) -> None:
+        """See to it that this connection's timer fires by the next deadline. Under the lock."""
+        if not self.sessions:
+            return
+        now = self.clock.now()
+        due = now + TICK
+        first = store.next_deadline()
+        if first is not None and first < due:
+            due = max(first, now)
+        if self._timer is not None:
+            if self._timer_due <= due:
+                return
+            self._timer.cancel()
+        assert self.loop is not None
+        self._timer_due = due
+        self._timer = self.loop.call_later(due - now, self._tick)
+
+    # The contract
+
+    async def attach(self, how: Attach, events: SessionEvents) -> MemorySession:
+        if how.session_id is not None:
+            return await self._take_over(how, how.session_id, events)
+        shared, store, now = self._command()
+        with shared.lock:
+            self._expire(store)
+            state = store.attach(
+                how.node, how.description, how.recovery_window, how.liveness, how.key, now
+            )
+            session = MemorySession(self, shared, state, events)
+            self.sessions.add(session)
+            self.set_timer(store)
+        events.proven(now)
+        return session
+
+    async def _take_over(self, how: Attach, number: int, events: SessionEvents) -> MemorySession:
+        shared, store, now = self._command()
+        with shared.lock:
+            self._expire(store)
+            state = store.take_over(how.node, number, how.key)
+            former: MemorySession = state.sink
+            former.cut_off()
+            self._push(former, _TAKEN_OVER, rules.taken_over(how.node))
+            session = MemorySession(self, shared, state, events, former)
+            self.sessions.add(session)
+            store.touch(state, now)
+            self.set_timer(store)
+        try:
+            if not how.assume_dead:
+                await session.until_nobody_believes()
+            session.begin()
+        except BaseException:
+            await session.detach()
+            raise
+        return session
+
+    def _command(self) -> tuple[Shared, Store, float]:
+        shared = self._opened()
+        return shared, shared.store, self.clock.now()
+
+    def _expire(self, store: Store) -> None:
+        """End what has run out, whoever's timer it was that should have. Under the lock."""
+        store.expire(self.clock.now())
+        self.settle(store)
+
+    async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        shared, store, _ = self._command()
+        with shared.lock:
+            store.create_node(path, config, exist_ok=exist_ok)
+
+    async def alter_node(self, path: str, config: NodeConfig) -> None:
+        shared, store, _ = self._command()
+        with shared.lock:
+            store.alter_node(path, config)
+
+    async def drop_node(self, path: str, *, force: bool) -> None:
+        shared, store, _ = self._command()
+        with shared.lock:
+            self._expire(store)
+            try:
+                store.drop_node(path, force=force)
+            finally:
+                self.settle(store)
+
+    async def describe_node(self, path: str) -> NodeDescription:
+        shared, store, _ = self._command()
+        with shared.lock:
+            self._expire(store)
+            node = store.node(path)
+            return NodeDescription(path, node.config, len(node.sessions), len(node.semaphores))
+
+    async def list_nodes(self) -> Sequence[str]:
+        shared, store, _ = self._command()
+        with shared.lock:
+            return sorted(store.nodes)
+
+    async def list_semaphores(
+        self, path: str, *, owners: bool, waiters: bool
+    ) -> Sequence[SemaphoreDescription]:
+        shared, store, now = self._command()
+        with shared.lock:
+            self._expire(store)
+            node = store.node(path)
+            return [
+                describe.semaphore(node.semaphores[name], now, owners=owners, waiters=waiters)
+                for name in sorted(node.semaphores)
+            ]
+
+    async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        shared, store, now = self._command()
+        with shared.lock:
+            self._expire(store)
+            return [
+                SessionDescription(
+                    session.id,
+                    path,
+                    session.description,
+                    session.window,
+                    session.attached,
+                    now - session.last_contact,
+                )
+                for _, session in sorted(store.node(path).sessions.items())
+            ]
+
+    async def end_session(self, path: str, session_id: int) -> bool:
+        shared, store, now = self._command()
+        with shared.lock:
+            self._expire(store)
+            session = store.node(path).sessions.get(session_id)
+            if session is None:
+                return False
+            store.close(session, now, "an administrator ended it")
+            self.settle(store)
+            return True
+
+    async def evict(self, path: str, name: str, order_id: int) -> bool:
+        shared, store, now = self._command()
+        with shared.lock:
+            self._expire(store)
+            evicted = store.evict(store.node(path), name, order_id, now)
+            self.settle(store)
+            return evicted

@@ -1,0 +1,230 @@
+"""One attachment of a session, and how another one takes it over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tenure.core import rules
+from tenure.core.node import Session
+from tenure.engines.contract import Enqueued, Place, SessionEvents
+from tenure.engines.memory import describe
+from tenure.errors import SessionExpired
+from tenure.model import SemaphoreDescription
+
+if TYPE_CHECKING:
+    from tenure.engines.memory.engine import MemoryEngine, Shared
+
+__all__ = ["TICK", "MemorySession"]
+
+TICK = 1.0
+"""Seconds between two looks at the clock, at the most."""
+_REFUSED = Enqueued(Place.REFUSED, None)
+
+
+class MemorySession:
+    """One attachment of a session, of which it is the state's `sink` until another takes over.
+
+    Attributes:
+        deaf: nothing but its end is told to it: its take-over is not complete.
+        superseded: another one has taken over.
+    """
+
+    def __init__(
+        self,
+        engine: MemoryEngine,
+        shared: Shared,
+        state: Session,
+        events: SessionEvents,
+        former: MemorySession | None = None,
+    ) -> None:
+        """Under the lock; with `former`, that one is taken over."""
+        state.sink = self
+        self.id = state.id
+        self.node = state.node.path
+        self.attach_number = state.attach_number
+        self.engine = engine
+        self.events = events
+        self.superseded = False
+        self.deaf = former is not None
+        self._believes = former is None  # that it holds what it was told
+        self._until = 0.0  # that it can believe so, once superseded
+        self._former = former
+        self._look = asyncio.Event()
+        self.state = state
+        self._shared = shared
+        self._store = shared.store
+        self._lock = shared.lock
+        self._now = engine.clock.now
+        self._wall = engine.clock.wall
+
+    def over(self, error: SessionExpired) -> None:
+        """The store ended it, or another one has taken over."""
+        self.engine.sessions.discard(self)
+        self.events.ended(error)
+        with self._lock:
+            self._disbelieve()
+
+    def renew(self) -> None:
+        now = self._now()
+        with self._lock:
+            lives = not self.superseded and self._store.touch(self.state, now)
+        if lives:
+            self.events.proven(now)
+
+    async def close(self) -> None:
+        with self._lock:
+            if not self.superseded:
+                self._store.close(self.state, self._now())
+                self.engine.settle(self._store)
+            self._disbelieve()
+        self.engine.sessions.discard(self)
+
+    async def detach(self) -> None:
+        with self._lock:
+            if not self.superseded:
+                self._store.detach(self.state, self._now())
+            self._disbelieve()
+
+    def _alive(self) -> Session:
+        if self.superseded:
+            raise rules.taken_over(self.node)
+        if not self.state.alive:
+            raise SessionExpired(f"the session on {self.node} is over", node=self.node)
+        return self.state
+
+    # Taking over
+
+    def cut_off(self) -> None:
+        """Another one takes over. Under the lock."""
+        self.superseded = True
+        self._until = self.state.last_contact + self.state.window
+        self._wake()
+
+    def _disbelieve(self) -> None:
+        """From now on it does not believe that it holds anything. Under the lock."""
+        self._believes = False
+        self.state.sink._wake()  # perhaps a successor waits for that
+
+    def _wake(self) -> None:
+        loop = self.engine.loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._look.set)
+
+    def _believes_until(self) -> float:
+        """Until when somebody who came before the next one may believe. Under the lock."""
+        loop = self.engine.loop
+        dead = loop is not None and loop.is_closed()
+        mine = self._until if self._believes and not dead else 0.0
+        return max(mine, 0.0 if self._former is None else self._former._believes_until())
+
+    async def until_nobody_believes(self) -> None:
+        """Return when no attachment before this one can believe that it holds anything.
+
+        Raises:
+            SessionExpired: it has ended meanwhile, or was taken over once more.
+        """
+        assert self._former is not None
+        while True:
+            now = self._now()
+            with self._lock:
+                self._store.touch(self._alive(), now)
+                wait = self._former._believes_until() - now
+            if wait <= 0:
+                return
+            self._look.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(wait, TICK, self.state.window / 3)):
+                    await self._look.wait()
+
+    def begin(self) -> None:
+        """The take-over is complete: from now on this is the program that holds."""
+        now = self._now()
+        with self._lock:
+            state = self._alive()
+            self._store.touch(state, now)
+            found = sorted(state.requests.values(), key=lambda request: request.order_id)
+            self.events.resumed(tuple(map(describe.recovered, found)))
+            self.deaf = False
+            self._believes = True
+            self._former = None
+        self.events.proven(now)
+
+    async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        with self._lock:
+            self._store.create(self._alive().node, name, limit, data, exist_ok=exist_ok)
+            self.engine.settle(self._store)
+
+    async def update_semaphore(self, name: str, data: bytes) -> None:
+        with self._lock:
+            self._store.update(self._alive().node, name, data)
+            self.engine.settle(self._store)
+
+    async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        with self._lock:
+            self._store.delete(self._alive().node, name, force=force)
+            self.engine.settle(self._store)
+
+    async def describe_semaphore(
+        self, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        with self._lock:
+            found = self._store.semaphore(self._alive().node, name)
+            return describe.semaphore(found, self._now(), owners=owners, waiters=waiters)
+
+    def enqueue(
+        self,
+        hold: int,
+        name: str,
+        count: int,
+        data: bytes,
+        *,
+        timeout: float | None,
+        ephemeral: bool,
+    ) -> Enqueued:
+        engine, store = self.engine, self._store
+        with self._lock:
+            if self.superseded:
+                raise rules.taken_over(self.node)
+            last = store.last_order_id
+            order_id = rules.next_order_id(last, engine.seen, self._wall())
+            request = store.enqueue(
+                self.state, hold, name, count, data, timeout, ephemeral, self._now(), order_id
+            )
+            if store.effects:
+                engine.settle(store)
+            if request is None:
+                return _REFUSED
+            if request.granted_at is not None:
+                return Enqueued(Place.GRANTED, order_id)
+            if request.deadline is not None:
+                engine.set_timer(store)
+            return Enqueued(Place.WAITING, order_id)
+
+    def alter(self, hold: int, *, count: int | None, data: bytes | None) -> None:
+        with self._lock:
+            self._store.alter(self._alive(), hold, count, data, self._now())
+            self.engine.settle(self._store)
+
+    def withdraw(self, hold: int) -> None:
+        store = self._store
+        with self._lock:
+            if self.superseded:
+                return
+            store.withdraw(self.state, hold, self._now())
+            if store.effects:
+                self.engine.settle(store)
+
+    def watch(
+        self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        with self._lock:
+            watch = self._store.watch(self._alive(), name, data=data, owners=owners, sink=changed)
+
+        def stop() -> None:
+            with self._lock:
+                self._store.unwatch(watch)
+
+        return stop
