@@ -228,6 +228,12 @@ class Lease:
             self._count = count
 
     async def __aenter__(self) -> Lease:
+        self._check_enterable()
+        self.session._check_loop()
+        self._enter()
+        return self
+
+    def _check_enterable(self) -> None:
         held = self.held
         if self._scope is not None:
             raise Misuse(
@@ -237,13 +243,10 @@ class Lease:
             )
         if not held:
             raise self._why_not_held()
-        self.session._check_loop()
-        self._enter()
-        return self
 
-    def _enter(self) -> None:
+    def _enter(self, task: asyncio.Task[object] | None = None) -> None:
         self._scope = scope = Scope(self)
-        scope.enter()
+        scope.enter(task)
 
     async def __aexit__(
         self,

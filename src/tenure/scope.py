@@ -53,9 +53,9 @@ class Scope:
         """The task that is inside, or ``None``."""
         return self._task
 
-    def enter(self) -> None:
-        """Enter, in the current task."""
-        task = asyncio.current_task()
+    def enter(self, task: asyncio.Task[object] | None = None) -> None:
+        """Enter, in the current task, or in that of a thread that is on its own meanwhile."""
+        task = task or asyncio.current_task()
         if task is None:
             raise Misuse("a block can be entered only inside a task")
         self._task = task

@@ -1,0 +1,93 @@
+"""Tenure for synchronous programs: the public API of `tenure`, name for name, without await.
+
+Start with `connect`. What is awaited there is simply called here: ``client.mutex("job").lock()``
+gives a held lease, to be entered with ``with`` or released. Any number of threads may share a
+client; for code that runs in an event loop there is `tenure` itself.
+
+What is different is said in `tenure.blocking.mirror`: `close` stands for ``aclose``, and a thread,
+which nobody can cancel, is told of a loss by the next call that it makes.
+"""
+
+from tenure.blocking.client import Client, connect
+from tenure.blocking.election import Election, Leadership
+from tenure.blocking.lease import Lease
+from tenure.blocking.mutex import Mutex
+from tenure.blocking.semaphore import Semaphore, Ticket
+from tenure.blocking.session import Attempt, Session
+from tenure.client import default_url
+from tenure.errors import (
+    AcquireTimeout,
+    AuthenticationFailed,
+    EngineError,
+    EngineUnavailable,
+    InvalidArgument,
+    LeaseLost,
+    LeaseReleased,
+    Misuse,
+    NodeBusy,
+    NodeExists,
+    NodeNotFound,
+    SelfDeadlock,
+    SemaphoreBusy,
+    SemaphoreExists,
+    SemaphoreNotFound,
+    SessionClosed,
+    SessionExpired,
+    TenureError,
+    Unsupported,
+)
+from tenure.loss import LOSS_EXIT_STATUS
+from tenure.model import (
+    Capabilities,
+    Leader,
+    MutexHolder,
+    NodeConfig,
+    NodeDescription,
+    Recovered,
+    RequestDescription,
+    SemaphoreDescription,
+    SessionDescription,
+)
+
+__all__ = [
+    "LOSS_EXIT_STATUS",
+    "AcquireTimeout",
+    "Attempt",
+    "AuthenticationFailed",
+    "Capabilities",
+    "Client",
+    "Election",
+    "EngineError",
+    "EngineUnavailable",
+    "InvalidArgument",
+    "Leader",
+    "Leadership",
+    "Lease",
+    "LeaseLost",
+    "LeaseReleased",
+    "Misuse",
+    "Mutex",
+    "MutexHolder",
+    "NodeBusy",
+    "NodeConfig",
+    "NodeDescription",
+    "NodeExists",
+    "NodeNotFound",
+    "Recovered",
+    "RequestDescription",
+    "SelfDeadlock",
+    "Semaphore",
+    "SemaphoreBusy",
+    "SemaphoreDescription",
+    "SemaphoreExists",
+    "SemaphoreNotFound",
+    "Session",
+    "SessionClosed",
+    "SessionDescription",
+    "SessionExpired",
+    "TenureError",
+    "Ticket",
+    "Unsupported",
+    "connect",
+    "default_url",
+]

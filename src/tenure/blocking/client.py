@@ -1,0 +1,226 @@
+"""The mirror of `tenure.client`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TypeVar
+
+from tenure import client as twins
+from tenure.blocking.election import Election
+from tenure.blocking.mirror import Mirror, mirrors
+from tenure.blocking.mutex import Mutex
+from tenure.blocking.portal import the_portal
+from tenure.blocking.semaphore import Semaphore
+from tenure.blocking.session import Attempts, Session, abandon
+from tenure.blocking.watch import EventStream
+from tenure.client import DEFAULT_WINDOW
+from tenure.clock import Clock
+from tenure.durations import Duration
+from tenure.loss import OnLoss
+from tenure.model import (
+    DEFAULT_NODE,
+    Capabilities,
+    NodeConfig,
+    NodeDescription,
+    SemaphoreDescription,
+    SessionDescription,
+)
+from tenure.nodes import Nodes
+from tenure.scope import note_failure
+
+__all__ = ["Client", "connect"]
+
+T = TypeVar("T")
+
+
+def connect(url: str | None = None, *, clock: Clock | None = None) -> Client:
+    """A client of the store at `url`, for threads.
+
+    ``with tenure.blocking.connect(url) as client`` closes it at the end of the block. Otherwise
+    it connects on first use, and `Client.close` closes it. One background thread serves all
+    clients of the process, from the first `connect` until the last is closed; while it runs,
+    `sys.setswitchinterval` is at most 0.0005 s.
+
+    Args:
+        url: ``memory://``, ``sqlite:///jobs.db``, ...; without one, `default_url`.
+        clock: where time comes from, for tests.
+
+    Raises:
+        InvalidArgument: the URL is wrong.
+        Unsupported: no engine is installed for its scheme.
+        Misuse: the calling thread runs an event loop.
+    """
+    portal = the_portal()
+    portal.check_caller()
+    twin = twins.connect(url, clock=clock)
+    portal.serve(twin)
+    return Client(portal, twin)
+
+
+@mirrors(Nodes)
+@mirrors(twins.Client)
+class Client(Mirror[twins.Client]):
+    """`tenure.Client`, for threads: any number of them may use it at once."""
+
+    __slots__ = ()
+
+    @property
+    def clock(self) -> Clock:
+        """What its deadlines are measured on."""
+        return self._twin.clock
+
+    @property
+    def url(self) -> str:
+        return self._twin.url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._twin.capabilities
+
+    def __enter__(self) -> Client:
+        try:
+            self._portal.call(self._twin.__aenter__)
+        except BaseException as error:
+            try:
+                self.close()
+            except Exception as failure:
+                note_failure(error, failure, f"closing the client of {self.url}")
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._portal.leave(self._twin.__aexit__, kind, error, trace)
+        finally:
+            self._portal.let_go(self._twin)
+
+    def close(self) -> None:
+        try:
+            self._portal.give_back(self._twin.aclose)
+        finally:
+            self._portal.let_go(self._twin)
+
+    def session(
+        self,
+        path: str = DEFAULT_NODE,
+        *,
+        recovery_window: Duration = DEFAULT_WINDOW,
+        description: str = "",
+        on_loss: OnLoss = "cancel",
+        max_stall: Duration | None = None,
+        resumable: bool = False,
+        resume: str | None = None,
+        assume_dead: bool = False,
+    ) -> Session:
+        attached = self._portal.obtain(
+            partial(abandon, detach=resume is not None),
+            self._twin.session,
+            path,
+            recovery_window=recovery_window,
+            description=description,
+            on_loss=on_loss,
+            max_stall=max_stall,
+            resumable=resumable,
+            resume=resume,
+            assume_dead=assume_dead,
+        )
+        return Session(self._portal, attached)
+
+    def sessions(
+        self,
+        path: str = DEFAULT_NODE,
+        *,
+        recovery_window: Duration = DEFAULT_WINDOW,
+        description: str = "",
+        on_loss: OnLoss = "cancel",
+        max_stall: Duration | None = None,
+    ) -> Attempts:
+        attempts = self._twin.sessions(
+            path,
+            recovery_window=recovery_window,
+            description=description,
+            on_loss=on_loss,
+            max_stall=max_stall,
+        )
+        return Attempts(self._portal, attempts)
+
+    def run(
+        self,
+        path: str,
+        work: Callable[[Session], T],
+        *,
+        recovery_window: Duration = DEFAULT_WINDOW,
+        description: str = "",
+        on_loss: OnLoss = "cancel",
+        max_stall: Duration | None = None,
+    ) -> T:
+        result: list[T] = []
+        for attempt in self.sessions(
+            path,
+            recovery_window=recovery_window,
+            description=description,
+            on_loss=on_loss,
+            max_stall=max_stall,
+        ):
+            with attempt as session:
+                result[:] = [work(session)]
+        return result[0]
+
+    def mutex(self, name: str) -> Mutex:
+        return Mutex(self._portal, self._twin.mutex(name))
+
+    def semaphore(self, name: str, *, ephemeral: bool = False) -> Semaphore:
+        return Semaphore(self._portal, self._twin.semaphore(name, ephemeral=ephemeral))
+
+    def election(self, name: str) -> Election:
+        return Election(self._portal, self._twin.election(name))
+
+    def events(self, size: int = 1024) -> EventStream:
+        return EventStream(self._portal, self._portal.run(self._twin.events, size))
+
+    # Nodes
+
+    def create_node(
+        self, path: str, config: NodeConfig | None = None, *, exist_ok: bool = False
+    ) -> None:
+        self._portal.call(self._twin.create_node, path, config, exist_ok=exist_ok)
+
+    def alter_node(self, path: str, config: NodeConfig) -> None:
+        self._portal.call(self._twin.alter_node, path, config)
+
+    def drop_node(self, path: str, *, force: bool = False) -> None:
+        self._portal.call(self._twin.drop_node, path, force=force)
+
+    def describe_node(self, path: str = DEFAULT_NODE) -> NodeDescription:
+        return self._portal.call(self._twin.describe_node, path)
+
+    def list_nodes(self) -> Sequence[str]:
+        return self._portal.call(self._twin.list_nodes)
+
+    def list_semaphores(
+        self, path: str = DEFAULT_NODE, *, owners: bool = False, waiters: bool = False
+    ) -> Sequence[SemaphoreDescription]:
+        return self._portal.call(self._twin.list_semaphores, path, owners=owners, waiters=waiters)
+
+    def describe_semaphore(
+        self, name: str, path: str = DEFAULT_NODE, *, owners: bool = True, waiters: bool = True
+    ) -> SemaphoreDescription:
+        return self._portal.call(
+            self._twin.describe_semaphore, name, path, owners=owners, waiters=waiters
+        )
+
+    def list_sessions(self, path: str = DEFAULT_NODE) -> Sequence[SessionDescription]:
+        return self._portal.call(self._twin.list_sessions, path)
+
+    def end_session(self, path: str, session_id: int) -> bool:
+        return self._portal.call(self._twin.end_session, path, session_id)
+
+    def evict(self, path: str, name: str, order_id: int) -> bool:
+        return self._portal.call(self._twin.evict, path, name, order_id)

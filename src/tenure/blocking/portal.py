@@ -1,0 +1,392 @@
+"""The way from threads to the event loop behind `tenure.blocking`.
+
+One portal serves a process. It owns an event loop, and a thread that turns the loop as long as
+anybody needs it: while a client is open, and while a call is under way. A call after that (to
+release what was lost with the client, say) starts the thread once more, so that it gets the
+answer that it would get in async code.
+
+Rules:
+
+* `call` and its like are the only way in. They refuse to be used from a thread that runs an event
+  loop, and from a forked child.
+* `_lock` guards whether the thread runs. A call announces itself in `_calls` before it looks for
+  the thread; whoever ends the thread does it the other way round. So no call is left waiting.
+* The thread is a daemon, and the interpreter's exit closes what is open (`_at_exit`), within
+  `EXIT_PATIENCE`: a client that somebody forgot cannot hang the exit.
+* After a fork the child forgets the parent's portal, and never closes its loop, whose selector
+  it shares with the parent.
+
+Threads that compute in short slices would starve the loop's thread: Python lets whoever waits for
+the interpreter ask for it only after the switch interval, and a thread that lets go and comes
+back each millisecond is mostly there first. Renewals have been seen to be 5 to 8 s late. So the
+switch interval is at most `SWITCH_INTERVAL` while the thread runs, and what it was afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from types import TracebackType
+from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
+
+from tenure import fork
+from tenure.blocking.agent import Agent, Call, loss_around
+from tenure.client import Client
+from tenure.errors import Misuse, SessionClosed
+from tenure.scope import note_failure
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Kind: TypeAlias = type[BaseException] | None
+Error: TypeAlias = BaseException | None
+Trace: TypeAlias = TracebackType | None
+
+__all__ = ["EXIT_PATIENCE", "SWITCH_INTERVAL", "Portal", "the_portal"]
+
+SWITCH_INTERVAL = 0.0005
+"""Seconds; what `sys.setswitchinterval` is set to while the loop's thread runs."""
+
+EXIT_PATIENCE = 5.0
+"""Seconds for which the exit of the interpreter waits for clients to be closed."""
+
+_log = logging.getLogger("tenure")
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop that is its process's own: a forked child must not take it apart."""
+
+    def __init__(self) -> None:
+        self._born = fork.generation()
+        super().__init__()
+
+    def close(self) -> None:
+        if fork.generation() == self._born:
+            super().close()
+
+    def __del__(self) -> None:
+        if fork.generation() == self._born:
+            super().__del__()
+
+
+class _Mine:
+    """A thread's agents: one, and another for each call that a signal handler makes meanwhile."""
+
+    def __init__(self, portal: Portal) -> None:
+        self._portal = portal
+        self._all: list[Agent] = []
+        self.free: list[Agent] = []
+
+    def another(self) -> Agent:
+        agent = self._portal._new_agent()
+        self._all.append(agent)
+        return agent
+
+    def __del__(self) -> None:
+        for agent in self._all:
+            self._portal._post(agent.end)
+
+
+class _Thread(threading.local):
+    mine: _Mine | None = None
+
+
+class Portal:
+    """Carries calls of threads to its loop, and brings back how they ended."""
+
+    def __init__(self) -> None:
+        self._born = fork.generation()
+        self._loop = _Loop()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._before: threading.Thread | None = None  # which may still be about to end
+        self._interval_before = 0.0
+        self._clients: set[Client] = set()
+        self._calls: set[Call] = set()
+        self._agents: set[Agent] = set()
+        self._background: set[asyncio.Task[Any]] = set()
+        self._local = _Thread()
+        atexit.register(self._at_exit)
+
+    # Whom it serves
+
+    def serve(self, client: Client) -> None:
+        """Turn the loop until that client is closed, and `let_go`."""
+        self.check_caller()
+        self._clients.add(client)
+        self._ensure_running()
+
+    def let_go(self, client: Client) -> None:
+        """The client is closed, or is being closed; with the last one the thread ends.
+
+        Does nothing for a client that nobody has begun to close.
+        """
+        closing = client._closing
+        if closing is None:
+            return
+        if not closing.done():  # whoever closes it was interrupted
+            self._post(closing.add_done_callback, lambda _: self._discard(client))
+            return
+        ended = self._discard(client)
+        if ended is not None:
+            ended.join()
+
+    def _discard(self, client: Client) -> threading.Thread | None:
+        self._clients.discard(client)
+        return self._stop_if_idle()
+
+    # Calls, from any thread but the loop's
+
+    def check_caller(self) -> None:
+        """Raise unless the calling thread may wait.
+
+        Raises:
+            Misuse: it runs an event loop, or it is in a forked child.
+            SessionClosed: the interpreter exits, and has closed all clients.
+        """
+        if fork.generation() != self._born:
+            fork.check(self._born, "what tenure.blocking made")
+        if self._loop.is_closed():
+            raise SessionClosed("this program ends, and its clients have been closed")
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        raise Misuse(
+            "tenure.blocking would stop this thread's event loop while it waits; in async code "
+            "use tenure itself, or call this in a thread (asyncio.to_thread)"
+        )
+
+    def call(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Have a coroutine function called on the loop, wait for it, and give what it gives."""
+        return cast(T, self._call(Call(partial(function, *args, **kwargs))))
+
+    def obtain(
+        self,
+        undo: Callable[[T], object],
+        function: Callable[P, Awaitable[T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """The same for what must not be obtained when an exception interrupts the wait.
+
+        Args:
+            undo: called on the loop with a result that the caller will never have.
+            function: the coroutine function.
+            args, kwargs: its arguments.
+        """
+        return cast(T, self._call(Call(partial(function, *args, **kwargs), undo=undo)))
+
+    def give_back(
+        self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """The same for what is done even inside the block of a lost lease."""
+        return cast(T, self._call(Call(partial(function, *args, **kwargs), gives_back=True)))
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Have a plain function called on the loop, for what may be touched only there."""
+
+        async def run() -> T:
+            return function(*args, **kwargs)
+
+        return self.call(run)
+
+    def leave(
+        self,
+        leave: Callable[[Kind, Error, Trace], Coroutine[Any, Any, T]],
+        kind: Kind,
+        error: Error,
+        trace: Trace,
+    ) -> T | None:
+        """Have the end of a block carried out, by the asynchronous block's `__aexit__`."""
+        if isinstance(error, GeneratorExit):
+            # A generator that is thrown away ends in whatever thread, and cannot wait.
+            self._post(self._in_background, partial(leave, kind, error, trace))
+            return None
+        try:
+            self.check_caller()
+        except Misuse as misuse:
+            note_failure(error, misuse, "leaving the block")
+            return None
+        return self.give_back(leave, kind, error, trace)
+
+    def _call(self, call: Call) -> object:
+        self.check_caller()
+        mine = self._local.mine
+        if mine is None:
+            mine = self._local.mine = _Mine(self)
+        agent = mine.free.pop() if mine.free else mine.another()
+        try:
+            self._calls.add(call)
+            self._loop.call_soon_threadsafe(agent.take, call)
+            if self._thread is None:
+                self._ensure_running()
+            call.done.acquire()
+        except BaseException as interruption:
+            self._abandon(agent, call, interruption)
+            raise
+        finally:
+            mine.free.append(agent)
+        if call.error is not None:
+            raise call.error
+        return call.result
+
+    def _abandon(self, agent: Agent, call: Call, interruption: BaseException) -> None:
+        """See a call to its end that the calling thread cannot wait for any more."""
+        call.settled = settled = threading.Event()
+        self._loop.call_soon_threadsafe(agent.abandon, call)
+        while not settled.is_set():
+            try:
+                self._ensure_running()
+                settled.wait()
+            except BaseException as another:
+                # The first is on its way already, and leaves nothing behind.
+                interruption.add_note(f"and meanwhile: {another!r}")
+        if call.failure is not None:
+            interruption.add_note(f"and giving back failed: {call.failure}")
+
+    # What a thread is inside
+
+    def task(self) -> asyncio.Task[None]:
+        """The calling thread's task, for a block that it enters."""
+        mine = self._local.mine
+        if mine is None or not mine.free:
+            self.call(asyncio.sleep, 0)  # whose agent it is does not matter: now there is one
+            mine = self._local.mine
+        assert mine is not None
+        return mine.free[-1].task
+
+    def check_blocks(self) -> None:
+        """Raise the loss of a block that the calling thread is inside, if there is one."""
+        mine = self._local.mine
+        if mine is not None and mine.free:
+            loss = loss_around(mine.free[-1].task)
+            if loss is not None:
+                raise loss
+
+    # On the loop, or on the way to it
+
+    def _new_agent(self) -> Agent:
+        agent = Agent(self._finished)
+        self._agents.add(agent)
+        self._post(self._start_agent, agent)
+        return agent
+
+    def _start_agent(self, agent: Agent) -> None:
+        agent.start()
+        agent.task.add_done_callback(lambda _: self._agents.discard(agent))
+
+    def _post(self, callback: Callable[..., object], *arguments: Any) -> None:
+        """Have something called on the loop. From any thread; nothing once the loop is closed."""
+        if fork.generation() == self._born:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(callback, *arguments)
+
+    def _in_background(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        task = self._loop.create_task(work())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _finished(self, call: Call) -> None:
+        self._calls.discard(call)
+        if not self._clients:
+            self._stop_if_idle()
+
+    # The thread
+
+    def _ensure_running(self) -> None:
+        with self._lock:
+            if self._thread is not None:
+                return
+            self._interval_before = sys.getswitchinterval()
+            sys.setswitchinterval(min(SWITCH_INTERVAL, self._interval_before))
+            self._thread = threading.Thread(
+                target=self._turn_loop, args=[self._before], name="tenure-blocking", daemon=True
+            )
+            try:
+                self._thread.start()
+            except RuntimeError:  # there can be no more threads
+                self._thread = None
+                raise
+
+    def _turn_loop(self, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
+        self._loop.run_forever()
+
+    def _stop_if_idle(self) -> threading.Thread | None:
+        """End the thread if nobody needs it; returns the thread that ends."""
+        with self._lock:
+            # In this order: whoever announces a call too late to be seen sees that none runs.
+            thread, self._thread = self._thread, None
+            if self._clients or self._calls or thread is None:
+                self._thread = thread
+                return None
+            self._before = thread
+            if sys.getswitchinterval() == SWITCH_INTERVAL:
+                sys.setswitchinterval(self._interval_before)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            return thread
+
+    def _at_exit(self) -> None:
+        """The interpreter exits: close what somebody forgot to close."""
+        if fork.generation() != self._born:
+            return
+        with self._lock:
+            thread = self._thread or self._before
+        if thread is not None:
+            self._post(self._in_background, self._close_all)
+            thread.join(EXIT_PATIENCE)
+            if thread.is_alive():
+                return
+        self._loop.run_until_complete(self._end_agents())
+        self._loop.close()
+
+    async def _close_all(self) -> None:
+        for client in list(self._clients):
+            try:
+                await client.aclose()
+            except Exception as failure:
+                _log.warning("closing %r at the exit of the program failed: %s", client, failure)
+            self._discard(client)
+
+    async def _end_agents(self) -> None:
+        agents = list(self._agents)
+        for agent in agents:
+            agent.stop()
+        await asyncio.gather(*(agent.task for agent in agents), *self._background)
+
+
+_portal: Portal | None = None
+_making = threading.Lock()
+
+
+def the_portal() -> Portal:
+    """This process's portal."""
+    global _portal  # noqa: PLW0603  one for the process is the point
+    with _making:
+        if _portal is None:
+            _portal = Portal()
+        return _portal
+
+
+def _forget_parents() -> None:
+    """In a forked child: the portal is the parent's, and there is no thread to turn its loop."""
+    global _portal, _making  # noqa: PLW0603
+    _making = threading.Lock()  # another thread may have had it
+    if _portal is not None:
+        if _portal._thread is not None and sys.getswitchinterval() == SWITCH_INTERVAL:
+            sys.setswitchinterval(_portal._interval_before)
+        _portal = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parents)
