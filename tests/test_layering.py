@@ -47,6 +47,9 @@ THE_WORLD = frozenset(
 DOORS = frozenset({"tenure.engines", "tenure.engines.contract"})
 PAST_THE_DOORS = frozenset({"engines", "cli", "testing"})
 
+# What a recipe is not made of: it shows what the public primitives are good for.
+NOT_FOR_RECIPES = frozenset({"core", "engines"})
+
 # `tenure.testing` stands beside the layers: it may import all but the programs, and of these
 # only the commands that show or simulate may import it.
 PROGRAMS = frozenset({"server", "cli", "__main__"})
@@ -109,6 +112,8 @@ def reasons_against(importer: str, imported: str) -> Iterator[str]:
         yield "imports run one way, and this one runs up"
     if wanted == "engines" and part not in PAST_THE_DOORS and imported not in DOORS:
         yield "an engine is reached through its contract and the registry"
+    if part == "recipes" and wanted in NOT_FOR_RECIPES:
+        yield "a recipe is made of primitives"
     if part == "engines" and engine_of(imported) not in {None, engine_of(importer)}:
         yield "an engine knows no other"
 
@@ -186,6 +191,7 @@ OUTSIDE = "standard library"
 DOOR = "through its contract"
 TESTING = "is for tests"
 ALONE = "knows no other"
+PRIMITIVE = "made of primitives"
 
 
 @pytest.mark.parametrize(
@@ -210,6 +216,9 @@ ALONE = "knows no other"
         ("tenure.newcomer", "import tenure.server.app", UP),
         ("tenure.recipes.rwlock", "from tenure import Session", None),
         ("tenure.recipes.rwlock", "from tenure.server import app", UP),
+        ("tenure.recipes.rwlock", "from tenure.watch import Watch", None),
+        ("tenure.recipes.rwlock", "from tenure.core import rules", PRIMITIVE),
+        ("tenure.recipes.rwlock", "from tenure.engines.contract import Place", PRIMITIVE),
         ("tenure.blocking", "import tenure.cli", UP),
         ("tenure.server.app", "from tenure.cli import main", UP),
         ("tenure.cli.run", "from tenure.server.app import serve", None),

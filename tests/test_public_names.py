@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 import tenure
+from tenure import recipes
 
 PUBLIC = """
     LOSS_EXIT_STATUS
@@ -19,6 +20,12 @@ PUBLIC = """
     Capabilities Leader MutexHolder NodeConfig NodeDescription Recovered RequestDescription
     SemaphoreDescription SessionDescription
     connect default_url
+""".split()
+
+RECIPES = """
+    Barrier Group RWLock ServiceRegistry SharedConfig
+    Change Changes Codec Endpoint Joined Left Member Source States Updated
+    dataclass_codec json_codec
 """.split()
 
 
@@ -32,6 +39,10 @@ def modules() -> list[str]:
 
 def test_tenure_exports_what_is_listed_here_and_nothing_else() -> None:
     assert sorted(tenure.__all__) == sorted(PUBLIC)
+
+
+def test_the_recipes_export_what_is_listed_here_and_nothing_else() -> None:
+    assert sorted(recipes.__all__) == sorted(RECIPES)
 
 
 def test_every_public_name_is_there_and_says_what_it_is() -> None:

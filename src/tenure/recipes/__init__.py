@@ -1,0 +1,32 @@
+"""Recipes: what the primitives combine to. They run on every engine.
+
+Each takes a `tenure.Session` or a `tenure.Client` (its implicit session on ``/default``) and a
+name, and is made of public primitives alone, so that a program can have its own in the same way.
+"""
+
+from tenure.recipes.barrier import Barrier
+from tenure.recipes.base import Source, States
+from tenure.recipes.config import Codec, SharedConfig, dataclass_codec, json_codec
+from tenure.recipes.group import Change, Changes, Group, Joined, Left, Member, Updated
+from tenure.recipes.registry import Endpoint, ServiceRegistry
+from tenure.recipes.rwlock import RWLock
+
+__all__ = [
+    "Barrier",
+    "Change",
+    "Changes",
+    "Codec",
+    "Endpoint",
+    "Group",
+    "Joined",
+    "Left",
+    "Member",
+    "RWLock",
+    "ServiceRegistry",
+    "SharedConfig",
+    "Source",
+    "States",
+    "Updated",
+    "dataclass_codec",
+    "json_codec",
+]

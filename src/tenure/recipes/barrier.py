@@ -1,0 +1,143 @@
+"""A barrier: parties wait until all of them have arrived, round after round.
+
+In the model it is a lasting semaphore whose limit is the number of parties. An arrival is a
+request of count 1. When as many owners as there are parties have not passed yet, the round is
+full, and the last of them to arrive writes the *mark* into the semaphore's data: the fencing
+tokens of all of them. A party that finds its own token in the mark passes, and gives its place
+back. The rules that make this right:
+
+* A round becomes full by a grant and nothing else, so that whoever is granted a place looks, and
+  nobody else has to.
+* A party keeps its place until it has found itself in the mark. The next round cannot be full
+  before all of this one have left, so no mark is overwritten before all have seen it; who comes
+  early for the next round waits in the queue.
+* Looking and marking is one step, under a mutex of the same session. Else a party that looked,
+  was slow, and wrote late could undo the mark of a round that was filled up anew meanwhile.
+* A party that dies takes its place with it: then the round is not full any more, and whoever
+  gets the place looks. One that had been marked has arrived, whatever becomes of it later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from tenure.durations import Duration, timeout_seconds
+from tenure.errors import AcquireTimeout, InvalidArgument, SemaphoreExists
+from tenure.model import SemaphoreDescription
+from tenure.recipes.base import Source
+
+__all__ = ["MOST_PARTIES", "Barrier"]
+
+MOST_PARTIES = 60_000
+"""Of so many parties the fencing tokens fit into a semaphore's data."""
+
+
+class Barrier:
+    """A barrier on a node, where so many parties wait for each other. It can be used again.
+
+    No party is let through before all have arrived in its round, and a party that comes again is
+    in the next round. More parties than there are for a round wait for the one after it.
+
+    Args:
+        source: a session, or a client for its implicit session on ``/default``.
+        name: 1 to 1,016 bytes; a mutex called ``<name>.marking`` is used beside it.
+        parties: how many wait for each other, 1 to 60,000; the same for all of them.
+    """
+
+    def __init__(self, source: Source, name: str, parties: int) -> None:
+        self.name = name
+        self.parties = parties
+        self._places = source.semaphore(name)
+        self._marking = source.mutex(f"{name}.marking")
+        if not isinstance(parties, int) or not 1 <= parties <= MOST_PARTIES:
+            raise self._invalid(
+                f"a barrier has 1 to {MOST_PARTIES} parties, {name!r} on {self._places.node} "
+                f"was asked for with {parties!r}"
+            )
+
+    def __repr__(self) -> str:
+        return f"<Barrier {self.name!r} of {self.parties} parties>"
+
+    async def wait(self, timeout: Duration | None = None) -> int:
+        """Wait until all parties have arrived.
+
+        Who is cancelled, or out of time, or dies, before the round is full, leaves it: another
+        must arrive instead. (In the very instant in which it becomes full the others may still
+        count on a party that leaves.)
+
+        Args:
+            timeout: seconds to wait, on the local clock; ``None``: until all are there.
+
+        Returns:
+            in which place this party arrived in its round: 0 the first, `parties` - 1 the last.
+
+        Raises:
+            AcquireTimeout: not all came in time.
+            InvalidArgument: a barrier for another number of parties, or something else, has
+                that name.
+            LeaseLost: the place in the round was lost before all were there.
+            SessionExpired, SessionClosed: the session is over.
+        """
+        limit = timeout_seconds(timeout)
+        expiry = asyncio.timeout(limit)
+        try:
+            async with expiry:
+                return await self._wait(expiry)
+        except TimeoutError:
+            if not expiry.expired():
+                raise
+            raise AcquireTimeout(
+                f"not all {self.parties} parties of the barrier {self.name!r} on "
+                f"{self._places.node} came within {limit:g} s; this one has left it again",
+                node=self._places.node,
+                name=self.name,
+            ) from None
+
+    async def _wait(self, expiry: asyncio.Timeout) -> int:
+        await self._create()
+        async with self._places.acquire() as place:
+            if self._is_full(await self._places.describe(owners=True)):
+                await self._mark(expiry)
+            token = place.fencing_token
+            async with self._places.watch(data=True) as states:
+                while token not in (arrived := self._marked(await anext(states))):
+                    pass
+            expiry.reschedule(None)  # this party has passed
+        return arrived.index(token)
+
+    async def _mark(self, expiry: asyncio.Timeout) -> None:
+        async with self._marking.lock():
+            described = await self._places.describe(owners=True)
+            if self._is_full(described):
+                expiry.reschedule(None)  # all are there
+                tokens = (owner.order_id for owner in described.owners)
+                await self._places.update(" ".join(map(str, tokens)).encode())
+
+    def _is_full(self, described: SemaphoreDescription) -> bool:
+        """Whether all the places are taken by parties that have not passed yet."""
+        passed = set(self._marked(described))
+        waiting = [owner for owner in described.owners if owner.order_id not in passed]
+        return len(waiting) == self.parties
+
+    def _marked(self, described: SemaphoreDescription) -> list[int]:
+        """The tokens of the parties of the last full round, in the order of arrival."""
+        try:
+            return [int(token) for token in described.data.split()]
+        except ValueError:
+            raise self._invalid(
+                f"{self.name!r} on {self._places.node} carries data that is no barrier's; use "
+                "another name for one of the two"
+            ) from None
+
+    async def _create(self) -> None:
+        try:
+            await self._places.create(self.parties, exist_ok=True)
+        except SemaphoreExists as error:
+            raise self._invalid(
+                f"{self.name!r} on {self._places.node} is a semaphore of limit {error.limit}, and "
+                f"was asked for as a barrier of {self.parties} parties; all parties must give the "
+                "same number, and a finished barrier can be deleted"
+            ) from None
+
+    def _invalid(self, message: str) -> InvalidArgument:
+        return InvalidArgument(message, node=self._places.node, name=self.name)

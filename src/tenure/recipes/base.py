@@ -1,0 +1,69 @@
+"""What the recipes share: where they get their primitives, and streams of what they see."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Generic, TypeAlias, TypeVar
+
+from tenure.client import Client
+from tenure.errors import TenureError
+from tenure.model import SemaphoreDescription
+from tenure.session import Session
+from tenure.watch import Watch
+
+__all__ = ["Source", "States"]
+
+T = TypeVar("T")
+
+Source: TypeAlias = "Client | Session"
+"""What a recipe is made from: a session, or a client for its implicit session."""
+
+
+class States(Generic[T]):
+    """A stream of a recipe's states: an async iterator and an async context manager.
+
+    It starts with the state now, and a newer one comes after every change. Changes may be
+    merged, but the last state told is always the true one. It ends with the session's error when
+    that is over. Used in a bare ``async for`` it lives until it is garbage collected; in
+    ``async with`` it ends with the block.
+    """
+
+    def __init__(
+        self,
+        watch: Watch[SemaphoreDescription],
+        view: Callable[[SemaphoreDescription], T],
+        prepare: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._watch = watch
+        self._view = view
+        self._prepare = prepare
+
+    async def __aenter__(self) -> States[T]:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop watching. Safe to call twice; a waiting ``async for`` ends."""
+        self._prepare = None
+        await self._watch.aclose()
+
+    def __aiter__(self) -> States[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        if self._prepare is not None:
+            try:
+                await self._prepare()
+            except TenureError:
+                await self.aclose()
+                raise
+            self._prepare = None
+        return self._view(await anext(self._watch))

@@ -1,0 +1,107 @@
+"""A service registry: where the instances of a service are, as long as they live.
+
+In the model it is an ephemeral semaphore: each registration is a request of count 1, and its data
+is the endpoint. A request ends with its session, so that nobody has to clean up after a crash.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tenure.lease import Lease
+from tenure.loss import OnLoss
+from tenure.model import SemaphoreDescription
+from tenure.once import Once
+from tenure.recipes.base import Source, States
+
+__all__ = ["Endpoint", "ServiceRegistry"]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One registered instance of a service.
+
+    Attributes:
+        data: what it was registered with, or updated to since: an address.
+        session_id: the session through which it is registered.
+        token: the fencing token of its registration; it never changes, and rises with every
+            later one.
+        since: seconds that it has been registered, where known; two endpoints that differ in
+            nothing else are equal.
+    """
+
+    data: bytes
+    session_id: int
+    token: int
+    since: float | None = field(default=None, compare=False)
+
+    @property
+    def text(self) -> str:
+        """The data as text.
+
+        Raises:
+            UnicodeDecodeError: it is not UTF-8.
+        """
+        return self.data.decode()
+
+
+class ServiceRegistry:
+    """The live instances of a service on a node.
+
+    A registration disappears when it is released and when its session ends: with the process on
+    an engine that notices its death, else with the recovery window. Until then an instance that
+    is down is still listed, so a client must be ready to try the next one.
+
+    A mutex and a registry of one name cannot be told apart; call a registry by the plural of
+    what it lists, a mutex by the work that it guards.
+
+    Args:
+        source: a session, or a client for its implicit session on ``/default``.
+        name: 1 to 1,024 bytes.
+    """
+
+    def __init__(self, source: Source, name: str) -> None:
+        self.name = name
+        self._semaphore = source.semaphore(name, ephemeral=True)
+
+    def __repr__(self) -> str:
+        return f"<ServiceRegistry {self.name!r}>"
+
+    def register(self, endpoint: bytes | str, *, on_loss: OnLoss | None = None) -> Once[Lease]:
+        """Register an endpoint: ``async with registry.register("10.0.0.1:80") as registration``.
+
+        A registration is a lease. Its block raises `LeaseLost` when it is lost, and takes it
+        back at its end; awaited instead of entered, it lasts until it is released or its session
+        ends. ``await registration.update(b"10.0.0.1:81")`` changes the endpoint in its place.
+
+        Args:
+            endpoint: at most 1 MiB; a ``str`` is encoded as UTF-8. Several registrations may
+                have the same.
+            on_loss: what a loss does beside being raised; the session's default if ``None``.
+
+        Raises:
+            InvalidArgument: a lasting semaphore has that name, or the endpoint is too long.
+            SessionExpired, SessionClosed: the session is over.
+        """
+        data = endpoint.encode() if isinstance(endpoint, str) else endpoint
+        return self._semaphore.acquire(data=data, on_loss=on_loss)
+
+    async def list(self) -> tuple[Endpoint, ...]:
+        """The live endpoints, in the order of their registration.
+
+        Raises:
+            InvalidArgument: a lasting semaphore has that name.
+            SessionExpired, SessionClosed: the session is over.
+        """
+        return _endpoints(await self._semaphore.describe(owners=True))
+
+    def watch(self) -> States[tuple[Endpoint, ...]]:
+        """The live endpoints now, and again after every change of them."""
+        return States(self._semaphore.watch(owners=True), _endpoints)
+
+
+def _endpoints(described: SemaphoreDescription) -> tuple[Endpoint, ...]:
+    return tuple(
+        Endpoint(owner.data, owner.session_id, owner.order_id, owner.since)
+        for owner in described.owners
+    )

@@ -1,0 +1,102 @@
+"""A read/write lock: many readers or one writer, in strict FIFO order. It needs no set-up.
+
+In the model it is an ephemeral semaphore: a reader acquires 1 of it, a writer all of it. That is
+the whole recipe; order, fencing and loss are the semaphore's.
+"""
+
+from __future__ import annotations
+
+from tenure.durations import Duration
+from tenure.lease import Lease
+from tenure.loss import OnLoss
+from tenure.model import EPHEMERAL_LIMIT
+from tenure.once import Once
+from tenure.recipes.base import Source
+
+__all__ = ["RWLock"]
+
+
+class RWLock:
+    """A read/write lock on a node. Not re-entrant.
+
+    Readers share it, a writer is alone. Nobody overtakes: a writer that waits holds back the
+    readers that come after it, so that neither side can starve the other. Fencing tokens rise in
+    the order of the queue, for readers and writers alike.
+
+    To go from writing to reading without letting another writer in between, shrink the lease:
+    ``await lease.update(count=1)``. There is no way from reading to writing: two readers that
+    wanted it would wait for each other. A task that is inside the lock and waits for it again
+    without a timeout gets `SelfDeadlock` when it is itself in the way; a reader that reads again
+    behind a writer that waits for it is not noticed, so pass the lease on instead.
+
+    A mutex of the same name is one of the writers.
+
+    Args:
+        source: a session, or a client for its implicit session on ``/default``.
+        name: 1 to 1,024 bytes.
+    """
+
+    def __init__(self, source: Source, name: str) -> None:
+        self.name = name
+        self._semaphore = source.semaphore(name, ephemeral=True)
+
+    def __repr__(self) -> str:
+        return f"<RWLock {self.name!r}>"
+
+    def read(
+        self,
+        *,
+        data: bytes = b"",
+        timeout: Duration | None = None,
+        on_loss: OnLoss | None = None,
+        stop_time: Duration = 0.0,
+    ) -> Once[Lease]:
+        """Lock for reading: ``async with lock.read() as lease``, or ``await`` it.
+
+        Args:
+            data: what the request carries, for who looks at the holders.
+            timeout: seconds to wait, on the local clock; 0 tries; ``None`` waits until
+                granted or the session ends.
+            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            stop_time: seconds that the work needs to stop after its cancellation; the lease
+                is given up that much earlier.
+
+        Raises:
+            AcquireTimeout: not granted in time.
+            InvalidArgument: a lasting semaphore has that name.
+            SelfDeadlock: the calling task is inside what it waits for.
+            SessionExpired, SessionClosed: the session is over.
+        """
+        return self._semaphore.acquire(
+            1, data=data, timeout=timeout, on_loss=on_loss, stop_time=stop_time
+        )
+
+    def write(
+        self,
+        *,
+        data: bytes = b"",
+        timeout: Duration | None = None,
+        on_loss: OnLoss | None = None,
+        stop_time: Duration = 0.0,
+    ) -> Once[Lease]:
+        """Lock for writing: ``async with lock.write() as lease``, or ``await`` it.
+
+        The arguments and the errors are those of `read`.
+        """
+        return self._semaphore.acquire(
+            EPHEMERAL_LIMIT, data=data, timeout=timeout, on_loss=on_loss, stop_time=stop_time
+        )
+
+    async def try_read(
+        self, *, data: bytes = b"", on_loss: OnLoss | None = None, stop_time: Duration = 0.0
+    ) -> Lease | None:
+        """Lock for reading if nobody writes and nobody waits; else ``None``."""
+        return await self._semaphore.try_acquire(1, data=data, on_loss=on_loss, stop_time=stop_time)
+
+    async def try_write(
+        self, *, data: bytes = b"", on_loss: OnLoss | None = None, stop_time: Duration = 0.0
+    ) -> Lease | None:
+        """Lock for writing if nobody is inside and nobody waits; else ``None``."""
+        return await self._semaphore.try_acquire(
+            EPHEMERAL_LIMIT, data=data, on_loss=on_loss, stop_time=stop_time
+        )
