@@ -9,7 +9,7 @@ like a password: it carries the session's protection key. Its form is tenure's o
 from __future__ import annotations
 
 import binascii
-import secrets
+import os
 import struct
 import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -27,7 +27,7 @@ _CHECKSUM = struct.Struct(">I")
 
 def new_key() -> bytes:
     """A protection key that nobody can guess."""
-    return secrets.token_bytes(rules.ATTACH_KEY_BYTES)
+    return os.urandom(rules.ATTACH_KEY_BYTES)  # as `secrets` does, whose import takes long
 
 
 class ResumeToken(NamedTuple):

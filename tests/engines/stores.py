@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from tenure.testing.conformance import Stores
 
-__all__ = ["MEMORY", "MEMORY_IN_REAL_TIME", "SQLITE"]
+__all__ = ["DURABLE_SQLITE", "MEMORY", "MEMORY_IN_REAL_TIME", "SQLITE"]
 
 _numbers = itertools.count(1)
 
@@ -25,6 +25,13 @@ def a_file() -> Iterator[str]:
         yield f"sqlite:///{folder}/store.db"
 
 
+@contextmanager
+def a_file_on_disk() -> Iterator[str]:
+    with a_file() as url:
+        yield f"{url}?durability=full"
+
+
 MEMORY = Stores(a_name_in_memory, virtual=True)
 MEMORY_IN_REAL_TIME = Stores(a_name_in_memory)
 SQLITE = Stores(a_file)
+DURABLE_SQLITE = Stores(a_file_on_disk)

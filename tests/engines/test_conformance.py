@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tenure.testing.conformance import conformance_tests
-from tests.engines.stores import MEMORY, SQLITE
+from tests.engines.stores import DURABLE_SQLITE, MEMORY, SQLITE
 
 TestMemory = conformance_tests(MEMORY)
 TestSQLite = conformance_tests(SQLITE)
+TestDurableSQLite = conformance_tests(DURABLE_SQLITE)

@@ -7,7 +7,7 @@ import os
 from hypothesis import HealthCheck, settings
 
 from tenure.testing.random_histories import histories
-from tests.engines.stores import MEMORY, SQLITE
+from tests.engines.stores import DURABLE_SQLITE, MEMORY, SQLITE
 
 MORE = int(os.environ.get("HISTORIES", "1"))
 """How many times as many histories as usual; to let a machine search overnight."""
@@ -22,4 +22,9 @@ TestMemoryAndItself.settings = settings(
 TestMemoryAndSQLite = histories(MEMORY, SQLITE).TestCase
 TestMemoryAndSQLite.settings = settings(
     max_examples=60 * MORE, stateful_step_count=40, deadline=None, suppress_health_check=SLOW
+)
+
+TestMemoryAndDurableSQLite = histories(MEMORY, DURABLE_SQLITE).TestCase
+TestMemoryAndDurableSQLite.settings = settings(
+    max_examples=30 * MORE, stateful_step_count=40, deadline=None, suppress_health_check=SLOW
 )

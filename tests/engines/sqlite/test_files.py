@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tenure.engines.sqlite import files
-from tenure.engines.sqlite.url import parse
+from tenure.engines.sqlite.url import Address, parse
 from tenure.errors import AuthenticationFailed, EngineError, Unsupported
 from tests.engines.sqlite.helpers import opened, program
 
@@ -337,11 +337,22 @@ def test_two_that_make_the_same_file_at_once_do_not_mind(
         mkdir(path, mode)
         mkdir(path, mode)
 
-    def slower_create(path: str, mode: int) -> None:
-        create(path, mode)
-        create(path, mode)
+    def slower_create(path: str, address: Address) -> None:
+        create(path, address)
+        create(path, address)
 
     monkeypatch.setattr(os, "mkdir", slower_mkdir)
     monkeypatch.setattr(files, "_create", slower_create)
     files.prepare(parse(url))
     assert os.path.isfile(tmp_path / "a" / "store.db")
+
+
+def test_a_folder_that_cannot_be_synced_is_an_error_only_where_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: int) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr("tenure.engines.sqlite.files.os.fsync", fails)
+    files.prepare(parse(f"sqlite:///{tmp_path}/a/store.db"))
+    refused(f"sqlite:///{tmp_path}/b/store.db?durability=full", EngineError, "Invalid argument")

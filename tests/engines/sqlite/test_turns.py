@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,6 +88,45 @@ async def test_many_tasks_come_to_share_transactions(url: str) -> None:
                 for number in range(50):
                     group.create_task(work(number))
         assert len(commits) < 50 * 20 * 2 / 10
+
+
+async def test_durable_operations_share_commits_which_the_loop_does_not_wait_for(
+    url: str,
+) -> None:
+    async with opened(f"{url}?durability=full") as engine:
+        one = await attached(engine)
+        connection, threads = engine.store.tx.connection, []
+
+        async def work(number: int) -> None:
+            for turn in range(20):
+                hold = number * 100 + turn
+                assert await one.enqueue(hold, f"key-{number}") is Place.GRANTED
+                await one.withdraw(hold)
+
+        def traced(sql: str) -> None:
+            if sql == "COMMIT":
+                threads.append(threading.get_ident())
+
+        connection.set_trace_callback(traced)
+        async with asyncio.TaskGroup() as group:
+            for number in range(64):
+                group.create_task(work(number))
+        connection.set_trace_callback(None)
+        assert len(threads) < 64 * 20 * 2 / 32
+        assert threading.get_ident() not in threads
+
+
+async def test_who_has_the_file_open_already_learns_that_commits_are_to_be_durable(
+    url: str,
+) -> None:
+    async with opened(url) as engine:
+        one = await attached(engine)
+        assert not isinstance(one.ask(1, "x"), asyncio.Future)
+        async with program(f"{url}?durability=full"):
+            await one.enqueue(2, "y")
+            assert engine.store.tx.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert isinstance(one.ask(3, "z"), asyncio.Future)
+        await one.withdraw(3)
 
 
 async def test_operations_keep_their_order_across_all_ways(url: str, path: Path) -> None:

@@ -9,6 +9,9 @@ Rules:
   are committed at once again.
 * When the turn is somebody else's, one thread waits for it, and does all that has come meanwhile
   in one transaction. The event loop never waits for a lock or for a disk's acknowledgement.
+* Where commits are durable every one of them waits for the disk, so that all are the thread's:
+  an acknowledgement takes from a tenth of a millisecond to a second, and who knows which? What
+  comes while one is awaited shares the next.
 * A connection is used by one thread at a time: by the loop's, or by the waiting one while `busy`.
 * One operation that the store fails does not fail those beside it: they are tried one by one.
 """
@@ -76,7 +79,6 @@ class Committer:
     Args:
         tell: called on the loop, after a commit, with what it has to tell.
         answered: called on the loop when operations that were put off have been answered.
-        at_once: whether commits may happen on the loop's thread.
     """
 
     def __init__(
@@ -88,8 +90,6 @@ class Committer:
         path: str,
         tell: Callable[[Told], None],
         answered: Callable[[], None],
-        *,
-        at_once: bool,
     ) -> None:
         self.busy = False
         self.stalled_since: float | None = None
@@ -101,8 +101,7 @@ class Committer:
         self._tell = tell
         self._answered = answered
         self._closed: TenureError | None = None
-        self._at_once = at_once
-        self._grouping = not at_once
+        self._grouping = False
         self._alone = 0
         self._queue: deque[_Operation] = deque()
         self._flushing = False
@@ -127,12 +126,12 @@ class Committer:
         self, note: Callable[[T | None], None] | None, work: Callable[..., T], *args: Any
     ) -> Answer[T]:
         """The same; `note` hears the result of what was put off."""
-        if self._grouping or self._queue or self.busy or not self._turn.try_take():
+        tx = self._tx
+        if self._grouping or tx.durable or self._queue or self.busy or not self._turn.try_take():
             return self._put_off(note, work, args)
         self._alone += 1
         if self._alone >= _ALONE:
             self._grouping = True
-        tx = self._tx
         failure: TenureError | None = None
         told: Told | None
         try:
@@ -181,7 +180,7 @@ class Committer:
         self._flushing = False
         if self.busy or not self._queue:
             return
-        if not self._at_once or not self._turn.try_take():
+        if self._tx.durable or not self._turn.try_take():
             self._hand_over()
             return
         operations = self._take()

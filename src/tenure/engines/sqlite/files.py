@@ -9,6 +9,8 @@ Rules:
   has no say.
 * What somebody else owns is never changed, and is used only when ``mode`` says that it is
   shared. A folder where others could put a file in the place of ours is refused likewise.
+* What we make is on disk, by its name, before it is used (a new file is in its folder only when
+  that has been synced as well; SQLite does that for its own).
 * The database is looked at by its name and never opened here: closing it would drop the locks
   that SQLite has on it in this process.
 """
@@ -126,6 +128,20 @@ def _make_folder(folder: str, address: Address) -> None:
     mode = _folder_mode(address)
     os.mkdir(folder, mode & 0o777)
     os.chmod(folder, mode)  # whatever the umask is
+    _sync_folder(os.path.dirname(folder), address)
+
+
+def _sync_folder(folder: str, address: Address) -> None:
+    """Have the names in a folder survive a power cut. It must, where commits are to be durable."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError:
+        if address.durability == "full":
+            raise
 
 
 def _make_folders(folder: str, address: Address) -> None:
@@ -214,7 +230,7 @@ def _database(path: str, address: Address) -> os.stat_result:
     try:
         status = os.lstat(path)
     except FileNotFoundError:
-        _create(path, address.mode)
+        _create(path, address)
         status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
         raise AuthenticationFailed(
@@ -245,16 +261,17 @@ def _database(path: str, address: Address) -> os.stat_result:
     return status
 
 
-def _create(path: str, mode: int) -> None:
+def _create(path: str, address: Address) -> None:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(path, flags, mode)
+        fd = os.open(path, flags, address.mode)
     except FileExistsError:  # somebody else came first
         return
     try:
-        os.fchmod(fd, mode)  # whatever the umask is
+        os.fchmod(fd, address.mode)  # whatever the umask is
     finally:
         os.close(fd)
+    _sync_folder(os.path.dirname(path), address)
 
 
 def _check_side_file(path: str, database: os.stat_result, address: Address) -> None:

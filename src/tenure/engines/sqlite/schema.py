@@ -5,6 +5,8 @@ Everything is numbered, so that rows are small and the queue of a semaphore lies
 * A *request* owns when ``granted_at`` is not null. Its order id is its place.
 * A *lasting* semaphore has a row, which knows how much of it is held. An *ephemeral* one has none:
   it is there as long as there are requests for its name.
+* Where ``durable`` is set, some program has asked for ``durability=full``: every commit of every
+  program waits for the disk, because what one hands over, another is told of.
 * A *participant* is one open engine; it dies with its process. What others have to tell it
   stands in ``news`` until it has read it.
 * Limits and counts above 2^63-1 are texts, because SQLite's numbers end there. They are never
@@ -20,12 +22,13 @@ from tenure.engines.sqlite.url import Address
 from tenure.errors import AuthenticationFailed, EngineError, TenureError
 from tenure.model import DEFAULT_NODE
 
-__all__ = ["VERSION", "connect", "create", "explain", "is_busy", "is_ready"]
+__all__ = ["DURABLE", "VERSION", "connect", "create", "explain", "is_busy", "is_ready"]
 
 APPLICATION_ID = 0x74656E75
 VERSION = 1
 _PAGE_SIZE = 1024  # rows are small: a commit writes a few pages, whatever their size
 _CHECKPOINT_PAGES = 16000  # the net under `checkpoint.Checkpointer`
+DURABLE = "FULL"  # each commit syncs the log before anybody can see it; NORMAL never does
 _OPENING = 1.0  # seconds, at the most, for somebody else who opens, recovers or closes it just now
 
 _TABLES = """
@@ -35,7 +38,8 @@ CREATE TABLE meta (
     last_order_id INTEGER NOT NULL,
     last_session_id INTEGER NOT NULL,
     last_news_id INTEGER NOT NULL,
-    watches INTEGER NOT NULL
+    watches INTEGER NOT NULL,
+    durable INTEGER NOT NULL
 );
 CREATE TABLE nodes (
     id INTEGER PRIMARY KEY,
@@ -137,9 +141,8 @@ def connect(address: Address) -> sqlite3.Connection:
         cached_statements=256,
     )
     try:
-        level = "FULL" if address.durability == "full" else "NORMAL"
         for pragma in (
-            f"synchronous = {level}",
+            f"synchronous = {DURABLE if address.durability == 'full' else 'NORMAL'}",
             "secure_delete = OFF",
             "trusted_schema = OFF",
             f"wal_autocheckpoint = {_CHECKPOINT_PAGES}",
@@ -196,7 +199,7 @@ def create(connection: sqlite3.Connection, path: str) -> None:
     connection.execute(
         "INSERT INTO nodes VALUES (1, ?, 0, 0, 'unset', 'unset', 'unset', 0)", (DEFAULT_NODE,)
     )
-    connection.execute("INSERT INTO meta VALUES (1, '', 0, 0, 0, 0)")
+    connection.execute("INSERT INTO meta VALUES (1, '', 0, 0, 0, 0, 0)")
 
 
 # What SQLite says

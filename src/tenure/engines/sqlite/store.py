@@ -79,14 +79,14 @@ class Store:
             self.tx = self._transaction(connection)
             self.tx.check_in_place()
             undo.pop_all()
-        self.committer = Committer(
-            *(loop, clock, self.turn, self.tx, address.path, tell, answered),
-            at_once=address.durability == "process",
-        )
+        self.committer = Committer(loop, clock, self.turn, self.tx, address.path, tell, answered)
         _open.add(self)
 
     def _transaction(self, connection: sqlite3.Connection) -> Transaction:
-        return Transaction(connection, self.clock, self.place, self.lives, self._checkpointer.count)
+        return Transaction(
+            *(connection, self.clock, self.place, self.lives, self._checkpointer.count),
+            durable=self.address.durability == "full",
+        )
 
     @property
     def life(self) -> Life | None:

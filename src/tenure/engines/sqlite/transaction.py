@@ -90,6 +90,9 @@ class Transaction:
 
     Attributes:
         committed: called after every commit.
+        durable: a commit is on disk before anybody hears of it. Once one program of a file has
+            asked for that it holds for all, because what one of them hands over another is told
+            of; each learns it when it next begins, and so before that program is told anything.
         now: the clock's time at its beginning.
         participant: this engine's number, or 0 as long as it has no sessions.
         ready: the tables are known to be there.
@@ -108,6 +111,7 @@ class Transaction:
         "affected",
         "committed",
         "connection",
+        "durable",
         "execute",
         "last_news_id",
         "last_order_id",
@@ -131,12 +135,15 @@ class Transaction:
         place: Place,
         lives: Lives,
         committed: Callable[[], None],
+        *,
+        durable: bool,
     ) -> None:
         self.connection = connection
         self.execute = connection.execute
         self.place = place
         self.lives = lives
         self.committed = committed
+        self.durable = durable
         self.life: Life | None = None
         self.participant = 0
         self.ready = False
@@ -164,14 +171,26 @@ class Transaction:
         if not self.ready:
             schema.create(self.connection, self._path)
         self._counters = counters = self.execute(
-            "SELECT last_order_id, last_session_id, last_news_id, watches FROM meta"
+            "SELECT last_order_id, last_session_id, last_news_id, watches, durable FROM meta"
         ).fetchone()
-        self.last_order_id, self.last_session_id, self.last_news_id, self.watches = counters
+        (
+            *(self.last_order_id, self.last_session_id, self.last_news_id, self.watches),
+            durable,
+        ) = counters
+        if durable and not self.durable:
+            self._become_durable()
         if self.news_read:
             self.execute(
                 "DELETE FROM news WHERE participant = ? AND id <= ?",
                 (self.participant, self.news_read),
             )
+
+    def _become_durable(self) -> None:
+        """Somebody has asked for it. In one's turn, so that nobody comes between."""
+        self.execute("ROLLBACK")
+        self.execute(f"PRAGMA synchronous = {schema.DURABLE}")  # which a transaction would refuse
+        self.durable = True
+        self.execute("BEGIN IMMEDIATE")
 
     def check_in_place(self) -> None:
         """Raise unless the file is still the one that was opened."""
@@ -187,11 +206,14 @@ class Transaction:
 
     def commit(self) -> None:
         """Make it true."""
-        counters = (self.last_order_id, self.last_session_id, self.last_news_id, self.watches)
+        counters = (
+            *(self.last_order_id, self.last_session_id, self.last_news_id, self.watches),
+            self.durable,
+        )
         if counters != self._counters:
             self.execute(
                 "UPDATE meta SET last_order_id = ?, last_session_id = ?, last_news_id = ?, "
-                "watches = ?",
+                "watches = ?, durable = ?",
                 counters,
             )
         self.execute("COMMIT")
