@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tenure.request import Wanted
     from tenure.session import Session
 
-__all__ = ["LOSS_EXIT_STATUS", "Lease", "OnLoss", "State"]
+__all__ = ["LOSS_EXIT_STATUS", "Lease", "OnLoss", "State", "wake"]
 
 
 class State(Enum):
@@ -61,6 +61,12 @@ class State(Enum):
 
 
 ASKED, WAITING, HELD, RELEASED, LOST, GONE = State  # globals: the hot path reads no attribute
+
+
+def wake(waiter: asyncio.Future[None], _answer: object = None) -> None:
+    """Have whoever waits for this go on, unless that was cancelled."""
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class Lease:
@@ -79,7 +85,6 @@ class Lease:
 
     __slots__ = (
         "_asked_at",
-        "_changed",
         "_count",
         "_granted_at",
         "_hold",
@@ -87,6 +92,7 @@ class Lease:
         "_order_id",
         "_scope",
         "_state",
+        "_waiters",
         "_wanted",
         "_why_gone",
         "name",
@@ -105,7 +111,7 @@ class Lease:
         self._scope: Scope | None = None
         self._loss: LeaseLost | None = None
         self._why_gone: Place | Removal | Exception | None = None
-        self._changed: asyncio.Event | None = None
+        self._waiters: list[asyncio.Future[None]] = []
 
     def __repr__(self) -> str:
         return (
@@ -212,7 +218,8 @@ class Lease:
                 self._altered(count, None)
             else:
                 answer.add_done_callback(partial(self._altered, count))
-                await session._until_over(asyncio.wait([answer]))
+                if not await session._until_answered(answer):
+                    raise session._end_error()
                 answer.result()
         except SessionExpired as error:
             raise session._over(error) from None
@@ -298,11 +305,9 @@ class Lease:
             await self._until_out(answer)
 
     async def _until_out(self, answer: asyncio.Future[None]) -> None:
-        try:
-            await self.session._until_over(asyncio.wait([answer]))
-        except (SessionExpired, SessionClosed):
-            return  # its end has released everything
-        answer.result()
+        if await self.session._until_answered(answer):
+            answer.result()
+        # or else the session's end has released everything
 
     def _give_up(self) -> asyncio.Future[None] | None:
         """Begin to leave the queue; returns what to wait for, if that is wanted."""
@@ -372,16 +377,18 @@ class Lease:
             self._announce_loss()
 
     def _wake(self) -> None:
-        changed, self._changed = self._changed, None
-        if changed is not None:
-            changed.set()
+        for waiter in self._waiters:
+            wake(waiter)
 
     async def _change(self) -> None:
         """Wait for the next change of state."""
         self.session._check_loop()
-        if self._changed is None:
-            self._changed = asyncio.Event()
-        await self._changed.wait()
+        waiter = self.session._loop.create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.remove(waiter)
 
     # Loss
 

@@ -10,6 +10,7 @@ store is out of reach, and the session sees the withdrawal through.
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -223,16 +224,16 @@ async def _await_grant(
     """Wait for the grant of what was sent already, or send it first; ``None``: too late."""
     # With timeout 0 it is the store that says no, and reaching it may take a while.
     patience = timeout or (None if timeout is None else source.recovery_window)
-    expiry = asyncio.timeout(patience)
+    expiry = None if patience is None else asyncio.timeout(patience)
     try:
-        async with expiry:
+        async with expiry or nullcontext():
             if lease is None:
                 lease = _send(await source._obtain(), wanted, timeout)
             await settled(lease, for_ever=timeout is None)
     except BaseException as error:
         if lease is not None:
             _give_up(lease, error)
-        if not (isinstance(error, TimeoutError) and expiry.expired()):
+        if expiry is None or not (isinstance(error, TimeoutError) and expiry.expired()):
             raise
         if lease is not None:
             _tell_timed_out(lease)

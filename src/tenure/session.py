@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tenure import events, fork
 from tenure.clock import Clock
@@ -41,7 +41,7 @@ from tenure.errors import (
     SessionExpired,
     Unsupported,
 )
-from tenure.lease import LOST, Lease
+from tenure.lease import LOST, Lease, wake
 from tenure.loss import OnLoss
 from tenure.model import Recovered
 from tenure.mutex import Mutex
@@ -104,6 +104,7 @@ class Session:
         self._leases: dict[int, Lease] = {}
         self._recovered: dict[int, Recovered] = {}
         self._pending: set[Scope] = set()
+        self._waiters: set[asyncio.Future[None]] = set()
         self._watchers: set[Callable[[], None]] = set()
         self._withdrawals = Withdrawals(self)
         self._last_hold = 0
@@ -294,6 +295,20 @@ class Session:
             self._pending.discard(scope)
         scope.exit(None)
         return answer
+
+    async def _until_answered(self, answer: asyncio.Future[Any]) -> bool:
+        """Wait for what the store answers, or for the session's end; false if it has ended.
+
+        A caller that is cancelled leaves the operation alone.
+        """
+        waiter = self._loop.create_future()
+        self._waiters.add(waiter)
+        answer.add_done_callback(partial(wake, waiter))
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+        return self._ended is None
 
     def _over(self, error: SessionExpired) -> SessionExpired | SessionClosed:
         """The store refused an operation because the session is over; returns what to raise."""
@@ -508,9 +523,11 @@ class Session:
         self._recovered.clear()
         for scope in self._pending:
             scope.trigger()
+        for waiter in self._waiters:
+            wake(waiter)
         self._withdrawals.stop()
-        for wake in list(self._watchers):
-            wake()
+        for changed in list(self._watchers):
+            changed()
         if expired and self._scope is not None:
             self._scope.trigger()
         self._leaving = self._client._see_through(self._leave())

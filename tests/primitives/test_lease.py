@@ -814,3 +814,18 @@ async def test_a_release_that_fails_at_once_does_not_hide_the_bodys_error(
         monkeypatch.undo()
         await asyncio.sleep(10)
         assert await world.queue("x") == []
+
+
+async def test_an_update_on_its_way_ends_with_the_session(world: World) -> None:
+    client, engine = world.slow(0)
+    async with client:
+        session = await client.session()
+        lease = await session.mutex("m").lock()
+        engine.cut()
+        updating = asyncio.create_task(lease.update(data=b"new"))
+        await turns()
+        closing = asyncio.create_task(session.close())
+        with pytest.raises(SessionClosed):
+            await updating
+        engine.mend()
+        await closing
