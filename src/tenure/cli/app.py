@@ -57,6 +57,7 @@ class LazyGroup(CommandGroup):
         "sem": ("tenure.cli.semaphores", "sem", "Manage lasting semaphores."),
         "session": ("tenure.cli.admin", "session", "Look at sessions, and end them."),
         "evict": ("tenure.cli.admin", "evict", "Take one owner or waiter away from NAME."),
+        "doctor": ("tenure.cli.doctor", "doctor", "Examine the store, and try it out."),
         "demo": ("tenure.cli.demo.command", "demo", "See processes share locks and a leader."),
     }
 

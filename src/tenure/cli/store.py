@@ -13,7 +13,7 @@ import tenure
 from tenure.cli.mistakes import Mistake
 from tenure.cli.status import Status
 
-__all__ = ["NoStoreYet", "chosen_url", "open_store"]
+__all__ = ["NoStoreYet", "asked_for", "chosen_url", "open_store"]
 
 
 class NoStoreYet(Mistake):
@@ -22,8 +22,8 @@ class NoStoreYet(Mistake):
 
 def chosen_url() -> str:
     """What ``--url`` says, else TENURE_URL, else the user's own file."""
-    asked_for = _asked_for()
-    url = tenure.default_url() if asked_for is None else asked_for
+    asked = asked_for()
+    url = tenure.default_url() if asked is None else asked
     if url.partition(":")[0].lower() == "memory":
         raise Mistake(
             Status.USAGE,
@@ -33,7 +33,8 @@ def chosen_url() -> str:
     return url
 
 
-def _asked_for() -> str | None:
+def asked_for() -> str | None:
+    """What ``--url`` says."""
     url: str | None = click.get_current_context().find_root().obj
     return url
 
@@ -67,7 +68,7 @@ def _check_there(url: str) -> None:
     if os.path.exists(file):
         return
     message = f"there is no {file} yet; 'tenure run' makes it, or check --url and TENURE_URL"
-    if _asked_for() is None:
+    if asked_for() is None:
         raise NoStoreYet(Status.STORE, message)
     raise Mistake(Status.STORE, message)
 

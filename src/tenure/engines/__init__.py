@@ -7,16 +7,18 @@ on first use.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
 
 from tenure.clock import Clock
-from tenure.engines.contract import Connector, Engine
+from tenure.engines.contract import Connector, Engine, Finding
 from tenure.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-__all__ = ["GROUP", "connect_engine", "schemes"]
+__all__ = ["GROUP", "connect_engine", "diagnose", "schemes"]
 
 GROUP = "tenure.engines"
 
@@ -40,6 +42,20 @@ def connect_engine(url: str, clock: Clock) -> Engine:
         InvalidArgument: the URL has no scheme, or its engine finds fault with it.
         Unsupported: no engine is installed for the scheme.
     """
+    return _connector(url)(url, clock)
+
+
+def diagnose(url: str) -> Iterable[Finding]:
+    """What the engine for a URL finds out about the store there, opened or not.
+
+    Nothing, where the engine has no examination to offer. Raises as `connect_engine`.
+    """
+    connector = _connector(url)
+    offered = getattr(sys.modules[connector.__module__], "diagnose", None)
+    return () if offered is None else cast("Iterable[Finding]", offered(url))
+
+
+def _connector(url: str) -> Connector:
     scheme, separator, _ = url.partition("://")
     if not separator or not scheme:
         raise InvalidArgument(
@@ -54,4 +70,4 @@ def connect_engine(url: str, clock: Clock) -> Engine:
             + ", ".join(f"{each}://" for each in schemes())
         )
     connector: Connector = next(iter(found)).load()
-    return connector(url, clock)
+    return connector

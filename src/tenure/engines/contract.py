@@ -25,6 +25,10 @@ Rules that hold for every engine:
 An engine registers a *connector*, ``connector(url, clock) -> Engine``, under its URL scheme in
 the entry-point group ``tenure.engines``. The connector checks the URL and does no I/O.
 `tenure.testing.conformance` checks an engine against all of this.
+
+The module of the connector may also offer ``diagnose(url) -> Iterable[Finding]``, for `tenure
+doctor`: what a person should know about the store at that URL. It works on a store that cannot be
+opened, changes nothing, raises nothing, and takes seconds at the most.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from tenure.clock import Clock
 from tenure.errors import SessionExpired
@@ -54,6 +58,8 @@ __all__ = [
     "Engine",
     "EngineSession",
     "Enqueued",
+    "Finding",
+    "Level",
     "Place",
     "Removal",
     "SessionEvents",
@@ -355,3 +361,24 @@ class Engine(Protocol):
 
 
 Connector: TypeAlias = Callable[[str, Clock], Engine]
+
+Level: TypeAlias = Literal["ok", "warning", "failure"]
+"""How bad a finding is; after a failure, the store cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was examined (`tenure doctor`).
+
+    Attributes:
+        what: what was examined, in a word or two.
+        found: what was found.
+        remedy: how to mend it; empty when there is nothing to mend.
+        absent: there is no store yet; the first use would make it, and an examination must not.
+    """
+
+    level: Level
+    what: str
+    found: str
+    remedy: str = ""
+    absent: bool = False

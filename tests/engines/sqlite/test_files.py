@@ -293,20 +293,20 @@ def test_a_name_that_is_too_long_is_a_clear_error(tmp_path: Path) -> None:
 def test_a_network_file_system_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(files, "_file_system", lambda _: kind)
+    monkeypatch.setattr(files, "file_system", lambda _: kind)
     refused(f"sqlite:///{tmp_path}/store.db", Unsupported, "network file system")
     assert not (tmp_path / "store.db").exists()
 
 
 @pytest.mark.parametrize("kind", ["ext4", "tmpfs", "fuse.mergerfs", ""])
 def test_others_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(files, "_file_system", lambda _: kind)
+    monkeypatch.setattr(files, "file_system", lambda _: kind)
     files.prepare(parse(f"sqlite:///{tmp_path}/store.db"))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_the_kernel_tells_the_file_system() -> None:
-    assert files._file_system("/proc") == "proc"
+    assert files.file_system("/proc") == "proc"
     assert files._file_system("/dev/shm") == "tmpfs"
 
 

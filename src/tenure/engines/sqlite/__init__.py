@@ -8,16 +8,18 @@ From the bottom up: ``url`` and ``files`` say which file and whether it may be t
 what is in it, ``turn`` whose turn it is, ``life`` who is alive, ``bell`` how others are woken;
 ``transaction``, ``requests``, ``sessions``, ``nodes`` and ``describe`` are the statements;
 ``committer`` decides when and on which thread they run; ``engine`` and ``session`` fulfil the
-contract.
+contract. ``doctor`` examines a store that may be broken.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tenure.clock import Clock
-from tenure.engines.contract import Engine
+from tenure.engines.contract import Engine, Finding
 from tenure.errors import Unsupported
 
-__all__ = ["connect"]
+__all__ = ["connect", "diagnose"]
 
 
 def connect(url: str, clock: Clock) -> Engine:
@@ -37,3 +39,10 @@ def connect(url: str, clock: Clock) -> Engine:
     from tenure.engines.sqlite.url import parse
 
     return SqliteEngine(parse(url), clock)
+
+
+def diagnose(url: str) -> Iterable[Finding]:
+    """What `tenure doctor` tells of a file, and of where it is."""
+    from tenure.engines.sqlite.doctor import examine
+
+    return examine(url)

@@ -29,7 +29,19 @@ from dataclasses import dataclass
 from tenure.engines.sqlite.url import Address
 from tenure.errors import AuthenticationFailed, EngineError, TenureError, Unsupported
 
-__all__ = ["Place", "explain", "prepare", "share_side_files", "system_error"]
+__all__ = [
+    "Place",
+    "check_file_system",
+    "check_parent",
+    "check_trusted",
+    "check_usable",
+    "explain",
+    "file_system",
+    "prepare",
+    "share_side_files",
+    "system_error",
+    "user",
+]
 
 _NETWORK = frozenset(
     "9p acfs afs beegfs ceph cifs coda davfs gfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs3 nfs4 "
@@ -102,8 +114,8 @@ def prepare(address: Address) -> Place:
     parent = os.path.dirname(path)
     with system_error(f"cannot make the folder {parent}"):
         _make_folders(parent, address)
-    _check_parent(parent, address)
-    _check_file_system(parent)
+    check_parent(parent, address)
+    check_file_system(parent)
     with system_error(f"cannot make {path}"):
         status = _database(path, address)
     for suffix in ("-wal", "-shm", "-journal"):
@@ -158,7 +170,8 @@ def _make_folders(folder: str, address: Address) -> None:
             continue
 
 
-def _check_parent(parent: str, address: Address) -> None:
+def check_parent(parent: str, address: Address) -> None:
+    """Whether nobody else can put a file in the place of this one."""
     status = os.stat(parent)
     if address.shared or status.st_mode & stat.S_ISVTX:
         return
@@ -232,6 +245,18 @@ def _database(path: str, address: Address) -> os.stat_result:
     except FileNotFoundError:
         _create(path, address)
         status = os.lstat(path)
+    check_trusted(path, status, address)
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid == os.geteuid() and address.shared and mode != address.mode:
+        for each in (path, f"{path}-wal", f"{path}-shm"):
+            if os.path.lexists(each):
+                os.chmod(each, address.mode)
+    check_usable(path)
+    return status
+
+
+def check_trusted(path: str, status: os.stat_result, address: Address) -> None:
+    """Whether the database is a file that nobody has tampered with."""
     if stat.S_ISLNK(status.st_mode):
         raise AuthenticationFailed(
             f"{path} is a symbolic link, which somebody may have put there; name the file itself"
@@ -247,18 +272,18 @@ def _database(path: str, address: Address) -> os.stat_result:
             f"others can write to {path} (its mode is {mode:04o}): open it as shared "
             f"(?mode={0o666 if mode & 0o002 else 0o660:04o}), or make it private (chmod 600)"
         )
-    if status.st_uid == os.geteuid() and address.shared and mode != address.mode:
-        for each in (path, f"{path}-wal", f"{path}-shm"):
-            if os.path.lexists(each):
-                os.chmod(each, address.mode)
+
+
+def check_usable(path: str) -> None:
+    """Whether this user can read and write the database."""
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
     if not _may(path, os.R_OK | os.W_OK):
+        mode = stat.S_IMODE(os.stat(path).st_mode)
         raise AuthenticationFailed(
             f"{path} cannot be both read and written by this user (its mode is {mode:04o}); have "
             "its owner share it (sqlite:///...?mode=0660)"
         )
-    return status
 
 
 def _create(path: str, address: Address) -> None:
@@ -288,7 +313,7 @@ def _check_side_file(path: str, database: os.stat_result, address: Address) -> N
 def _check_owner(path: str, status: os.stat_result, address: Address) -> None:
     if status.st_uid != os.geteuid() and not address.shared:
         raise AuthenticationFailed(
-            f"{path} belongs to {_user(status.st_uid)}; if it is meant to be shared, every user "
+            f"{path} belongs to {user(status.st_uid)}; if it is meant to be shared, every user "
             "opens it with ?mode=0660 (same group) or ?mode=0666"
         )
 
@@ -297,7 +322,8 @@ def _may(path: str, what: int) -> bool:
     return os.access(path, what, effective_ids=os.access in os.supports_effective_ids)
 
 
-def _user(uid: int) -> str:
+def user(uid: int) -> str:
+    """A user's name, or what can be said of one that has none."""
     import pwd
 
     try:
@@ -309,8 +335,9 @@ def _user(uid: int) -> str:
 # File systems
 
 
-def _check_file_system(folder: str) -> None:
-    kind = _file_system(folder)
+def check_file_system(folder: str) -> None:
+    """Whether the locks of a folder's file system hold."""
+    kind = file_system(folder)
     name = kind.removeprefix("fuse.")
     if name in (_NETWORK_FUSE if kind.startswith("fuse.") else _NETWORK):
         raise Unsupported(
@@ -319,7 +346,7 @@ def _check_file_system(folder: str) -> None:
         )
 
 
-def _file_system(folder: str) -> str:
+def file_system(folder: str) -> str:
     """The type of the file system of a folder, or an empty string where that is not told."""
     if not sys.platform.startswith("linux"):
         return ""

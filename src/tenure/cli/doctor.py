@@ -1,0 +1,76 @@
+"""`tenure doctor`: what is the matter with the store, drawn (`tenure.doctor` finds it out)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from tenure.cli.options import json_option, url_option
+from tenure.cli.output import is_terminal, print_json, safe, say
+from tenure.cli.status import Status
+from tenure.cli.store import asked_for
+from tenure.doctor import Finding, examine, healthy, summary
+
+__all__ = ["doctor"]
+
+_STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red"}
+_SIGNS = {"ok": "✓", "warning": "!", "failure": "✗"}
+
+
+@click.command()
+@json_option
+@url_option
+def doctor(*, as_json: bool) -> int:
+    """Examine the store, and try it out.
+
+    Which store it is and why that one, the machine, the file system, permissions, who else uses it,
+    and a lock that is taken and handed over; each with what was found and, where it matters, how
+    to mend it. It works when the store does not, and makes none where there is none.
+
+    Exits with 0 when the store can be used (warnings do no harm), else with 74. Without click
+    and rich: python -m tenure.doctor.
+    """
+    findings = []
+    for finding in examine(asked_for()):
+        findings.append(finding)
+        if not as_json:
+            _show(finding)
+    fine = healthy(findings)
+    if as_json:
+        print_json({"usable": fine, "findings": [_json(each) for each in findings]})
+    else:
+        say()
+        say(summary(findings), style="bold green" if fine else "bold red")
+    return Status.DONE if fine else Status.STORE
+
+
+def _json(finding: Finding) -> dict[str, str]:
+    described = dataclasses.asdict(finding)
+    del described["absent"]
+    return described
+
+
+def _show(finding: Finding) -> None:
+    what, found, remedy = safe(finding.what), safe(finding.found), safe(finding.remedy)
+    if not is_terminal():
+        say(f"{finding.level:<8} {what:<16}  {found}")
+        if remedy:
+            say(f"{'':27}-> {remedy}")
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    from tenure.cli.output import terminal
+
+    # One row at a time, so that what takes long is seen to.
+    row = Table.grid(padding=(0, 1))
+    row.add_column(width=1)
+    row.add_column(width=15)
+    row.add_column(overflow="fold")
+    style = _STYLES[finding.level]
+    told = Text(found, style="" if finding.level == "ok" else style)
+    if remedy:
+        told.append(f"\n→ {remedy}", style="bold")
+    row.add_row(Text(_SIGNS[finding.level], style=style), Text(what, style="bold"), told)
+    terminal().print(row)

@@ -1,0 +1,87 @@
+"""What is the matter with a store: examined from the machine up to a lock that is handed over.
+
+It is there for the day on which a store cannot be used, so it raises nothing and waits for nothing
+longer than seconds. It needs the standard library only: `python -m tenure.doctor` prints what
+`tenure doctor` draws.
+
+Three parts: ``machine`` looks at what every engine builds on; the engine says what it knows of its
+own store (`tenure.engines.contract`); ``trial`` attaches sessions and hands a mutex over.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from tenure.client import default_url
+from tenure.doctor.machine import look_at_machine
+from tenure.doctor.trial import try_out
+from tenure.engines import diagnose
+from tenure.engines.contract import Finding
+from tenure.errors import TenureError
+
+__all__ = ["Finding", "examine", "healthy", "summary"]
+
+
+def examine(url: str | None = None) -> Iterator[Finding]:
+    """Everything that can be found out, one after the other. Raises nothing.
+
+    Args:
+        url: the store; without one, `tenure.connect`'s own choice.
+    """
+    yield from look_at_machine()
+    chosen = default_url() if url is None else url
+    yield Finding("ok", "URL", f"{without_secrets(chosen)}  ({_origin(url)})")
+    broken = absent = False
+    try:
+        for finding in diagnose(chosen):
+            broken = broken or finding.level == "failure"
+            absent = absent or finding.absent
+            yield finding
+    except TenureError as error:
+        yield Finding("failure", "engine", *_told(error))
+        return
+    except Exception as error:
+        # The trial decides.
+        yield Finding("warning", "engine", f"the examination itself failed: {error!r}")
+    if broken:
+        yield Finding("warning", "trial", "left out, because it cannot succeed yet")
+    elif absent:
+        yield Finding("ok", "trial", "left out: there is no store yet, and a doctor makes none")
+    else:
+        yield from try_out(chosen)
+
+
+def healthy(findings: list[Finding]) -> bool:
+    """Whether the store can be used."""
+    return not any(each.level == "failure" for each in findings)
+
+
+def summary(findings: list[Finding]) -> str:
+    """What there is to say of all of it."""
+    failures = sum(each.level == "failure" for each in findings)
+    warnings = sum(each.level == "warning" for each in findings)
+    if failures:
+        return f"{_several(failures, 'failure')}, {_several(warnings, 'warning')}: not usable"
+    return f"usable, with {_several(warnings, 'warning')}" if warnings else "all is well"
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def without_secrets(url: str) -> str:
+    """A URL whose user and password are not shown."""
+    return re.sub(r"(?<=://)[^/@]*@", "***@", url)
+
+
+def _told(error: TenureError) -> tuple[str, str]:
+    found, _, remedy = str(error).partition("; ")
+    return found, remedy
+
+
+def _origin(given: str | None) -> str:
+    if given is not None:
+        return "given"
+    return "from TENURE_URL" if os.environ.get("TENURE_URL") else "the default"

@@ -1,0 +1,43 @@
+"""`python -m tenure.doctor [URL]`: the examination as plain text, with the standard library only.
+
+It exits with 0 when the store can be used, else with 74.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tenure.doctor import Finding, examine, healthy, summary
+
+NOT_USABLE, USAGE = 74, 78
+
+
+def main(arguments: list[str]) -> int:
+    """Examine and print; returns the exit code."""
+    if len(arguments) > 1 or any(each.startswith("-") for each in arguments):
+        sys.stderr.write("usage: python -m tenure.doctor [URL]\n")
+        return USAGE
+    findings: list[Finding] = []
+    for finding in examine(*arguments):
+        findings.append(finding)
+        sys.stdout.write(_line(finding))
+        sys.stdout.flush()
+    sys.stdout.write(f"{summary(findings)}\n")
+    return 0 if healthy(findings) else NOT_USABLE
+
+
+def _line(finding: Finding) -> str:
+    remedy = f"\n{'':27}-> {finding.remedy}" if finding.remedy else ""
+    text = f"{finding.level:<8} {finding.what:<16}  {finding.found}{remedy}"
+    # A file's name may hold anything.
+    return (
+        "".join(
+            each if each.isprintable() or each == "\n" else f"\\x{ord(each) & 0xFF:02x}"
+            for each in text
+        )
+        + "\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

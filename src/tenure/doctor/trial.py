@@ -1,0 +1,99 @@
+"""The trial: sessions are attached, a mutex is locked, released and handed over, with timing.
+
+Its mutex has a name that nobody else uses, and nothing stays of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from statistics import median
+
+from tenure.client import connect
+from tenure.engines.contract import Finding
+from tenure.errors import TenureError
+from tenure.model import EPHEMERAL_LIMIT
+
+__all__ = ["try_out"]
+
+PATIENCE = 10.0
+"""Seconds after which the store does not answer."""
+ROUNDS = 20
+SLOW = 0.25
+"""Seconds for one lock and release above which something is wrong."""
+
+
+def try_out(url: str) -> Iterator[Finding]:
+    """Use the store. Raises nothing; takes `PATIENCE` and a few seconds at the most."""
+    findings: list[Finding] = []
+
+    async def collect() -> None:
+        async for finding in _trial(url):
+            findings.append(finding)  # noqa: PERF401  kept when a later step fails
+
+    try:
+        asyncio.run(_in_time(collect()))
+    except TimeoutError:
+        findings.append(
+            Finding(
+                "failure",
+                "trial",
+                f"no answer within {PATIENCE:g} s",
+                "somebody keeps others from writing: see the writers above, or run this again",
+            )
+        )
+    except TenureError as error:
+        found, _, remedy = str(error).partition("; ")
+        findings.append(Finding("failure", "trial", f"{type(error).__name__}: {found}", remedy))
+    except OSError as error:
+        findings.append(Finding("failure", "trial", f"the system refused: {error}"))
+    yield from findings
+
+
+async def _in_time(work: Coroutine[None, None, None]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        await work
+
+
+async def _trial(url: str) -> AsyncIterator[Finding]:
+    name = f"tenure.doctor/{os.getpid()}-{time.time_ns()}"
+    at = time.perf_counter()
+    async with (
+        connect(url) as client,
+        client.session(description="tenure doctor") as one,
+        client.session(description="tenure doctor") as other,
+    ):
+        yield Finding("ok", "sessions", f"two attached in {_shown(time.perf_counter() - at)}")
+        alone = []
+        for _ in range(ROUNDS):
+            at = time.perf_counter()
+            async with one.mutex(name).lock():
+                pass
+            alone.append(time.perf_counter() - at)
+        yield _judged("lock", "locked and released in", alone)
+        # As a mutex: an ephemeral semaphore, acquired whole.
+        ways = [each.semaphore(name, ephemeral=True) for each in (one, other)]
+        lease = await ways[0].acquire(EPHEMERAL_LIMIT)
+        handed = []
+        for turn in range(1, ROUNDS + 1):
+            ticket = await ways[turn % 2].enqueue(EPHEMERAL_LIMIT)
+            at = time.perf_counter()
+            await lease.release()
+            lease = await ticket.wait()
+            handed.append(time.perf_counter() - at)
+        await lease.release()
+        yield _judged("hand-over", "from one session to the next in", handed)
+
+
+def _judged(what: str, doing: str, took: list[float]) -> Finding:
+    middle, worst = median(took), max(took)
+    found = f"{doing} {_shown(middle)} (median of {len(took)}, at worst {_shown(worst)})"
+    if middle > SLOW:
+        return Finding("warning", what, found, "a busy disk or machine, or many writers?")
+    return Finding("ok", what, found)
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds * 1e6:,.0f} µs" if seconds < 0.001 else f"{seconds * 1e3:,.1f} ms"

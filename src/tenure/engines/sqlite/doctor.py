@@ -1,0 +1,399 @@
+"""What `tenure doctor` tells of a ``sqlite://`` URL: the file, its folder, and who uses it.
+
+Rules:
+
+* Nothing of the store is changed, and what is missing stays missing. What must be tried is tried
+  in a folder of its own beside the database, which is gone afterwards.
+* Nothing is waited for longer than a fraction of a second, and each thing is examined whatever has
+  become of those before it, as far as it makes sense without them.
+* It runs before this process has opened the store: closing a second connection would do no harm
+  then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import socket
+import sqlite3
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+from tenure.engines.contract import Finding, Level
+from tenure.engines.sqlite import schema
+from tenure.engines.sqlite.files import (
+    check_file_system,
+    check_parent,
+    check_trusted,
+    check_usable,
+    file_system,
+    system_error,
+    user,
+)
+from tenure.engines.sqlite.life import boot_id
+from tenure.engines.sqlite.url import Address, parse
+from tenure.errors import TenureError
+
+__all__ = ["examine"]
+
+MIB = 1024 * 1024
+LITTLE_SPACE = 64 * MIB
+NO_SPACE = MIB
+FEW_INODES = 100
+INTEGRITY_UP_TO = 64 * MIB
+"""A larger file is not read from end to end."""
+STALL = 0.5
+"""Seconds that one process may have the turn before it is called stalled."""
+SOCKET_PATH = 100
+
+
+def examine(url: str) -> Iterator[Finding]:
+    """Everything about the store of a URL. Raises nothing."""
+    try:
+        address = parse(url)
+    except TenureError as error:
+        yield _refused("address", error)
+        return
+    folder = os.path.dirname(address.path)
+    there = os.path.lexists(address.path)
+    yield from _file(address, there=there)
+    standing = folder
+    while not os.path.isdir(standing):
+        standing = os.path.dirname(standing)
+    yield from _folder(folder, standing, address)
+    yield from _space(standing)
+    yield from _trials(standing, os.path.dirname(folder))
+    yield _sockets(address)
+    if there:
+        yield from _contents(address)
+        yield _turn(address)
+
+
+def _refused(what: str, error: TenureError | OSError, remedy: str = "") -> Finding:
+    """A refusal, whose remedy stands behind its semicolon."""
+    found, semicolon, advice = str(error).partition("; ")
+    return Finding("failure", what, found, remedy or (advice if semicolon else ""))
+
+
+# The file and its folder
+
+
+def _file(address: Address, *, there: bool) -> Iterator[Finding]:
+    path = address.path
+    if not there:
+        found = f"{path} is not there yet; the first use makes it"
+        yield Finding("ok", "file", found, absent=True)
+        return
+    try:
+        with system_error(f"cannot use {path}"):
+            status = os.lstat(path)
+            about = (
+                f"{path}, {_size(status.st_size)}, mode {stat.S_IMODE(status.st_mode):04o}, "
+                f"owner {user(status.st_uid)}"
+            )
+            check_trusted(path, status, address)
+            check_usable(path)
+    except TenureError as error:
+        yield _refused("file", error)
+        return
+    yield Finding("ok", "file", about)
+
+
+def _folder(folder: str, standing: str, address: Address) -> Iterator[Finding]:
+    status = os.stat(standing)
+    about = f"{standing}, mode {stat.S_IMODE(status.st_mode):04o}, owner {user(status.st_uid)}"
+    if not os.access(standing, os.W_OK | os.X_OK):
+        yield Finding(
+            "failure",
+            "folder",
+            f"{about}: this user ({user(os.geteuid())}) may not write there",
+            "SQLite makes files beside the database: choose a folder of your own, or have the "
+            "owner share this one",
+        )
+    else:
+        try:
+            if standing == folder:
+                check_parent(folder, address)
+        except TenureError as error:
+            yield _refused("folder", error)
+        else:
+            missing = "" if standing == folder else f"; {folder} will be made in it"
+            yield Finding("ok", "folder", about + missing)
+    kind = file_system(standing)
+    try:
+        check_file_system(standing)
+    except TenureError as error:
+        yield _refused("file system", error)
+    else:
+        yield Finding("ok", "file system", kind or "not told by this system")
+
+
+def _space(folder: str) -> Iterator[Finding]:
+    state = os.statvfs(folder)
+    free = state.f_bavail * state.f_frsize
+    remedy = "make room: a full disk stops every change, and nothing can be granted"
+    if free < LITTLE_SPACE:
+        level: Level = "failure" if free < NO_SPACE else "warning"
+        yield Finding(level, "disk space", f"only {_size(free)} free", remedy)
+    else:
+        yield Finding("ok", "disk space", f"{_size(free)} free")
+    if state.f_files:  # some file systems do not count them
+        few = state.f_favail < FEW_INODES
+        yield Finding(
+            "warning" if few else "ok",
+            "inodes",
+            f"{state.f_favail:,} free",
+            "remove files: each participant needs two" if few else "",
+        )
+
+
+def _size(size: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.0f} TiB"
+
+
+# What must be tried
+
+
+def _trials(folder: str, other: str) -> Iterator[Finding]:
+    yield Finding("ok", "SQLite", f"{sqlite3.sqlite_version} (library of this Python)")
+    place = next((each for each in (folder, other) if os.access(each, os.W_OK | os.X_OK)), None)
+    if place is None:
+        return
+    try:
+        with tempfile.TemporaryDirectory(prefix=".tenure-doctor-", dir=place) as scratch:
+            for what, attempt in (
+                ("write-ahead log", _write_ahead_log),
+                ("locks", _locks),
+                ("shared memory", _shared_memory),
+            ):
+                yield _tried(what, attempt, os.path.join(scratch, what.replace(" ", "-")))
+    except OSError as error:
+        yield Finding("failure", "new files", f"cannot be made in {place}: {error.strerror}")
+
+
+def _tried(what: str, attempt: Callable[[str], str], path: str) -> Finding:
+    try:
+        return Finding("ok", what, attempt(path))
+    except (OSError, ValueError, sqlite3.Error) as error:
+        return Finding("failure", what, f"does not work here: {error}", "use a local folder")
+
+
+def _write_ahead_log(path: str) -> str:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise ValueError(f"SQLite made it {mode!r}")
+        connection.execute("CREATE TABLE t (x)")
+    return "works"
+
+
+def _locks(path: str) -> str:
+    first = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    second = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return "flock() keeps others out"
+        raise ValueError("two have got the same lock of flock() at once")
+    finally:
+        os.close(first)
+        os.close(second)
+
+
+def _shared_memory(path: str) -> str:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(fd, bytes(mmap.PAGESIZE), 0)
+        with mmap.mmap(fd, mmap.PAGESIZE) as mapped:
+            mapped[:4] = b"beat"
+            if os.pread(fd, 4, 0) != b"beat":
+                raise ValueError("what is written to mapped memory is not seen in the file")
+    finally:
+        os.close(fd)
+    return "works"
+
+
+def _sockets(address: Address) -> Finding:
+    """Datagram sockets, whose paths are short; the bell goes through a descriptor otherwise."""
+    length = len(os.fsencode(address.path + ".tenure"))
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with left, right:
+        left.send(b"!")
+        right.recv(1)
+    short = length <= SOCKET_PATH - 25
+    if short:
+        return Finding("ok", "sockets", "datagrams work; the path is short enough")
+    if os.path.isdir("/proc/self/fd"):
+        return Finding("ok", "sockets", "datagrams work; the long path goes through /proc/self/fd")
+    return Finding(
+        "warning",
+        "sockets",
+        f"the path of {length} bytes is too long for a socket's: others are woken with a delay",
+        "choose a shorter path",
+    )
+
+
+# What is in the file
+
+
+def _contents(address: Address) -> Iterator[Finding]:
+    path = address.path
+    try:
+        if not os.path.isfile(path) or not os.access(path, os.R_OK | os.W_OK):
+            return  # said already
+        if os.path.getsize(path) == 0:
+            yield Finding("ok", "contents", "none yet")
+            return
+        with contextlib.closing(schema.connect(address)) as connection:
+            yield from _tables(connection, address)
+    except TenureError as error:
+        yield _refused("contents", error)
+    except sqlite3.Error as error:
+        yield _refused("contents", schema.explain(error, path))
+    except OSError as error:
+        yield Finding("failure", "contents", f"{path}: {error.strerror}")
+
+
+def _tables(connection: sqlite3.Connection, address: Address) -> Iterator[Finding]:
+    path = address.path
+    if not schema.is_ready(connection, path):
+        yield Finding("ok", "contents", "no tables yet")
+        return
+    if os.path.getsize(path) <= INTEGRITY_UP_TO:
+        (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if said != "ok":
+            yield Finding(
+                "failure",
+                "contents",
+                f"{path} is damaged: {said}",
+                "stop all programs that use it; restore it from a copy, or remove it with its "
+                "-wal and -shm and its folder .tenure",
+            )
+            return
+    boot, last = connection.execute("SELECT boot, last_order_id FROM meta").fetchone()
+    counts = [
+        connection.execute(f"SELECT count(*) FROM {each}").fetchone()[0]  # noqa: S608  ours
+        for each in ("nodes", "sessions", "requests")
+    ]
+    yield Finding(
+        "ok",
+        "contents",
+        "schema {}; {} nodes, {} sessions, {} requests".format(schema.VERSION, *counts),
+    )
+    yield _epoch(boot, last)
+    yield _participants(connection, address)
+
+
+def _epoch(boot: str, last: int) -> Finding:
+    """Whether this boot is the store's, and whether the wall clock was set back since."""
+    ahead = last / 1e6 - time.time()
+    if ahead > 60:
+        return Finding(
+            "warning",
+            "tokens",
+            f"are ahead of the wall clock by {ahead:,.0f} s: it was set back, or a program has "
+            "had a wrong one",
+            "set the clock right; tokens go on rising either way",
+        )
+    if boot and boot != boot_id():
+        return Finding("ok", "boot", "the machine was started since; old sessions end with the use")
+    return Finding("ok", "boot", "the store's clock is this machine's, of this boot")
+
+
+def _participants(connection: sqlite3.Connection, address: Address) -> Finding:
+    """Who uses the file: those whose sign of life is locked by their process."""
+    alive, dead, frozen = [], 0, []
+    for number, pid in connection.execute("SELECT id, pid FROM participants ORDER BY id"):
+        if not _lives(os.path.join(address.path + ".tenure", f"{number}.live")):
+            dead += 1
+            continue
+        alive.append(pid)
+        if _is_stopped(pid):
+            frozen.append(pid)
+    gone = f"; {dead} dead, which the next one clears away" if dead else ""
+    used = f"by pid {_listed(alive)}" if alive else "by nobody else"
+    if frozen:
+        return Finding(
+            "warning",
+            "in use",
+            f"{used}{gone}; stopped: pid {_listed(frozen)}",
+            "a stopped process keeps what it holds until its recovery window is over; "
+            f"kill -CONT {frozen[0]} lets it go on",
+        )
+    return Finding("ok", "in use", used + gone)
+
+
+def _listed(pids: list[int]) -> str:
+    return ", ".join(map(str, pids[:10])) + (f" and {len(pids) - 10} more" if pids[10:] else "")
+
+
+def _lives(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in {b"T", b"t"}
+    except (OSError, IndexError):
+        return False
+
+
+def _turn(address: Address) -> Finding:
+    """Whether somebody sits on the turn, so that nothing can be written."""
+    try:
+        fd = os.open(
+            os.path.join(address.path + ".tenure", "turn.lock"),
+            os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC,
+        )
+    except FileNotFoundError:
+        return Finding("ok", "writers", "none so far")
+    except OSError as error:
+        return Finding("failure", "writers", f"the turn cannot be seen: {error.strerror}")
+    try:
+        until = time.monotonic() + STALL
+        holders = set()
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holders.add(int.from_bytes(os.pread(fd, 8, 0), "little"))
+            else:
+                return Finding("ok", "writers", "take their turns")
+            if time.monotonic() > until:
+                break
+            time.sleep(0.01)  # the kernel tells when a lock is free only to who waits for it
+    finally:
+        os.close(fd)
+    if len(holders) > 1:
+        return Finding("warning", "writers", f"are busy all the time: pid {_listed([*holders])}")
+    (pid,) = holders
+    if _is_stopped(pid):
+        remedy = f"nothing is granted until it goes on (kill -CONT {pid}) or ends (kill -9 {pid})"
+        return Finding("failure", "writers", f"pid {pid} was stopped in its turn", remedy)
+    return Finding(
+        "warning",
+        "writers",
+        f"pid {pid} has had the turn for more than {STALL:g} s",
+        "see what it is doing; nothing is granted meanwhile",
+    )
