@@ -307,7 +307,7 @@ def test_others_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ki
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_the_kernel_tells_the_file_system() -> None:
     assert files.file_system("/proc") == "proc"
-    assert files._file_system("/dev/shm") == "tmpfs"
+    assert files.file_system("/dev/shm") == "tmpfs"
 
 
 @pytest.mark.parametrize(
