@@ -16,7 +16,9 @@ import pytest
 
 import tenure
 from tenure import blocking, client, election, events, lease, mutex, semaphore, session, sessions
+from tenure import recipes as recipe_twins
 from tenure import watch as watches
+from tenure.blocking import recipes
 from tenure.blocking.mirror import BACK, DIFFERENT, RENAMED, Mirror
 from tenure.blocking.session import Attempts
 from tenure.blocking.watch import EventStream, Watch
@@ -36,6 +38,13 @@ PAIRS: dict[type, type] = {
     sessions.Attempt: blocking.Attempt,
     sessions.Attempts: Attempts,
     watches.Watch: Watch,
+    recipe_twins.Barrier: recipes.Barrier,
+    recipe_twins.Changes: recipes.Changes,
+    recipe_twins.Group: recipes.Group,
+    recipe_twins.RWLock: recipes.RWLock,
+    recipe_twins.ServiceRegistry: recipes.ServiceRegistry,
+    recipe_twins.SharedConfig: recipes.SharedConfig,
+    recipe_twins.States: recipes.States,
 }
 
 # What an object of the asynchronous API keeps as a plain attribute is a property here.
@@ -112,6 +121,16 @@ def test_what_is_no_handle_is_the_same_object() -> None:
         theirs = getattr(tenure, name)
         expected = PAIRS.get(theirs, theirs) if isinstance(theirs, type) else theirs
         assert getattr(blocking, name) is expected, name
+
+
+def test_the_recipes_are_the_same() -> None:
+    assert sorted(recipes.__all__) == sorted(recipe_twins.__all__)
+    for name in set(recipes.__all__) - {"Source"}:
+        theirs = getattr(recipe_twins, name)
+        expected = PAIRS.get(theirs, theirs) if isinstance(theirs, type) else theirs
+        assert getattr(recipes, name) is expected, name
+        if expected is not theirs and name not in {"States", "Changes"}:
+            assert shape(expected.__init__) == shape(theirs.__init__), name
 
 
 def test_connect_takes_the_same() -> None:

@@ -71,8 +71,8 @@ class ServiceRegistry:
         """Register an endpoint: ``async with registry.register("10.0.0.1:80") as registration``.
 
         A registration is a lease. Its block raises `LeaseLost` when it is lost, and takes it
-        back at its end; awaited instead of entered, it lasts until it is released or its session
-        ends. ``await registration.update(b"10.0.0.1:81")`` changes the endpoint in its place.
+        back at its end; one that is not entered lasts until it is released or its session ends.
+        ``await registration.update(b"10.0.0.1:81")`` changes the endpoint in its place.
 
         Args:
             endpoint: at most 1 MiB; a ``str`` is encoded as UTF-8. Several registrations may

@@ -1,0 +1,156 @@
+# ruff: noqa: PT012  what raises here is a block, with its body
+"""The recipes, for threads: that what tests/recipes tests arrives here, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tenure import blocking
+from tenure.blocking.recipes import (
+    Barrier,
+    Group,
+    Joined,
+    Left,
+    Member,
+    RWLock,
+    ServiceRegistry,
+    SharedConfig,
+    Updated,
+)
+from tenure.errors import AcquireTimeout, InvalidArgument, LeaseLost, SelfDeadlock
+from tests.blocking.helpers import Thread, is_free, lose, until, waiting
+
+
+def test_readers_share_the_lock_and_a_writer_is_alone(
+    client: blocking.Client, eye: blocking.Client
+) -> None:
+    here, there = RWLock(client, "l"), RWLock(eye, "l")
+    assert here.name == "l"
+    with here.read(data=b"a"), there.read() as lease:
+        assert lease.count == 1
+        assert there.try_write() is None
+        extra = here.try_read()
+        assert extra is not None
+        extra.release()
+        with pytest.raises(SelfDeadlock):
+            here.write()
+    with here.write() as writing:
+        assert there.try_read() is None
+        with pytest.raises(AcquireTimeout):
+            there.write(timeout=0.01)
+        writing.update(count=1)
+        with there.read():
+            pass
+    written = there.try_write()
+    assert written is not None
+    written.release()
+
+
+def test_a_writer_in_another_thread_waits_for_the_readers(client: blocking.Client) -> None:
+    lock = RWLock(client, "l")
+
+    def write() -> int:
+        with lock.write() as lease:
+            return lease.fencing_token
+
+    with lock.read() as lease:
+        writing = Thread(write)
+        until(lambda: waiting(client, "l"))
+        assert lock.try_read() is None
+    assert writing.result() > lease.fencing_token
+
+
+def test_a_value_is_published_and_subscribed_to(
+    client: blocking.Client, eye: blocking.Client
+) -> None:
+    here: SharedConfig[dict[str, int]] = SharedConfig(client, "limits")
+    there: SharedConfig[dict[str, int]] = SharedConfig(eye, "limits")
+    assert (here.name, here.get()) == ("limits", None)
+    with there.watch() as values:
+        assert next(values) is None
+        for number in (4, 8):
+            here.set({"workers": number})
+            assert next(values) == {"workers": number}
+        values.close()
+        assert list(values) == []
+    assert there.get() == {"workers": 8}
+    anything: SharedConfig[object] = SharedConfig(client, "limits")
+    with pytest.raises(InvalidArgument):
+        anything.set(object())
+
+
+def test_an_endpoint_is_listed_while_its_block_lasts(
+    client: blocking.Client, eye: blocking.Client
+) -> None:
+    with client.session() as session:
+        here, there = ServiceRegistry(session, "services"), ServiceRegistry(eye, "services")
+        assert here.name == "services"
+        with there.watch() as states:
+            assert next(states) == ()
+            with here.register("a") as registration:
+                assert [endpoint.text for endpoint in next(states)] == ["a"]
+                registration.update(b"b")
+                assert [endpoint.text for endpoint in there.list()] == ["b"]
+        assert there.list() == ()
+
+
+def test_a_lost_registration_is_told(client: blocking.Client, eye: blocking.Client) -> None:
+    registry = ServiceRegistry(client, "services")
+    with pytest.raises(LeaseLost), registry.register("a") as registration:
+        lose(eye, registration)
+        registry.list()
+
+
+def test_members_come_change_and_go(client: blocking.Client, eye: blocking.Client) -> None:
+    here, there = Group(client, "workers"), Group(eye, "workers")
+    assert here.name == "workers"
+    with here.join(b"a") as a, there.changes() as changes, here.watch() as states:
+        me = Member(b"a", a.session.id, a.fencing_token)
+        assert next(changes) == Joined(me)
+        assert next(states) == there.members() == (me,)
+        b = there.join(b"b")
+        joined = next(changes)
+        assert isinstance(joined, Joined)
+        b.update(b"busy")
+        busy = Member(b"busy", b.session.id, b.fencing_token)
+        assert next(changes) == Updated(busy, b"b")
+        b.release()
+        assert next(changes) == Left(busy)
+        changes.close()
+        assert list(changes) == []
+
+
+def test_what_an_interruption_kept_from_the_thread_is_told_again(client: blocking.Client) -> None:
+    group = Group(client, "workers")
+    with group.join(b"a"), group.changes() as changes, group.watch() as states:
+        change, state = next(changes), next(states)
+        # As a call does that is interrupted when it has its result already.
+        client._portal.run(changes._twin._untold.appendleft, change)
+        client._portal.run(states._tell_again, state)
+        assert (next(changes), next(states)) == (change, state)
+
+
+def test_threads_wait_for_each_other(client: blocking.Client, eye: blocking.Client) -> None:
+    arrived: list[int] = []
+
+    def take_part(source: blocking.Client) -> Iterator[int]:
+        barrier = Barrier(source, "phase", 3)
+        for number in range(3):
+            arrived.append(number)
+            yield barrier.wait(timeout=60)
+            assert arrived.count(number) == 3
+
+    one, two = Thread(lambda: list(take_part(client))), Thread(lambda: list(take_part(eye)))
+    mine = list(take_part(client))
+    for places in zip(mine, one.result(), two.result(), strict=True):
+        assert sorted(places) == [0, 1, 2]
+
+
+def test_out_of_time_a_thread_has_left_the_barrier(client: blocking.Client) -> None:
+    barrier = Barrier(client, "phase", 2)
+    assert (barrier.name, barrier.parties) == ("phase", 2)
+    with pytest.raises(AcquireTimeout):
+        barrier.wait(timeout=0.01)
+    until(lambda: is_free(client, "phase"))
