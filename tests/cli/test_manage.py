@@ -78,7 +78,7 @@ def test_a_semaphore_from_its_creation_to_its_end(tenure: Tenure) -> None:
         (["sem", "update", "tekan", "--data", "x"], 73, "(did you mean 'taken'?)"),
         (["sem", "delete", "nobody"], 73, "there is no 'nobody' on /default"),
         (["describe"], 78, "missing argument 'NAME'"),
-        (["frobnicate"], 78, "there are: run, ls, describe, watch, node, sem, session"),
+        (["frobnicate"], 78, "there are: run, ls, describe, top, watch, node, sem"),
         (["lss"], 78, "did you mean 'ls'?"),
         (["ls", "--josn"], 78, "--json"),
         (["--ulr", "x", "ls"], 78, "--url"),

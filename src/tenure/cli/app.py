@@ -52,6 +52,7 @@ class LazyGroup(CommandGroup):
         "run": ("tenure.cli.run.command", "run", "Run a command under a lock."),
         "ls": ("tenure.cli.look", "ls", "Show what there is, and who holds it."),
         "describe": ("tenure.cli.look", "describe", "Show who holds one thing, and who waits."),
+        "top": ("tenure.cli.top.command", "top", "Watch who holds what, live."),
         "watch": ("tenure.cli.watch", "watch", "Show each state of one thing as it comes."),
         "node": ("tenure.cli.nodes", "node", "Manage nodes, the namespaces."),
         "sem": ("tenure.cli.semaphores", "sem", "Manage lasting semaphores."),

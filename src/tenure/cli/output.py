@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
+    "GAP",
     "Column",
     "data_json",
     "duration",

@@ -1,0 +1,186 @@
+"""The command `tenure top`: reads, draws and listens to keys, or prints into a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from typing import Any
+
+import click
+
+import tenure
+from tenure.cli.look import node_json
+from tenure.cli.options import a_count, a_duration, json_option, run_async, url_option
+from tenure.cli.output import is_terminal, print_json_line, say, table
+from tenure.cli.status import Status, after_signal
+from tenure.cli.store import open_store
+from tenure.cli.top.draw import COLUMNS, cells_of, page_of, render
+from tenure.cli.top.snapshot import Observer, Snapshot
+from tenure.cli.top.view import View, chosen, pressed, settled
+
+__all__ = ["top"]
+
+SHARE = 4
+"""Reading takes no more than one part in so many of the time, however much there is to read."""
+SHORTEST = 0.1
+
+
+@click.command()
+@click.option(
+    "--interval",
+    metavar="S",
+    type=a_duration,
+    default=1.0,
+    help="Seconds from one reading to the next, 0.1 or more.  [default: 1]",
+)
+@click.option("--iterations", metavar="N", type=a_count, help="End after N readings.")
+@click.option("--node", metavar="PATH", help="This node only.  [default: all]")
+@json_option
+@url_option
+def top(interval: float, iterations: int | None, node: str | None, *, as_json: bool) -> int:
+    """Watch who holds what, live.
+
+    On a terminal it fills the screen; q ends it, and the last line tells the keys. In a pipe it
+    prints one table for each reading, and with --json one object on a line.
+
+    New/s counts owners that were not there at the reading before. It is a lower bound: who came
+    and went between two readings is not seen.
+
+    Exits with 130 after Ctrl-C.
+    """
+    if interval < SHORTEST:
+        raise click.UsageError(
+            f"--interval is {SHORTEST:g} or more, not {interval:g}", click.get_current_context()
+        )
+    live = is_terminal() and not as_json
+    work = _live if live else _print
+    return run_async(work(interval, iterations, node, as_json=as_json))
+
+
+# On a terminal
+
+
+async def _live(interval: float, iterations: int | None, node: str | None, *, as_json: bool) -> int:
+    assert not as_json
+    async with open_store() as client:
+        return await Top(Observer(client, node), interval, iterations).run()
+
+
+class Top:
+    """One `tenure top` on a terminal, from its beginning to its exit code."""
+
+    def __init__(self, observer: Observer, interval: float, iterations: int | None) -> None:
+        self._observer = observer
+        self._interval = interval
+        self._left = iterations
+        self._view = View()
+        self._snapshot: Snapshot
+        self._note = ""
+        self._code: int | None = None
+        self._wanted = asyncio.Event()
+
+    async def run(self) -> int:
+        """Returns the exit code."""
+        from tenure.cli.top.screen import Notes, Screen
+
+        self._snapshot = await self._observer.read()  # what goes wrong now is told in one line
+        with Notes() as notes, Screen(self._press, self._draw, self._end) as self._screen:
+            while self._code is None:
+                self._draw()
+                self._count_down()
+                self._wanted.clear()
+                pause = max(self._interval, SHARE * self._snapshot.took)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0 if self._code is not None else pause):
+                        await self._wanted.wait()
+                if self._code is None:
+                    await self._read()
+                    self._note = self._note or notes.last
+                    notes.last = ""
+        return self._code
+
+    def _count_down(self) -> None:
+        if self._left is not None:
+            self._left -= 1
+            if self._left == 0:
+                self._code = Status.DONE
+
+    async def _read(self) -> None:
+        try:
+            self._snapshot = await self._observer.read(self._view.inside)
+            self._note = ""
+        except tenure.TenureError as error:
+            self._note = f"not up to date: {error}"
+
+    def _page(self) -> int:
+        return page_of(self._screen.size[1])
+
+    def _draw(self) -> None:
+        width, height = self._screen.size
+        self._view = settled(self._view, self._snapshot, page_of(height))
+        self._screen.show(render(self._snapshot, self._view, width, height, self._note))
+
+    def _press(self, key: str) -> None:
+        before = self._view
+        self._view = pressed(before, key, self._snapshot, self._page())
+        if self._view.quit:
+            self._code = Status.DONE
+        if self._code is not None or self._view.inside not in {None, before.inside}:
+            self._wanted.set()  # now, not after the pause
+        else:
+            self._draw()
+
+    def _end(self, number: int) -> None:
+        self._code = after_signal(number)
+        self._wanted.set()
+
+
+# In a pipe
+
+
+async def _print(
+    interval: float, iterations: int | None, node: str | None, *, as_json: bool
+) -> int:
+    from tenure.cli.watch import output_gone
+
+    async with open_store() as client:
+        observer = Observer(client, node)
+        with output_gone() as gone:
+            done = 0
+            while True:
+                snapshot = await observer.read()
+                if as_json:
+                    print_json_line(_as_json(snapshot))
+                else:
+                    _print_table(snapshot)
+                sys.stdout.flush()
+                done += 1
+                if done == iterations:
+                    return Status.DONE
+                await asyncio.wait([gone], timeout=max(interval, SHARE * snapshot.took))
+                if gone.done():
+                    raise BrokenPipeError
+
+
+def _print_table(snapshot: Snapshot) -> None:
+    say(time.strftime("%H:%M:%S", time.localtime(snapshot.wall)))
+    rows = chosen(snapshot, View())
+    if rows:
+        table(COLUMNS, [cells_of(row) for row in rows])
+    else:
+        say("nothing is held, awaited or stored")
+    say()
+
+
+def _as_json(snapshot: Snapshot) -> dict[str, Any]:
+    nodes = []
+    for node in snapshot.nodes:
+        rows = [row for row in snapshot.rows if row.node == node.path]
+        described = node_json(node, [row.semaphore for row in rows])
+        for row, semaphore in zip(rows, described["semaphores"], strict=True):
+            del semaphore["waiters"]  # not read: their number is
+            semaphore["new_owners_per_second"] = row.rate
+        nodes.append(described)
+    return {"time": snapshot.wall, "nodes": nodes}

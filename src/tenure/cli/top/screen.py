@@ -1,0 +1,171 @@
+"""The terminal that `tenure top` has to itself, given back whatever happens.
+
+Rules:
+
+* What is changed (the other screen, the cursor, how keys are read) is changed in `enter` alone, and
+  undone in `leave`, which runs for every way out: a key, an error, a signal.
+* Ctrl-Z leaves before it stops, and enters again when it goes on. SIGKILL alone leaves the terminal
+  as it is (`reset` mends that).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from tenure.cli.output import terminal
+from tenure.cli.top.view import Keyboard
+
+__all__ = ["Screen"]
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+ESCAPE_TIME = 0.05
+"""Seconds in which the rest of a sequence follows its Escape."""
+
+
+class Screen:
+    """The terminal, for as long as the ``with`` block lasts.
+
+    Args:
+        key: called with each key.
+        redraw: called when the screen has another size, or has been away.
+        ended: called with the signal that ends us.
+    """
+
+    def __init__(
+        self,
+        key: Callable[[str], None],
+        redraw: Callable[[], None],
+        ended: Callable[[int], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._key, self._redraw, self._ended = key, redraw, ended
+        self._keyboard = Keyboard()
+        self._live = Live(
+            console=terminal(),
+            screen=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._fd = _keyboard()
+        self._settings: list[Any] | None = None
+        self._entered = False
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and lines."""
+        return terminal().size
+
+    def __enter__(self) -> Screen:
+        try:
+            self.enter()
+            for number in ENDING:
+                self._loop.add_signal_handler(number, self._ended, number)
+            self._loop.add_signal_handler(signal.SIGTSTP, self._suspend)
+            self._loop.add_signal_handler(signal.SIGWINCH, self._redraw)
+        except BaseException:
+            self.leave()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+        for number in (*ENDING, signal.SIGTSTP, signal.SIGWINCH):
+            self._loop.remove_signal_handler(number)
+        if self._fd is not None and self._fd != 0:
+            os.close(self._fd)
+
+    def enter(self) -> None:
+        """Take the terminal."""
+        self._entered = True
+        if self._fd is not None:
+            self._settings = termios.tcgetattr(self._fd)
+            tty.setcbreak(self._fd)
+            self._loop.add_reader(self._fd, self._read)
+        self._live.start()
+
+    def leave(self) -> None:
+        """Give the terminal back. Safe to call twice."""
+        if not self._entered:
+            return
+        self._entered = False
+        # The terminal may be gone.
+        with contextlib.suppress(OSError):
+            self._live.stop()
+        if self._fd is not None:
+            self._loop.remove_reader(self._fd)
+            if self._settings is not None:
+                with contextlib.suppress(termios.error):
+                    termios.tcsetattr(self._fd, termios.TCSADRAIN, self._settings)
+
+    def show(self, lines: Sequence[Text]) -> None:
+        """Show these lines, in the place of what was there."""
+        if self._entered:
+            self._live.update(Group(*lines), refresh=True)
+
+    def _suspend(self) -> None:
+        self.leave()
+        self._loop.remove_signal_handler(signal.SIGTSTP)  # now it stops us
+        os.kill(os.getpid(), signal.SIGTSTP)
+        self._loop.add_signal_handler(signal.SIGTSTP, self._suspend)  # it goes on here
+        self.enter()
+        self._redraw()
+
+    def _read(self) -> None:
+        assert self._fd is not None
+        try:
+            data = os.read(self._fd, 1024)
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._fd)
+            self._ended(signal.SIGHUP)
+            return
+        self._press(self._keyboard.feed(data))
+        if self._keyboard.waiting:
+            self._loop.call_later(ESCAPE_TIME, lambda: self._press(self._keyboard.flush()))
+
+    def _press(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._key(key)
+
+
+class Notes(logging.Handler):
+    """The last warning, which would else be written across the screen."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.last = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.last = record.getMessage()
+
+    def __enter__(self) -> Notes:
+        root = logging.getLogger()
+        self._others, root.handlers = root.handlers, [self]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger().handlers = self._others
+
+
+def _keyboard() -> int | None:
+    """Where keys come from: the standard input, or the terminal behind it; or nowhere."""
+    if sys.stdin is not None and sys.stdin.isatty():
+        return sys.stdin.fileno()
+    with contextlib.suppress(OSError):
+        return os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    return None

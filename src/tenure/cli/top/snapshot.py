@@ -1,0 +1,116 @@
+"""What is in the store at one moment, and how fast owners change from one moment to the next.
+
+What is called a rate is what was seen: owners that were not there at the reading before, by the
+seconds between the two. It is a lower bound, because who came and went between two readings was
+never seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tenure
+
+__all__ = ["Key", "Observer", "Row", "Snapshot"]
+
+Key = tuple[str, str]
+"""The path of a node, and the name of a semaphore on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One semaphore.
+
+    Attributes:
+        rate: new owners seen per second; ``None`` at the first reading.
+    """
+
+    node: str
+    semaphore: tenure.SemaphoreDescription
+    rate: float | None = None
+
+    @property
+    def key(self) -> Key:
+        """What it is known by, from one reading to the next."""
+        return self.node, self.semaphore.name
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that was read.
+
+    Attributes:
+        url: of the store.
+        wall: when, for people.
+        took: seconds that the reading took.
+        nodes: the nodes.
+        rows: the semaphores of the nodes, by node and name.
+        inside: the one that is looked into, with its waiters, if it is there.
+    """
+
+    url: str
+    wall: float
+    took: float
+    nodes: Sequence[tenure.NodeDescription]
+    rows: Sequence[Row]
+    inside: tenure.SemaphoreDescription | None = None
+
+
+class Observer:
+    """Reads a store again and again.
+
+    Args:
+        node: the only node to read; ``None`` for all.
+    """
+
+    def __init__(self, client: tenure.Client, node: str | None) -> None:
+        self._client = client
+        self._node = node
+        self._owners: dict[Key, frozenset[int]] = {}
+        self._read_at: float | None = None
+
+    async def read(self, inside: Key | None = None) -> Snapshot:
+        """Everything as it is now.
+
+        Args:
+            inside: whose waiters are wanted as well.
+        """
+        client, clock = self._client, self._client.clock
+        began, wall = clock.now(), clock.wall()
+        paths = await client.list_nodes() if self._node is None else [self._node]
+        nodes, rows = [], []
+        described = None
+        for path in paths:
+            try:
+                node = await client.describe_node(path)
+                there = await client.list_semaphores(path, owners=True)
+            except tenure.NodeNotFound:
+                if self._node is not None:
+                    raise
+                continue  # dropped just now
+            nodes.append(node)
+            rows += [Row(path, each) for each in there]
+        if inside is not None:
+            with contextlib.suppress(tenure.NodeNotFound, tenure.SemaphoreNotFound):
+                described = await client.describe_semaphore(inside[1], inside[0])
+        rows = self._rated(rows, began)
+        return Snapshot(client.url, wall, clock.now() - began, nodes, rows, described)
+
+    def _rated(self, rows: Sequence[Row], now: float) -> list[Row]:
+        elapsed = None if self._read_at is None else now - self._read_at
+        before, self._read_at = self._owners, now
+        self._owners = {
+            row.key: frozenset(each.order_id for each in row.semaphore.owners) for row in rows
+        }
+        if not elapsed:
+            return list(rows)
+        return [
+            Row(
+                row.node,
+                row.semaphore,
+                len(self._owners[row.key] - before.get(row.key, frozenset())) / elapsed,
+            )
+            for row in rows
+        ]

@@ -1,0 +1,182 @@
+"""What a person wants to see, and what a key changes about it: a small state machine.
+
+A view is a value. `settled` fits it to what there is now, `pressed` says what a key makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tenure.cli.top.snapshot import Key, Row, Snapshot
+
+__all__ = ["SORTS", "Keyboard", "View", "chosen", "pressed", "settled"]
+
+SORTS = ("name", "held", "waiting", "age", "rate")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is looked at.
+
+    Attributes:
+        sort: one of `SORTS`; all but names have the greatest first.
+        reverse: the other way round.
+        node: the only node to show; ``None`` for all.
+        selected: the row the cursor is on, and `index` where that is.
+        first: the first row on the screen.
+        inside: what is looked into; then `first` counts owners and waiters.
+        quit: nothing any more.
+    """
+
+    sort: str = "name"
+    reverse: bool = False
+    node: str | None = None
+    selected: Key | None = None
+    index: int = 0
+    first: int = 0
+    inside: Key | None = None
+    quit: bool = False
+
+
+def _age(row: Row) -> float:
+    ages = [owner.since for owner in row.semaphore.owners if owner.since is not None]
+    return max(ages, default=-1.0)
+
+
+_MEASURES: dict[str, Callable[[Row], Any]] = {
+    "held": lambda row: row.semaphore.held,
+    "waiting": lambda row: row.semaphore.waiting or 0,
+    "age": _age,
+    "rate": lambda row: row.rate or 0.0,
+}
+
+
+def chosen(snapshot: Snapshot, view: View) -> list[Row]:
+    """The rows that are wanted, in the order that is wanted."""
+    rows = [row for row in snapshot.rows if view.node is None or row.node == view.node]
+    rows.sort(key=lambda row: (row.semaphore.name, row.node))
+    measure = _MEASURES.get(view.sort)
+    if measure is not None:
+        rows.sort(key=measure, reverse=not view.reverse)
+    elif view.reverse:
+        rows.reverse()
+    return rows
+
+
+def settled(view: View, snapshot: Snapshot, page: int) -> View:
+    """The view, with the cursor on what is there, and the cursor's row among the `page` shown."""
+    if view.inside is not None:
+        there = snapshot.inside
+        count = 0 if there is None else len(there.owners) + len(there.waiters)
+        return replace(view, first=max(0, min(view.first, count - page)))
+    if view.node is not None and view.node not in {each.path for each in snapshot.nodes}:
+        view = replace(view, node=None)
+    rows = chosen(snapshot, view)
+    index = next((at for at, row in enumerate(rows) if row.key == view.selected), view.index)
+    return _moved(view, rows, index, page)
+
+
+def _moved(view: View, rows: Sequence[Row], index: int, page: int) -> View:
+    index = max(0, min(index, len(rows) - 1))
+    page = max(1, page)
+    first = max(min(view.first, index), index - page + 1)
+    first = max(0, min(first, len(rows) - page))
+    return replace(view, selected=rows[index].key if rows else None, index=index, first=first)
+
+
+def pressed(view: View, key: str, snapshot: Snapshot, page: int) -> View:
+    """What a key makes of the view; one that means nothing changes nothing."""
+    if key == "q":
+        return replace(view, quit=True)
+    steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page}
+    steps |= {"home": -(10**9), "end": 10**9}
+    if view.inside is not None:
+        if key in {"escape", "backspace"}:
+            return settled(replace(view, inside=None, first=0), snapshot, page)
+        return settled(replace(view, first=view.first + steps.get(key, 0)), snapshot, page)
+    if key in steps:
+        return _moved(view, chosen(snapshot, view), view.index + steps[key], page)
+    match key:
+        case "enter" if view.selected is not None:
+            return replace(view, inside=view.selected, first=0)
+        case "s":
+            following = SORTS[(SORTS.index(view.sort) + 1) % len(SORTS)]
+            return settled(replace(view, sort=following), snapshot, page)
+        case "r":
+            return settled(replace(view, reverse=not view.reverse), snapshot, page)
+        case "n":
+            nodes = [None, *(each.path for each in snapshot.nodes)]
+            at = nodes.index(view.node) if view.node in nodes else 0
+            return settled(replace(view, node=nodes[(at + 1) % len(nodes)]), snapshot, page)
+        case "escape" | "backspace":
+            return settled(replace(view, node=None), snapshot, page)
+    return view
+
+
+_SEQUENCES = {
+    b"\x1b[A": "up",
+    b"\x1bOA": "up",
+    b"\x1b[B": "down",
+    b"\x1bOB": "down",
+    b"\x1b[5~": "pageup",
+    b"\x1b[6~": "pagedown",
+    b"\x1b[H": "home",
+    b"\x1bOH": "home",
+    b"\x1b[1~": "home",
+    b"\x1b[F": "end",
+    b"\x1bOF": "end",
+    b"\x1b[4~": "end",
+}
+_SINGLE = {b"\r": "enter", b"\n": "enter", b"\x7f": "backspace", b"\b": "backspace"}
+_LONGEST = 16
+
+
+class Keyboard:
+    """Bytes from a terminal, as keys.
+
+    An Escape that nothing follows is the key; as the beginning of a sequence it may arrive alone,
+    so that whoever reads asks again a moment later (`flush`).
+    """
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something has begun that may be a sequence."""
+        return bool(self._pending)
+
+    def feed(self, data: bytes) -> list[str]:
+        """The keys that are complete."""
+        self._pending += data
+        keys = []
+        while self._pending:
+            taken, key = self._next()
+            if not taken:
+                break
+            self._pending = self._pending[taken:]
+            if key:
+                keys.append(key)
+        return keys
+
+    def flush(self) -> list[str]:
+        """Nothing has followed: what had begun was the Escape key."""
+        pending, self._pending = self._pending, b""
+        return ["escape"] if pending == b"\x1b" else []
+
+    def _next(self) -> tuple[int, str]:
+        """How many bytes make the next key, and which; none when it is not complete."""
+        pending = self._pending
+        if pending[:1] != b"\x1b":
+            single = pending[:1]
+            return 1, _SINGLE.get(single, single.decode("ascii", "replace"))
+        if len(pending) == 1:
+            return 0, ""
+        if pending[1:2] not in {b"[", b"O"}:
+            return 1, "escape"
+        for at in range(2, min(len(pending), _LONGEST)):
+            if 0x40 <= pending[at] <= 0x7E:  # the last byte of a sequence
+                return at + 1, _SEQUENCES.get(pending[: at + 1], "")
+        return (len(pending), "") if len(pending) >= _LONGEST else (0, "")

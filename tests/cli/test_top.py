@@ -1,0 +1,270 @@
+"""What `tenure top` makes of keys, and draws: without a terminal. And its plain output."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import tenure as tenure_package
+from tenure import NodeConfig, NodeDescription, RequestDescription, SemaphoreDescription
+from tenure.cli.top.draw import cells_of, page_of, render
+from tenure.cli.top.snapshot import Observer, Row, Snapshot
+from tenure.cli.top.view import SORTS, Keyboard, View, chosen, pressed, settled
+from tests.cli.programs import Tenure
+
+PAGE = 5
+NASTY = "\x1b[2J\x9b1m\u202e\n"
+
+
+def request(order_id: int, **facts: object) -> RequestDescription:
+    known = {"since": 1.0, "pid": 4711, "session_description": "worker"} | facts
+    return RequestDescription(1, order_id, 1, b"", **known)  # type: ignore[arg-type]
+
+
+def semaphore(name: str, held: int = 0, waiting: int = 0, age: float = 1.0) -> SemaphoreDescription:
+    owners = tuple(request(at, since=age) for at in range(held))
+    return SemaphoreDescription(name, b"", 10, held, False, owners, (), waiting)
+
+
+def snapshot_of(*rows: Row, inside: SemaphoreDescription | None = None) -> Snapshot:
+    paths = sorted({row.node for row in rows} | {"/default"})
+    nodes = [NodeDescription(path, NodeConfig(), 1, 1) for path in paths]
+    return Snapshot("sqlite:///s.db", 0.0, 0.01, nodes, rows, inside)
+
+
+SEVERAL = snapshot_of(
+    Row("/billing", semaphore("a", held=1, waiting=5, age=3.0), 0.5),
+    Row("/default", semaphore("b", held=3, waiting=1, age=9.0), 2.0),
+    Row("/default", semaphore("c", held=2, waiting=0, age=1.0), None),
+)
+MANY = snapshot_of(*(Row("/default", semaphore(f"s{at:03}")) for at in range(1000)))
+
+
+def after(snapshot: Snapshot, *keys: str, view: View | None = None) -> View:
+    view = settled(view or View(), snapshot, PAGE)
+    for key in keys:
+        view = pressed(view, key, snapshot, PAGE)
+    return view
+
+
+def names(snapshot: Snapshot, view: View) -> str:
+    return "".join(row.semaphore.name for row in chosen(snapshot, view))
+
+
+# Keys
+
+
+def test_the_order_goes_round_and_turns() -> None:
+    orders = {"name": "abc", "held": "bca", "waiting": "abc", "age": "bac", "rate": "bac"}
+    view = settled(View(), SEVERAL, PAGE)
+    for sort in (*SORTS, "name"):
+        assert (view.sort, names(SEVERAL, view)) == (sort, orders[sort])
+        turned = pressed(view, "r", SEVERAL, PAGE)
+        assert names(SEVERAL, turned) == orders[sort][::-1]
+        view = pressed(view, "s", SEVERAL, PAGE)
+
+
+def test_the_cursor_stays_on_what_it_is_on() -> None:
+    view = after(SEVERAL, "down")
+    assert view.selected == ("/default", "b")
+    view = pressed(view, "s", SEVERAL, PAGE)  # by held: it comes first now
+    assert (view.selected, view.index) == (("/default", "b"), 0)
+    gone = snapshot_of(*(row for row in SEVERAL.rows if row.semaphore.name != "b"))
+    view = settled(view, gone, PAGE)
+    assert (view.selected, view.index) == (("/default", "c"), 0)
+    assert settled(view, snapshot_of(), PAGE).selected is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "index", "first"),
+    [
+        (["up"], 0, 0),
+        (["j"] * 4, 4, 0),
+        (["down"] * 5, 5, 1),
+        (["pagedown"] * 2, 10, 6),
+        (["end"], 999, 995),
+        (["end", "down"], 999, 995),
+        (["end", "pageup"], 994, 994),
+        (["end", "k", "home"], 0, 0),
+    ],
+)
+def test_the_rows_scroll_with_the_cursor(keys: list[str], index: int, first: int) -> None:
+    view = after(MANY, *keys)
+    assert (view.index, view.first, view.selected) == (
+        index,
+        first,
+        ("/default", f"s{index:03}"),
+    )
+
+
+def test_nodes_are_gone_through_and_a_dropped_one_is_left() -> None:
+    view = after(SEVERAL, "n")
+    assert (view.node, names(SEVERAL, view)) == ("/billing", "a")
+    view = after(SEVERAL, "n", view=view)
+    assert (view.node, names(SEVERAL, view)) == ("/default", "bc")
+    assert after(SEVERAL, "n", view=view).node is None
+    assert after(SEVERAL, "escape", view=view).node is None
+    assert settled(replace(view, node="/gone"), SEVERAL, PAGE).node is None
+
+
+def test_one_is_looked_into_and_left() -> None:
+    view = after(SEVERAL, "down", "enter")
+    assert view.inside == ("/default", "b")
+    assert after(SEVERAL, "s", "n", "r", "x", view=view) == view
+    owners = replace(SEVERAL, inside=semaphore("b", held=9))
+    assert after(owners, "end", view=view).first == 4
+    for key in ("escape", "backspace"):
+        left = after(SEVERAL, key, view=view)
+        assert (left.inside, left.selected) == (None, ("/default", "b"))
+    assert after(view=view, snapshot=SEVERAL).quit is False
+    assert after(SEVERAL, "q", view=view).quit
+    assert after(snapshot_of(), "enter").inside is None
+
+
+def test_keys_come_whole_or_in_pieces() -> None:
+    keyboard = Keyboard()
+    assert keyboard.feed(b"qj\x1b[A\x1bOB\r\x7f\x1b[5~") == [
+        *("q", "j", "up", "down", "enter", "backspace", "pageup")
+    ]
+    for piece in (b"\x1b", b"["):
+        assert keyboard.feed(piece) == []
+        assert keyboard.waiting
+    assert keyboard.feed(b"B") == ["down"]
+    assert keyboard.feed(b"\x1b") == []
+    assert keyboard.flush() == ["escape"]
+    assert keyboard.flush() == []
+    assert keyboard.feed(b"\x1bq") == ["escape", "q"]
+    assert keyboard.feed(b"\x1b[99;5u\x1b[1;5A") == []  # not known: not half understood either
+    assert keyboard.feed(b"\x1b[" + b"1;" * 20) == []  # no terminal says that
+    assert not keyboard.waiting
+
+
+# Lines
+
+
+@pytest.mark.parametrize("width", [1, 5, 20, 80, 300])
+@pytest.mark.parametrize("height", [1, 2, 4, 24, 60])
+@pytest.mark.parametrize("inside", [False, True])
+def test_the_lines_fit_any_screen(width: int, height: int, inside: bool) -> None:
+    view = View(inside=("/default", "s001")) if inside else View()
+    snapshot = replace(MANY, inside=semaphore("s001", held=9)) if inside else MANY
+    for shown in (snapshot, snapshot_of()):
+        fitting = settled(view, shown, page_of(height))
+        lines = render(shown, fitting, width, height)
+        assert len(lines) == height
+        assert all(line.cell_len <= width for line in lines)
+
+
+def test_what_others_wrote_is_escaped() -> None:
+    owner = RequestDescription(
+        1, 7, 1, NASTY.encode() + b"\xff", since=1.0, session_description=NASTY
+    )
+    nasty = SemaphoreDescription(NASTY, NASTY.encode(), 3, 1, False, (owner,), (owner,), 1)
+    snapshot = replace(snapshot_of(Row("/default", nasty)), inside=nasty, url=NASTY)
+    for view in (View(), View(inside=("/default", NASTY))):
+        lines = render(snapshot, settled(view, snapshot, 20), 300, 20, note=NASTY)
+        shown = "\n".join(line.plain for line in lines)
+        assert shown.replace("\n", "").isprintable()
+        assert r"\x1b[2J\x9b1m\u202e\n" in shown
+
+
+def test_only_what_is_visible_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+
+    def counted(row: Row) -> list[str]:
+        drawn.append(row.key)
+        return cells_of(row)
+
+    monkeypatch.setattr("tenure.cli.top.draw.cells_of", counted)
+    render(MANY, after(MANY, "end"), 80, 24)
+    assert 0 < len(drawn) <= 24
+
+
+def test_one_shows_its_owners_and_waiters_in_order() -> None:
+    there = SemaphoreDescription(
+        "gpu", b"", 3, 2, False, (request(7), request(8)), (request(9, timeout=60.0),), 1
+    )
+    snapshot = replace(snapshot_of(Row("/default", there)), inside=there)
+    lines = [line.plain for line in render(snapshot, View(inside=("/default", "gpu")), 100, 20)]
+    assert lines[0] == "gpu  semaphore on /default"
+    assert lines[1] == "2 of 3, 1 waiting"
+    assert [line.split()[:2] for line in lines[3:6]] == [
+        ["owns", "7"],
+        ["owns", "8"],
+        ["waits", "9"],
+    ]
+    assert "1 min" in lines[5]
+
+
+# Readings
+
+
+async def test_new_owners_are_counted_from_one_reading_to_the_next() -> None:
+    async with tenure_package.connect("memory://") as client:
+        observer = Observer(client, None)
+        async with client.session() as session:
+            pool = session.semaphore("pool")
+            await pool.create(5)
+            first = await pool.acquire()
+            assert (await observer.read()).rows[0].rate is None
+            await pool.acquire(data=b"second")
+            await first.release()
+            (row,) = (await observer.read(("/default", "pool"))).rows
+            assert row.rate is not None
+            assert row.rate > 0
+            (row,) = (await observer.read()).rows
+            assert row.rate == 0
+            inside = (await observer.read(("/default", "gone"))).inside
+            assert inside is None
+    assert row.key == ("/default", "pool")
+
+
+# Without a terminal
+
+
+def test_a_pipe_gets_a_table_for_each_reading(tenure: Tenure) -> None:
+    tenure.hold("--data", "me")
+    done = tenure("top", "--iterations", "2", "--interval", "0.1")
+    assert done.returncode == 0
+    one, other = done.stdout.strip().split("\n\n")
+    for each in (one, other):
+        assert each.splitlines()[1].split()[:4] == ["NAME", "NODE", "KIND", "HELD"]
+        assert each.splitlines()[2].split()[:4] == ["nightly", "/default", "mutex", "held"]
+    assert "\x1b" not in done.stdout
+
+
+def test_a_script_gets_an_object_for_each_reading(tenure: Tenure) -> None:
+    tenure.hold()
+    tenure.inside("node", "create", "/billing")
+    running = tenure.start("top", "--json", "--iterations", "2", "--interval", "0.1")
+    first, second = json.loads(running.line()), json.loads(running.line())
+    assert running.end() == (0, "")
+    assert [each["path"] for each in first["nodes"]] == ["/billing", "/default"]
+    assert first["nodes"][1]["semaphores"][0]["new_owners_per_second"] is None
+    assert second["nodes"][1]["semaphores"][0]["new_owners_per_second"] == 0
+    assert second["time"] > first["time"]
+    (only,) = tenure.json("top", "--iterations", "1", "--node", "/billing")["nodes"]
+    assert only["path"] == "/billing"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--interval", "0"], 78, "--interval is 0.1 or more"),
+        (["--interval", "often"], 78, "'often' is not a number of seconds"),
+        (["--iterations", "0"], 78, "one or more"),
+        (["--node", "/defualt"], 73, "did you mean /default?"),
+        (["--url", "sqlite:///nowhere.db"], 74, "nowhere.db yet"),
+        (["--url", "memory://"], 78, "memory of one process"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_a_code(
+    tenure: Tenure, arguments: list[str], code: int, message: str
+) -> None:
+    tenure.inside("node", "create", "/other")
+    done = tenure.inside("top", *arguments)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
