@@ -230,6 +230,20 @@ def test_a_plain_python_can_examine_without_the_extra(tenure: Tenure) -> None:
         assert (done.returncode, message in done.stdout) == (status, True), done
 
 
+def test_whoever_has_read_enough_of_it_hears_of_no_trouble(tenure: Tenure) -> None:
+    nobody_reads, writes = os.pipe()
+    os.close(nobody_reads)
+    done = subprocess.run(
+        [sys.executable, "-m", "tenure.doctor"],
+        env=tenure.environment,
+        stdout=writes,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 def test_an_examination_that_fails_itself_is_a_failure(
     tenure: Tenure, monkeypatch: pytest.MonkeyPatch
 ) -> None:

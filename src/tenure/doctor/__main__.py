@@ -5,6 +5,8 @@ It exits with 0 when the store can be used, else with 74.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 from tenure.doctor import Finding, examine, healthy, summary
@@ -40,4 +42,9 @@ def _line(finding: Finding) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        status = main(sys.argv[1:])
+    except BrokenPipeError:  # whoever reads has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush
+        status = 128 + signal.SIGPIPE
+    sys.exit(status)
