@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tenure.clock import SystemClock
-from tenure.engines.contract import Attach, Place
+from tenure.engines.contract import Place
 from tenure.engines.sqlite.life import Life, Lives, boot_id, started
-from tenure.errors import EngineError, Misuse, Unsupported
+from tenure.errors import EngineError, Misuse
 from tests.engines.sqlite.helpers import attached, engine_of, opened, program
 
 
@@ -222,17 +222,7 @@ async def test_tokens_rise_although_the_data_is_lost(url: str, path: Path) -> No
     assert first.order_id < second.order_id  # type: ignore[union-attr, operator]
 
 
-# What this step leaves out, and forks
-
-
-async def test_sessions_that_resume_are_refused_clearly(url: str) -> None:
-    async with opened(url) as engine:
-        for how in (
-            Attach("/default", 10, liveness="window"),
-            Attach("/default", 10, session_id=3),
-        ):
-            with pytest.raises(Unsupported, match="does not resume"):
-                await engine.attach(how, None)  # type: ignore[arg-type]
+# Forks
 
 
 async def test_a_forked_child_may_not_use_its_parents_engine_and_does_no_harm(

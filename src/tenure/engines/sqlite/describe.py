@@ -7,7 +7,8 @@ from typing import Any
 
 from tenure.core import rules
 from tenure.engines.sqlite.nodes import config_of
-from tenure.engines.sqlite.requests import exists, last_contact, not_found
+from tenure.engines.sqlite.over import last_contact
+from tenure.engines.sqlite.requests import exists, not_found
 from tenure.engines.sqlite.transaction import Transaction, from_column
 from tenure.model import (
     EPHEMERAL_LIMIT,
@@ -139,7 +140,9 @@ def _request(
     )
 
 
-def _silent_for(tx: Transaction, participant: int | None, slot: int, contact: float) -> float:
+def _silent_for(
+    tx: Transaction, participant: int | None, slot: int | None, contact: float
+) -> float:
     return max(0.0, tx.now - last_contact(tx, participant, slot, contact))
 
 

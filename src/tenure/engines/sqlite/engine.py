@@ -10,15 +10,16 @@ from typing import Any, TypeVar
 
 from tenure.clock import Clock
 from tenure.engines.contract import Answer, Attach, SessionEvents
-from tenure.engines.sqlite import describe, nodes, requests, sessions
+from tenure.engines.sqlite import describe, nodes, requests, sessions, takeover
 from tenure.engines.sqlite.life import Life, boot_id
 from tenure.engines.sqlite.lookout import Lookout
 from tenure.engines.sqlite.news import Name, Watch
 from tenure.engines.sqlite.session import SqliteSession
 from tenure.engines.sqlite.store import Store
+from tenure.engines.sqlite.takeover import Attached
 from tenure.engines.sqlite.transaction import Told, Transaction
 from tenure.engines.sqlite.url import Address
-from tenure.errors import EngineError, EngineUnavailable, Misuse, TenureError, Unsupported
+from tenure.errors import EngineError, EngineUnavailable, Misuse, TenureError
 from tenure.model import (
     Capabilities,
     NodeConfig,
@@ -40,7 +41,7 @@ _READING = 1.0
 class SqliteEngine:
     """What the contract calls an engine."""
 
-    capabilities = Capabilities(durable=True)
+    capabilities = Capabilities(resume=True, durable=True)
 
     store: Store
     lookout: Lookout
@@ -61,12 +62,17 @@ class SqliteEngine:
         loop = asyncio.get_running_loop()
         store = Store(self._address, self.clock, loop, self._tell, self._answered)
         self.store = store
-        self.lookout = Lookout(store)
+        self.lookout = Lookout(store, self.acknowledge)
         self._open = True
         self._closing = None
         try:
             if not store.is_current():
                 await self.wait(store.committer.do(sessions.new_boot, boot_id()))
+            else:
+                with store.reading() as tx:
+                    reopened = sessions.is_reopened(tx)
+                if reopened:
+                    await self.wait(store.committer.do(sessions.reopen))
         except BaseException:
             self._let_go(EngineUnavailable(f"{self.url} could not be opened"), left=False)
             raise
@@ -85,10 +91,13 @@ class SqliteEngine:
         error = EngineError(f"{self.url} was closed")
         left = False
         try:
+            unfinished = []
             for session in list(self.lookout.newsroom.sessions.values()):
-                session.over = True
+                if session.put_by is not None:
+                    unfinished.append((session.me, session.last_beat))
+                session.stop(error)
             if store.life is not None:
-                answer = store.committer.do(sessions.unregister)
+                answer = store.committer.do(sessions.unregister, unfinished)
                 if isinstance(answer, asyncio.Future):
                     await asyncio.wait([answer], timeout=_LEAVING)
                     if not answer.done():
@@ -150,7 +159,7 @@ class SqliteEngine:
 
     def forget(self, session: SqliteSession) -> None:
         """A session is over."""
-        self.lookout.forget(session.id)
+        self.lookout.forget(session)
         for name, watch in self.lookout.newsroom.watched_by(session):
             self._unwatch(name, watch)
 
@@ -158,11 +167,6 @@ class SqliteEngine:
 
     async def attach(self, how: Attach, events: SessionEvents) -> SqliteSession:
         self._opened()
-        if how.liveness != "process" or how.session_id is not None:
-            raise Unsupported(
-                "sqlite:// does not resume sessions yet; its sessions are of liveness 'process'",
-                node=how.node,
-            )
         store = await self._registered()
         life = store.life
         assert life is not None
@@ -170,18 +174,19 @@ class SqliteEngine:
         slot = life.new_slot(at)
         session: SqliteSession | None = None
 
-        def attached(row: tuple[int, int] | None) -> None:
+        def attached(row: Attached | None) -> None:
             nonlocal session
             if row is None:
                 life.free_slot(slot)
                 return
-            session = SqliteSession(self, how, events, *row, life, slot)
-            self.lookout.newsroom.sessions[session.id] = session
-            self.lookout.expect_silence(at + how.recovery_window)
+            session = SqliteSession(self, how, events, row, life, slot)
+            self.lookout.adopt(session)
+            self.lookout.expect_silence(at + session.window)
             self.lookout.keep_ticking()
 
+        work = sessions.attach if how.session_id is None else takeover.take_over
         try:
-            answer = store.committer.do_and_note(attached, sessions.attach, how, slot)
+            answer = store.committer.do_and_note(attached, work, how, slot)
         except TenureError:
             attached(None)
             raise
@@ -195,19 +200,51 @@ class SqliteEngine:
         else:
             attached(answer)
         assert session is not None
+        if how.session_id is not None:
+            at = await self._complete(session, assume_dead=how.assume_dead)
         events.proven(at)
         return session
 
+    async def _complete(self, session: SqliteSession, *, assume_dead: bool) -> float:
+        """See a take-over through; returns the proof that the session lives."""
+
+        def begin(found: list[takeover.Found] | None) -> None:
+            if found is not None:
+                session.begin(found)
+
+        try:
+            if not assume_dead:
+                await takeover.until_nobody_believes(self.lookout, session)
+            work, committer = takeover.begin, self._opened().committer
+            answer = committer.do_and_note(begin, work, session.me, session.path)
+            if isinstance(answer, asyncio.Future):
+                self.lookout.keep_ticking()
+                while not answer.done():
+                    session.keep()
+                    await asyncio.wait([answer], timeout=session.window / 3)
+                answer.result()
+            else:
+                begin(answer)
+            return session.keep()
+        except BaseException:
+            self._drop(session)
+            raise
+
     def _drop(self, session: SqliteSession | None) -> None:
-        """A session that nobody has heard of is closed."""
-        if session is not None and self._open and not session.over:
-            session.over = True
-            life = self.store.life
-            assert life is not None
-            life.stop_beating(session.slot)
-            self.forget(session)
-            with contextlib.suppress(TenureError):  # it is over as soon as anyone meets it
-                self.do_unasked(sessions.end, session.id, None, None)
+        """An attachment that nobody has heard of is given up."""
+        if session is not None and self._open:
+            session.abandon()
+
+    def acknowledge(
+        self, former: requests.Attachment, then: Callable[[], None] | None = None
+    ) -> None:
+        """An attachment that was taken over is over here, soon after it has been told."""
+        self.store.loop.call_soon(self._acknowledge, former, then)
+
+    def _acknowledge(self, former: requests.Attachment, then: Callable[[], None] | None) -> None:
+        if self._open:  # or else all of this participant has gone
+            with contextlib.suppress(TenureError):  # then its silence must do
+                self.do_unasked(takeover.acknowledge, former, then=then)
 
     async def _registered(self) -> Store:
         """The store, with this engine as a participant."""
@@ -254,13 +291,20 @@ class SqliteEngine:
             # What changed before it was known that this is watched was told to nobody.
             answer.add_done_callback(lambda _: new.tell())
 
-    def do_unasked(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any] | None:
-        """Run an operation whose result nobody waits for; a future if it was put off."""
+    def do_unasked(
+        self, work: Callable[..., Any], *args: Any, then: Callable[[], None] | None = None
+    ) -> asyncio.Future[Any] | None:
+        """Run an operation whose result nobody waits for; a future if it was put off.
+
+        `then` is called when it has been done.
+        """
         answer = self.store.committer.do_and_note(None, work, *args)
         if isinstance(answer, asyncio.Future):
-            answer.add_done_callback(_ignore)
+            answer.add_done_callback(partial(_ignore, then))
             self.lookout.keep_ticking()
             return answer
+        if then is not None:
+            then()
         return None
 
     # Reading
@@ -276,9 +320,9 @@ class SqliteEngine:
                 over = requests.over_in_queue(tx, session.node, name)
             await self._take_out(*over)
         if not store.committer.idle:
-            return await self._do(_described, session.id, *where, owners, waiters)
+            return await self._do(_described, session.me, *where, owners, waiters)
         with store.reading() as tx:
-            return _described(tx, session.id, *where, owners, waiters)
+            return _described(tx, session.me, *where, owners, waiters)
 
     async def _read(self, path: str, work: Callable[..., T], *args: Any) -> T:
         """Read something of a node, after the dead have been taken out."""
@@ -331,12 +375,18 @@ class SqliteEngine:
 
 
 def _described(
-    tx: Transaction, session: int, node: int, path: str, name: str, owners: bool, waiters: bool
+    tx: Transaction,
+    me: requests.Attachment,
+    node: int,
+    path: str,
+    name: str,
+    owners: bool,
+    waiters: bool,
 ) -> SemaphoreDescription:
-    requests.check_alive(tx, session, path)
+    requests.check_alive(tx, me, path)
     return describe.semaphore(tx, node, path, name, owners, waiters)
 
 
-def _ignore(answer: asyncio.Future[Any]) -> None:
-    if not answer.cancelled():
-        answer.exception()
+def _ignore(then: Callable[[], None] | None, answer: asyncio.Future[Any]) -> None:
+    if not answer.cancelled() and answer.exception() is None and then is not None:
+        then()

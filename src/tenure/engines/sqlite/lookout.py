@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tenure.engines.sqlite import requests, sessions
 from tenure.engines.sqlite.bell import Deathwatch
 from tenure.engines.sqlite.news import Name, Newsroom
+from tenure.engines.sqlite.over import over_among, standing_before
+from tenure.engines.sqlite.requests import Attachment
 from tenure.engines.sqlite.store import Store, log
 from tenure.engines.sqlite.transaction import OWNERS, Told, Transaction
 from tenure.errors import EngineError, TenureError
+
+if TYPE_CHECKING:
+    from tenure.engines.sqlite.session import SqliteSession
 
 __all__ = ["STALL", "Lookout"]
 
@@ -34,14 +39,19 @@ _REQUESTS = 256  # of each
 
 
 class Lookout:
-    """The lookout of one engine, on its loop."""
+    """The lookout of one engine, on its loop.
 
-    def __init__(self, store: Store) -> None:
-        self.newsroom = Newsroom(store, self.waits_no_more)
-        self._store = store
+    Args:
+        acknowledge: the newsroom's.
+    """
+
+    def __init__(self, store: Store, acknowledge: Callable[[Attachment], None]) -> None:
+        self.newsroom = Newsroom(store, self.waits_no_more, acknowledge)
+        self.store = self._store = store
         self._deathwatch = Deathwatch(store.loop, self._died)
         self._waiting: dict[tuple[int, int], tuple[Name, int]] = {}
         self._deadlines: list[tuple[float, int, int]] = []
+        self._taking_over: set[SqliteSession] = set()
         self._next_name = 0
         self._cursors: dict[Name, int] = {}
         self._reaping = False
@@ -93,14 +103,36 @@ class Lookout:
         if self._waiting.pop((session, hold), None) is not None and not self._waiting:
             self._cursors.clear()
             self._deadlines.clear()
-            if not self.newsroom.watches:
+            if not self._looks:
                 self._deathwatch.clear()
 
-    def forget(self, session: int) -> None:
-        """A session is over."""
-        self.newsroom.sessions.pop(session, None)
-        for number, hold in [key for key in self._waiting if key[0] == session]:
-            self.waits_no_more(number, hold)
+    @property
+    def _looks(self) -> bool:
+        """Whether anybody's death is of interest."""
+        return bool(self._waiting or self.newsroom.watches or self._taking_over)
+
+    @contextlib.contextmanager
+    def taking_over(self, session: SqliteSession) -> Iterator[None]:
+        """A session that is being taken over, for as long as that takes."""
+        self._taking_over.add(session)
+        try:
+            yield
+        finally:
+            self._taking_over.discard(session)
+
+    def adopt(self, session: SqliteSession) -> None:
+        """An attachment; one of the same session through this very engine is superseded."""
+        former = self.newsroom.sessions.get(session.id)
+        if former is not None:
+            former.superseded()
+        self.newsroom.sessions[session.id] = session
+
+    def forget(self, session: SqliteSession) -> None:
+        """An attachment is over."""
+        if self.newsroom.sessions.get(session.id) is session:
+            del self.newsroom.sessions[session.id]
+            for number, hold in [key for key in self._waiting if key[0] == session.id]:
+                self.waits_no_more(number, hold)
 
     # The tick
 
@@ -237,18 +269,19 @@ class Lookout:
             suspect for name, order_id in chosen for suspect in self._before(tx, name, order_id)
         }
         for suspect in suspects:
-            self._watch_process(tx, suspect[2])
-        return requests.over_among(tx, suspects)
+            self.watch_process(tx, suspect[2])
+        return over_among(tx, suspects)
 
     def _before(self, tx: Transaction, name: Name, order_id: int) -> list[tuple[Any, ...]]:
         """Some of the sessions before a place: the nearest, and the next time those farther off."""
         below = min(order_id, self._cursors.pop(name, order_id))
-        rows = requests.standing_before(tx, *name, below, _REQUESTS)
+        rows = standing_before(tx, *name, below, _REQUESTS)
         if len(rows) == _REQUESTS:
             self._cursors[name] = rows[-1][0]
         return [row[1:] for row in rows if row[3] != tx.participant]
 
-    def _watch_process(self, tx: Transaction, participant: int | None) -> None:
+    def watch_process(self, tx: Transaction, participant: int | None) -> None:
+        """Hear of a participant's death, if there is one."""
         if participant is not None and participant not in self._deathwatch:
             row = tx.execute(
                 "SELECT pid, started FROM participants WHERE id = ?", (participant,)
@@ -262,7 +295,7 @@ class Lookout:
             self._store.loop.call_later(pause, self._died_again, participant, 2 * pause)
 
     def _died_again(self, participant: int, pause: float) -> None:
-        if self._waiting or self.newsroom.watches:
+        if self._looks:
             self._died(participant, pause)
 
     def _look_at(self, participants: Iterable[int]) -> bool:

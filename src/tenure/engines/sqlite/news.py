@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from tenure.engines.contract import Removal
+from tenure.engines.sqlite.requests import Attachment
 from tenure.engines.sqlite.store import Store
 from tenure.engines.sqlite.transaction import (
+    ACKNOWLEDGED,
     CHANGED_DATA,
     CHANGED_OWNERS,
     DATA,
@@ -20,6 +22,7 @@ from tenure.engines.sqlite.transaction import (
     EVICTED,
     GRANTED,
     OWNERS,
+    TAKEN_OVER,
     TIMED_OUT,
     Push,
     Transaction,
@@ -59,13 +62,20 @@ class Newsroom:
 
     Args:
         over: called with a session and a hold when a request does not wait any more.
+        acknowledge: called with an attachment that was taken over, and is over here already.
     """
 
-    def __init__(self, store: Store, over: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        over: Callable[[int, int], None],
+        acknowledge: Callable[[Attachment], None],
+    ) -> None:
         self.sessions: dict[int, SqliteSession] = {}
         self.watches: dict[Name, list[Watch]] = {}
         self._store = store
         self._over = over
+        self._acknowledge = acknowledge
         self._pushes: list[Push] = []
         self._early: list[Push] = []
         self._last = 0
@@ -111,18 +121,30 @@ class Newsroom:
                 self._tell_watchers((number, why), _KINDS[kind])
                 continue
             session = self.sessions.get(number)
-            if session is None:
+            if kind == TAKEN_OVER:
+                self._tell_superseded(session, (number, hold))
+            elif session is None:
                 continue
-            if kind == ENDED:
+            elif kind == ENDED:
                 session.end(why)
+            elif kind == ACKNOWLEDGED:
+                session.look.set()
+            elif session.put_by is not None:
+                session.put_by.append(push)
             elif hold in session.asked:
                 self._early.append(push)
-            else:
+            elif session.known is None or hold in session.known:
                 self._over(number, hold)
                 if kind == GRANTED:
                     session.events.granted(hold, order_id)
                 else:
                     session.events.removed(hold, _REMOVALS[kind])
+
+    def _tell_superseded(self, session: SqliteSession | None, former: Attachment) -> None:
+        if session is not None and session.attach_number <= former[1]:
+            session.superseded()
+        else:  # nobody here believes in that one any more
+            self._acknowledge(former)
 
     def _tell_watchers(self, name: Name, kind: int) -> None:
         for watch in list(self.watches.get(name, ())):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tenure.core import rules
 from tenure.engines.sqlite import requests
+from tenure.engines.sqlite.over import Suspect, is_attached
 from tenure.engines.sqlite.requests import (
-    Suspect,
+    Attachment,
     check_alive,
     exists,
     not_found,
     remove_sessions,
     settle,
-    why_over,
 )
 from tenure.engines.sqlite.transaction import DELETED, Transaction, from_column, to_column
 from tenure.errors import (
@@ -75,7 +75,7 @@ def find(tx: Transaction, path: str) -> int:
 def sessions_of(tx: Transaction, node: int) -> list[Suspect]:
     """The sessions of a node."""
     return tx.execute(
-        "SELECT s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact "
+        "SELECT s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact, s.liveness "
         "FROM sessions AS s WHERE s.node = ?",
         (node,),
     ).fetchall()
@@ -122,7 +122,7 @@ def drop_node(tx: Transaction, path: str, force: bool) -> None:
     rules.check_droppable(path)
     node = find(tx, path)
     sessions = sessions_of(tx, node)
-    attached = sum(each[2] is not None and not why_over(tx, each) for each in sessions)
+    attached = sum(is_attached(tx, each) for each in sessions)
     if attached and not force:
         raise NodeBusy(
             f"the node {path} has {attached} attached session(s); close them, or drop it by "
@@ -147,7 +147,7 @@ def evict(tx: Transaction, path: str, name: str, order_id: int) -> bool:
 
 def create_semaphore(
     tx: Transaction,
-    session: int,
+    me: Attachment,
     node: int,
     path: str,
     name: str,
@@ -156,7 +156,7 @@ def create_semaphore(
     exist_ok: bool,
 ) -> None:
     """Create a lasting semaphore."""
-    check_alive(tx, session, path)
+    check_alive(tx, me, path)
     rules.check_name(name, path)
     rules.check_limit(limit, path, name)
     rules.check_data(data, path, name)
@@ -200,10 +200,10 @@ def _set_data(tx: Transaction, node: int, name: str, data: bytes) -> None:
 
 
 def update_semaphore(
-    tx: Transaction, session: int, node: int, path: str, name: str, data: bytes
+    tx: Transaction, me: Attachment, node: int, path: str, name: str, data: bytes
 ) -> None:
     """Replace a semaphore's data; equal bytes change nothing."""
-    check_alive(tx, session, path)
+    check_alive(tx, me, path)
     rules.check_data(data, path, name)
     if not exists(tx, node, name):
         raise not_found(name, path)
@@ -216,10 +216,10 @@ def update_semaphore(
 
 
 def delete_semaphore(
-    tx: Transaction, session: int, node: int, path: str, name: str, force: bool
+    tx: Transaction, me: Attachment, node: int, path: str, name: str, force: bool
 ) -> None:
     """Delete a semaphore; by force with everything in its queue."""
-    check_alive(tx, session, path)
+    check_alive(tx, me, path)
     if not exists(tx, node, name):
         raise not_found(name, path)
     requests = tx.execute(

@@ -13,6 +13,7 @@ from typing import Any
 
 from tenure.core import rules
 from tenure.engines.contract import Enqueued, Place
+from tenure.engines.sqlite.over import Suspect, over_among, standing_before, why_over
 from tenure.engines.sqlite.transaction import (
     ENDED,
     EVICTED,
@@ -27,23 +28,19 @@ from tenure.model import EPHEMERAL_LIMIT
 
 __all__ = [
     "END",
-    "Suspect",
+    "Attachment",
     "alter",
     "check_alive",
     "enqueue",
     "evict",
     "exists",
-    "is_silent",
-    "last_contact",
+    "is_current",
     "leave",
     "not_found",
-    "over_among",
     "over_in_queue",
     "remove_sessions",
     "settle",
-    "standing_before",
     "time_out",
-    "why_over",
     "withdraw",
 ]
 
@@ -59,7 +56,7 @@ FROM sessions AS s
 LEFT JOIN semaphores AS m ON m.node = s.node AND m.name = ?
 LEFT JOIN requests AS r ON r.node = s.node AND r.name = ? AND r.order_id = (
     SELECT order_id FROM requests WHERE node = s.node AND name = ? ORDER BY order_id DESC LIMIT 1)
-WHERE s.id = ?
+WHERE s.id = ? AND s.attach_number = ?
 """
 
 _LEVEL = """
@@ -71,8 +68,8 @@ LEFT JOIN requests AS r ON r.node = ? AND r.name = ? AND r.order_id = (
 LEFT JOIN contents AS c ON c.node = ? AND c.name = ?
 """
 
-Suspect = tuple[int, int, int | None, int, float, float]
-"""A session that may be over: (id, node, participant, slot, recovery window, contact)."""
+Attachment = tuple[int, int]
+"""Who asks: (session, attach number). One that has been taken over asks in vain."""
 
 
 # What sessions ask
@@ -80,7 +77,7 @@ Suspect = tuple[int, int, int | None, int, float, float]
 
 def enqueue(
     tx: Transaction,
-    session: int,
+    me: Attachment,
     path: str,
     hold: int,
     name: str,
@@ -90,9 +87,9 @@ def enqueue(
     ephemeral: bool,
 ) -> Enqueued:
     """Add a request at the end of the queue."""
-    row = tx.execute(_LOOK, (name, name, name, session)).fetchone()
+    row = tx.execute(_LOOK, (name, name, name, *me)).fetchone()
     if row is None:
-        raise session_over(path)
+        raise session_over(tx, me, path)
     node, limit, held, whole, last, last_granted, last_count = row
     if timeout is not None:
         rules.check_timeout(timeout, path, name)
@@ -116,14 +113,14 @@ def enqueue(
     if not granted and timeout == 0:
         # "No" is a lasting answer: it is not given because of somebody who is dead.
         if _end_the_dead(tx, node, name):
-            return enqueue(tx, session, path, hold, name, count, data, timeout, ephemeral)
+            return enqueue(tx, me, path, hold, name, count, data, timeout, ephemeral)
         return _REFUSED
     order_id = tx.next_order_id()
     now = tx.now
     tx.execute(
         "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            *(node, name, order_id, session, hold, to_column(count), now),
+            *(node, name, order_id, me[0], hold, to_column(count), now),
             now if granted else None,
             None if granted or timeout is None else now + timeout,
             data,
@@ -139,12 +136,13 @@ def enqueue(
     return Enqueued(Place.GRANTED, order_id)
 
 
-def withdraw(tx: Transaction, session: int, hold: int) -> None:
+def withdraw(tx: Transaction, me: Attachment, hold: int) -> None:
     """Take a request out of its queue, if it is there."""
     row = tx.execute(
-        "SELECT node, name, order_id, count, granted_at FROM requests "
-        "WHERE session = ? AND hold = ?",
-        (session, hold),
+        "SELECT r.node, r.name, r.order_id, r.count, r.granted_at FROM requests AS r "
+        "JOIN sessions AS s ON s.id = r.session "
+        "WHERE r.session = ? AND s.attach_number = ? AND r.hold = ?",
+        (*me, hold),
     ).fetchone()
     if row is not None:
         leave(tx, *row)
@@ -152,16 +150,17 @@ def withdraw(tx: Transaction, session: int, hold: int) -> None:
 
 
 def alter(
-    tx: Transaction, session: int, path: str, hold: int, count: int | None, data: bytes | None
+    tx: Transaction, me: Attachment, path: str, hold: int, count: int | None, data: bytes | None
 ) -> None:
     """Shrink a request, or change its data, in place."""
     row = tx.execute(
-        "SELECT node, name, order_id, count, granted_at, data FROM requests "
-        "WHERE session = ? AND hold = ?",
-        (session, hold),
+        "SELECT r.node, r.name, r.order_id, r.count, r.granted_at, r.data FROM requests AS r "
+        "JOIN sessions AS s ON s.id = r.session "
+        "WHERE r.session = ? AND s.attach_number = ? AND r.hold = ?",
+        (*me, hold),
     ).fetchone()
     if row is None:
-        check_alive(tx, session, path)
+        check_alive(tx, me, path)
         raise LeaseReleased(f"the request on {path} is over", node=path)
     node, name, order_id, old_count, granted_at, old_data = row
     old = from_column(old_count)
@@ -248,15 +247,23 @@ def not_found(name: str, path: str) -> SemaphoreNotFound:
     )
 
 
-def session_over(path: str) -> SessionExpired:
-    """The error for a session that is not in the store any more."""
+def session_over(tx: Transaction, me: Attachment, path: str) -> SessionExpired:
+    """The error for a session that is not in the store any more, or somebody else's by now."""
+    if tx.execute("SELECT 1 FROM sessions WHERE id = ?", me[:1]).fetchone() is not None:
+        return rules.taken_over(path)
     return SessionExpired(f"the session on {path} is over", node=path)
 
 
-def check_alive(tx: Transaction, session: int, path: str) -> None:
-    """Raise `SessionExpired` unless the session is in the store."""
-    if tx.execute("SELECT 1 FROM sessions WHERE id = ?", (session,)).fetchone() is None:
-        raise session_over(path)
+def is_current(tx: Transaction, me: Attachment) -> bool:
+    """Whether the session is in the store, and nobody has taken it over."""
+    row = tx.execute("SELECT 1 FROM sessions WHERE id = ? AND attach_number = ?", me).fetchone()
+    return row is not None
+
+
+def check_alive(tx: Transaction, me: Attachment, path: str) -> None:
+    """Raise `SessionExpired` unless the session is in the store, and nobody has taken it over."""
+    if not is_current(tx, me):
+        raise session_over(tx, me, path)
 
 
 def leave(
@@ -329,7 +336,7 @@ def _grant_next(tx: Transaction, node: int, name: str, limit: int, held: int, wh
     while True:
         row = tx.execute(
             "SELECT r.order_id, r.count, r.hold, r.deadline, "
-            "s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact "
+            "s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact, s.liveness "
             "FROM requests AS r INDEXED BY waiting JOIN sessions AS s ON s.id = r.session "
             "WHERE r.node = ? AND r.name = ? AND r.granted_at IS NULL ORDER BY r.order_id LIMIT 1",
             (node, name),
@@ -364,59 +371,6 @@ def _set_level(tx: Transaction, node: int, name: str, held: int, *, whole: bool)
 
 
 # Who stands in a queue without being there
-
-
-def standing_before(tx: Transaction, node: int, name: str, order_id: int, most: int) -> list[Any]:
-    """The last requests (`most` of them) before a place, nearest first: (order id, *suspect)."""
-    return tx.execute(
-        "SELECT r.order_id, s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact "
-        "FROM requests AS r "
-        "JOIN sessions AS s ON s.id = r.session "
-        "WHERE r.node = ? AND r.name = ? AND r.order_id < ? ORDER BY r.order_id DESC LIMIT ?",
-        (node, name, order_id, most),
-    ).fetchall()
-
-
-def why_over(tx: Transaction, suspect: Suspect) -> str:
-    """Why a session is over although it is still in the store; empty if it lives."""
-    participant = suspect[2]
-    if participant is None or participant == tx.participant:
-        dead = False  # it has none, or this is it
-    else:
-        dead = tx.lives.is_dead(participant)
-    if dead:
-        return "its process has ended"
-    if is_silent(tx, suspect):
-        return f"nothing was heard of it for its window of {suspect[4]:g} s"
-    return ""
-
-
-def is_silent(tx: Transaction, suspect: Suspect) -> bool:
-    """Whether a session was not renewed in time."""
-    _, _, participant, slot, window, contact = suspect
-    return last_contact(tx, participant, slot, contact) + window < tx.now
-
-
-def last_contact(tx: Transaction, participant: int | None, slot: int, contact: float) -> float:
-    """When a session was last renewed; `contact` is its row's, for those without a program."""
-    if participant is None:
-        return contact
-    if participant == tx.participant and tx.life is not None:
-        return tx.life.last_beat(slot)
-    return tx.lives.last_beat(participant, slot, tx.now)
-
-
-def over_among(tx: Transaction, suspects: Iterable[Suspect]) -> tuple[list[int], list[int]]:
-    """(participants that are dead, sessions that are silent) among suspects."""
-    living = {tx.participant: True}
-    silent = []
-    for suspect in suspects:
-        session, _, participant, *_ = suspect
-        if participant is not None and participant not in living:
-            living[participant] = not tx.lives.is_dead(participant)
-        if (participant is None or living[participant]) and is_silent(tx, suspect):
-            silent.append(session)
-    return [participant for participant, lives in living.items() if not lives], silent
 
 
 def over_in_queue(tx: Transaction, node: int, name: str) -> tuple[list[int], list[int]]:

@@ -1,10 +1,11 @@
-"""One session attached through one engine."""
+"""One attachment of a session, through one engine."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,9 @@ from tenure.core import rules
 from tenure.engines.contract import Answer, Attach, Enqueued, Place, SessionEvents
 from tenure.engines.sqlite import nodes, requests, sessions
 from tenure.engines.sqlite.life import Life
-from tenure.engines.sqlite.transaction import DATA, OWNERS
-from tenure.errors import SessionExpired
+from tenure.engines.sqlite.takeover import Attached, Found
+from tenure.engines.sqlite.transaction import DATA, OWNERS, Push
+from tenure.errors import SessionExpired, TenureError
 from tenure.model import SemaphoreDescription
 
 if TYPE_CHECKING:
@@ -28,28 +30,33 @@ class SqliteSession:
     Attributes:
         over: it has ended or been closed here; nothing is told about it any more.
         asked: the holds of requests whose places are not known yet.
+        me: as the store knows this attachment.
+        look: set when something has happened that a take-over waits for.
+        put_by: what was pushed while its take-over is not complete; ``None`` when it is.
+        known: of a session that was taken over, the holds that it knows; a push for another is
+            news from before. ``None`` of a new one, which knows them all.
     """
-
-    attach_number = 1
 
     def __init__(
         self,
         engine: SqliteEngine,
         how: Attach,
         events: SessionEvents,
-        number: int,
-        node: int,
+        attached: Attached,
         life: Life,
         slot: int,
     ) -> None:
-        self.id = number
-        self.node = node
+        self.id, self.node, self.attach_number, self.window = attached
+        self.me = (self.id, self.attach_number)
         self.path = how.node
-        self.window = how.recovery_window
         self.events = events
         self.slot = slot
         self.over = False
         self.asked: set[int] = set()
+        self.look = asyncio.Event()
+        self.put_by: list[Push] | None = None if how.session_id is None else []
+        self.known: set[int] | None = None if how.session_id is None else set()
+        self._why_over: TenureError | None = None
         self._engine = engine
         self._commit = engine.store.committer.do_and_note
         self._now = engine.clock.now
@@ -60,29 +67,80 @@ class SqliteSession:
     # Proof
 
     def renew(self) -> None:
-        """Write the heartbeat. It is proof only if nobody can have missed it before."""
+        at = self.beat()
+        if at is not None:
+            self.events.proven(at)
+
+    def beat(self) -> float | None:
+        """Write the heartbeat. It is proof, of that time, if nobody can have missed it before."""
         if self.over or not self._renewing.acquire(blocking=False):
-            return
+            return None
         try:
             life, slot = self._life, self.slot
             last = life.last_beat(slot)
             at = self._now()
             if at - last > self.window or not life.in_place:
-                return
+                return None
             life.beat(slot, at)
             if self._now() - last > self.window:
                 life.stop_beating(slot)
-                return
+                return None
+            return at
         except (OSError, ValueError):  # the folder is gone; or the engine is closed just now
-            return
+            return None
         finally:
             self._renewing.release()
-        self.events.proven(at)
+
+    @property
+    def last_beat(self) -> float:
+        """When it was last renewed."""
+        return self._life.last_beat(self.slot)
 
     @property
     def proven_until(self) -> float:
         """Until when nobody takes it for silent."""
-        return self._life.last_beat(self.slot) + self.window
+        return self.last_beat + self.window
+
+    # Taking over
+
+    def keep(self) -> float:
+        """Keep it alive, while its take-over waits; returns what that proves.
+
+        Raises:
+            SessionExpired: it is over, or was taken over once more.
+        """
+        at = self.beat()
+        if at is None:
+            raise self._why_over or rules.not_there_to_resume(self.path, self.id)
+        return at
+
+    def begin(self, found: Sequence[Found]) -> None:
+        """The take-over is complete: tell what was found, and then what has happened since."""
+        if self.over:
+            return
+        requests, put_by = [each.request for each in found], self.put_by
+        assert put_by is not None
+        self.put_by = None
+        self.known = {each.hold for each in requests}
+        for each, deadline in found:
+            if not each.granted:
+                where = (self.node, each.name)
+                self._lookout.waits(self.id, each.hold, where, each.order_id, deadline)
+        self.events.resumed(requests)
+        self._lookout.newsroom.pass_on(put_by)
+
+    def superseded(self) -> None:
+        """Another attachment has taken over. It is told so, and the store then that it was."""
+        if self.over:
+            return
+        self._end(rules.taken_over(self.path))
+        self._engine.acknowledge(self.me, self._free_slot)
+
+    def stop(self, error: TenureError) -> None:
+        """The engine is being closed."""
+        self.over = True
+        self._why_over = error
+        self.look.set()
 
     # The end
 
@@ -91,27 +149,47 @@ class SqliteSession:
             return
         self._forget()
         self._life.stop_beating(self.slot)  # should the store fail: whoever meets it ends it
-        await self._engine.wait(self._commit(None, sessions.end, self.id, None, None))
+        await self._engine.wait(self._commit(None, sessions.close, self.me))
         self._free_slot()
 
     async def detach(self) -> None:
         if self.over:
             return
-        contact = self._life.last_beat(self.slot)
+        contact = self.last_beat
         self._forget()
-        await self._engine.wait(self._commit(None, sessions.detach, self.id, contact))
+        await self._engine.wait(self._commit(None, sessions.detach, self.me, contact))
         self._free_slot()
+
+    def abandon(self) -> None:
+        """Nobody has heard of it: it ends, or is detached again if it was taken over.
+
+        The store is told in the background.
+        """
+        if self.over:
+            return
+        self._forget()
+        contact = self.last_beat
+        if self.known is None:
+            self._life.stop_beating(self.slot)
+        with contextlib.suppress(TenureError):  # whoever meets it ends it, when it is silent
+            if self.known is None:
+                self._engine.do_unasked(sessions.close, self.me, then=self._free_slot)
+            else:
+                self._engine.do_unasked(sessions.detach, self.me, contact, then=self._free_slot)
 
     def end(self, why: str) -> None:
         """The store says that it is over."""
-        self._forget()
+        self._end(SessionExpired(f"the session on {self.path} is over: {why}", node=self.path))
         self._free_slot()
-        self.events.ended(
-            SessionExpired(f"the session on {self.path} is over: {why}", node=self.path)
-        )
+
+    def _end(self, error: SessionExpired) -> None:
+        self._why_over = error
+        self._forget()
+        self.events.ended(error)
 
     def _forget(self) -> None:
         self.over = True
+        self.look.set()
         self._engine.forget(self)
 
     def _free_slot(self) -> None:
@@ -120,7 +198,9 @@ class SqliteSession:
 
     def _check(self) -> None:
         if self.over:
-            raise SessionExpired(f"the session on {self.path} is over", node=self.path)
+            raise self._why_over or SessionExpired(
+                f"the session on {self.path} is over", node=self.path
+            )
 
     # Semaphores
 
@@ -131,7 +211,7 @@ class SqliteSession:
             self._commit(
                 None,
                 nodes.create_semaphore,
-                *(self.id, self.node, self.path, name, limit, data, exist_ok),
+                *(self.me, self.node, self.path, name, limit, data, exist_ok),
             )
         )
 
@@ -139,14 +219,14 @@ class SqliteSession:
         self._check()
         rules.check_name(name, self.path)
         await self._engine.wait(
-            self._commit(None, nodes.update_semaphore, self.id, self.node, self.path, name, data)
+            self._commit(None, nodes.update_semaphore, self.me, self.node, self.path, name, data)
         )
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         self._check()
         rules.check_name(name, self.path)
         await self._engine.wait(
-            self._commit(None, nodes.delete_semaphore, self.id, self.node, self.path, name, force)
+            self._commit(None, nodes.delete_semaphore, self.me, self.node, self.path, name, force)
         )
 
     async def describe_semaphore(
@@ -170,10 +250,12 @@ class SqliteSession:
     ) -> Answer[Enqueued]:
         self._check()
         rules.check_name(name, self.path)
+        if self.known is not None:
+            self.known.add(hold)
         answer = self._commit(
             partial(self._placed, hold, name, timeout),
             requests.enqueue,
-            *(self.id, self.path, hold, name, count, data, timeout, ephemeral),
+            *(self.me, self.path, hold, name, count, data, timeout, ephemeral),
         )
         if isinstance(answer, Enqueued):
             if answer.place is Place.WAITING:
@@ -192,7 +274,7 @@ class SqliteSession:
 
     def alter(self, hold: int, *, count: int | None, data: bytes | None) -> Answer[None]:
         self._check()
-        answer = self._commit(None, requests.alter, self.id, self.path, hold, count, data)
+        answer = self._commit(None, requests.alter, self.me, self.path, hold, count, data)
         if answer is not None:
             self._lookout.keep_ticking()
         return answer
@@ -200,8 +282,10 @@ class SqliteSession:
     def withdraw(self, hold: int) -> Answer[None]:
         if self.over:
             return None
+        if self.known is not None:
+            self.known.discard(hold)
         self._lookout.waits_no_more(self.id, hold)
-        answer = self._commit(None, requests.withdraw, self.id, hold)
+        answer = self._commit(None, requests.withdraw, self.me, hold)
         if answer is not None:
             self._lookout.keep_ticking()
         return answer

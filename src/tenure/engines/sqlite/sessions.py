@@ -1,4 +1,16 @@
-"""Participants and their sessions: how they come, leave, and are ended when they are over."""
+"""Participants and their sessions: how they come, leave, and are ended when they are over.
+
+What ends with a participant depends on who ends it. A program that closes its engine takes all
+that is attached with it. One that has died takes its sessions of liveness ``process``; those of
+liveness ``window`` are *detached*: on their own, as of their last heartbeat.
+
+A session that is on its own is over when its window has passed since its last contact. While
+nobody had the store open nobody could take it up, so it gets its window and its node's grace
+period from when that is opened again (`reopen`), once: a slot of `_GRACED` says that it has had
+that. After a new start of the machine all of them get it, because the clock began anew. Either
+only postpones an end that no transaction has made yet: a session may live longer than it was
+promised, never shorter, and nobody else has been granted anything of what it holds.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +20,32 @@ from collections.abc import Iterable
 from tenure.core import rules
 from tenure.engines.contract import Attach
 from tenure.engines.sqlite.life import Life, started
-from tenure.engines.sqlite.nodes import find, sessions_of
-from tenure.engines.sqlite.requests import (
-    Suspect,
-    over_among,
-    remove_sessions,
-    settle,
-    why_over,
-)
+from tenure.engines.sqlite.nodes import config_of, find, sessions_of
+from tenure.engines.sqlite.over import Suspect, over_among, why_over
+from tenure.engines.sqlite.requests import Attachment, is_current, remove_sessions, settle
+from tenure.engines.sqlite.takeover import Attached, acknowledge, tell_of_the_gone
 from tenure.engines.sqlite.transaction import Transaction
 from tenure.errors import EngineError, InvalidArgument
 
 __all__ = [
     "attach",
+    "close",
     "detach",
     "end",
     "end_on_node",
+    "is_reopened",
     "new_boot",
     "over_on_node",
     "reap",
     "register",
+    "reopen",
     "unregister",
     "watch",
 ]
 
+
+_GRACED = -1
+"""The slot of a detached session that has had its grace period."""
 
 _REMOVE_PARTICIPANT = (
     "DELETE FROM watches WHERE participant = ?",
@@ -69,8 +83,14 @@ def _sweep(tx: Transaction) -> None:
             tx.lives.remove(int(number))
 
 
-def unregister(tx: Transaction) -> None:
-    """This participant leaves, and what is attached through it ends."""
+def unregister(tx: Transaction, unfinished: Iterable[tuple[Attachment, float]]) -> None:
+    """This participant leaves, and what is attached through it ends.
+
+    Args:
+        unfinished: take-overs under way, which leave their sessions detached: (who, contact).
+    """
+    for me, contact in unfinished:
+        detach(tx, me, contact)
     _remove_participants(tx, [tx.participant], None)
     settle(tx)
 
@@ -85,24 +105,43 @@ def _remove_participants(tx: Transaction, participants: Iterable[int], why: str 
             ).fetchall(),
             why,
         )
+        tell_of_the_gone(tx, participant)
         for statement in _REMOVE_PARTICIPANT:
             tx.execute(statement, (participant,))
     _count_watches(tx)
 
 
+def _detach_from(tx: Transaction, participants: Iterable[int]) -> None:
+    """Leave the sessions of the dead that outlive them on their own."""
+    for participant in participants:
+        for session, slot in tx.execute(
+            "SELECT id, slot FROM sessions WHERE participant = ? AND liveness = 'window'",
+            (participant,),
+        ).fetchall():
+            _detach(tx, session, tx.lives.last_beat(participant, slot, tx.now))
+
+
+def _detach(tx: Transaction, session: int, contact: float) -> None:
+    tx.execute(
+        "UPDATE sessions SET participant = NULL, slot = NULL, contact = ? WHERE id = ?",
+        (contact, session),
+    )
+
+
 def reap(tx: Transaction, participants: Iterable[int], sessions: Iterable[int]) -> bool:
     """End those of these that are over, all together; whether there were any."""
     dead = [each for each in participants if each != tx.participant and tx.lives.is_dead(each)]
+    _detach_from(tx, dead)
+    _remove_participants(tx, dead, "its process has ended")
     silent: dict[str, list[Suspect]] = {}
     for number in sessions:
         suspect = tx.execute(
-            "SELECT s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact "
+            "SELECT s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact, s.liveness "
             "FROM sessions AS s WHERE s.id = ?",
             (number,),
         ).fetchone()
-        if suspect is not None and suspect[2] not in dead and (why := why_over(tx, suspect)):
+        if suspect is not None and (why := why_over(tx, suspect)):
             silent.setdefault(why, []).append(suspect)
-    _remove_participants(tx, dead, "its process has ended")
     for why, suspects in silent.items():
         remove_sessions(tx, suspects, why)
     settle(tx)
@@ -111,7 +150,9 @@ def reap(tx: Transaction, participants: Iterable[int], sessions: Iterable[int]) 
 
 
 def new_boot(tx: Transaction, boot: str) -> None:
-    """The machine was started anew, or the file was moved here: everything has ended.
+    """The machine was started anew, or the file was moved here: what lived with it has ended.
+
+    What remains was not heard of on this clock, on which nothing happened before now.
 
     Raises:
         EngineError: somebody who has another clock uses the file right now.
@@ -127,8 +168,21 @@ def new_boot(tx: Transaction, boot: str) -> None:
                 "its own (a virtual machine, a sandbox, a time namespace); only programs that "
                 "share a kernel can share an SQLite file"
             )
+    tx.execute(
+        "UPDATE requests SET joined_at = ?1, deadline = deadline - joined_at + ?1, "
+        "granted_at = CASE WHEN granted_at IS NULL THEN NULL ELSE ?1 END",
+        (tx.now,),
+    )
+    tx.execute(
+        "UPDATE sessions SET participant = NULL, slot = NULL, contact = 0 WHERE liveness = 'window'"
+    )
+    _grant_grace(tx)
     _remove_participants(tx, participants, None)
-    remove_sessions(tx, tx.execute("SELECT id, node, NULL FROM sessions").fetchall(), None)
+    remove_sessions(
+        tx,
+        tx.execute("SELECT id, node, NULL FROM sessions WHERE liveness = 'process'").fetchall(),
+        None,
+    )
     settle(tx)
     tx.told.buried.update(participants)
     tx.execute("UPDATE meta SET boot = ?", (boot,))
@@ -137,11 +191,50 @@ def new_boot(tx: Transaction, boot: str) -> None:
         tx.last_session_id += 1_000_000
 
 
+def is_reopened(tx: Transaction) -> bool:
+    """Whether nobody had this store open just now, and sessions wait for their grace period."""
+    if _living(tx):
+        return False
+    row = tx.execute(
+        "SELECT 1 FROM sessions WHERE liveness = 'window' AND slot IS NOT ? LIMIT 1", (_GRACED,)
+    ).fetchone()
+    return row is not None
+
+
+def _living(tx: Transaction) -> bool:
+    """Whether any participant lives, as far as that can be seen."""
+    return any(
+        not tx.lives.is_missing(number) and not tx.lives.is_dead(number)
+        for (number,) in tx.execute("SELECT id FROM participants").fetchall()
+    )
+
+
+def reopen(tx: Transaction) -> None:
+    """Nobody had the store open: sessions that are on their own get time to be taken up."""
+    if not _living(tx):
+        reap(tx, [number for (number,) in tx.execute("SELECT id FROM participants")], ())
+        _grant_grace(tx)
+
+
+def _grant_grace(tx: Transaction) -> None:
+    """Sessions that are on their own live for a grace period and their window from now on."""
+    # One whose program died while it closed it has no contact (-infinity), and is over.
+    for (node,) in tx.execute(
+        "SELECT DISTINCT node FROM sessions "
+        "WHERE participant IS NULL AND slot IS NULL AND liveness = 'window'"
+    ).fetchall():
+        tx.execute(
+            "UPDATE sessions SET contact = ?, slot = ? WHERE node = ? AND participant IS NULL "
+            "AND slot IS NULL AND liveness = 'window' AND contact >= 0",
+            (tx.now + rules.grace_period(config_of(tx, node)), _GRACED, node),
+        )
+
+
 # Sessions
 
 
-def attach(tx: Transaction, how: Attach, slot: int) -> tuple[int, int]:
-    """A new session of this participant: its id, and the number of its node."""
+def attach(tx: Transaction, how: Attach, slot: int) -> Attached:
+    """A new session of this participant."""
     path = how.node
     rules.check_path(path)
     rules.check_window(how.recovery_window, path)
@@ -163,15 +256,23 @@ def attach(tx: Transaction, how: Attach, slot: int) -> tuple[int, int]:
         ),
     )
     tx.execute("UPDATE nodes SET sessions = sessions + 1 WHERE id = ?", (node,))
-    return tx.last_session_id, node
+    return Attached(tx.last_session_id, node, 1, how.recovery_window)
 
 
-def detach(tx: Transaction, session: int, contact: float) -> None:
-    """The session is on its own from now on."""
-    tx.execute(
-        "UPDATE sessions SET participant = NULL, slot = NULL, contact = ? WHERE id = ?",
-        (contact, session),
-    )
+def detach(tx: Transaction, me: Attachment, contact: float) -> None:
+    """The session is on its own from now on, unless another attachment has it."""
+    if is_current(tx, me):
+        _detach(tx, me[0], contact)
+    else:
+        acknowledge(tx, me)
+
+
+def close(tx: Transaction, me: Attachment) -> None:
+    """End a session, unless another attachment has it."""
+    if is_current(tx, me):
+        end(tx, me[0], None, None)
+    else:
+        acknowledge(tx, me)
 
 
 def end(tx: Transaction, session: int, node: int | None, why: str | None) -> bool:

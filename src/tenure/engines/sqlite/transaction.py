@@ -26,6 +26,7 @@ from tenure.engines.sqlite.life import Life, Lives
 from tenure.errors import EngineError
 
 __all__ = [
+    "ACKNOWLEDGED",
     "CHANGED_DATA",
     "CHANGED_OWNERS",
     "DATA",
@@ -34,6 +35,7 @@ __all__ = [
     "EVICTED",
     "GRANTED",
     "OWNERS",
+    "TAKEN_OVER",
     "TIMED_OUT",
     "Push",
     "Told",
@@ -43,7 +45,8 @@ __all__ = [
 ]
 
 GRANTED, TIMED_OUT, DELETED, EVICTED, ENDED, CHANGED_DATA, CHANGED_OWNERS = range(7)
-"""Kinds of news."""
+TAKEN_OVER, ACKNOWLEDGED = 7, 8
+"""Kinds of news. `TAKEN_OVER` is more than news: see `takeover`."""
 
 DATA, OWNERS = 1, 2
 """What can be watched."""
@@ -181,8 +184,8 @@ class Transaction:
             self._become_durable()
         if self.news_read:
             self.execute(
-                "DELETE FROM news WHERE participant = ? AND id <= ?",
-                (self.participant, self.news_read),
+                "DELETE FROM news WHERE participant = ? AND id <= ? AND kind <> ?",
+                (self.participant, self.news_read, TAKEN_OVER),
             )
 
     def _become_durable(self) -> None:
@@ -272,6 +275,15 @@ class Transaction:
             self.told.pushes.append((kind, session, hold, order_id, why))
         elif participant is not None:
             self._write_news(participant, kind, session, hold, order_id, why, None, None)
+
+    def tell_of_take_over(
+        self, participant: int, session: int, attach_number: int, slot: int
+    ) -> None:
+        """A session is another attachment's now; the row stays until that is acknowledged.
+
+        So there is one for this very participant as well.
+        """
+        self._write_news(participant, TAKEN_OVER, session, attach_number, slot, "", None, None)
 
     def changed(self, node: int, name: str, *, data: bool, owners: bool) -> None:
         """What is watched of a semaphore has changed."""

@@ -1,0 +1,197 @@
+"""Taking a session over: one attachment follows another, and waits until that believes no more.
+
+A take-over is three transactions, of which the second is the other side's:
+
+1. `take_over`: the session is this participant's from now on, under a higher attach number, and
+   the store refuses whatever the former attachment still sends. That one is told so, by a row of
+   ``news`` that is more than news: it stays until
+2. `acknowledge`: the former attachment's program has been told, and believes no more that it holds
+   anything. Its own participant removes the row, or goes itself and takes the row with it.
+3. `begin`: nobody before this attachment believes; here is what the session has in queues.
+
+Why nobody believes when `believed_until` has passed. The former attachment's program may go on
+writing heartbeats into its slot after the take-over, because that takes no transaction, and it
+believes until its last one that was *proof*, plus the window, less a margin. A mark in that slot
+would not stop it: a heartbeat that is just being written would overwrite it. So the row remembers
+the slot, and the slot is read again and again: the clock first, and the heartbeat then. If that is
+older than the window, no heartbeat after it is proof any more, by the rule for whoever renews
+(`SqliteSession.beat`: the heartbeat before must not be older than the window when the clock is
+read *after* writing). So the belief of that side ends where it ends for one that is silent, and
+once ended it never begins again. A side that is told acknowledges; a side that is stopped writes
+no heartbeat; a side that is neither (its loop is stuck, and its thread renews) does hold, until it
+is told or gives up, and is waited for.
+
+The wait is for *every* row of the session: whoever was superseded while it waited itself has left
+the row of the one before it. Of those rows, one whose participant is dead says nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from tenure.core import rules
+from tenure.engines.contract import Attach
+from tenure.engines.sqlite import requests
+from tenure.engines.sqlite.nodes import find
+from tenure.engines.sqlite.over import is_dead, last_contact, why_over
+from tenure.engines.sqlite.requests import Attachment
+from tenure.engines.sqlite.transaction import (
+    ACKNOWLEDGED,
+    TAKEN_OVER,
+    Transaction,
+    from_column,
+)
+from tenure.model import Recovered
+
+if TYPE_CHECKING:
+    from tenure.engines.sqlite.lookout import Lookout
+    from tenure.engines.sqlite.session import SqliteSession
+
+__all__ = [
+    "Attached",
+    "Found",
+    "acknowledge",
+    "begin",
+    "take_over",
+    "tell_of_the_gone",
+    "until_nobody_believes",
+]
+
+_LOOK = 0.5
+"""Seconds between two looks at those who may still believe, at the most."""
+
+
+class Attached(NamedTuple):
+    """What the store says of a session that has just been attached."""
+
+    session: int
+    node: int
+    attach_number: int
+    window: float
+
+
+class Found(NamedTuple):
+    """A request of a session that was taken over, and how long it waits."""
+
+    request: Recovered
+    deadline: float | None
+
+
+# Transactions
+
+
+def take_over(tx: Transaction, how: Attach, slot: int) -> Attached:
+    """Make a session this participant's."""
+    assert how.session_id is not None
+    path, number = how.node, how.session_id
+    node = find(tx, path)
+    row = tx.execute(
+        "SELECT s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact, s.liveness, "
+        "s.attach_number, s.key FROM sessions AS s WHERE s.id = ? AND s.node = ?",
+        (number, node),
+    ).fetchone()
+    if row is None or why_over(tx, row[:7]):
+        raise rules.not_there_to_resume(path, number)
+    _, _, former, former_slot, window, _, liveness, attach_number, key = row
+    rules.check_resumable(liveness, key, how.key, path, number)
+    if former is not None and not is_dead(tx, former):
+        tx.tell_of_take_over(former, number, attach_number, former_slot)
+    assert tx.life is not None
+    tx.life.beat(slot, tx.now)  # whoever meets the session from now on looks there
+    tx.execute(
+        "UPDATE sessions SET participant = ?, slot = ?, contact = ?, attach_number = ? "
+        "WHERE id = ?",
+        (tx.participant, slot, tx.now, attach_number + 1, number),
+    )
+    return Attached(number, node, attach_number + 1, window)
+
+
+def acknowledge(tx: Transaction, me: Attachment) -> None:
+    """The program of an attachment that was taken over does not believe any more."""
+    session, attach_number = me
+    tx.execute(
+        "DELETE FROM news WHERE participant = ? AND kind = ? AND session = ? AND hold <= ?",
+        (tx.participant, TAKEN_OVER, session, attach_number),
+    )
+    _tell_successor(tx, session)
+
+
+def tell_of_the_gone(tx: Transaction, participant: int) -> None:
+    """A participant is about to go, and with it whatever it had not acknowledged yet."""
+    for (session,) in tx.execute(
+        "SELECT DISTINCT session FROM news WHERE participant = ? AND kind = ?",
+        (participant, TAKEN_OVER),
+    ).fetchall():
+        _tell_successor(tx, session)
+
+
+def _tell_successor(tx: Transaction, session: int) -> None:
+    row = tx.execute("SELECT participant FROM sessions WHERE id = ?", (session,)).fetchone()
+    if row is not None:
+        tx.tell(row[0], ACKNOWLEDGED, session)
+
+
+def begin(tx: Transaction, me: Attachment, path: str) -> list[Found]:
+    """The take-over is complete: what the session has in queues, in the order of the order ids."""
+    requests.check_alive(tx, me, path)
+    requests.time_out(tx)
+    rows = tx.execute(
+        "SELECT r.hold, r.name, r.order_id, r.count, r.data, m.node IS NULL, "
+        "r.granted_at IS NOT NULL, r.deadline FROM requests AS r "
+        "LEFT JOIN semaphores AS m ON m.node = r.node AND m.name = r.name "
+        "WHERE r.session = ? ORDER BY r.order_id",
+        me[:1],
+    ).fetchall()
+    return [
+        Found(
+            Recovered(
+                hold, name, order_id, from_column(count), data, bool(ephemeral), bool(granted)
+            ),
+            deadline,
+        )
+        for hold, name, order_id, count, data, ephemeral, granted, deadline in rows
+    ]
+
+
+# Waiting
+
+
+def believed_until(
+    tx: Transaction, session: int, window: float, watch: Callable[[Transaction, int], None]
+) -> float:
+    """Until when somebody from whom a session was taken may believe that it still has it.
+
+    `watch` is called with each participant of whose death one wants to hear.
+    """
+    until = float("-inf")
+    for participant, slot in tx.execute(
+        "SELECT participant, order_id FROM news WHERE kind = ? AND session = ?",
+        (TAKEN_OVER, session),
+    ).fetchall():
+        if not is_dead(tx, participant):
+            until = max(until, last_contact(tx, participant, slot, 0.0) + window)
+            watch(tx, participant)
+    return until
+
+
+async def until_nobody_believes(lookout: Lookout, session: SqliteSession) -> None:
+    """Return when no attachment before this one can believe that it holds anything.
+
+    Raises:
+        SessionExpired: it has ended meanwhile, or was taken over once more.
+    """
+    with lookout.taking_over(session):
+        while True:
+            session.keep()
+            session.look.clear()
+            with lookout.store.reading() as tx:
+                until = believed_until(tx, session.id, session.window, lookout.watch_process)
+                wait = until - tx.now
+            if wait < 0:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(wait + 0.001, _LOOK, session.window / 3)):
+                    await session.look.wait()
