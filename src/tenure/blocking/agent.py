@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from _thread import allocate_lock
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from tenure.blocking.bell import Bell
 from tenure.errors import SessionClosed
 from tenure.lease import Lease
 from tenure.scope import entered_scopes
@@ -40,15 +40,13 @@ class Call:
         function: what to call; it returns something to await.
         undo: called on the loop with a result that the thread will never have.
         gives_back: whether it is carried out inside the block of a lost lease, too.
-        result, error: how it ended; final once `done` is released.
-        done: released when it is over, if the thread still waits.
+        result, error: how it ended; final once it is `over`.
         settled: made by a thread that has been interrupted, and set when nothing is left.
         failure: why `undo` failed.
     """
 
     __slots__ = (
         "abandoned",
-        "done",
         "error",
         "failure",
         "function",
@@ -72,19 +70,9 @@ class Call:
         self.result: Any = None
         self.error: BaseException | None = None
         self.over = False
-        self.done = allocate_lock()
-        self.done.acquire()
         self.abandoned = False
         self.settled: threading.Event | None = None
         self.failure: Exception | None = None
-
-    def finish(self) -> None:
-        """It is over. On the loop."""
-        self.over = True
-        if self.abandoned:
-            self.settle()
-        else:
-            self.done.release()
 
     def settle(self) -> None:
         """Nobody wants the result: undo it, and tell the thread. On the loop."""
@@ -103,10 +91,12 @@ class Agent:
 
     Attributes:
         task: the task, from its start on.
+        bell: what the thread waits for while a call is under way.
     """
 
     def __init__(self, finished: Callable[[Call], None]) -> None:
         self.task: asyncio.Task[None]
+        self.bell = Bell()
         self._finished = finished
         self._call: Call | None = None
         self._running: Call | None = None
@@ -189,8 +179,12 @@ class Agent:
             self.task.uncancel()
 
     def _over(self, call: Call) -> None:
-        call.finish()
+        call.over = True
         self._finished(call)
+        if call.abandoned:
+            call.settle()
+        else:
+            self.bell.ring()
 
 
 def loss_around(task: asyncio.Task[object]) -> Exception | None:

@@ -31,6 +31,7 @@ import logging
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from types import TracebackType
@@ -38,6 +39,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 from tenure import fork
 from tenure.blocking.agent import Agent, Call, loss_around
+from tenure.blocking.bell import Bell
 from tenure.client import Client
 from tenure.errors import Misuse, SessionClosed
 from tenure.scope import note_failure
@@ -90,7 +92,8 @@ class _Mine:
         return agent
 
     def __del__(self) -> None:
-        for agent in self._all:
+        for agent in self._all:  # the thread has ended
+            agent.bell.close()
             self._portal._post(agent.end)
 
 
@@ -112,6 +115,9 @@ class Portal:
         self._calls: set[Call] = set()
         self._agents: set[Agent] = set()
         self._background: set[asyncio.Task[Any]] = set()
+        self._inbox: deque[tuple[Callable[[Call], None], Call]] = deque()
+        self._bell = Bell()
+        self._loop.add_reader(self._bell, self._hear)
         self._local = _Thread()
         atexit.register(self._at_exit)
 
@@ -226,10 +232,12 @@ class Portal:
         agent = mine.free.pop() if mine.free else mine.another()
         try:
             self._calls.add(call)
-            self._loop.call_soon_threadsafe(agent.take, call)
+            self._inbox.append((agent.take, call))
+            self._bell.ring()
             if self._thread is None:
                 self._ensure_running()
-            call.done.acquire()
+            while not call.over:  # an earlier call that was interrupted may have rung too
+                agent.bell.wait()
         except BaseException as interruption:
             self._abandon(agent, call, interruption)
             raise
@@ -242,9 +250,10 @@ class Portal:
     def _abandon(self, agent: Agent, call: Call, interruption: BaseException) -> None:
         """See a call to its end that the calling thread cannot wait for any more."""
         call.settled = settled = threading.Event()
-        self._loop.call_soon_threadsafe(agent.abandon, call)
+        self._inbox.append((agent.abandon, call))
         while not settled.is_set():
             try:
+                self._bell.ring()
                 self._ensure_running()
                 settled.wait()
             except BaseException as another:
@@ -283,6 +292,13 @@ class Portal:
     def _start_agent(self, agent: Agent) -> None:
         agent.start()
         agent.task.add_done_callback(lambda _: self._agents.discard(agent))
+
+    def _hear(self) -> None:
+        """Threads have put something into the inbox."""
+        self._bell.wait()
+        while self._inbox:
+            receive, call = self._inbox.popleft()
+            receive(call)
 
     def _post(self, callback: Callable[..., object], *arguments: Any) -> None:
         """Have something called on the loop. From any thread; nothing once the loop is closed."""
@@ -349,6 +365,7 @@ class Portal:
                 return
         self._loop.run_until_complete(self._end_agents())
         self._loop.close()
+        self._bell.close()
 
     async def _close_all(self) -> None:
         for client in list(self._clients):
