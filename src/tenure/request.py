@@ -291,7 +291,7 @@ async def _check_self_deadlock(lease: Lease) -> None:
             mine += request.count
     if mine + lease._count > described.limit and lease._state is WAITING:
         raise SelfDeadlock(
-            f"this task is inside a block that has {lease.name!r} on {lease.node}, and waits, "
+            f"the caller is inside a block that has {lease.name!r} on {lease.node}, and waits, "
             "without a timeout, for what does not fit beside it: it would wait for ever. "
             "Tenure's locks are not re-entrant; pass the lease on instead, or give a timeout",
             node=lease.node,

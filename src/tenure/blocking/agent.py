@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
 from tenure.blocking.bell import Bell
@@ -90,26 +90,35 @@ class Agent:
     """The task of one thread. Everything here but `__init__` runs on the loop.
 
     Attributes:
-        task: the task, from its start on.
+        task: the task, from the first call on.
         bell: what the thread waits for while a call is under way.
     """
 
     def __init__(self, finished: Callable[[Call], None]) -> None:
-        self.task: asyncio.Task[None]
+        self.task: asyncio.Task[None] | None = None
         self.bell = Bell()
         self._finished = finished
         self._call: Call | None = None
-        self._running: Call | None = None
+        self._rest: _Rest | None = None
         self._wake: asyncio.Future[None] | None = None
         self._ended = False
 
-    def start(self) -> None:
-        """Begin to wait for calls. Before anything else."""
-        self.task = asyncio.get_running_loop().create_task(self._serve(), name="tenure-agent")
-
     def take(self, call: Call) -> None:
-        """Carry a call out. The thread makes one at a time."""
+        """Carry a call out: here and now as far as that goes, and the rest in the task."""
+        loop = asyncio.get_running_loop()
+        task = self.task
+        if task is None:
+            self.task = task = loop.create_task(self._serve(loop), name="tenure-agent")
         self._call = call
+        work = self._carry_out(call, task)
+        asyncio._enter_task(loop, task)  # for what asks which task it runs in
+        try:
+            waits_for = work.send(None)
+        except StopIteration:
+            return
+        finally:
+            asyncio._leave_task(loop, task)
+        self._rest = _Rest(work, waits_for)
         self._rouse()
 
     def abandon(self, call: Call) -> None:
@@ -117,9 +126,9 @@ class Agent:
         call.abandoned = True
         if call.over:
             call.settle()
-        elif self._running is call:
-            self.task.cancel()
-        elif self._call is not call:  # it was interrupted before it was handed in
+        elif self._call is call:
+            self._cancel()
+        else:  # it was interrupted before it was handed in
             call.error = asyncio.CancelledError()
             self._over(call)
 
@@ -131,60 +140,94 @@ class Agent:
     def stop(self) -> None:
         """The program ends: so does the call, if there is one."""
         self.end()
-        if self._running is not None:
-            self.task.cancel()
+        if self._call is not None:
+            self._cancel()
+
+    def _cancel(self) -> None:
+        assert self.task is not None
+        self.task.cancel()
 
     def _rouse(self) -> None:
         wake = self._wake
         if wake is not None and not wake.done():
             wake.set_result(None)
 
-    async def _serve(self) -> None:
-        loop = asyncio.get_running_loop()
+    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
-            while self._call is None:
-                if self._ended:
-                    return
+            if self._rest is not None:
+                rest, self._rest = self._rest, None
+                await rest
+            elif self._ended:
+                return
+            else:
                 self._wake = loop.create_future()
                 try:
                     await self._wake
                 except asyncio.CancelledError:
-                    continue  # see the rules
-            self._running = call = self._call
-            self._call = None
-            try:
-                if call.abandoned:
-                    call.error = asyncio.CancelledError()
-                else:
-                    await self._carry_out(call)
-            finally:
-                self._running = None
-            self._over(call)
+                    self._cancelled_while_idle()
 
-    async def _carry_out(self, call: Call) -> None:
-        cancelled_before = self.task.cancelling()
+    def _cancelled_while_idle(self) -> None:
+        """Drop it, as the rules say, unless it is for a call that is just on its way here."""
+        if self._rest is not None:
+            self._rest.cancel()
+
+    async def _carry_out(self, call: Call, task: asyncio.Task[None]) -> None:
+        cancelled_before = task.cancelling()
         try:
             if not call.gives_back:
-                loss = loss_around(self.task)
+                loss = loss_around(task)
                 if loss is not None:
                     raise loss
             call.result = await call.function()
         except asyncio.CancelledError:
-            call.error = loss_around(self.task) or SessionClosed("the client was closed meanwhile")
+            call.error = loss_around(task) or SessionClosed("the client was closed meanwhile")
         except GeneratorExit:  # the loop is gone, and the thread with it
             raise
         except BaseException as error:
             call.error = error
-        while call.abandoned and self.task.cancelling() > cancelled_before:
-            self.task.uncancel()
+        while call.abandoned and task.cancelling() > cancelled_before:
+            task.uncancel()
+        self._over(call)
 
     def _over(self, call: Call) -> None:
+        self._call = None
         call.over = True
         self._finished(call)
         if call.abandoned:
             call.settle()
         else:
             self.bell.ring()
+
+
+class _Rest:
+    """The rest of a coroutine that has been run until it had to wait for something."""
+
+    def __init__(
+        self, work: Coroutine[Any, Any, None], waits_for: asyncio.Future[Any] | None
+    ) -> None:
+        self._work = work
+        self._waits_for = waits_for
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Cancel what it waits for, as a task does, before a task has taken it over."""
+        if self._waits_for is None or not self._waits_for.cancel():
+            self._cancelled = True
+
+    def __await__(self) -> Generator[Any, None, None]:
+        work, waits_for = self._work, self._waits_for
+        try:
+            if self._cancelled:
+                waits_for = work.throw(asyncio.CancelledError())
+            while True:
+                try:
+                    yield waits_for
+                except BaseException as error:
+                    waits_for = work.throw(error)
+                else:
+                    waits_for = work.send(None)
+        except StopIteration:
+            return
 
 
 def loss_around(task: asyncio.Task[object]) -> Exception | None:

@@ -119,7 +119,8 @@ class Client(Mirror[twins.Client]):
         resume: str | None = None,
         assume_dead: bool = False,
     ) -> Session:
-        attached = self._portal.obtain(
+        return self._portal.obtain(
+            Session,
             partial(abandon, detach=resume is not None),
             self._twin.session,
             path,
@@ -131,7 +132,6 @@ class Client(Mirror[twins.Client]):
             resume=resume,
             assume_dead=assume_dead,
         )
-        return Session(self._portal, attached)
 
     def sessions(
         self,

@@ -54,7 +54,8 @@ class Election(Mirror[twins.Election]):
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
     ) -> Leadership:
-        held = self._portal.obtain(
+        return self._portal.obtain(
+            Leadership,
             give_up,
             self._twin.campaign,
             data,
@@ -62,7 +63,6 @@ class Election(Mirror[twins.Election]):
             on_loss=on_loss,
             stop_time=stop_time,
         )
-        return Leadership(self._portal, held)
 
     def recover(
         self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0

@@ -16,7 +16,7 @@ from tenure.errors import LeaseLost
 if TYPE_CHECKING:
     from tenure.blocking.session import Session
 
-__all__ = ["AnyLease", "Lease", "give_up"]
+__all__ = ["AnyLease", "Lease", "give_up", "perhaps"]
 
 AnyLease = TypeVar("AnyLease", bound=twins.Lease)
 
@@ -27,6 +27,11 @@ def give_up(lease: twins.Lease | None) -> None:
     """What undoes the acquisition of a lease."""
     if lease is not None:
         lease._give_up()
+
+
+def perhaps(portal: Portal, lease: twins.Lease | None) -> Lease | None:
+    """The handle on a lease, if there is one."""
+    return None if lease is None else Lease(portal, lease)
 
 
 @mirrors(twins.Lease)

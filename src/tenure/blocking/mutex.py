@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tenure import mutex as twins
-from tenure.blocking.lease import Lease, give_up
+from tenure.blocking.lease import Lease, give_up, perhaps
 from tenure.blocking.mirror import Mirror, mirrors
 from tenure.blocking.semaphore import Ticket
 from tenure.durations import Duration
@@ -32,7 +32,8 @@ class Mutex(Mirror[twins.Mutex]):
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
     ) -> Lease:
-        held = self._portal.obtain(
+        return self._portal.obtain(
+            Lease,
             give_up,
             self._twin.lock,
             data=data,
@@ -40,7 +41,6 @@ class Mutex(Mirror[twins.Mutex]):
             on_loss=on_loss,
             stop_time=stop_time,
         )
-        return Lease(self._portal, held)
 
     def try_lock(
         self,
@@ -49,10 +49,14 @@ class Mutex(Mirror[twins.Mutex]):
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
     ) -> Lease | None:
-        held = self._portal.obtain(
-            give_up, self._twin.try_lock, data=data, on_loss=on_loss, stop_time=stop_time
+        return self._portal.obtain(
+            perhaps,
+            give_up,
+            self._twin.try_lock,
+            data=data,
+            on_loss=on_loss,
+            stop_time=stop_time,
         )
-        return None if held is None else Lease(self._portal, held)
 
     def recover(
         self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0

@@ -35,7 +35,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from types import TracebackType
-from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from tenure import fork
 from tenure.blocking.agent import Agent, Call, loss_around
@@ -46,6 +46,7 @@ from tenure.scope import note_failure
 
 P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R")
 
 Kind: TypeAlias = type[BaseException] | None
 Error: TypeAlias = BaseException | None
@@ -94,7 +95,7 @@ class _Mine:
     def __del__(self) -> None:
         for agent in self._all:  # the thread has ended
             agent.bell.close()
-            self._portal._post(agent.end)
+            self._portal._post(self._portal._dismiss, agent)
 
 
 class _Thread(threading.local):
@@ -172,30 +173,37 @@ class Portal:
 
     def call(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Have a coroutine function called on the loop, wait for it, and give what it gives."""
-        return cast(T, self._call(Call(partial(function, *args, **kwargs))))
+        given: T = self._call(Call(partial(function, *args, **kwargs)))
+        return given
 
     def obtain(
         self,
+        handle: Callable[[Portal, T], R],
         undo: Callable[[T], object],
         function: Callable[P, Awaitable[T]],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> T:
-        """The same for what must not be obtained when an exception interrupts the wait.
+    ) -> R:
+        """The same for what the caller must have, or nobody: a lease, for example.
 
         Args:
-            undo: called on the loop with a result that the caller will never have.
+            handle: makes what the caller gets of what the function gives.
+            undo: called on the loop with a result that the caller will never have, because an
+                exception has interrupted the wait.
             function: the coroutine function.
             args, kwargs: its arguments.
         """
-        return cast(T, self._call(Call(partial(function, *args, **kwargs), undo=undo)))
+        # No call stands between the end of `_call` and the caller: no signal is handled there.
+        given: R = self._call(Call(partial(function, *args, **kwargs), undo=undo), handle)
+        return given
 
     def give_back(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """The same for what is done even inside the block of a lost lease."""
-        return cast(T, self._call(Call(partial(function, *args, **kwargs), gives_back=True)))
+        given: T = self._call(Call(partial(function, *args, **kwargs), gives_back=True))
+        return given
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Have a plain function called on the loop, for what may be touched only there."""
@@ -224,13 +232,16 @@ class Portal:
             return None
         return self.give_back(leave, kind, error, trace)
 
-    def _call(self, call: Call) -> object:
+    def _call(self, call: Call, handle: Callable[[Portal, Any], Any] | None = None) -> Any:
         self.check_caller()
-        mine = self._local.mine
-        if mine is None:
-            mine = self._local.mine = _Mine(self)
-        agent = mine.free.pop() if mine.free else mine.another()
+        mine: _Mine | None = None
+        agent: Agent | None = None
+        given = None
         try:
+            mine = self._local.mine
+            if mine is None:
+                mine = self._local.mine = _Mine(self)
+            agent = mine.free.pop() if mine.free else mine.another()
             self._calls.add(call)
             self._inbox.append((agent.take, call))
             self._bell.ring()
@@ -238,14 +249,22 @@ class Portal:
                 self._ensure_running()
             while not call.over:  # an earlier call that was interrupted may have rung too
                 agent.bell.wait()
-        except BaseException as interruption:
-            self._abandon(agent, call, interruption)
-            raise
-        finally:
+            if call.error is None:
+                given = call.result if handle is None else handle(self, call.result)
             mine.free.append(agent)
-        if call.error is not None:
-            raise call.error
-        return call.result
+        except BaseException as interruption:
+            if mine is not None and agent is not None:
+                self._abandon(agent, call, interruption)
+                if agent not in mine.free:
+                    mine.free.append(agent)
+            raise
+        error = call.error
+        if error is None:
+            return given
+        try:
+            raise error
+        finally:
+            del call, error  # which would keep this frame alive, and be kept alive by it
 
     def _abandon(self, agent: Agent, call: Call, interruption: BaseException) -> None:
         """See a call to its end that the calling thread cannot wait for any more."""
@@ -259,6 +278,8 @@ class Portal:
             except BaseException as another:
                 # The first is on its way already, and leaves nothing behind.
                 interruption.add_note(f"and meanwhile: {another!r}")
+                if self._thread is None:
+                    return  # there can be no thread any more, so late is the interpreter's exit
         if call.failure is not None:
             interruption.add_note(f"and giving back failed: {call.failure}")
 
@@ -267,31 +288,32 @@ class Portal:
     def task(self) -> asyncio.Task[None]:
         """The calling thread's task, for a block that it enters."""
         mine = self._local.mine
-        if mine is None or not mine.free:
+        if mine is None or not mine.free or mine.free[-1].task is None:
             self.call(asyncio.sleep, 0)  # whose agent it is does not matter: now there is one
             mine = self._local.mine
         assert mine is not None
-        return mine.free[-1].task
+        task = mine.free[-1].task
+        assert task is not None
+        return task
 
     def check_blocks(self) -> None:
         """Raise the loss of a block that the calling thread is inside, if there is one."""
         mine = self._local.mine
-        if mine is not None and mine.free:
-            loss = loss_around(mine.free[-1].task)
-            if loss is not None:
-                raise loss
+        task = mine.free[-1].task if mine is not None and mine.free else None
+        loss = None if task is None else loss_around(task)
+        if loss is not None:
+            raise loss
 
     # On the loop, or on the way to it
 
     def _new_agent(self) -> Agent:
         agent = Agent(self._finished)
         self._agents.add(agent)
-        self._post(self._start_agent, agent)
         return agent
 
-    def _start_agent(self, agent: Agent) -> None:
-        agent.start()
-        agent.task.add_done_callback(lambda _: self._agents.discard(agent))
+    def _dismiss(self, agent: Agent) -> None:
+        agent.end()
+        self._agents.discard(agent)
 
     def _hear(self) -> None:
         """Threads have put something into the inbox."""
@@ -376,10 +398,10 @@ class Portal:
             self._discard(client)
 
     async def _end_agents(self) -> None:
-        agents = list(self._agents)
-        for agent in agents:
+        for agent in self._agents:
             agent.stop()
-        await asyncio.gather(*(agent.task for agent in agents), *self._background)
+        tasks = [agent.task for agent in self._agents if agent.task is not None]
+        await asyncio.gather(*tasks, *self._background)
 
 
 _portal: Portal | None = None

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from tenure import lease as lease_twins
 from tenure import semaphore as twins
-from tenure.blocking.lease import Lease, give_up
+from tenure.blocking.lease import Lease, give_up, perhaps
 from tenure.blocking.mirror import Mirror, mirrors
 from tenure.blocking.portal import Portal
 from tenure.blocking.watch import Watch
@@ -43,8 +43,7 @@ class Ticket(Mirror["twins.Ticket[lease_twins.Lease]"], Generic[L]):
         self._portal.give_back(self._twin.withdraw)
 
     def __enter__(self) -> Ticket[L]:
-        self._portal.obtain(_abandon, self._twin.__aenter__)
-        return self
+        return self._portal.obtain(lambda *_: self, _abandon, self._twin.__aenter__)
 
     def __exit__(
         self,
@@ -62,10 +61,8 @@ def _abandon(ticket: twins.Ticket[lease_twins.Lease]) -> None:
     give_up(ticket._lease)
 
 
-def _abandon_recovered(ticket: twins.Ticket[lease_twins.Lease] | None) -> None:
-    """What undoes the claiming of what was recovered; it can be claimed only once."""
-    if ticket is not None:
-        give_up(ticket._lease)
+def _ticket(portal: Portal, twin: twins.Ticket[lease_twins.Lease]) -> Ticket[Lease]:
+    return Ticket(portal, twin, Lease)
 
 
 @mirrors(twins.Semaphore)
@@ -112,7 +109,8 @@ class Semaphore(Mirror[twins.Semaphore]):
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
     ) -> Lease:
-        held = self._portal.obtain(
+        return self._portal.obtain(
+            Lease,
             give_up,
             self._twin.acquire,
             count,
@@ -121,7 +119,6 @@ class Semaphore(Mirror[twins.Semaphore]):
             on_loss=on_loss,
             stop_time=stop_time,
         )
-        return Lease(self._portal, held)
 
     def try_acquire(
         self,
@@ -131,7 +128,8 @@ class Semaphore(Mirror[twins.Semaphore]):
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
     ) -> Lease | None:
-        held = self._portal.obtain(
+        return self._portal.obtain(
+            perhaps,
             give_up,
             self._twin.try_acquire,
             count,
@@ -139,7 +137,6 @@ class Semaphore(Mirror[twins.Semaphore]):
             on_loss=on_loss,
             stop_time=stop_time,
         )
-        return None if held is None else Lease(self._portal, held)
 
     def enqueue(
         self,
@@ -149,10 +146,15 @@ class Semaphore(Mirror[twins.Semaphore]):
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
     ) -> Ticket[Lease]:
-        ticket = self._portal.obtain(
-            _abandon, self._twin.enqueue, count, data=data, on_loss=on_loss, stop_time=stop_time
+        return self._portal.obtain(
+            _ticket,
+            _abandon,
+            self._twin.enqueue,
+            count,
+            data=data,
+            on_loss=on_loss,
+            stop_time=stop_time,
         )
-        return Ticket(self._portal, ticket, Lease)
 
     def recover(
         self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0

@@ -84,8 +84,7 @@ class Session(Mirror[twins.Session]):
         self._portal.give_back(self._twin.detach)
 
     def __enter__(self) -> Session:
-        self._portal.obtain(abandon, self._twin.__aenter__)
-        return self
+        return self._portal.obtain(lambda *_: self, abandon, self._twin.__aenter__)
 
     def __exit__(
         self,
@@ -119,7 +118,7 @@ class Attempt(Mirror[sessions_twins.Attempt]):
     __slots__ = ()
 
     def __enter__(self) -> Session:
-        return Session(self._portal, self._portal.obtain(abandon, self._twin.__aenter__))
+        return self._portal.obtain(Session, abandon, self._twin.__aenter__)
 
     def __exit__(
         self,

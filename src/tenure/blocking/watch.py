@@ -16,6 +16,10 @@ __all__ = ["EventStream", "Watch"]
 T = TypeVar("T")
 
 
+def _as_it_is(_portal: Portal, told: T) -> T:
+    return told
+
+
 @mirrors(twins.Watch)
 class Watch(Mirror["twins.Watch[T]"], Generic[T]):
     """`tenure.watch.Watch`, for threads. Closed by any of them, it ends."""
@@ -44,7 +48,7 @@ class Watch(Mirror["twins.Watch[T]"], Generic[T]):
 
     def __next__(self) -> T:
         try:
-            return self._portal.obtain(self._tell_again, self._twin.__anext__)
+            return self._portal.obtain(_as_it_is, self._tell_again, self._twin.__anext__)
         except StopAsyncIteration:
             raise StopIteration from None
 
@@ -83,6 +87,8 @@ class EventStream(Mirror[event_twins.EventStream]):
 
     def __next__(self) -> Event:
         try:
-            return self._portal.obtain(self._twin._events.appendleft, self._twin.__anext__)
+            return self._portal.obtain(
+                _as_it_is, self._twin._events.appendleft, self._twin.__anext__
+            )
         except StopAsyncIteration:
             raise StopIteration from None
