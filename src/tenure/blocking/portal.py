@@ -52,7 +52,7 @@ Kind: TypeAlias = type[BaseException] | None
 Error: TypeAlias = BaseException | None
 Trace: TypeAlias = TracebackType | None
 
-__all__ = ["EXIT_PATIENCE", "SWITCH_INTERVAL", "Portal", "the_portal"]
+__all__ = ["EXIT_PATIENCE", "SWITCH_INTERVAL", "Portal", "as_it_is", "the_portal"]
 
 SWITCH_INTERVAL = 0.0005
 """Seconds; what `sys.setswitchinterval` is set to while the loop's thread runs."""
@@ -402,6 +402,11 @@ class Portal:
             agent.stop()
         tasks = [agent.task for agent in self._agents if agent.task is not None]
         await asyncio.gather(*tasks, *self._background)
+
+
+def as_it_is(_portal: Portal, given: T) -> T:
+    """The handle on what needs none."""
+    return given
 
 
 _portal: Portal | None = None

@@ -7,8 +7,9 @@ from typing import Generic, TypeAlias, TypeVar
 
 from tenure import recipes as twins
 from tenure.blocking.client import Client
-from tenure.blocking.lease import Lease, give_up
+from tenure.blocking.lease import Lease, give_up, perhaps
 from tenure.blocking.mirror import Mirror, mirrors
+from tenure.blocking.portal import as_it_is
 from tenure.blocking.session import Session
 from tenure.durations import Duration
 from tenure.loss import OnLoss
@@ -75,7 +76,7 @@ class States(Mirror["twins.States[T]"], Generic[T]):
 
     def __next__(self) -> T:
         try:
-            return self._portal.obtain(self._tell_again, self._twin.__anext__)
+            return self._portal.obtain(as_it_is, self._tell_again, self._twin.__anext__)
         except StopAsyncIteration:
             raise StopIteration from None
 
@@ -110,7 +111,9 @@ class Changes(Mirror[twins.Changes]):
 
     def __next__(self) -> Change:
         try:
-            return self._portal.obtain(self._twin._untold.appendleft, self._twin.__anext__)
+            return self._portal.obtain(
+                as_it_is, self._twin._untold.appendleft, self._twin.__anext__
+            )
         except StopAsyncIteration:
             raise StopIteration from None
 
@@ -137,7 +140,8 @@ class RWLock(Mirror[twins.RWLock]):
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
     ) -> Lease:
-        held = self._portal.obtain(
+        return self._portal.obtain(
+            Lease,
             give_up,
             self._twin.read,
             data=data,
@@ -145,7 +149,6 @@ class RWLock(Mirror[twins.RWLock]):
             on_loss=on_loss,
             stop_time=stop_time,
         )
-        return Lease(self._portal, held)
 
     def write(
         self,
@@ -155,7 +158,8 @@ class RWLock(Mirror[twins.RWLock]):
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
     ) -> Lease:
-        held = self._portal.obtain(
+        return self._portal.obtain(
+            Lease,
             give_up,
             self._twin.write,
             data=data,
@@ -163,23 +167,20 @@ class RWLock(Mirror[twins.RWLock]):
             on_loss=on_loss,
             stop_time=stop_time,
         )
-        return Lease(self._portal, held)
 
     def try_read(
         self, *, data: bytes = b"", on_loss: OnLoss | None = None, stop_time: Duration = 0.0
     ) -> Lease | None:
-        held = self._portal.obtain(
-            give_up, self._twin.try_read, data=data, on_loss=on_loss, stop_time=stop_time
+        return self._portal.obtain(
+            perhaps, give_up, self._twin.try_read, data=data, on_loss=on_loss, stop_time=stop_time
         )
-        return None if held is None else Lease(self._portal, held)
 
     def try_write(
         self, *, data: bytes = b"", on_loss: OnLoss | None = None, stop_time: Duration = 0.0
     ) -> Lease | None:
-        held = self._portal.obtain(
-            give_up, self._twin.try_write, data=data, on_loss=on_loss, stop_time=stop_time
+        return self._portal.obtain(
+            perhaps, give_up, self._twin.try_write, data=data, on_loss=on_loss, stop_time=stop_time
         )
-        return None if held is None else Lease(self._portal, held)
 
 
 @mirrors(twins.SharedConfig)
@@ -222,8 +223,7 @@ class ServiceRegistry(Mirror[twins.ServiceRegistry]):
         return self._twin.name
 
     def register(self, endpoint: bytes | str, *, on_loss: OnLoss | None = None) -> Lease:
-        held = self._portal.obtain(give_up, self._twin.register, endpoint, on_loss=on_loss)
-        return Lease(self._portal, held)
+        return self._portal.obtain(Lease, give_up, self._twin.register, endpoint, on_loss=on_loss)
 
     def list(self) -> tuple[Endpoint, ...]:
         return self._portal.call(self._twin.list)
@@ -247,8 +247,7 @@ class Group(Mirror[twins.Group]):
         return self._twin.name
 
     def join(self, data: bytes = b"", *, on_loss: OnLoss | None = None) -> Lease:
-        held = self._portal.obtain(give_up, self._twin.join, data, on_loss=on_loss)
-        return Lease(self._portal, held)
+        return self._portal.obtain(Lease, give_up, self._twin.join, data, on_loss=on_loss)
 
     def members(self) -> tuple[Member, ...]:
         return self._portal.call(self._twin.members)

@@ -8,16 +8,12 @@ from typing import Generic, TypeVar
 from tenure import events as event_twins
 from tenure import watch as twins
 from tenure.blocking.mirror import Mirror, mirrors
-from tenure.blocking.portal import Portal
+from tenure.blocking.portal import Portal, as_it_is
 from tenure.events import Event
 
 __all__ = ["EventStream", "Watch"]
 
 T = TypeVar("T")
-
-
-def _as_it_is(_portal: Portal, told: T) -> T:
-    return told
 
 
 @mirrors(twins.Watch)
@@ -48,7 +44,7 @@ class Watch(Mirror["twins.Watch[T]"], Generic[T]):
 
     def __next__(self) -> T:
         try:
-            return self._portal.obtain(_as_it_is, self._tell_again, self._twin.__anext__)
+            return self._portal.obtain(as_it_is, self._tell_again, self._twin.__anext__)
         except StopAsyncIteration:
             raise StopIteration from None
 
@@ -88,7 +84,7 @@ class EventStream(Mirror[event_twins.EventStream]):
     def __next__(self) -> Event:
         try:
             return self._portal.obtain(
-                _as_it_is, self._twin._events.appendleft, self._twin.__anext__
+                as_it_is, self._twin._events.appendleft, self._twin.__anext__
             )
         except StopAsyncIteration:
             raise StopIteration from None
