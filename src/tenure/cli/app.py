@@ -56,6 +56,8 @@ class LazyGroup(CommandGroup):
         "watch": ("tenure.cli.watch", "watch", "Show each state of one thing as it comes."),
         "node": ("tenure.cli.nodes", "node", "Manage nodes, the namespaces."),
         "sem": ("tenure.cli.semaphores", "sem", "Manage lasting semaphores."),
+        "config": ("tenure.cli.config", "config", "Publish a value, and follow it."),
+        "service": ("tenure.cli.service", "service", "Register instances, and find them."),
         "session": ("tenure.cli.admin", "session", "Look at sessions, and end them."),
         "evict": ("tenure.cli.admin", "evict", "Take one owner or waiter away from NAME."),
         "doctor": ("tenure.cli.doctor", "doctor", "Examine the store, and try it out."),

@@ -13,7 +13,7 @@ import tenure
 from tenure.cli.mistakes import Mistake
 from tenure.cli.status import Status
 
-__all__ = ["NoStoreYet", "asked_for", "chosen_url", "open_store"]
+__all__ = ["NoStoreYet", "asked_for", "chosen_url", "did_you_mean", "open_store"]
 
 
 class NoStoreYet(Mistake):
@@ -80,21 +80,22 @@ async def _suggest(
     nodes = await client.list_nodes()
     node = error.node or tenure.model.DEFAULT_NODE
     if node not in nodes:
-        near = _did_you_mean(node, nodes)
+        near = did_you_mean(node, nodes)
         return f"there is no node {node}{near}; 'tenure node create {node}' creates it"
     names = {path: [each.name for each in await client.list_semaphores(path)] for path in nodes}
     elsewhere = [path for path, there in names.items() if error.name in there]
     if elsewhere:
         hint = f", but on {' and on '.join(elsewhere)} (--node)"
     else:
-        hint = _did_you_mean(error.name or "", names[node])
+        hint = did_you_mean(error.name or "", names[node])
     return (
         f"there is no {error.name!r} on {node}{hint}; a mutex is there only while somebody "
         "holds it or waits for it"
     )
 
 
-def _did_you_mean(wrong: str, known: Iterable[str]) -> str:
+def did_you_mean(wrong: str, known: Iterable[str]) -> str:
+    """The names that are like a wrong one, as a question; empty when there are none."""
     near = difflib.get_close_matches(wrong, list(known), n=3)
     shown = " or ".join(each if each.startswith("/") else repr(each) for each in near)
     return f" (did you mean {shown}?)" if near else ""

@@ -13,7 +13,7 @@ import select
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,8 +57,8 @@ def watch(name: str, node: str, limit: int | None, *, once: bool, as_json: bool)
 
 async def _watch(name: str, node: str, limit: int | None, *, as_json: bool) -> None:
     shown = 0
-    async with open_store() as client:
-        async for described in states(client, node, name):
+    async with open_store() as client, contextlib.aclosing(states(client, node, name)) as following:
+        async for described in following:
             show_state(described, node, as_json=as_json)
             shown += 1
             if shown == limit:
@@ -76,7 +76,7 @@ def show_state(described: tenure.SemaphoreDescription, node: str, *, as_json: bo
 
 async def states(
     client: tenure.Client, node: str, name: str
-) -> AsyncIterator[tenure.SemaphoreDescription]:
+) -> AsyncGenerator[tenure.SemaphoreDescription, None]:
     """The states of a semaphore, whatever it is and becomes; ends when nobody reads us any more.
 
     Raises:

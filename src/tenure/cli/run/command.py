@@ -13,7 +13,7 @@ from tenure.cli.options import a_count, a_duration, node_option, run_async, url_
 from tenure.cli.status import Status, table
 from tenure.core import rules
 
-__all__ = ["run"]
+__all__ = ["DEFAULT_WINDOW", "check_executable", "run"]
 
 DEFAULT_WINDOW = 30.0
 
@@ -94,7 +94,7 @@ def run(
 
     kind, name = _what(lock=lock, semaphore=semaphore, elect=elect)
     job = Job(kind=kind, name=name, command=command, **_checked(kind, options))
-    _check_executable(command[0])
+    check_executable(command[0])
     return run_async(Holder(job).run())
 
 
@@ -130,7 +130,7 @@ def _checked(kind: str, options: dict[str, Any]) -> dict[str, Any]:
     return options | {"count": count, "grace": grace, "data": data}
 
 
-def _check_executable(program: str) -> None:
+def check_executable(program: str) -> None:
     """Say that there is no such command now, and not when the lock is granted."""
     if shutil.which(program) is not None:
         return

@@ -33,7 +33,7 @@ from tenure.cli.run.jobcontrol import JobControl
 from tenure.cli.status import Status, after_signal
 from tenure.cli.store import open_store
 
-__all__ = ["Holder", "Job", "LivenessLock"]
+__all__ = ["ADVICE", "ENDING", "Holder", "Job", "LivenessLock", "on_signals"]
 
 LEAD = 0.05
 """Seconds from the death of the command to the deadline of the lease."""
@@ -69,9 +69,9 @@ class LivenessLock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What `tenure run` was asked for."""
+    """What `tenure run`, or `tenure service register`, was asked for."""
 
-    kind: Literal["lock", "semaphore", "elect"]
+    kind: Literal["lock", "semaphore", "elect", "register"]
     name: str
     node: str
     command: Sequence[str]
@@ -182,6 +182,11 @@ class Holder:
             return await session.election(job.name).campaign(
                 job.data, timeout=timeout, on_loss=self._lost
             )
+        if job.kind == "register":
+            from tenure.recipes import ServiceRegistry  # `tenure run` does without
+
+            registry = ServiceRegistry(session, job.name)
+            return await registry.register(job.data, on_loss=self._lost)
         semaphore = session.semaphore(job.name)
         try:
             if job.limit is not None:

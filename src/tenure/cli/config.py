@@ -1,0 +1,181 @@
+"""`tenure config`: one value that programs and scripts publish and follow (`SharedConfig`).
+
+A value is bytes. They reach a pipe as they are, and a terminal escaped. Nothing is created by
+reading or watching, so that a mistyped name leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from typing import Any, BinaryIO
+
+import click
+
+import tenure
+from tenure.cli.app import CommandGroup
+from tenure.cli.mistakes import Mistake
+from tenure.cli.options import a_count, json_option, node_option, run_async, url_option
+from tenure.cli.output import data_json, is_terminal, print_json_line, safe, say
+from tenure.cli.status import Status
+from tenure.cli.store import did_you_mean, open_store
+from tenure.cli.watch import states
+from tenure.recipes import SharedConfig, json_codec
+
+__all__ = ["config"]
+
+
+class _Raw:
+    """Bytes as they are."""
+
+    def encode(self, value: bytes, /) -> bytes:
+        return value
+
+    def decode(self, data: bytes, /) -> bytes:
+        return data
+
+
+@click.group(cls=CommandGroup)
+def config() -> None:
+    """Publish a value, and follow it.
+
+    In a program it is a tenure.recipes.SharedConfig, whose values are JSON unless it says
+    otherwise.
+    """
+
+
+@config.command()
+@click.argument("name")
+@node_option
+@url_option
+def get(name: str, node: str) -> None:
+    """Print the value of NAME.
+
+    In a pipe it is the very bytes, on a terminal they are escaped. Exits with 73 when nothing has
+    been published.
+    """
+
+    async def work() -> bytes | None:
+        async with open_store() as client, client.session(node, description="tenure config") as at:
+            value = await SharedConfig(at, name, codec=_Raw()).get()
+            if value is None:
+                await _refuse(client, node, name)
+            return value
+
+    value = run_async(work())
+    assert value is not None
+    if is_terminal():
+        for line in value.decode(errors="surrogateescape").splitlines():
+            say(safe(line))
+    else:
+        click.echo(value, nl=False)
+
+
+async def _refuse(client: tenure.Client, node: str, name: str) -> None:
+    known = [
+        each.name
+        for each in await client.list_semaphores(node)
+        if not each.ephemeral and each.limit == 1 and each.data
+    ]
+    raise Mistake(
+        Status.REFUSED,
+        f"nothing has been published as {name!r} on {node}{did_you_mean(name, known)}",
+    )
+
+
+@config.command("set")
+@click.argument("name")
+@click.argument("value", required=False, metavar="[VALUE|-]")
+@click.option("--file", metavar="FILE", type=click.File("rb"), help="A file with the value.")
+@click.option("--json", "as_json", is_flag=True, help="The value must be JSON.")
+@node_option
+@url_option
+def set_value(
+    name: str, value: str | None, file: BinaryIO | None, node: str, *, as_json: bool
+) -> None:
+    """Publish a value as NAME; who watches it is told.
+
+    VALUE is the value itself, or '-' for the standard input. With --json it is checked, and
+    written in the way of tenure.recipes.SharedConfig, so that equal values are equal bytes and wake
+    nobody.
+    """
+    data = _given(value, file)
+    if as_json:
+        data = _as_json(data)
+
+    async def work() -> None:
+        async with (
+            open_store(create=True) as client,
+            client.session(node, description="tenure config") as session,
+        ):
+            await SharedConfig(session, name, codec=_Raw()).set(data)
+
+    run_async(work())
+
+
+def _given(value: str | None, file: BinaryIO | None) -> bytes:
+    if (value is None) == (file is None):
+        raise click.UsageError(
+            "give VALUE, '-' or --file FILE, one of them", click.get_current_context()
+        )
+    if file is not None:
+        return file.read()
+    assert value is not None
+    if value == "-":
+        return sys.stdin.buffer.read()
+    return value.encode(errors="surrogateescape")
+
+
+def _as_json(data: bytes) -> bytes:
+    try:
+        return json_codec.encode(json.loads(data))
+    except (ValueError, RecursionError) as error:
+        raise Mistake(Status.USAGE, f"the value is not JSON: {error}") from None
+
+
+@config.command()
+@click.argument("name")
+@node_option
+@click.option("--count", "limit", metavar="N", type=a_count, help="End after N values.")
+@click.option("--once", is_flag=True, help="The value as it is now: --count 1.")
+@json_option
+@url_option
+def watch(name: str, node: str, limit: int | None, *, once: bool, as_json: bool) -> None:
+    """Show the value of NAME, and every newer one.
+
+    One line each, escaped, with the time; with --json one object each, whose data is null when
+    nothing has been published. Ends as 'tenure watch' does.
+    """
+    run_async(_watch(name, node, 1 if once else limit, as_json=as_json))
+
+
+async def _watch(name: str, node: str, limit: int | None, *, as_json: bool) -> None:
+    shown, told = 0, None
+    async with open_store() as client, contextlib.aclosing(states(client, node, name)) as following:
+        async for described in following:
+            if not described.ephemeral and described.limit != 1:
+                raise Mistake(
+                    Status.USAGE,
+                    f"{name!r} on {node} is a semaphore of limit {described.limit}, and a "
+                    "configuration is one of limit 1",
+                )
+            if described.data == told:
+                continue  # somebody has it, or gave it back: no concern of ours
+            told = described.data
+            _show(name, node, told, as_json=as_json)
+            shown += 1
+            if shown == limit:
+                return
+
+
+def _show(name: str, node: str, data: bytes, *, as_json: bool) -> None:
+    if as_json:
+        described: dict[str, Any] = {"time": time.time(), "node": node, "name": name}
+        nothing = {"data": None, "data_base64": None}
+        print_json_line(described | {"exists": bool(data)} | (data_json(data) if data else nothing))
+    else:
+        text = safe(data.decode(errors="surrogateescape")) if data else "(nothing published)"
+        say(f"{time.strftime('%H:%M:%S')}  {text}")
+    sys.stdout.flush()
