@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines.sqlite.holder import Holder
 from tests.engines.sqlite.worker import Worker
 
 
@@ -24,6 +25,7 @@ def url(path: Path) -> str:
 
 
 Workers = Callable[..., contextlib.AbstractAsyncContextManager[list[Worker]]]
+Holders = Callable[..., contextlib.AbstractAsyncContextManager[list[Holder]]]
 
 
 @pytest.fixture
@@ -40,5 +42,23 @@ def workers(url: str) -> Workers:
         finally:
             for worker in started:
                 await worker.end()
+
+    return start
+
+
+@pytest.fixture
+def holders(url: str) -> Holders:
+    """``async with holders(3) as (a, b, c)``: the same, of `holder`, with nothing begun yet."""
+
+    @contextlib.asynccontextmanager
+    async def start(number: int) -> AsyncIterator[list[Holder]]:
+        started: list[Holder] = []
+        try:
+            while len(started) < number:
+                started.append(await Holder.start(url, attach=False))
+            yield started
+        finally:
+            for holder in started:
+                await holder.end()
 
     return start

@@ -17,16 +17,16 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self
 
 from tenure.clock import SystemClock
 from tenure.engines.contract import Attach, EngineSession, Enqueued, Removal
 from tenure.engines.sqlite import connect
 from tenure.errors import SessionExpired, TenureError
-from tenure.model import EPHEMERAL_LIMIT
+from tenure.model import EPHEMERAL_LIMIT, Recovered
 
-__all__ = ["PATIENCE", "Refused", "Worker"]
+__all__ = ["PATIENCE", "Refused", "Worker", "now", "say", "serve"]
 
 PATIENCE = 30.0
 """Seconds after which something that a test waits for is taken to be lost."""
@@ -43,6 +43,9 @@ class Refused(Exception):
 class Worker:
     """A worker process, as a test sees it. `start` makes one."""
 
+    module = "tests.engines.sqlite.worker"
+    """What the process runs."""
+
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self._numbers = itertools.count()
@@ -53,9 +56,9 @@ class Worker:
     @classmethod
     async def start(
         cls, url: str, *, window: float = 30.0, renew: bool = True, attach: bool = True
-    ) -> Worker:
+    ) -> Self:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-W", "error", "-m", "tests.engines.sqlite.worker", url),
+            *(sys.executable, "-W", "error", "-m", cls.module, url),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
@@ -103,8 +106,12 @@ class Worker:
         ends = {each["token"]: each["at"] for each in self._heard if each["kind"] == "end"}
         return [(token, at, ends.get(token, math.inf)) for token, at in begins.items()]
 
+    def heard(self, kind: str, **facts: Any) -> list[dict[str, Any]]:
+        """What it has said that fits."""
+        return [h for h in self._heard if h["kind"] == kind and facts.items() <= h.items()]
+
     def has_heard(self, kind: str, **facts: Any) -> bool:
-        return any(h["kind"] == kind and facts.items() <= h.items() for h in self._heard)
+        return bool(self.heard(kind, **facts))
 
     async def _listen(self) -> None:
         assert self.process.stdout is not None
@@ -152,6 +159,9 @@ class Events:
 
     def proven(self, at: float) -> None:
         self.proof = at
+
+    def resumed(self, requests: Sequence[Recovered]) -> None:
+        say("resumed", requests=len(requests))
 
     def granted(self, hold: int, order_id: int | None) -> None:
         if self.told_granted is not None:
@@ -288,28 +298,42 @@ class Program:
     async def do_exit(self) -> None:
         os._exit(0)
 
-    async def obey(self, command: dict[str, Any]) -> None:
-        number, what = command.pop("number"), command.pop("do")
-        try:
-            result = await getattr(self, f"do_{what}")(**command)
-        except TenureError as error:
-            say("outcome", number=number, error=f"{type(error).__name__}: {error}")
-        else:
-            say("outcome", number=number, result=result)
+    async def aclose(self) -> None:
+        await self.engine.aclose()
 
 
-async def main(url: str) -> None:
-    program = Program(url)
+class Obedient(Protocol):
+    """Has a method ``do_X`` for each command ``X``."""
+
+    async def aclose(self) -> None: ...
+
+
+async def obey(program: Obedient, command: dict[str, Any]) -> None:
+    number, what = command.pop("number"), command.pop("do")
+    try:
+        result = await getattr(program, f"do_{what}")(**command)
+    except TenureError as error:
+        say("outcome", number=number, error=f"{type(error).__name__}: {error}")
+    else:
+        say("outcome", number=number, result=result)
+
+
+async def serve(program: Obedient) -> None:
+    """Do what standard input says, until it ends."""
     reader = asyncio.StreamReader(limit=2**24)
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
     )
     tasks = set()
     while line := await reader.readline():
-        task = asyncio.create_task(program.obey(json.loads(line)))
+        task = asyncio.create_task(obey(program, json.loads(line)))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
-    await program.engine.aclose()
+    await program.aclose()
+
+
+async def main(url: str) -> None:
+    await serve(Program(url))
 
 
 if __name__ == "__main__":
