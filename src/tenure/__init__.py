@@ -4,6 +4,9 @@ Start with `connect`. The errors are in `tenure.errors`, the events in `tenure.e
 are told of in the documentation of what raises or sends them.
 """
 
+from importlib import import_module as _import_module
+from types import ModuleType as _ModuleType
+
 from tenure.client import Client, connect, default_url
 from tenure.election import Election, Leadership
 from tenure.errors import (
@@ -89,3 +92,9 @@ __all__ = [
     "connect",
     "default_url",
 ]
+
+
+def __getattr__(name: str) -> _ModuleType:
+    if name == "events":  # takes long to import, and most programs do without
+        return _import_module("tenure.events")
+    raise AttributeError(f"module 'tenure' has no attribute {name!r}")

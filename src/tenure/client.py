@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
 from tenure import fork
@@ -31,7 +31,6 @@ from tenure.errors import (
     SessionClosed,
     Unsupported,
 )
-from tenure.events import EventStream, LoopStalled, living
 from tenure.keeper import Keeper
 from tenure.loss import OnLoss, check_policy
 from tenure.model import DEFAULT_NODE, Capabilities
@@ -43,6 +42,9 @@ from tenure.scope import note_failure
 from tenure.semaphore import Semaphore
 from tenure.session import Session
 from tenure.sessions import Attempts, ImplicitSession
+
+if TYPE_CHECKING:
+    from tenure.events import EventStream
 
 __all__ = ["DEFAULT_WINDOW", "Client", "connect", "default_url"]
 
@@ -178,7 +180,7 @@ class Client(Nodes):
                 done, _ = await asyncio.wait(self._endings)
                 failures += [error for error in map(_failure, done) if isinstance(error, Exception)]
         finally:
-            for stream in living(self._streams):
+            for stream in self._listening():
                 stream._close()
             if self._loop is not None:
                 await self._keeper.aclose()
@@ -255,7 +257,7 @@ class Client(Nodes):
 
     def _stalled(self, length: float) -> None:
         for session in self._sessions:
-            session._tell(LoopStalled(session.node, session.id, length))
+            session._tell("LoopStalled", length)
 
     # Sessions
 
@@ -430,7 +432,13 @@ class Client(Nodes):
         fork.check(self._born, f"the client of {self.url}")
         if self._closed:
             raise self._closed_error()
+        from tenure.events import EventStream  # see `Session._tell`
+
         return EventStream(size, self._streams)
+
+    def _listening(self) -> list[EventStream]:
+        """The streams of events that somebody may still read."""
+        return [stream for known in tuple(self._streams) if (stream := known()) is not None]
 
 
 def _how(

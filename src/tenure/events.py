@@ -25,7 +25,6 @@ __all__ = [
     "SessionDetached",
     "SessionExpired",
     "TimedOut",
-    "living",
 ]
 
 
@@ -111,11 +110,6 @@ class LoopStalled(Event):
     """The event loop has not turned for `seconds`; the keeper thread renewed in its place."""
 
     seconds: float
-
-
-def living(streams: set[ref[EventStream]]) -> list[EventStream]:
-    """Those streams that somebody may still read."""
-    return [stream for known in tuple(streams) if (stream := known()) is not None]
 
 
 class EventStream:

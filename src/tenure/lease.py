@@ -38,7 +38,6 @@ from tenure.errors import (
     SessionExpired,
     Unsupported,
 )
-from tenure.events import Acquired, Lost, Released
 from tenure.loss import LOSS_EXIT_STATUS, OnLoss, carry_out, lost_error
 from tenure.scope import Scope, note_failure
 
@@ -316,9 +315,7 @@ class Lease:
             self._state = RELEASED
             if session._client._streams:
                 held_for = session._clock.now() - self._granted_at
-                session._tell(
-                    Released(session.node, session.id, self.name, self._order_id, held_for)
-                )
+                session._tell("Released", self.name, self._order_id, held_for)
         elif self._state is WAITING or self._state is ASKED:
             self._state = GONE
         else:
@@ -354,7 +351,7 @@ class Lease:
             session._hold_stop_time(self)
         if session._client._streams:
             waited = now - self._asked_at if self._asked_at else 0.0
-            session._tell(Acquired(session.node, session.id, self.name, order_id, waited))
+            session._tell("Acquired", self.name, order_id, waited)
         self._wake()
 
     def _fail(self, why: Place | Removal | Exception | None) -> None:
@@ -405,7 +402,7 @@ class Lease:
     def _announce_loss(self, *, but_not: asyncio.Task[object] | None = None) -> None:
         """Cancel the body, unless it is that task's, and wake who waits. On the loop."""
         session = self.session
-        session._tell(Lost(session.node, session.id, self.name, self._order_id, str(self._loss)))
+        session._tell("Lost", self.name, self._order_id, str(self._loss))
         self._wake()
         scope = self._scope
         if scope is not None and (but_not is None or scope.task is not but_not):

@@ -23,7 +23,6 @@ from tenure.errors import (
     SemaphoreNotFound,
     SessionExpired,
 )
-from tenure.events import TimedOut
 from tenure.lease import ASKED, HELD, WAITING, Lease
 from tenure.loss import OnLoss, check_policy
 from tenure.scope import entered_scopes, note_failure
@@ -258,7 +257,7 @@ async def _await_grant(
 def _tell_timed_out(lease: Lease) -> None:
     session = lease.session
     waited = session._clock.now() - lease._asked_at
-    session._tell(TimedOut(session.node, session.id, lease.name, waited))
+    session._tell("TimedOut", lease.name, waited)
 
 
 async def _check_self_deadlock(lease: Lease) -> None:

@@ -29,7 +29,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from tenure import events, fork
+from tenure import fork
 from tenure.clock import Clock
 from tenure.election import Election
 from tenure.engines.contract import Attach, EngineSession, Enqueued, Place, Removal
@@ -60,6 +60,19 @@ __all__ = ["ORIGIN", "Session", "SessionState"]
 T = TypeVar("T")
 
 SessionState = Literal["connecting", "attached", "detached", "expired", "closed"]
+
+_EventKind = Literal[
+    "Acquired",
+    "LoopStalled",
+    "Lost",
+    "Released",
+    "Renewed",
+    "SessionAttached",
+    "SessionClosed",
+    "SessionDetached",
+    "SessionExpired",
+    "TimedOut",
+]
 
 ORIGIN = "_origin"
 """The attribute of a raised copy of a session's end that holds the original."""
@@ -375,9 +388,14 @@ class Session:
             return None  # its end releases everything
         return self._withdrawals.begin(lease)
 
-    def _tell(self, event: events.Event) -> None:
-        for stream in events.living(self._client._streams):
-            stream._put(event)
+    def _tell(self, kind: _EventKind, *facts: object) -> None:
+        """Tell whoever listens; `facts` are the fields that this kind of event adds."""
+        if self._client._streams:
+            from tenure import events  # takes long, so that only who listens imports it
+
+            event = getattr(events, kind)(self.node, self.id, *facts)
+            for stream in self._client._listening():
+                stream._put(event)
 
     # What the engine tells (`SessionEvents`); on the loop, except `proven`
 
@@ -387,9 +405,7 @@ class Session:
         if at > self._proof.at and (connecting or self._proven()):  # it does not revive
             self._proof.at = at
             if self._client._streams and not connecting:
-                self._client._soon(
-                    partial(self._tell, events.Renewed(self.node, self.id, self.deadline))
-                )
+                self._client._soon(partial(self._tell, "Renewed", self.deadline))
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
         """What was found in queues when the session was taken over."""
@@ -414,13 +430,13 @@ class Session:
         """The contact is broken."""
         if self._contact == "attached" and self._ended is None:
             self._contact = "detached"
-            self._tell(events.SessionDetached(self.node, self.id))
+            self._tell("SessionDetached")
 
     def attached(self) -> None:
         """The contact is back."""
         if self._contact == "detached" and self._ended is None:
             self._contact = "attached"
-            self._tell(events.SessionAttached(self.node, self.id))
+            self._tell("SessionAttached")
             self.renew()
 
     def ended(self, error: SessionExpired) -> None:
@@ -469,7 +485,7 @@ class Session:
         if self._ended is not None:
             self._finish_end()
         else:
-            self._tell(events.SessionAttached(self.node, self.id))
+            self._tell("SessionAttached")
 
     def _closed(self) -> SessionClosed:
         return SessionClosed(f"the session on {self.node} was closed", node=self.node)
@@ -508,11 +524,11 @@ class Session:
         expired = isinstance(self._ended, SessionExpired)
         self._client._forget_session(self)
         if expired:
-            self._tell(events.SessionExpired(self.node, self.id, str(self._ended)))
+            self._tell("SessionExpired", str(self._ended))
             me = None
         else:
             self._detaching = detach
-            self._tell(events.SessionClosed(self.node, self.id))
+            self._tell("SessionClosed")
             me = asyncio.current_task()  # who closes it knows, and is not cancelled
         for lease in list(self._leases.values()):
             lease._fail(None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 
 import pytest
 
@@ -97,3 +99,18 @@ async def test_a_stream_holds_at_least_one(world: World) -> None:
     async with world.client() as client:
         with pytest.raises(InvalidArgument, match="at least 1"):
             client.events(0)
+
+
+def test_only_who_listens_pays_for_their_import() -> None:
+    program = """
+import sys, tenure
+assert "tenure.events" not in sys.modules
+assert tenure.events.Acquired.__module__ == "tenure.events"
+try:
+    tenure.event
+except AttributeError as error:
+    assert "'event'" in str(error)
+else:
+    raise AssertionError("there is such a thing")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
