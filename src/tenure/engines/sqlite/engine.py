@@ -53,6 +53,7 @@ class SqliteEngine:
         self._open = False
         self._closing: asyncio.Task[None] | None = None
         self._registering: asyncio.Future[Any] | None = None
+        self._unknown: dict[Name, list[Watch]] = {}  # that the store does not know of yet
 
     # Opening and closing
 
@@ -275,7 +276,9 @@ class SqliteEngine:
         watch = Watch(session, kinds, changed)
         more = self.lookout.newsroom.add_watch(key, watch)
         if more is not None:
-            self._set_watch(key, more, watch)
+            self._set_watch(key, more, [watch])
+        elif key in self._unknown:
+            self._unknown[key].append(watch)
         self.lookout.keep_ticking()
         return partial(self._unwatch, key, watch)
 
@@ -283,13 +286,21 @@ class SqliteEngine:
         less = self.lookout.newsroom.remove_watch(name, watch)
         if less is not None and self._open:
             with contextlib.suppress(TenureError):  # a ring too many does no harm
-                self._set_watch(name, less, None)
+                self._set_watch(name, less, [])
 
-    def _set_watch(self, name: Name, kinds: int, new: Watch | None) -> None:
+    def _set_watch(self, name: Name, kinds: int, new: list[Watch]) -> None:
+        """Let the store know what is watched of a name; `new` are those that need it to know."""
+
+        def known(_: object) -> None:
+            if self._unknown.get(name) is new:
+                del self._unknown[name]
+            for watch in new:
+                watch.tell()  # what changed before it was known was told to nobody
+
         answer = self.do_unasked(sessions.watch, *name, kinds)
-        if answer is not None and new is not None:
-            # What changed before it was known that this is watched was told to nobody.
-            answer.add_done_callback(lambda _: new.tell())
+        if answer is not None:
+            self._unknown[name] = new
+            answer.add_done_callback(known)
 
     def do_unasked(
         self, work: Callable[..., Any], *args: Any, then: Callable[[], None] | None = None
