@@ -78,7 +78,7 @@ def test_on_a_terminal_it_fits_its_width(tenure: Tenure, columns: int) -> None:
         [*TENURE, "demo"], tenure.environment, tenure.folder, columns=columns
     ) as screen:
         seen = screen.rest()
-        assert screen.process.wait() == 0
+        assert screen.process.wait() == 0, seen
     assert "\x1b[" in seen
     lines = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", seen).splitlines()
     assert max(map(len, lines)) <= columns
