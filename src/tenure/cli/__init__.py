@@ -5,6 +5,7 @@ It needs the extra ``tenure[cli]`` (click and rich). Each command is loaded when
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.util import find_spec
 
@@ -22,6 +23,12 @@ def main() -> int:
             "install it with: pip install 'tenure[cli]'\n"
         )
         return 78  # Status.USAGE
+
+    asked_by_a_shell = os.environ.get("_TENURE_COMPLETE")
+    if asked_by_a_shell:
+        from tenure.cli.completion import answer
+
+        return answer(asked_by_a_shell)
 
     from tenure.cli.app import invoke
 

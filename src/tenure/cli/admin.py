@@ -15,7 +15,15 @@ from tenure.cli.app import CommandGroup
 from tenure.cli.look import count, request_json, who
 from tenure.cli.mistakes import Mistake
 from tenure.cli.nodes import SESSION_COLUMNS, session_row
-from tenure.cli.options import a_count, json_option, node_option, run_async, url_option
+from tenure.cli.options import (
+    a_count,
+    complete,
+    json_option,
+    name_argument,
+    node_option,
+    run_async,
+    url_option,
+)
 from tenure.cli.output import Column, duration, print_json, safe, say, shown_data, table
 from tenure.cli.status import Status
 from tenure.cli.store import NoStoreYet, open_store
@@ -35,7 +43,7 @@ def session() -> None:
 
 
 @session.command("ls")
-@click.argument("node", required=False, metavar="[NODE]")
+@click.argument("node", required=False, metavar="[NODE]", shell_complete=complete("nodes"))
 @json_option
 @url_option
 def list_sessions(node: str | None, *, as_json: bool) -> None:
@@ -63,7 +71,7 @@ def list_sessions(node: str | None, *, as_json: bool) -> None:
 
 
 @session.command("end")
-@click.argument("node", metavar="NODE")
+@click.argument("node", metavar="NODE", shell_complete=complete("nodes"))
 @click.argument("number", metavar="ID", type=a_count)
 @json_option
 @url_option
@@ -110,7 +118,7 @@ async def _busy_nodes(client: tenure.Client) -> str:
 
 
 @click.command()
-@click.argument("name")
+@name_argument
 @click.argument("order_id", metavar="ORDER_ID", type=a_count)
 @node_option
 @json_option

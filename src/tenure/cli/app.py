@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from tenure import __version__
 from tenure.cli.mistakes import explain
 from tenure.cli.options import url_option
-from tenure.cli.status import Status, after_signal
+from tenure.cli.status import Status, after_signal, table
 
 __all__ = ["CommandGroup", "invoke", "tenure"]
 
@@ -62,6 +63,12 @@ class LazyGroup(CommandGroup):
         "evict": ("tenure.cli.admin", "evict", "Take one owner or waiter away from NAME."),
         "doctor": ("tenure.cli.doctor", "doctor", "Examine the store, and try it out."),
         "demo": ("tenure.cli.demo.command", "demo", "See processes share locks and a leader."),
+        "completion": (
+            "tenure.cli.completion",
+            "completion",
+            "Print the completion script of a shell.",
+        ),
+        "man": ("tenure.cli.manual", "man", "Print the manual page."),
     }
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
@@ -73,6 +80,19 @@ class LazyGroup(CommandGroup):
         module, attribute, _ = self.MODULES[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        known = [
+            CompletionItem(name, help=row[2])
+            for name, row in self.MODULES.items()
+            if name.startswith(incomplete)
+        ]
+        return known + click.Command.shell_complete(self, ctx, incomplete)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit codes"):
+            formatter.write_dl([("0", "done"), *table(run=False)])
+        super().format_epilog(ctx, formatter)
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -96,7 +116,7 @@ tenure demo                                    see it at work
     help=HELP,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="The store is --url, else TENURE_URL, else an SQLite file of your own. "
-    "'tenure COMMAND --help' tells more, exit codes included.",
+    "'tenure COMMAND --help' tells more; 'tenure run --help' has exit codes of its own.",
 )
 @click.version_option(__version__, "--version", prog_name="tenure", message="%(prog)s %(version)s")
 @url_option

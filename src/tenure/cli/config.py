@@ -17,7 +17,14 @@ import click
 import tenure
 from tenure.cli.app import CommandGroup
 from tenure.cli.mistakes import Mistake
-from tenure.cli.options import a_count, json_option, node_option, run_async, url_option
+from tenure.cli.options import (
+    a_count,
+    json_option,
+    name_argument,
+    node_option,
+    run_async,
+    url_option,
+)
 from tenure.cli.output import data_json, is_terminal, print_json_line, safe, say
 from tenure.cli.status import Status
 from tenure.cli.store import did_you_mean, open_store
@@ -47,7 +54,7 @@ def config() -> None:
 
 
 @config.command()
-@click.argument("name")
+@name_argument
 @node_option
 @url_option
 def get(name: str, node: str) -> None:
@@ -86,7 +93,7 @@ async def _refuse(client: tenure.Client, node: str, name: str) -> None:
 
 
 @config.command("set")
-@click.argument("name")
+@name_argument
 @click.argument("value", required=False, metavar="[VALUE|-]")
 @click.option("--file", metavar="FILE", type=click.File("rb"), help="A file with the value.")
 @click.option("--json", "as_json", is_flag=True, help="The value must be JSON.")
@@ -136,7 +143,7 @@ def _as_json(data: bytes) -> bytes:
 
 
 @config.command()
-@click.argument("name")
+@name_argument
 @node_option
 @click.option("--count", "limit", metavar="N", type=a_count, help="End after N values.")
 @click.option("--once", is_flag=True, help="The value as it is now: --count 1.")

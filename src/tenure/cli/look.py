@@ -8,7 +8,14 @@ from typing import Any
 import click
 
 import tenure
-from tenure.cli.options import json_option, node_option, run_async, url_option
+from tenure.cli.options import (
+    complete,
+    json_option,
+    name_argument,
+    node_option,
+    run_async,
+    url_option,
+)
 from tenure.cli.output import (
     Column,
     data_json,
@@ -39,7 +46,7 @@ DATA = Column("Data", style="cyan", text=True)
 
 
 @click.command()
-@click.argument("node", required=False, metavar="[NODE]")
+@click.argument("node", required=False, metavar="[NODE]", shell_complete=complete("nodes"))
 @json_option
 @url_option
 def ls(node: str | None, *, as_json: bool) -> None:
@@ -114,7 +121,7 @@ def _row(each: Semaphore) -> list[str]:
 
 
 @click.command()
-@click.argument("name")
+@name_argument
 @node_option
 @json_option
 @url_option

@@ -10,7 +10,7 @@ import click
 
 import tenure
 from tenure.cli.app import CommandGroup
-from tenure.cli.options import a_duration, json_option, run_async, url_option
+from tenure.cli.options import a_duration, complete, json_option, run_async, url_option
 from tenure.cli.output import Column, duration, print_json, safe, say, table
 from tenure.cli.store import open_store
 
@@ -77,7 +77,7 @@ def create(path: str, *, exist_ok: bool, **options: Any) -> None:
 
 
 @node.command()
-@click.argument("path")
+@click.argument("path", shell_complete=complete("nodes"))
 @_config_options
 @url_option
 def alter(path: str, **options: Any) -> None:
@@ -91,7 +91,7 @@ def alter(path: str, **options: Any) -> None:
 
 
 @node.command()
-@click.argument("path")
+@click.argument("path", shell_complete=complete("nodes"))
 @click.option("--force", is_flag=True, help="Even when sessions are attached; they expire.")
 @url_option
 def drop(path: str, *, force: bool) -> None:
@@ -130,7 +130,7 @@ def list_nodes(*, as_json: bool) -> None:
 
 
 @node.command()
-@click.argument("path", default=tenure.model.DEFAULT_NODE)
+@click.argument("path", default=tenure.model.DEFAULT_NODE, shell_complete=complete("nodes"))
 @json_option
 @url_option
 def describe(path: str, *, as_json: bool) -> None:

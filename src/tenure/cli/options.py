@@ -14,8 +14,10 @@ from tenure.model import DEFAULT_NODE
 __all__ = [
     "a_count",
     "a_duration",
+    "complete",
     "data_options",
     "json_option",
+    "name_argument",
     "node_option",
     "read_data",
     "run_async",
@@ -53,6 +55,23 @@ def _remember_url(context: click.Context, _: click.Parameter, value: str | None)
         context.find_root().obj = value
 
 
+def complete(what: str) -> Callable[..., list[Any]]:
+    """The completion of that name in `tenure.cli.completion`, which is loaded at a Tab only."""
+
+    def completed(*question: Any) -> list[Any]:
+        from tenure.cli import completion
+
+        offered: list[Any] = getattr(completion, what)(*question)
+        return offered
+
+    return completed
+
+
+def name_argument(command: F) -> F:
+    """NAME, of something that may be there."""
+    return click.argument("name", shell_complete=complete("names"))(command)
+
+
 def url_option(command: F) -> F:
     """``--url``, before or after the name of the command."""
     return click.option(
@@ -72,7 +91,12 @@ def json_option(command: F) -> F:
 def node_option(command: F) -> F:
     """``--node``."""
     return click.option(
-        "--node", metavar="PATH", default=DEFAULT_NODE, show_default=True, help="The node."
+        "--node",
+        metavar="PATH",
+        default=DEFAULT_NODE,
+        show_default=True,
+        help="The node.",
+        shell_complete=complete("nodes"),
     )(command)
 
 

@@ -11,7 +11,15 @@ import click
 import tenure
 from tenure.cli.app import CommandGroup
 from tenure.cli.mistakes import Mistake
-from tenure.cli.options import a_count, data_options, node_option, read_data, run_async, url_option
+from tenure.cli.options import (
+    a_count,
+    data_options,
+    name_argument,
+    node_option,
+    read_data,
+    run_async,
+    url_option,
+)
 from tenure.cli.status import Status
 from tenure.cli.store import open_store
 
@@ -60,7 +68,7 @@ def create(
 
 
 @sem.command()
-@click.argument("name")
+@name_argument
 @data_options
 @node_option
 @url_option
@@ -78,7 +86,7 @@ def update(name: str, node: str, data: str | None, data_file: Any) -> None:
 
 
 @sem.command()
-@click.argument("name")
+@name_argument
 @click.option("--force", is_flag=True, help="Even when it has owners, who lose it, or waiters.")
 @node_option
 @url_option

@@ -16,7 +16,9 @@ from tenure.cli.mistakes import Mistake
 from tenure.cli.options import (
     a_count,
     a_duration,
+    complete,
     json_option,
+    name_argument,
     node_option,
     run_async,
     url_option,
@@ -61,9 +63,15 @@ def service() -> None:
     help="Seconds that it stays registered without contact to the store.  [default: 30]",
 )
 @url_option
-@click.argument("name")
+@name_argument
 @click.argument("endpoint")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+@click.argument(
+    "command",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="[-- COMMAND...]",
+    shell_complete=complete("files"),
+)
 def register(name: str, endpoint: str, command: tuple[str, ...], node: str, window: float) -> int:
     """Register ENDPOINT as an instance of NAME.
 
@@ -128,7 +136,7 @@ async def _stay(name: str, endpoint: bytes, node: str, window: float) -> int:
 
 
 @service.command("ls")
-@click.argument("name")
+@name_argument
 @click.option("--quiet", "-q", is_flag=True, help="The endpoints only, one on each line.")
 @node_option
 @json_option
@@ -191,7 +199,7 @@ def _row(each: tenure.RequestDescription) -> list[str]:
 
 
 @service.command()
-@click.argument("name")
+@name_argument
 @node_option
 @click.option("--count", "limit", metavar="N", type=a_count, help="End after N states.")
 @click.option("--once", is_flag=True, help="The state as it is now: --count 1.")

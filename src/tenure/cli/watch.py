@@ -21,7 +21,14 @@ import click
 
 import tenure
 from tenure.cli.look import count, held, kind, semaphore_json, who
-from tenure.cli.options import a_count, json_option, node_option, run_async, url_option
+from tenure.cli.options import (
+    a_count,
+    json_option,
+    name_argument,
+    node_option,
+    run_async,
+    url_option,
+)
 from tenure.cli.output import print_json_line, safe, say, shown_data
 from tenure.cli.store import open_store
 from tenure.watch import Watch
@@ -33,7 +40,7 @@ OWNERS = 3
 
 
 @click.command()
-@click.argument("name")
+@name_argument
 @node_option
 @click.option("--count", "limit", metavar="N", type=a_count, help="End after N states.")
 @click.option("--once", is_flag=True, help="The state as it is now: --count 1.")

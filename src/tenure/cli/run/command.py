@@ -9,7 +9,7 @@ from typing import Any, Literal
 import click
 
 from tenure.cli.mistakes import Mistake
-from tenure.cli.options import a_count, a_duration, node_option, run_async, url_option
+from tenure.cli.options import a_count, a_duration, complete, node_option, run_async, url_option
 from tenure.cli.status import Status, table
 from tenure.core import rules
 
@@ -33,9 +33,24 @@ class _WithStatusTable(click.Command):
     "parent left) are on their own. What it has asked others to do, a database, a container, "
     "another host, goes on: give those TENURE_FENCING_TOKEN to compare.",
 )
-@click.option("--lock", metavar="NAME", help="One holder at a time: a mutex.")
-@click.option("--semaphore", metavar="NAME", help="One of --limit holders at a time.")
-@click.option("--elect", metavar="NAME", help="One leader at a time, seen by observers.")
+@click.option(
+    "--lock",
+    metavar="NAME",
+    shell_complete=complete("names"),
+    help="One holder at a time: a mutex.",
+)
+@click.option(
+    "--semaphore",
+    metavar="NAME",
+    shell_complete=complete("names"),
+    help="One of --limit holders at a time.",
+)
+@click.option(
+    "--elect",
+    metavar="NAME",
+    shell_complete=complete("names"),
+    help="One leader at a time, seen by observers.",
+)
 @click.option(
     "--limit",
     metavar="N",
@@ -74,7 +89,14 @@ class _WithStatusTable(click.Command):
 @click.option("--data", metavar="TEXT", default="", help="What others see of this holder.")
 @click.option("--quiet", "-q", is_flag=True, help="Say nothing when it is not free.")
 @url_option
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.argument(
+    "command",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    metavar="-- COMMAND...",
+    shell_complete=complete("files"),
+)
 def run(
     lock: str | None,
     semaphore: str | None,

@@ -12,7 +12,7 @@ import click
 
 import tenure
 from tenure.cli.look import node_json
-from tenure.cli.options import a_count, a_duration, json_option, run_async, url_option
+from tenure.cli.options import a_count, a_duration, complete, json_option, run_async, url_option
 from tenure.cli.output import is_terminal, print_json_line, say, table
 from tenure.cli.status import Status, after_signal
 from tenure.cli.store import open_store
@@ -36,7 +36,12 @@ SHORTEST = 0.1
     help="Seconds from one reading to the next, 0.1 or more.  [default: 1]",
 )
 @click.option("--iterations", metavar="N", type=a_count, help="End after N readings.")
-@click.option("--node", metavar="PATH", help="This node only.  [default: all]")
+@click.option(
+    "--node",
+    metavar="PATH",
+    help="This node only.  [default: all]",
+    shell_complete=complete("nodes"),
+)
 @json_option
 @url_option
 def top(interval: float, iterations: int | None, node: str | None, *, as_json: bool) -> int:

@@ -1,0 +1,125 @@
+"""Completion at a shell's prompt: `tenure completion SHELL`, and what is asked at each Tab.
+
+Rules:
+
+* Whoever presses Tab gets an answer at once, or none: a store is given a fraction of a second.
+* Nothing is written, neither into a store nor to the person: what goes wrong completes to nothing.
+* What a shell would take apart or expand is not offered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterable
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class, shell_complete
+
+import tenure
+from tenure.cli.store import open_store
+
+__all__ = ["VARIABLE", "answer", "completion", "files", "names", "nodes"]
+
+VARIABLE = "_TENURE_COMPLETE"
+SHELLS = ("bash", "zsh", "fish")
+PATIENCE = 0.5
+MOST = 200
+"""A shell does not help anybody who has more names than these to choose from."""
+
+_HARMLESS = re.compile(r"[\w./:@%+,=-]+")
+
+
+# \b keeps click from filling the lines of the paragraph.
+HELP = """Print the completion script of a shell.
+
+Put one of these into the file that your shell reads when it starts:
+
+\b
+eval "$(tenure completion bash)"              ~/.bashrc
+eval "$(tenure completion zsh)"               ~/.zshrc
+tenure completion fish | source               ~/.config/fish/config.fish
+
+It completes commands, options, and the names of nodes, semaphores and mutexes that are in the
+store at that moment.
+"""
+
+
+@click.command(help=HELP)
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> None:
+    """`tenure completion`."""
+    from click.shell_completion import ShellComplete
+
+    from tenure.cli.app import tenure as whole
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    # Not bash's own version of it, which starts a bash to see how old that is.
+    click.echo(ShellComplete.source(kind(whole, {}, "tenure", VARIABLE)), nl=False)
+
+
+def answer(instruction: str) -> int:
+    """What a completion script asks for (`VARIABLE` is the question); returns the exit code."""
+    from tenure.cli.app import tenure as whole
+
+    logging.disable()
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stderr(nowhere):
+        try:
+            return shell_complete(whole, {}, "tenure", VARIABLE, instruction)
+        except Exception:
+            return 1  # a shell's prompt is no place for a traceback
+
+
+# What a parameter's values are
+
+
+def names(
+    context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """What is there on the node that the command line names."""
+    node = context.params.get("node") or tenure.model.DEFAULT_NODE
+
+    async def find(client: tenure.Client) -> Iterable[str]:
+        return [each.name for each in await client.list_semaphores(node)]
+
+    return _found(context, find, incomplete)
+
+
+def nodes(
+    context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """The nodes."""
+
+    async def find(client: tenure.Client) -> Iterable[str]:
+        return await client.list_nodes()
+
+    return _found(context, find, incomplete)
+
+
+def files(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Files, as the shell completes them."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def _found(
+    context: click.Context,
+    find: Callable[[tenure.Client], Awaitable[Iterable[str]]],
+    incomplete: str,
+) -> list[CompletionItem[str]]:
+    async def ask() -> Iterable[str]:
+        async with asyncio.timeout(PATIENCE), open_store() as client:
+            return await find(client)
+
+    try:
+        with context.scope(cleanup=False):
+            found = asyncio.run(ask())
+    except Exception:
+        return []  # no store, a broken one, a slow one: nothing to offer
+    fitting = [each for each in found if each.startswith(incomplete) and _HARMLESS.fullmatch(each)]
+    return [CompletionItem(each) for each in fitting[:MOST]]
