@@ -20,6 +20,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 
 import tenure
+from tenure.cli.status import Status
 from tenure.cli.store import open_store
 
 __all__ = ["VARIABLE", "answer", "completion", "files", "names", "nodes"]
@@ -71,7 +72,7 @@ def answer(instruction: str) -> int:
         try:
             return shell_complete(whole, {}, "tenure", VARIABLE, instruction)
         except Exception:
-            return 1  # a shell's prompt is no place for a traceback
+            return Status.DONE  # a prompt is no place for a complaint: there is nothing to offer
 
 
 # What a parameter's values are
