@@ -200,7 +200,7 @@ def test_a_full_disk_is_told(
     def statvfs(path: Any) -> Any:
         state = real(path)
         return SimpleNamespace(
-            f_bavail=free, f_frsize=1, f_files=9, f_favail=3, f_flag=state.f_flag
+            f_blocks=free, f_bavail=free, f_frsize=1, f_files=9, f_favail=3, f_flag=state.f_flag
         )
 
     monkeypatch.setattr(os, "statvfs", statvfs)

@@ -69,12 +69,21 @@ def test_the_order_goes_round_and_turns() -> None:
 def test_the_cursor_stays_on_what_it_is_on() -> None:
     view = after(SEVERAL, "down")
     assert view.selected == ("/default", "b")
-    view = pressed(view, "s", SEVERAL, PAGE)  # by held: it comes first now
+    view = settled(replace(view, sort="held"), SEVERAL, PAGE)  # it comes first now
     assert (view.selected, view.index) == (("/default", "b"), 0)
     gone = snapshot_of(*(row for row in SEVERAL.rows if row.semaphore.name != "b"))
     view = settled(view, gone, PAGE)
     assert (view.selected, view.index) == (("/default", "c"), 0)
     assert settled(view, snapshot_of(), PAGE).selected is None
+
+
+def test_a_cursor_that_was_not_moved_stays_at_the_top() -> None:
+    view = settled(View(), SEVERAL, PAGE)
+    assert (view.selected, view.index) == (None, 0)
+    assert settled(replace(view, reverse=True), SEVERAL, PAGE).index == 0
+    assert after(SEVERAL, "enter", view=view).inside == ("/billing", "a")
+    for key in ("s", "r", "n"):
+        assert after(SEVERAL, "down", key).selected is None
 
 
 @pytest.mark.parametrize(
@@ -211,7 +220,11 @@ async def test_new_owners_are_counted_from_one_reading_to_the_next() -> None:
             assert (await observer.read()).rows[0].rate is None
             await pool.acquire(data=b"second")
             await first.release()
-            (row,) = (await observer.read(("/default", "pool"))).rows
+            looked_into = await observer.read(("/default", "pool"))
+            assert looked_into.inside is not None
+            assert [each.data for each in looked_into.inside.owners] == [b"second"]
+            assert looked_into.rows[0].rate is None  # those of the last reading
+            (row,) = (await observer.read()).rows
             assert row.rate is not None
             assert row.rate > 0
             (row,) = (await observer.read()).rows

@@ -132,7 +132,7 @@ class Top:
         self._view = pressed(before, key, self._snapshot, self._page())
         if self._view.quit:
             self._code = Status.DONE
-        if self._code is not None or self._view.inside not in {None, before.inside}:
+        if self._code is not None or self._view.inside != before.inside:
             self._wanted.set()  # now, not after the pause
         else:
             self._draw()

@@ -70,33 +70,41 @@ class Observer:
         self._node = node
         self._owners: dict[Key, frozenset[int]] = {}
         self._read_at: float | None = None
+        self._nodes: Sequence[tenure.NodeDescription] = ()
+        self._rows: Sequence[Row] = ()
 
     async def read(self, inside: Key | None = None) -> Snapshot:
         """Everything as it is now.
 
         Args:
-            inside: whose waiters are wanted as well.
+            inside: the only one that is wanted, with its waiters; the others are told as they
+                were when they were read last.
         """
         client, clock = self._client, self._client.clock
         began, wall = clock.now(), clock.wall()
-        paths = await client.list_nodes() if self._node is None else [self._node]
-        nodes, rows = [], []
         described = None
-        for path in paths:
+        if inside is None:
+            await self._read_all(began)
+        else:
+            with contextlib.suppress(tenure.NodeNotFound, tenure.SemaphoreNotFound):
+                described = await client.describe_semaphore(inside[1], inside[0])
+        took = clock.now() - began
+        return Snapshot(client.url, wall, took, self._nodes, self._rows, described)
+
+    async def _read_all(self, now: float) -> None:
+        client, only = self._client, self._node
+        nodes, rows = [], []
+        for path in await client.list_nodes() if only is None else [only]:
             try:
                 node = await client.describe_node(path)
                 there = await client.list_semaphores(path, owners=True)
             except tenure.NodeNotFound:
-                if self._node is not None:
+                if only is not None:
                     raise
                 continue  # dropped just now
             nodes.append(node)
             rows += [Row(path, each) for each in there]
-        if inside is not None:
-            with contextlib.suppress(tenure.NodeNotFound, tenure.SemaphoreNotFound):
-                described = await client.describe_semaphore(inside[1], inside[0])
-        rows = self._rated(rows, began)
-        return Snapshot(client.url, wall, clock.now() - began, nodes, rows, described)
+        self._nodes, self._rows = nodes, self._rated(rows, now)
 
     def _rated(self, rows: Sequence[Row], now: float) -> list[Row]:
         elapsed = None if self._read_at is None else now - self._read_at

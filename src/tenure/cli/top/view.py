@@ -24,7 +24,9 @@ class View:
         sort: one of `SORTS`; all but names have the greatest first.
         reverse: the other way round.
         node: the only node to show; ``None`` for all.
-        selected: the row the cursor is on, and `index` where that is.
+        selected: the row that the cursor was moved to, and stays on wherever that goes; ``None``
+            while it was not moved: then it stays at the top.
+        index: where the cursor is.
         first: the first row on the screen.
         inside: what is looked into; then `first` counts owners and waiters.
         quit: nothing any more.
@@ -74,6 +76,8 @@ def settled(view: View, snapshot: Snapshot, page: int) -> View:
     if view.node is not None and view.node not in {each.path for each in snapshot.nodes}:
         view = replace(view, node=None)
     rows = chosen(snapshot, view)
+    if view.selected is None:
+        return replace(_moved(view, rows, 0, page), selected=None)
     index = next((at for at, row in enumerate(rows) if row.key == view.selected), view.index)
     return _moved(view, rows, index, page)
 
@@ -96,20 +100,23 @@ def pressed(view: View, key: str, snapshot: Snapshot, page: int) -> View:
         if key in {"escape", "backspace"}:
             return settled(replace(view, inside=None, first=0), snapshot, page)
         return settled(replace(view, first=view.first + steps.get(key, 0)), snapshot, page)
+    rows = chosen(snapshot, view)
     if key in steps:
-        return _moved(view, chosen(snapshot, view), view.index + steps[key], page)
+        return _moved(view, rows, view.index + steps[key], page)
+    top = replace(view, selected=None, index=0, first=0)
     match key:
-        case "enter" if view.selected is not None:
-            return replace(view, inside=view.selected, first=0)
+        case "enter" if rows:
+            here = rows[min(view.index, len(rows) - 1)].key
+            return replace(view, selected=here, inside=here, first=0)
         case "s":
             following = SORTS[(SORTS.index(view.sort) + 1) % len(SORTS)]
-            return settled(replace(view, sort=following), snapshot, page)
+            return settled(replace(top, sort=following), snapshot, page)
         case "r":
-            return settled(replace(view, reverse=not view.reverse), snapshot, page)
+            return settled(replace(top, reverse=not view.reverse), snapshot, page)
         case "n":
             nodes = [None, *(each.path for each in snapshot.nodes)]
             at = nodes.index(view.node) if view.node in nodes else 0
-            return settled(replace(view, node=nodes[(at + 1) % len(nodes)]), snapshot, page)
+            return settled(replace(top, node=nodes[(at + 1) % len(nodes)]), snapshot, page)
         case "escape" | "backspace":
             return settled(replace(view, node=None), snapshot, page)
     return view

@@ -60,7 +60,10 @@ def examine(url: str) -> Iterator[Finding]:
         return
     folder = os.path.dirname(address.path)
     there = os.path.lexists(address.path)
-    yield from _file(address, there=there)
+    refused = False
+    for finding in _file(address, there=there):
+        refused = refused or finding.level == "failure"
+        yield finding
     standing = folder
     while not os.path.isdir(standing):
         standing = os.path.dirname(standing)
@@ -68,7 +71,7 @@ def examine(url: str) -> Iterator[Finding]:
     yield from _space(standing)
     yield from _trials(standing, os.path.dirname(folder))
     yield _sockets(address)
-    if there:
+    if there and not refused:
         yield from _contents(address)
         yield _turn(address)
 
@@ -136,7 +139,9 @@ def _space(folder: str) -> Iterator[Finding]:
     state = os.statvfs(folder)
     free = state.f_bavail * state.f_frsize
     remedy = "make room: a full disk stops every change, and nothing can be granted"
-    if free < LITTLE_SPACE:
+    if state.f_blocks == 0:
+        yield Finding("ok", "disk space", "not told by this file system")
+    elif free < LITTLE_SPACE:
         level: Level = "failure" if free < NO_SPACE else "warning"
         yield Finding(level, "disk space", f"only {_size(free)} free", remedy)
     else:
@@ -249,8 +254,6 @@ def _sockets(address: Address) -> Finding:
 def _contents(address: Address) -> Iterator[Finding]:
     path = address.path
     try:
-        if not os.path.isfile(path) or not os.access(path, os.R_OK | os.W_OK):
-            return  # said already
         if os.path.getsize(path) == 0:
             yield Finding("ok", "contents", "none yet")
             return
