@@ -22,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,24 @@ def test_a_document_can_be_read(path: Path) -> None:
     read(path)
 
 
+def unmirrored(blocks: list[Block]) -> list[str]:
+    """The asynchronous programs that are not followed by the same for threads."""
+    programs = [block for block in blocks if block.language == "python"]
+    return [
+        block.place
+        for block, following in zip_longest(programs, programs[1:])
+        if "async def" in block.text
+        and (following is None or "from tenure import blocking" not in following.text)
+    ]
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in documents()]
+)
+def test_what_a_document_shows_for_tasks_it_shows_for_threads(path: Path) -> None:
+    assert unmirrored(read(path)) == []
+
+
 @pytest.mark.parametrize("block", [pytest.param(b, id=b.place) for b in runnable_blocks()])
 def test_a_block_of_the_documents_runs(block: Block, tmp_path: Path) -> None:
     check(block, tmp_path)
@@ -269,6 +288,12 @@ def test_a_block_is_named_by_the_line_of_its_fence() -> None:
         Block("docs/page.md:3", "python", "print(1)\n\nprint(2)\n", ()),
         Block("docs/page.md:9", "text", "no\n", ()),
     ]
+
+
+def test_a_program_that_is_not_mirrored_is_found() -> None:
+    task, thread = python("async def main()"), python("from tenure import blocking")
+    assert unmirrored([task, thread, thread, console("$ ls"), task, console("$ ls"), thread]) == []
+    assert unmirrored([task, task, thread]) == unmirrored([thread, task]) == [task.place]
 
 
 def test_a_document_without_blocks_has_none() -> None:
