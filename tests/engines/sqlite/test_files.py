@@ -356,3 +356,20 @@ def test_a_folder_that_cannot_be_synced_is_an_error_only_where_that_was_asked_fo
     monkeypatch.setattr("tenure.engines.sqlite.files.os.fsync", fails)
     files.prepare(parse(f"sqlite:///{tmp_path}/a/store.db"))
     refused(f"sqlite:///{tmp_path}/b/store.db?durability=full", EngineError, "Invalid argument")
+
+
+def test_a_folder_that_somebody_makes_just_now_is_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a"
+    isdir = os.path.isdir
+
+    def made_after_the_first_look(path: str) -> bool:
+        found = isdir(path)
+        if path == str(folder) and not found:
+            folder.mkdir(0o700)
+        return found
+
+    monkeypatch.setattr(os.path, "isdir", made_after_the_first_look)
+    files.prepare(parse(f"sqlite:///{folder}/store.db"))
+    assert os.path.isfile(folder / "store.db")

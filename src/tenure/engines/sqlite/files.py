@@ -159,7 +159,8 @@ def _sync_folder(folder: str, address: Address) -> None:
 def _make_folders(folder: str, address: Address) -> None:
     missing = []
     while not os.path.isdir(folder):
-        if os.path.lexists(folder):
+        # Looked at once more: somebody else may have made it just now.
+        if os.path.lexists(folder) and not os.path.isdir(folder):
             raise EngineError(f"{folder} is not a folder, so that nothing can be put into it")
         missing.append(folder)
         folder = os.path.dirname(folder)
