@@ -13,7 +13,7 @@ from tenure import cli
 from tenure.cli.app import LazyGroup, invoke, tenure
 from tenure.cli.mistakes import explain
 from tenure.cli.status import Status
-from tests.cli.programs import Tenure
+from tests.cli.programs import TENURE, Tenure
 
 
 def test_the_version(tenure: Tenure) -> None:
@@ -73,6 +73,23 @@ def test_a_defect_has_a_traceback_and_a_code_of_its_own(
     said = capsys.readouterr().err
     assert "ZeroDivisionError: planted" in said
     assert said.endswith("please report it\n")
+
+
+def test_an_output_that_cannot_be_written_is_no_defect(tenure: Tenure) -> None:
+    tenure.inside("sem", "create", "gpu", "--limit", "2")
+    for command in (["ls"], ["watch", "gpu", "--once", "--json"]):
+        with open("/dev/full", "w", encoding="ascii") as full:
+            done = subprocess.run(
+                [*TENURE, *command],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                env=tenure.environment,
+                text=True,
+                check=False,
+            )
+        assert done.returncode == Status.STORE
+        assert done.stderr.startswith("tenure: the output cannot be written: ")
+        assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", [each for each in tenure_package.__all__ if each[0].isupper()])

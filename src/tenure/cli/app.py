@@ -7,6 +7,7 @@ is shown for a defect of tenure's own only.
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import logging
 import os
@@ -18,7 +19,7 @@ from typing import ClassVar
 import click
 from click.shell_completion import CompletionItem
 
-from tenure import __version__
+from tenure import TenureError, __version__
 from tenure.cli.mistakes import explain
 from tenure.cli.options import url_option
 from tenure.cli.status import Status, after_signal, table
@@ -26,6 +27,7 @@ from tenure.cli.status import Status, after_signal, table
 __all__ = ["CommandGroup", "invoke", "tenure"]
 
 SIGINT, SIGPIPE = 2, 13
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 class CommandGroup(click.Group):
@@ -133,8 +135,14 @@ def invoke(arguments: Sequence[str]) -> int:
             sys.stdout.flush()
         except BrokenPipeError:
             # Whoever read our output has seen enough (`tenure ls | head`).
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _output_is_lost()
             return after_signal(SIGPIPE)
+        except OSError as error:
+            if error.errno not in FULL or isinstance(error, TenureError):
+                raise
+            _output_is_lost()
+            click.echo(f"tenure: the output cannot be written: {error.strerror}", err=True)
+            return Status.STORE
     except KeyboardInterrupt:
         return after_signal(SIGINT)
     except Exception as error:
@@ -147,6 +155,11 @@ def invoke(arguments: Sequence[str]) -> int:
         if message:
             click.echo(f"tenure: {message}", err=True)
     return status
+
+
+def _output_is_lost() -> None:
+    """Python would try once more at its end, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _invoke(arguments: list[str]) -> int:
