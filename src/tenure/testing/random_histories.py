@@ -23,49 +23,39 @@ It needs Hypothesis; nothing else in `tenure.testing` does.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
     rule,
 )
 
-from tenure.clock import Clock, SystemClock
 from tenure.engines.contract import Answer
 from tenure.errors import TenureError
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, NodeConfig
-from tenure.testing.clock import VirtualClock
-from tenure.testing.program import Program, Request, Standing, Watching, answer_of
+from tenure.testing.program import Program, Request, Watching, answer_of
+from tenure.testing.random_sessions import ANY, Sessions, choose
 from tenure.testing.sides import (
-    CONNECTIONS,
     Side,
     TwinRequest,
     TwinSession,
     TwinWatch,
     outcome,
 )
-from tenure.testing.stage import Stores, new_loop
+from tenure.testing.stage import Stores
 
 __all__ = ["histories"]
 
 T = TypeVar("T")
 
-SESSIONS = 12
 WATCHES = 8
 
 EXACT = 2**53 - 1
 WHOLE = EPHEMERAL_LIMIT
-ANY = st.integers(0, 999)
-"""Chooses one of what there is, however many there are."""
-
-NODES = st.sampled_from([DEFAULT_NODE, DEFAULT_NODE, DEFAULT_NODE, "/n", "/n/o"])
 NAMES = st.sampled_from(["a", "a", "b", "m"])
 AS_NAMED = st.sampled_from([True, True, True, True, False])
 """Whether "m", and nothing else, is used as an ephemeral semaphore."""
@@ -74,166 +64,23 @@ DATA = st.sampled_from([b"", b"x", b"y"])
 LIMITS = st.sampled_from([1, 2, 3, 3, 5, EXACT, EXACT + 1, EXACT + 2, WHOLE, 0])
 COUNTS = st.sampled_from([1, 1, 1, 1, 2, 2, 3, WHOLE, WHOLE, EXACT, EXACT - 1, EXACT + 1, 5, 0])
 TIMEOUTS = st.sampled_from([None, None, None, 0])
-CONFIGS = st.builds(
-    NodeConfig,
-    self_check_period=st.sampled_from([0.0, 1.0, 2.5]),
-    session_grace_period=st.sampled_from([0.0, 5.0]),
-    read_consistency=st.sampled_from(["unset", "strict", "relaxed"]),
-)
 
 
-class Histories(RuleBasedStateMachine):
+class Histories(Sessions):
     """A random history on two stores; `histories` makes one for two engines."""
-
-    stores: tuple[Stores, Stores]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._closing = contextlib.ExitStack()
-        virtual = all(stores.virtual for stores in self.stores)
-        clock: Clock = VirtualClock() if virtual else SystemClock()
-        self._runner = self._closing.enter_context(
-            asyncio.Runner(loop_factory=lambda: new_loop(clock))
-        )
-        urls = [self._closing.enter_context(stores.empty()) for stores in self.stores]
-        self._sides = [
-            Side(stores, url, clock) for stores, url in zip(self.stores, urls, strict=True)
-        ]
-        self._attached: list[TwinSession] = []
-        self._asked: list[TwinRequest] = []
-        self._watched: list[TwinWatch] = []
-        for side in self._sides:
-            self._run(side.open())
-
-    def teardown(self) -> None:
-        with self._closing:
-            for side in self._sides:
-                self._run(side.stage.aclose())
-
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._runner.run(coroutine)
-
-    def _both(self, operation: Callable[[int, Side], Awaitable[object]]) -> None:
-        """Do it on both sides, and compare what comes of it."""
-
-        async def both() -> list[object]:
-            return [
-                await outcome(operation(number, side)) for number, side in enumerate(self._sides)
-            ]
-
-        one, other = self._run(both())
-        assert one == other, f"the reference answers {one!r}, and the other engine {other!r}"
-
-    # Who does it
-
-    def _living(self) -> list[TwinSession]:
-        return [each for each in self._attached if each.usable and not each.sides[0].over]
-
-    def _session(self, chosen: int) -> TwinSession:
-        """Nine times in ten one that lives, if there is any."""
-        living = self._living()
-        candidates = [each for each in self._attached if each.usable]
-        return _choose(living if living and chosen % 10 else candidates, chosen // 10)
-
-    def _request(self, chosen: int) -> TwinRequest:
-        """Four times in five one that is in its queue, if there is any."""
-        candidates = [asked for asked in self._asked if asked.session.usable]
-        queued = [each for each in candidates if each.sides[0].standing is not Standing.GONE]
-        return _choose(queued if queued and chosen % 5 else candidates, chosen // 5)
-
-    def _somebody(self) -> bool:
-        return any(session.usable for session in self._attached)
-
-    def _something(self) -> bool:
-        return any(asked.session.usable for asked in self._asked)
-
-    # Nodes and sessions
 
     @initialize(limit=LIMITS.filter(bool))
     def begin(self, limit: int) -> None:
         """Three sessions that may meet at once, and one elsewhere."""
         self._both(lambda _, side: side.stage.eye.create_node("/n", NodeConfig(), exist_ok=False))
         for connection in (0, 1, 0):
-            self._attach(DEFAULT_NODE, connection, "")
-        self._attach("/n", 1, "")
+            self._attach(DEFAULT_NODE, connection, "window" if connection else "process")
+        self._attach("/n", 1, "process")
         self.change(who=1, what="create", name="a", limit=limit, data=b"")
-
-    @rule(
-        what=st.sampled_from(["create", "create anyway", "alter", "drop", "drop by force"]),
-        path=NODES,
-        config=CONFIGS,
-    )
-    def node(self, what: str, path: str, config: NodeConfig) -> None:
-        async def node(_: int, side: Side) -> None:
-            eye = side.stage.eye
-            if what == "alter":
-                await eye.alter_node(path, config)
-            elif what.startswith("create"):
-                await eye.create_node(path, config, exist_ok=what == "create anyway")
-            else:
-                await eye.drop_node(path, force=what == "drop by force")
-
-        self._both(node)
-
-    @precondition(lambda self: len(self._living()) < 6 and len(self._attached) < SESSIONS)
-    @rule(
-        node=NODES,
-        connection=st.integers(0, CONNECTIONS - 1),
-        description=st.sampled_from(["", "a description"]),
-    )
-    def attach(self, node: str, connection: int, description: str) -> None:
-        self._attach(node, connection, description)
-
-    def _attach(self, node: str, connection: int, description: str) -> None:
-        programs: list[Program] = []
-
-        async def attach(_: int, side: Side) -> None:
-            engine = side.connections[connection]
-            program = await side.stage.program(node, engine=engine, description=description)
-            programs.append(program)
-
-        self._both(attach)
-        if not programs:
-            return
-        session = TwinSession(f"s{len(self._attached)}", connection, (programs[0], programs[1]))
-        for side, program in zip(self._sides, programs, strict=True):
-            side.note_session(program, session.label)
-        self._attached.append(session)
-
-    @precondition(lambda self: len(self._living()) > 2)
-    @rule(who=ANY, how=st.sampled_from(["close", "end", "detach", "disconnect"]))
-    def leave(self, who: int, how: str) -> None:
-        session = self._session(who)
-
-        async def leave(number: int, side: Side) -> None:
-            program = session.sides[number]
-            if how == "close":
-                await program.close()
-            elif how == "detach":
-                await program.detach()
-            elif how == "end":
-                over = program.over
-                assert await side.stage.eye.end_session(program.node, program.id) is not over
-            else:
-                await side.stage.disconnect(side.connections[session.connection])
-                side.connections[session.connection] = await side.stage.engine()
-
-        self._both(leave)
-        for each in self._attached:
-            if how == "disconnect" and each.connection == session.connection:
-                each.usable = False
-        session.usable &= how != "detach"
-
-    @rule(chosen=ANY, path=NODES)
-    def end_session(self, chosen: int, path: str) -> None:
-        """By an administrator, who may look for it in the wrong place, or too late."""
-        over = [each for each in self._attached if each.sides[0].over] or self._attached
-        session = _choose(over, chosen)
-        self._both(lambda number, side: side.stage.eye.end_session(path, session.sides[number].id))
 
     # Semaphores
 
-    @precondition(_somebody)
+    @precondition(Sessions.somebody)
     @rule(
         who=ANY,
         what=st.sampled_from(
@@ -258,7 +105,7 @@ class Histories(RuleBasedStateMachine):
 
         self._both(change)
 
-    @precondition(_somebody)
+    @precondition(Sessions.somebody)
     @rule(who=ANY, name=NAMES, owners=st.booleans(), waiters=st.booleans())
     def describe(self, who: int, name: str, owners: bool, waiters: bool) -> None:
         session = self._session(who)
@@ -274,7 +121,7 @@ class Histories(RuleBasedStateMachine):
 
     # Requests
 
-    @precondition(_somebody)
+    @precondition(Sessions.somebody)
     @rule(who=ANY, name=NAMES, as_named=AS_NAMED, count=COUNTS, data=DATA, timeout=TIMEOUTS)
     def enqueue(
         self,
@@ -300,12 +147,12 @@ class Histories(RuleBasedStateMachine):
         if sent:
             self._note(session, sent[0], sent[1])
 
-    @precondition(_somebody)
+    @precondition(Sessions.somebody)
     @rule(who=ANY, timeout=TIMEOUTS)
     def lock(self, who: int, timeout: float | None) -> None:
         self.enqueue(who=who, name="m", as_named=True, count=WHOLE, data=b"", timeout=timeout)
 
-    @precondition(_somebody)
+    @precondition(Sessions.somebody)
     @rule(who=ANY, count=st.sampled_from([1, 1, 2]), timeout=TIMEOUTS)
     def acquire(self, who: int, count: int, timeout: float | None) -> None:
         self.enqueue(who=who, name="a", as_named=True, count=count, data=b"", timeout=timeout)
@@ -316,13 +163,13 @@ class Histories(RuleBasedStateMachine):
             side.note_request(request, asked.label)
         self._asked.append(asked)
 
-    @precondition(_something)
+    @precondition(Sessions.something)
     @rule(which=ANY)
     def withdraw(self, which: int) -> None:
         asked = self._request(which)
         self._both(lambda number, _: asked.session.sides[number].withdraw(asked.sides[number]))
 
-    @precondition(_something)
+    @precondition(Sessions.something)
     @rule(which=ANY, count=st.none() | COUNTS, data=st.none() | DATA)
     def alter(self, which: int, count: int | None, data: bytes | None) -> None:
         asked = self._request(which)
@@ -332,7 +179,7 @@ class Histories(RuleBasedStateMachine):
             )
         )
 
-    @precondition(_something)
+    @precondition(Sessions.something)
     @rule(which=ANY, name=st.none() | st.none() | NAMES)
     def evict(self, which: int, name: str | None) -> None:
         asked = self._request(which)
@@ -344,7 +191,7 @@ class Histories(RuleBasedStateMachine):
 
         self._both(evict)
 
-    @precondition(_somebody)
+    @precondition(Sessions.somebody)
     @rule(
         who=ANY,
         name=NAMES,
@@ -373,7 +220,7 @@ class Histories(RuleBasedStateMachine):
                         _answered(mine, program, holds[-1], name, count, timeout, ephemeral)
                     )
                 elif holds:
-                    hold = _choose(holds, chosen)
+                    hold = choose(holds, chosen)
                     if hold in mine:
                         mine[hold].withdrawn = True
                     answers.append(_later(program.session.withdraw(hold)))
@@ -385,7 +232,7 @@ class Histories(RuleBasedStateMachine):
 
     # Watches
 
-    @precondition(lambda self: self._somebody() and len(self._watched) < WATCHES)
+    @precondition(lambda self: self.somebody() and len(self._watched) < WATCHES)
     @rule(who=ANY, name=NAMES, what=st.sampled_from([(True, True), (True, False), (False, True)]))
     def watch(self, who: int, name: str, what: tuple[bool, bool]) -> None:
         session = self._session(who)
@@ -403,7 +250,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self._watched)
     @rule(which=ANY)
     def stop_watching(self, which: int) -> None:
-        watched = _choose(self._watched, which)
+        watched = choose(self._watched, which)
 
         async def stop(number: int, _: Side) -> None:
             watched.sides[number].stop()
@@ -432,10 +279,6 @@ class Histories(RuleBasedStateMachine):
                 one, other = asked.sides
                 assert one.standing == other.standing, f"{asked} stands differently"
                 assert one.removal == other.removal, f"{asked} was removed differently"
-
-
-def _choose(candidates: list[T], chosen: int) -> T:
-    return candidates[chosen % len(candidates)]
 
 
 def _answered(

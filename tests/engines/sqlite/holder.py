@@ -42,6 +42,10 @@ class Program:
         self.leases: dict[str, tenure.Lease] = {}
         self.tasks: list[asyncio.Task[Any]] = []
 
+    async def do_open(self) -> None:
+        """So that a take-over takes nothing but its own time."""
+        await self.client.session()
+
     async def do_begin(self, window: float) -> str:
         self.session = await self.client.session(resumable=True, recovery_window=window)
         return self.session.resume_token

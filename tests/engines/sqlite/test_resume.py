@@ -25,7 +25,7 @@ from tests.engines.sqlite.test_life import Hands
 from tests.engines.sqlite.worker import Refused, now
 
 WINDOW = 2.0
-PROMPT = 1.0  # seconds; what is prompt takes milliseconds, on an idle machine
+PROMPT = 0.4  # seconds; less than a look at the others, which would do it too, twice a second
 
 
 # Processes
@@ -80,10 +80,11 @@ async def test_after_a_stop_the_session_is_taken_over_when_belief_has_ended(
 
 async def test_a_living_holder_is_told_and_followed_at_once(holders: Holders) -> None:
     async with holders(2) as (former, successor):
+        await successor.do("open")
         token = await former.do("begin", window=30)
         held = await former.do("lock", name="m")
         resumed = await successor.do("resume", token=token)
-        assert resumed["took"] < 5
+        assert resumed["took"] < PROMPT
         assert resumed["found"] == [["m", held, True]]
         lost = await former.hear("lost", name="m")
         assert lost["last"] < resumed["at"]
@@ -105,9 +106,10 @@ async def test_a_stop_that_ends_in_time_does_not_make_the_successor_wait(
         former.stop()
         resuming = successor.send("resume", token=token)
         await until_taken(successor)
+        continued = now()
         former.signal(signal.SIGCONT)
         resumed = await successor.outcome(resuming)
-        assert resumed["took"] < 20
+        assert resumed["at"] - continued < PROMPT
         assert (await former.hear("lost", name="m"))["last"] < resumed["at"]
 
 
