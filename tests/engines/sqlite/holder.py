@@ -98,12 +98,13 @@ class Program:
 
     def _believe(self, name: str, lease: tenure.Lease) -> None:
         self.leases[name] = lease
-        self.tasks.append(asyncio.create_task(self._look(name, lease)))
-
-    async def _look(self, name: str, lease: tenure.Lease) -> None:
-        last = now()
+        at = now()
         if lease.held:
             say("holds", name=name, token=lease.fencing_token)
+            self.tasks.append(asyncio.create_task(self._look(name, lease, at)))
+
+    async def _look(self, name: str, lease: tenure.Lease, last: float) -> None:
+        """See how long it is held; `last` is when it was seen to be."""
         while True:
             at, deadline = now(), lease.deadline
             if not lease.held:

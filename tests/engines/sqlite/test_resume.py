@@ -15,9 +15,11 @@ import pytest
 
 from tenure.engines.contract import Attach, Place
 from tenure.engines.sqlite.engine import SqliteEngine
+from tenure.engines.sqlite.takeover import Found
+from tenure.engines.sqlite.transaction import EVICTED, GRANTED
 from tenure.errors import EngineError, EngineUnavailable, SessionExpired
-from tenure.model import NodeConfig
-from tenure.testing.recorder import Recorder
+from tenure.model import NodeConfig, Recovered
+from tenure.testing.recorder import Granted, Recorder, Resumed
 from tests.engines.sqlite.conftest import Holders
 from tests.engines.sqlite.helpers import Program, attached, engine_of, opened, program, result
 from tests.engines.sqlite.holder import Holder
@@ -311,6 +313,61 @@ async def test_what_happens_while_a_take_over_waits_is_found_or_told(url: str) -
         assert await successor.enqueue(4, "o") is Place.GRANTED
 
 
+async def test_a_push_between_the_last_look_and_the_answer_is_told_after_what_was_found(
+    url: str,
+) -> None:
+    async with opened(url) as here, opened(url) as there:
+        former = await attached(here, liveness="window")
+        await former.enqueue(1, "m")
+        make_deaf(here)
+        heard = Recorder()
+        how = Attach("/default", 30.0, session_id=former.session.id)
+        attaching = asyncio.create_task(there.attach(how, heard))
+        await taking_over(there)
+        newsroom = there.lookout.newsroom
+        session = newsroom.sessions[former.session.id]
+        pushes = [(GRANTED, session.id, 1, 7, ""), (EVICTED, session.id, 2, None, "")]
+        newsroom.pass_on(pushes)
+        await asyncio.sleep(0)
+        assert heard.said == []
+        attaching.cancel()
+        await asyncio.wait([attaching])
+        session.over = False
+        newsroom.sessions[session.id] = session
+        waiting = Recovered(1, "m", 7, 1, b"", True, False)
+        session.begin([Found(waiting, None)])
+        assert heard.said == [Resumed((waiting,))]
+        await asyncio.sleep(0)
+        assert heard.said == [Resumed((waiting,)), Granted(1, 7)], "and not what was before"
+
+
+async def test_a_recovered_place_is_looked_after(url: str) -> None:
+    async with opened(url) as there:
+        other = await attached(there)
+        await other.enqueue(1, "m")
+        async with opened(url) as here:
+            former = await attached(here, liveness="window")
+            await former.enqueue(1, "m", timeout=0.5)
+            await former.session.detach()
+        successor = await resume(there, former)
+        assert [each.hold for each in successor.heard.found] == [1]
+        await successor.heard.wait_for(lambda heard: 1 in heard.removals, "the end of the wait")
+
+
+async def test_a_take_over_that_was_read_is_not_acknowledged_before_it_was_told(url: str) -> None:
+    async with opened(url) as here, opened(url) as there:
+        former = await attached(here, liveness="window")
+        attaching = asyncio.create_task(resume(there, former))
+        await taking_over(there)
+        here.lookout.rung()
+        await here.create_node("/n", NodeConfig(), exist_ok=False)  # which removes what was read
+        with there.store.reading() as tx:
+            assert tx.execute("SELECT count(*) FROM news WHERE kind = 7").fetchone() == (1,)
+        assert former.heard.end is None
+        await attaching
+        assert former.heard.end is not None
+
+
 async def test_a_take_over_keeps_the_session_alive_while_it_waits(url: str) -> None:
     async with opened(url) as here, opened(url) as there:
         former = await attached(here, liveness="window", window=1.0)
@@ -361,9 +418,11 @@ async def test_after_everybody_was_gone_a_session_has_its_window_and_a_grace_per
     async with opened(url, clock) as engine:
         clock.time += 14.9
         assert [each.id for each in await engine.list_sessions("/n")] == [former.session.id]
+        other = await attached(engine, "/n", window=10, liveness="window")
+        await other.session.detach()
     async with opened(url, clock) as engine:  # once is enough
         clock.time += 0.2
-        assert await engine.list_sessions("/n") == []
+        assert [each.id for each in await engine.list_sessions("/n")] == [other.session.id]
 
 
 async def test_a_session_is_resumed_long_after_everybody_was_gone(url: str) -> None:
