@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import sys
 from typing import Any
 
 import tenure
 from tenure.errors import TenureError
-from tests.engines.sqlite.worker import Worker, now, say, serve
+from tests.engines.sqlite.worker import PATIENCE, Worker, now, say, serve
 
 __all__ = ["Holder"]
 
@@ -29,7 +30,14 @@ class Holder(Worker):
         """From when to when it was seen to hold that name; for ever, if it still does."""
         begun = [each["at"] for each in self.heard("holds", name=name)]
         seen = [each["last"] for each in self.heard("lost", name=name)]
-        return list(zip(begun, seen + [float("inf")] * (len(begun) - len(seen)), strict=True))
+        return list(zip(begun, seen + [math.inf] * (len(begun) - len(seen)), strict=True))
+
+    async def believes_no_more(self, name: str) -> None:
+        """Wait until it has said of every lease of that name that it is lost."""
+        async with asyncio.timeout(PATIENCE):
+            while any(end == math.inf for _, end in self.beliefs(name)):
+                self.news.clear()
+                await self.news.wait()
 
 
 class Program:

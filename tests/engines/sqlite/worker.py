@@ -50,7 +50,7 @@ class Worker:
         self.process = process
         self._numbers = itertools.count()
         self._heard: list[dict[str, Any]] = []
-        self._news = asyncio.Event()
+        self.news = asyncio.Event()
         self._listening = asyncio.create_task(self._listen())
 
     @classmethod
@@ -97,8 +97,8 @@ class Worker:
                 for heard in self._heard:
                     if heard["kind"] == kind and facts.items() <= heard.items():
                         return heard
-                self._news.clear()
-                await self._news.wait()
+                self.news.clear()
+                await self.news.wait()
 
     def holds(self) -> list[tuple[int, float, float]]:
         """(token, begin, end) of what `contend` has held; what was cut off has no end."""
@@ -117,7 +117,7 @@ class Worker:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             self._heard.append(json.loads(line))
-            self._news.set()
+            self.news.set()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
