@@ -10,7 +10,6 @@ store is out of reach, and the session sees the withdrawal through.
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -225,10 +224,13 @@ async def _await_grant(
     patience = timeout or (None if timeout is None else source.recovery_window)
     expiry = None if patience is None else asyncio.timeout(patience)
     try:
-        async with expiry or nullcontext():
-            if lease is None:
-                lease = _send(await source._obtain(), wanted, timeout)
-            await settled(lease, for_ever=timeout is None)
+        if expiry is None:
+            lease = lease or _send(await source._obtain(), wanted, None)
+            await settled(lease, for_ever=True)
+        else:
+            async with expiry:
+                lease = lease or _send(await source._obtain(), wanted, timeout)
+                await settled(lease, for_ever=False)
     except BaseException as error:
         if lease is not None:
             _give_up(lease, error)
