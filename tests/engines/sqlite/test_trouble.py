@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import tenure
 from tenure.engines.contract import Place
 from tenure.errors import EngineError, EngineUnavailable
 from tenure.model import NodeConfig
@@ -269,3 +270,19 @@ async def test_descriptors_that_have_run_out_are_a_clear_error(
                 await attached(engine)
         one = await attached(engine)
         assert (await result(one.ask(1, "x"))).place is Place.GRANTED
+
+
+async def test_a_file_of_the_first_version_is_brought_up_to_date(url: str, path: Path) -> None:
+    async with tenure.connect(url) as client:
+        await client.semaphore("pool").create(limit=3, data=b"kept")
+    with closing(sqlite3.connect(path)) as shell:
+        shell.execute("ALTER TABLE meta DROP COLUMN durable")
+        shell.execute("PRAGMA user_version = 1")
+    for _ in range(2):
+        async with tenure.connect(url) as client:
+            described = await client.semaphore("pool").describe()
+            assert (described.limit, described.data) == (3, b"kept")
+            async with client.mutex("m").lock():
+                pass
+    with closing(sqlite3.connect(path)) as shell:
+        assert shell.execute("PRAGMA user_version").fetchone() == (2,)

@@ -270,7 +270,7 @@ def _contents(address: Address) -> Iterator[Finding]:
 def _tables(connection: sqlite3.Connection, address: Address) -> Iterator[Finding]:
     path = address.path
     if not schema.is_ready(connection, path):
-        yield Finding("ok", "contents", "no tables yet")
+        yield Finding("ok", "contents", "no tables of this version yet; the first use makes them")
         return
     if os.path.getsize(path) <= INTEGRITY_UP_TO:
         (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()

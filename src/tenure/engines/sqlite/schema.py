@@ -25,7 +25,7 @@ from tenure.model import DEFAULT_NODE
 __all__ = ["DURABLE", "VERSION", "connect", "create", "explain", "is_busy", "is_ready"]
 
 APPLICATION_ID = 0x74656E75
-VERSION = 1
+VERSION = 2
 _PAGE_SIZE = 1024  # rows are small: a commit writes a few pages, whatever their size
 _CHECKPOINT_PAGES = 16000  # the net under `checkpoint.Checkpointer`
 DURABLE = "FULL"  # each commit syncs the log before anybody can see it; NORMAL never does
@@ -164,7 +164,7 @@ def connect(address: Address) -> sqlite3.Connection:
 
 
 def is_ready(connection: sqlite3.Connection, path: str) -> bool:
-    """Whether the file has the tables; false when it is empty.
+    """Whether the file has the tables; false when it is empty, or an earlier version's.
 
     Raises:
         EngineError: it is not one of ours, or one of a newer version.
@@ -179,7 +179,7 @@ def is_ready(connection: sqlite3.Connection, path: str) -> bool:
                 f"{path} was made by a newer tenure (its schema is {version}, this one knows "
                 f"{VERSION}): upgrade tenure here, or use another file"
             )
-        return True
+        return bool(version == VERSION)
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if application or version or tables:
         raise EngineError(
@@ -189,8 +189,12 @@ def is_ready(connection: sqlite3.Connection, path: str) -> bool:
 
 
 def create(connection: sqlite3.Connection, path: str) -> None:
-    """Make the tables, unless somebody has. In a transaction."""
+    """Make the tables, or bring them up to date, unless somebody has. In a transaction."""
     if is_ready(connection, path):
+        return
+    if connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,):
+        connection.execute("ALTER TABLE meta ADD COLUMN durable INTEGER NOT NULL DEFAULT 0")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
         return
     for statement in _TABLES.split(";"):
         connection.execute(statement)
