@@ -143,6 +143,12 @@ class Agent:
         if self._call is not None:
             self._cancel()
 
+    def forget(self) -> None:
+        """In a forked child: the task is the parent's, and it is right that it never ends here."""
+        if self.task is not None:
+            # asyncio's own way of saying so; else it logs an error when the task is collected.
+            setattr(self.task, "_log_destroy_pending", False)  # noqa: B010  not in typeshed
+
     def _cancel(self) -> None:
         assert self.task is not None
         self.task.cancel()
@@ -174,6 +180,8 @@ class Agent:
     async def _carry_out(self, call: Call, task: asyncio.Task[None]) -> None:
         cancelled_before = task.cancelling()
         try:
+            if call.abandoned:
+                raise asyncio.CancelledError
             if not call.gives_back:
                 loss = loss_around(task)
                 if loss is not None:

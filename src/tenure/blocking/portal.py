@@ -78,6 +78,28 @@ class _Loop(asyncio.SelectorEventLoop):
         if fork.generation() == self._born:
             super().__del__()
 
+    def forget(self) -> None:
+        """Let go of what would warn, in a forked child, that nobody has closed it."""
+        for name in ("_ssock", "_csock"):
+            getattr(self, name).close()
+
+
+class _LoopThread(threading.Thread):
+    """Turns the loop, after another one has ended, until it is told that it `ended` itself."""
+
+    def __init__(self, loop: _Loop, before: _LoopThread | None) -> None:
+        super().__init__(name="tenure-blocking", daemon=True)
+        self._loop = loop
+        self._before = before
+        self.ended = False
+
+    def run(self) -> None:
+        if self._before is not None:
+            self._before.join()
+            self._before = None
+        while not self.ended:  # perhaps it was the one before that was to stop
+            self._loop.run_forever()
+
 
 class _Mine:
     """A thread's agents: one, and another for each call that a signal handler makes meanwhile."""
@@ -94,7 +116,6 @@ class _Mine:
 
     def __del__(self) -> None:
         for agent in self._all:  # the thread has ended
-            agent.bell.close()
             self._portal._post(self._portal._dismiss, agent)
 
 
@@ -109,8 +130,8 @@ class Portal:
         self._born = fork.generation()
         self._loop = _Loop()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._before: threading.Thread | None = None  # which may still be about to end
+        self._thread: _LoopThread | None = None
+        self._before: _LoopThread | None = None  # it may still be about to end
         self._interval_before = 0.0
         self._clients: set[Client] = set()
         self._calls: set[Call] = set()
@@ -128,7 +149,11 @@ class Portal:
         """Turn the loop until that client is closed, and `let_go`."""
         self.check_caller()
         self._clients.add(client)
-        self._ensure_running()
+        try:
+            self._ensure_running()
+        except BaseException:
+            self._clients.discard(client)
+            raise
 
     def let_go(self, client: Client) -> None:
         """The client is closed, or is being closed; with the last one the thread ends.
@@ -145,7 +170,7 @@ class Portal:
         if ended is not None:
             ended.join()
 
-    def _discard(self, client: Client) -> threading.Thread | None:
+    def _discard(self, client: Client) -> _LoopThread | None:
         self._clients.discard(client)
         return self._stop_if_idle()
 
@@ -279,7 +304,10 @@ class Portal:
                 # The first is on its way already, and leaves nothing behind.
                 interruption.add_note(f"and meanwhile: {another!r}")
                 if self._thread is None:
-                    return  # there can be no thread any more, so late is the interpreter's exit
+                    # There can be no thread any more, as late in the interpreter's exit.
+                    call.abandoned = True
+                    self._calls.discard(call)
+                    return
         if call.failure is not None:
             interruption.add_note(f"and giving back failed: {call.failure}")
 
@@ -314,6 +342,7 @@ class Portal:
     def _dismiss(self, agent: Agent) -> None:
         agent.end()
         self._agents.discard(agent)
+        agent.bell.close()  # here, because it is here that it is rung
 
     def _hear(self) -> None:
         """Threads have put something into the inbox."""
@@ -344,23 +373,17 @@ class Portal:
         with self._lock:
             if self._thread is not None:
                 return
-            self._interval_before = sys.getswitchinterval()
-            sys.setswitchinterval(min(SWITCH_INTERVAL, self._interval_before))
-            self._thread = threading.Thread(
-                target=self._turn_loop, args=[self._before], name="tenure-blocking", daemon=True
-            )
+            self._thread = thread = _LoopThread(self._loop, self._before)
             try:
-                self._thread.start()
+                thread.start()
             except RuntimeError:  # there can be no more threads
                 self._thread = None
                 raise
+            self._interval_before = sys.getswitchinterval()
+            if self._interval_before > SWITCH_INTERVAL:
+                sys.setswitchinterval(SWITCH_INTERVAL)
 
-    def _turn_loop(self, before: threading.Thread | None) -> None:
-        if before is not None:
-            before.join()
-        self._loop.run_forever()
-
-    def _stop_if_idle(self) -> threading.Thread | None:
+    def _stop_if_idle(self) -> _LoopThread | None:
         """End the thread if nobody needs it; returns the thread that ends."""
         with self._lock:
             # In this order: whoever announces a call too late to be seen sees that none runs.
@@ -369,10 +392,15 @@ class Portal:
                 self._thread = thread
                 return None
             self._before = thread
-            if sys.getswitchinterval() == SWITCH_INTERVAL:
-                sys.setswitchinterval(self._interval_before)
+            self._restore_interval()
+            thread.ended = True
             self._loop.call_soon_threadsafe(self._loop.stop)
             return thread
+
+    def _restore_interval(self) -> None:
+        """Set the switch interval to what it was, unless the program has set it meanwhile."""
+        if self._interval_before > SWITCH_INTERVAL == sys.getswitchinterval():
+            sys.setswitchinterval(self._interval_before)
 
     def _at_exit(self) -> None:
         """The interpreter exits: close what somebody forgot to close."""
@@ -388,6 +416,14 @@ class Portal:
         self._loop.run_until_complete(self._end_agents())
         self._loop.close()
         self._bell.close()
+
+    def _forget(self) -> None:
+        """In a forked child: be silent about what is not the child's to close."""
+        if self._thread is not None:
+            self._restore_interval()
+        self._loop.forget()
+        for agent in self._agents:
+            agent.forget()
 
     async def _close_all(self) -> None:
         for client in list(self._clients):
@@ -427,8 +463,7 @@ def _forget_parents() -> None:
     global _portal, _making  # noqa: PLW0603
     _making = threading.Lock()  # another thread may have had it
     if _portal is not None:
-        if _portal._thread is not None and sys.getswitchinterval() == SWITCH_INTERVAL:
-            sys.setswitchinterval(_portal._interval_before)
+        _portal._forget()
         _portal = None
 
 

@@ -1,0 +1,307 @@
+"""The thread behind the blocking API: when it is there, who may call it, what it is given."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import tenure
+from tenure import blocking
+from tenure.blocking.agent import Call
+from tenure.blocking.portal import SWITCH_INTERVAL, the_portal
+from tenure.errors import InvalidArgument, LeaseReleased, Misuse, SessionClosed, Unsupported
+from tests.blocking.helpers import Thread, is_free, is_held, until, waiting
+
+
+def loop_threads() -> int:
+    return sum(thread.name == "tenure-blocking" for thread in threading.enumerate())
+
+
+# Its life
+
+
+def test_one_thread_serves_from_the_first_connect_to_the_last_close(url: str) -> None:
+    assert loop_threads() == 0
+    first, second = blocking.connect(url), blocking.connect("memory://")
+    assert loop_threads() == 1
+    with first:
+        first.list_nodes()
+    assert loop_threads() == 1
+    second.list_nodes()
+    second.close()
+    assert loop_threads() == 0
+    with blocking.connect(url) as third:
+        assert loop_threads() == 1
+        third.list_nodes()
+
+
+def test_it_comes_again_for_a_call_that_comes_late(url: str) -> None:
+    client = blocking.connect(url)
+    lease, ticket = client.mutex("a").lock(), client.session()
+    released = client.mutex("b").lock()
+    released.release()
+    client.close()
+    assert loop_threads() == 0
+    for call in (client.list_nodes, client.mutex("a").lock, client.session, ticket.__enter__):
+        with pytest.raises(SessionClosed):
+            call()
+    with pytest.raises(tenure.LeaseLost):
+        lease.release()
+    released.release()
+    with pytest.raises(LeaseReleased):
+        released.check()
+    ticket.close()
+    client.close()
+    until(lambda: loop_threads() == 0)
+
+
+def test_a_client_that_cannot_be_opened_is_closed(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("a")
+    with (
+        pytest.raises(tenure.EngineError),
+        blocking.connect(f"sqlite:///{folder}"),
+    ):
+        raise AssertionError("a folder is no database")
+    assert loop_threads() == 0
+
+
+def test_a_wrong_url_starts_nothing() -> None:
+    with pytest.raises(Unsupported):
+        blocking.connect("nonsense://")
+    with pytest.raises(InvalidArgument):
+        blocking.connect("nonsense")
+    assert loop_threads() == 0
+
+
+def test_threads_that_connect_and_close_do_not_meet(url: str) -> None:
+    def work(number: int) -> None:
+        for _ in range(20):
+            with blocking.connect(url) as client:
+                client.mutex(f"m{number}").lock().release()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert loop_threads() == 0
+
+
+def test_calls_that_race_with_the_last_close_are_answered(url: str) -> None:
+    for _ in range(50):
+        client = blocking.connect(url)
+        lease = client.mutex("a").lock()
+
+        def release(lease: blocking.Lease = lease) -> None:
+            try:
+                lease.release()
+            except (tenure.LeaseLost, SessionClosed):
+                return
+
+        threads = [Thread(release) for _ in range(3)]
+        client.close()
+        for thread in threads:
+            thread.result()
+    until(lambda: loop_threads() == 0)
+
+
+def test_a_thread_that_has_ended_leaves_no_agent(client: blocking.Client) -> None:
+    client.list_nodes()
+    serving = the_portal()
+    before = len(serving._agents)
+    for _ in range(5):
+        Thread(client.list_nodes).result()
+    gc.collect()
+    until(lambda: client.list_nodes() and len(serving._agents) == before)
+
+
+def test_a_result_is_not_kept_alive_by_how_it_came(client: blocking.Client) -> None:
+    with pytest.raises(tenure.NodeNotFound):
+        client.describe_node("/none")
+    gc.collect()
+    calls = [each for each in gc.get_objects() if isinstance(each, Call)]
+    assert len(calls) <= 1
+
+
+# Who may call
+
+
+@pytest.mark.no_debug
+async def test_async_code_is_told_to_use_tenure_itself(url: str) -> None:
+    with pytest.raises(Misuse, match="use tenure itself"):
+        blocking.connect(url)
+
+
+def test_a_client_is_not_used_in_an_event_loops_thread(client: blocking.Client) -> None:
+    lease = client.mutex("a").lock()
+    entered = client.mutex("b").lock()
+
+    async def use() -> None:
+        for call in (client.list_nodes, client.mutex("c").lock, lease.release, lease.__enter__):
+            with pytest.raises(Misuse, match="event loop"):
+                call()
+        with pytest.raises(Misuse, match="event loop"):
+            entered.__exit__(None, None, None)
+        error = KeyError()
+        entered.__exit__(KeyError, error, None)
+        assert "event loop" in error.__notes__[0]
+        assert await asyncio.to_thread(client.list_nodes)
+
+    with entered:
+        asyncio.run(use())
+    lease.release()
+
+
+def test_a_callback_of_a_loss_is_told_too(client: blocking.Client, eye: blocking.Client) -> None:
+    told: list[BaseException] = []
+
+    def lost(_: tenure.LeaseLost) -> None:
+        try:
+            client.list_nodes()
+        except Misuse as misuse:
+            told.append(misuse)
+
+    lease = client.mutex("a").lock(on_loss=lost)
+    eye.evict("/default", "a", lease.fencing_token)
+    until(lambda: told)
+
+
+# Many threads
+
+
+def test_fifty_threads_share_one_mutex_in_the_order_of_their_requests(
+    client: blocking.Client,
+) -> None:
+    mutex = client.mutex("a")
+    inside: list[int] = []
+    tokens: list[int] = []
+    arrived: list[int] = []
+
+    def work(number: int) -> None:
+        with mutex.lock() as lease:
+            inside.append(number)
+            assert inside == [number]
+            tokens.append(lease.fencing_token)
+            arrived.append(number)
+            inside.remove(number)
+
+    blocker = mutex.lock()
+    threads = []
+    for number in range(50):
+        threads.append(Thread(lambda number=number: work(number)))  # type: ignore[misc]
+        until(lambda number=number: waiting(client, "a") == number + 1)  # type: ignore[misc]
+    blocker.release()
+    for thread in threads:
+        thread.result()
+    assert arrived == list(range(50))
+    assert tokens == sorted(tokens)
+
+
+def test_two_threads_of_one_session_are_two_requests(client: blocking.Client) -> None:
+    with client.session() as session:
+        mutex = session.mutex("a")
+        with mutex.lock() as mine:
+            other = Thread(mutex.lock)
+            until(lambda: waiting(client, "a") == 1)
+            assert is_held(mine)
+        other.result().release()
+
+
+# The interpreter's time
+
+
+def test_the_switch_interval_is_short_while_the_thread_runs() -> None:
+    before = sys.getswitchinterval()
+    with blocking.connect("memory://") as client:
+        assert sys.getswitchinterval() == SWITCH_INTERVAL
+        with blocking.connect("memory://"):
+            assert sys.getswitchinterval() == SWITCH_INTERVAL
+        client.list_nodes()
+        assert sys.getswitchinterval() == SWITCH_INTERVAL
+    assert sys.getswitchinterval() == before
+
+
+@pytest.mark.parametrize("chosen", [0.0001, 0.002])
+def test_a_switch_interval_that_the_program_chose_stays(chosen: float) -> None:
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(0.0001)
+        short = sys.getswitchinterval()
+        with blocking.connect("memory://"):
+            assert sys.getswitchinterval() == short
+        assert sys.getswitchinterval() == short
+        sys.setswitchinterval(before)
+        with blocking.connect("memory://"):
+            sys.setswitchinterval(chosen)
+            mine = sys.getswitchinterval()
+        assert sys.getswitchinterval() == mine
+    finally:
+        sys.setswitchinterval(before)
+
+
+def compute(seconds: float) -> None:
+    """Compute, in slices of a millisecond."""
+    end = time.monotonic() + seconds
+    while (now := time.monotonic()) < end:
+        while time.monotonic() < now + 0.001:
+            pass
+        time.sleep(0)  # as any call that lets go of the interpreter for a moment
+
+
+def test_leases_are_renewed_while_the_main_thread_computes(client: blocking.Client) -> None:
+    with client.session(recovery_window=1) as session, session.mutex("a").lock() as lease:
+        first = lease.deadline
+        compute(2.5)
+        lease.check()
+        assert lease.deadline > first + 1.5
+
+
+# A way in for what has no other
+
+
+def test_a_signal_that_raises_nothing_does_not_end_a_wait(
+    client: blocking.Client, eye: blocking.Client
+) -> None:
+    blocker = eye.mutex("a").lock()
+    heard = threading.Event()
+
+    def poke() -> None:
+        until(lambda: waiting(eye, "a") == 1)
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGUSR1)
+        heard.wait()
+        blocker.release()
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: heard.set())
+    try:
+        poker = Thread(poke)
+        client.mutex("a").lock().release()
+        poker.result()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert is_free(eye, "a")
+
+
+def test_when_no_thread_can_be_started_that_is_what_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = blocking.connect("memory://")
+    client.close()
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            client.list_nodes()
+        with pytest.raises(RuntimeError, match="can't start"):
+            blocking.connect("memory://")
+    until(lambda: loop_threads() == 0)
+    with pytest.raises(SessionClosed):
+        client.list_nodes()
