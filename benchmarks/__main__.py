@@ -15,13 +15,14 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import core_size, in_process, processes, sqlite_full, sqlite_pairs
+from benchmarks import blocking, core_size, in_process, processes, sqlite_full, sqlite_pairs
 from benchmarks.measure import Measured
 
 PARTS: list[tuple[str, Callable[[], list[Measured]]]] = [
     ("in one process", in_process.measure),
     ("a large core", core_size.measure),
     ("one SQLite file, one process", sqlite_pairs.measure),
+    ("one SQLite file, threads", blocking.measure),
     ("one SQLite file, every commit on disk", sqlite_full.measure),
     ("one SQLite file, several processes", processes.measure),
 ]

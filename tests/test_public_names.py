@@ -9,7 +9,8 @@ from types import ModuleType
 import pytest
 
 import tenure
-from tenure import recipes
+from tenure import blocking, recipes
+from tenure.blocking import recipes as blocking_recipes
 
 PUBLIC = """
     LOSS_EXIT_STATUS
@@ -45,11 +46,18 @@ def test_the_recipes_export_what_is_listed_here_and_nothing_else() -> None:
     assert sorted(recipes.__all__) == sorted(RECIPES)
 
 
+def test_what_is_for_threads_has_the_same_names() -> None:
+    assert sorted(blocking.__all__) == sorted(PUBLIC)
+    assert sorted(blocking_recipes.__all__) == sorted(RECIPES)
+
+
 def test_every_public_name_is_there_and_says_what_it_is() -> None:
     for name in tenure.__all__:
         thing = getattr(tenure, name)
         if callable(thing):
             assert thing.__doc__, f"tenure.{name} has no docstring"
+        if callable(getattr(blocking, name)):
+            assert getattr(blocking, name).__doc__, f"tenure.blocking.{name} has no docstring"
 
 
 @pytest.mark.parametrize("name", modules())

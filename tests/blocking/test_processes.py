@@ -135,7 +135,7 @@ def test_a_program_that_was_stopped_for_too_long_is_told_at_its_next_call(
 ) -> None:
     text = """
     with blocking.connect(url) as client:
-        session = client.session(recovery_window=1)
+        session = client.session(recovery_window=2)
         try:
             with session.mutex("a").lock() as lease:
                 print("held", flush=True)

@@ -105,10 +105,15 @@ class Agent:
 
     def take(self, call: Call) -> None:
         """Carry a call out: here and now as far as that goes, and the rest in the task."""
+        if call.over:
+            return  # abandoned already
         loop = asyncio.get_running_loop()
         task = self.task
         if task is None:
-            self.task = task = loop.create_task(self._serve(loop), name="tenure-agent")
+            self.task = loop.create_task(self._serve(loop), name="tenure-agent")
+            # After its first step: a task that is cancelled before that never runs.
+            loop.call_soon(self.take, call)
+            return
         self._call = call
         work = self._carry_out(call, task)
         asyncio._enter_task(loop, task)  # for what asks which task it runs in
@@ -128,7 +133,7 @@ class Agent:
             call.settle()
         elif self._call is call:
             self._cancel()
-        else:  # it was interrupted before it was handed in
+        else:  # the thread was interrupted before it was taken
             call.error = asyncio.CancelledError()
             self._over(call)
 
@@ -180,8 +185,6 @@ class Agent:
     async def _carry_out(self, call: Call, task: asyncio.Task[None]) -> None:
         cancelled_before = task.cancelling()
         try:
-            if call.abandoned:
-                raise asyncio.CancelledError
             if not call.gives_back:
                 loss = loss_around(task)
                 if loss is not None:

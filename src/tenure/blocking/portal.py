@@ -129,7 +129,7 @@ class Portal:
     def __init__(self) -> None:
         self._born = fork.generation()
         self._loop = _Loop()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may make a call of its own
         self._thread: _LoopThread | None = None
         self._before: _LoopThread | None = None  # it may still be about to end
         self._interval_before = 0.0
@@ -305,7 +305,7 @@ class Portal:
                 interruption.add_note(f"and meanwhile: {another!r}")
                 if self._thread is None:
                     # There can be no thread any more, as late in the interpreter's exit.
-                    call.abandoned = True
+                    call.over = True
                     self._calls.discard(call)
                     return
         if call.failure is not None:
