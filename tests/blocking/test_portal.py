@@ -145,6 +145,27 @@ def test_the_first_call_of_a_thread_may_be_cancelled_at_once(client: blocking.Cl
     Thread(call).result()
 
 
+def test_a_cancellation_before_a_call_is_not_for_the_call(client: blocking.Client) -> None:
+    serving = the_portal()
+
+    async def this_task() -> asyncio.Task[object] | None:
+        return asyncio.current_task()
+
+    task = serving.call(this_task)
+    assert task is not None
+
+    async def wait() -> str:
+        await asyncio.sleep(0)
+        return "undisturbed"
+
+    for _ in range(50):
+        before = task.cancelling()
+        serving._inbox.append((lambda _: task.cancel(), Call(wait)))
+        assert serving.call(wait) == "undisturbed"
+        until(lambda before=before: task.cancelling() == before + 1)  # type: ignore[misc]
+        serving.run(task.uncancel)
+
+
 # Who may call
 
 

@@ -115,6 +115,7 @@ class Agent:
             loop.call_soon(self.take, call)
             return
         self._call = call
+        cancelled = task.cancelling()
         work = self._carry_out(call, task)
         asyncio._enter_task(loop, task)  # for what asks which task it runs in
         try:
@@ -123,7 +124,8 @@ class Agent:
             return
         finally:
             asyncio._leave_task(loop, task)
-        self._rest = _Rest(work, waits_for)
+        # The end of a block may have taken one back.
+        self._rest = _Rest(work, waits_for, min(cancelled, task.cancelling()))
         self._rouse()
 
     def abandon(self, call: Call) -> None:
@@ -179,8 +181,9 @@ class Agent:
 
     def _cancelled_while_idle(self) -> None:
         """Drop it, as the rules say, unless it is for a call that is just on its way here."""
-        if self._rest is not None:
-            self._rest.cancel()
+        rest = self._rest
+        if rest is not None and self.task is not None and self.task.cancelling() > rest.cancelled:
+            rest.cancel()
 
     async def _carry_out(self, call: Call, task: asyncio.Task[None]) -> None:
         cancelled_before = task.cancelling()
@@ -211,11 +214,19 @@ class Agent:
 
 
 class _Rest:
-    """The rest of a coroutine that has been run until it had to wait for something."""
+    """The rest of a coroutine that has been run until it had to wait for something.
+
+    Attributes:
+        cancelled: how many cancellations of the task were under way that are not for it.
+    """
 
     def __init__(
-        self, work: Coroutine[Any, Any, None], waits_for: asyncio.Future[Any] | None
+        self,
+        work: Coroutine[Any, Any, None],
+        waits_for: asyncio.Future[Any] | None,
+        cancelled: int,
     ) -> None:
+        self.cancelled = cancelled
         self._work = work
         self._waits_for = waits_for
         self._cancelled = False

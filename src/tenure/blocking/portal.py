@@ -137,7 +137,7 @@ class Portal:
         self._calls: set[Call] = set()
         self._agents: set[Agent] = set()
         self._background: set[asyncio.Task[Any]] = set()
-        self._inbox: deque[tuple[Callable[[Call], None], Call]] = deque()
+        self._inbox: deque[tuple[Callable[[Call], object], Call]] = deque()
         self._bell = Bell()
         self._loop.add_reader(self._bell, self._hear)
         self._local = _Thread()
