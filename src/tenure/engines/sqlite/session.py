@@ -155,6 +155,7 @@ class SqliteSession:
     async def detach(self) -> None:
         if self.over:
             return
+        self.beat()  # whoever leaves was there until now
         contact = self.last_beat
         self._forget()
         await self._engine.wait(self._commit(None, sessions.detach, self.me, contact))

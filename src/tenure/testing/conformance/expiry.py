@@ -129,6 +129,21 @@ async def a_detached_session_keeps_its_places_until_its_window_is_over(stage: St
 
 
 @behaviour()
+async def a_detached_session_lives_for_its_window_from_when_it_was_left(stage: Stage) -> None:
+    window = 2.0
+    leaver, other = await stage.program(window=window), await stage.program()
+    await leaver.lock("m")
+    waiting = await other.lock("m")
+    await asyncio.sleep(window / 2)
+    leaving = stage.clock.now()
+    await leaver.detach()
+    in_time = stage.clock.now() - leaver.heard.proofs[-1] < window
+    await waiting.granted()
+    if in_time:  # or else this machine is too busy
+        assert stage.clock.now() - leaving >= window
+
+
+@behaviour()
 async def a_detached_session_expires_although_nobody_is_left_to_see_it(stage: Stage) -> None:
     program = await stage.program(window=SHORT)
     await program.lock("m")
