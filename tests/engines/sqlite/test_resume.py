@@ -404,6 +404,29 @@ async def test_closing_an_engine_leaves_what_it_was_taking_over_detached(url: st
         assert successor.session.attach_number == 3
 
 
+async def test_closing_an_engine_detaches_what_it_was_about_to_take_over(url: str) -> None:
+    async with opened(url) as here, opened(url) as eye:
+        former = await attached(here, liveness="window")
+        for cancelled in (False, True):
+            there = engine_of(url)
+            await there.open()
+            await attached(there)
+            turn = here.store.turn
+            assert turn.try_take()
+            attaching = asyncio.create_task(resume(there, former))
+            await asyncio.sleep(0)
+            if cancelled:
+                attaching.cancel()
+            closing = asyncio.create_task(there.aclose())
+            await asyncio.sleep(0)
+            turn.release()
+            await closing
+            with pytest.raises((EngineError, EngineUnavailable, asyncio.CancelledError)):
+                await attaching
+            (described,) = await eye.list_sessions("/default")
+            assert (described.id, described.attached) == (former.session.id, False)
+
+
 # Reopening, and reboots
 
 

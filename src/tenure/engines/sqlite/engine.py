@@ -53,6 +53,7 @@ class SqliteEngine:
         self._open = False
         self._closing: asyncio.Task[None] | None = None
         self._registering: asyncio.Future[Any] | None = None
+        self._taking_over: list[int | None] = []
         self._unknown: dict[Name, list[Watch]] = {}  # that the store does not know of yet
 
     # Opening and closing
@@ -89,16 +90,15 @@ class SqliteEngine:
 
     async def _close(self) -> None:
         store = self.store
-        error = EngineError(f"{self.url} was closed")
+        error = self._was_closed()
         left = False
         try:
-            unfinished = []
             for session in list(self.lookout.newsroom.sessions.values()):
-                if session.put_by is not None:
-                    unfinished.append((session.me, session.last_beat))
                 session.stop(error)
             if store.life is not None:
-                answer = store.committer.do(sessions.unregister, unfinished)
+                answer = store.committer.do(
+                    sessions.unregister, tuple(filter(None, self._taking_over))
+                )
                 if isinstance(answer, asyncio.Future):
                     await asyncio.wait([answer], timeout=_LEAVING)
                     if not answer.done():
@@ -130,6 +130,9 @@ class SqliteEngine:
         if life is None:
             raise EngineUnavailable(f"{self.url} has no session yet")
         return life.fd
+
+    def _was_closed(self) -> EngineError:
+        return EngineError(f"{self.url} was closed")
 
     def _opened(self) -> Store:
         if not self._open:
@@ -169,6 +172,15 @@ class SqliteEngine:
     async def attach(self, how: Attach, events: SessionEvents) -> SqliteSession:
         self._opened()
         store = await self._registered()
+        if how.session_id is None:
+            return await self._attach(store, how, events)
+        self._taking_over.append(how.session_id)
+        try:
+            return await self._attach(store, how, events)
+        finally:
+            self._taking_over.remove(how.session_id)
+
+    async def _attach(self, store: Store, how: Attach, events: SessionEvents) -> SqliteSession:
         life = store.life
         assert life is not None
         at = self.clock.now()
@@ -181,6 +193,9 @@ class SqliteEngine:
                 life.free_slot(slot)
                 return
             session = SqliteSession(self, how, events, row, life, slot)
+            if self._closing is not None:  # too late
+                session.stop(self._was_closed())
+                return
             self.lookout.adopt(session)
             self.lookout.expect_silence(at + session.window)
             self.lookout.keep_ticking()
@@ -196,7 +211,9 @@ class SqliteEngine:
             try:
                 await asyncio.shield(answer)
             except asyncio.CancelledError:
+                self._taking_over.append(how.session_id)  # as long as the store may do it yet
                 answer.add_done_callback(lambda _: self._drop(session))
+                answer.add_done_callback(lambda _: self._taking_over.remove(how.session_id))
                 raise
         else:
             attached(answer)

@@ -15,7 +15,7 @@ promised, never shorter, and nobody else has been granted anything of what it ho
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from tenure.core import rules
 from tenure.engines.contract import Attach
@@ -83,14 +83,18 @@ def _sweep(tx: Transaction) -> None:
             tx.lives.remove(int(number))
 
 
-def unregister(tx: Transaction, unfinished: Iterable[tuple[Attachment, float]]) -> None:
+def unregister(tx: Transaction, unfinished: Collection[int]) -> None:
     """This participant leaves, and what is attached through it ends.
 
     Args:
-        unfinished: take-overs under way, which leave their sessions detached: (who, contact).
+        unfinished: the sessions that it was taking over; they are left detached.
     """
-    for me, contact in unfinished:
-        detach(tx, me, contact)
+    assert tx.life is not None
+    for session, slot in tx.execute(
+        "SELECT id, slot FROM sessions WHERE participant = ?", (tx.participant,)
+    ).fetchall():
+        if session in unfinished:
+            _detach(tx, session, tx.life.last_beat(slot))
     _remove_participants(tx, [tx.participant], None)
     settle(tx)
 
