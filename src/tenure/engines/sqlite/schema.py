@@ -16,6 +16,7 @@ Everything is numbered, so that rows are small and the queue of a semaphore lies
 from __future__ import annotations
 
 import sqlite3
+import time
 from urllib.parse import quote
 
 from tenure.engines.sqlite.url import Address
@@ -131,7 +132,20 @@ def connect(address: Address) -> sqlite3.Connection:
 
     Raises:
         EngineError: the file is another program's, or one of a newer version.
+        sqlite3.Error: it cannot be opened (`explain`).
     """
+    until = time.monotonic() + _OPENING
+    while True:
+        try:
+            return _connect(address)
+        except sqlite3.Error as error:
+            # Of two that turn the log of a new file on, SQLite refuses one without waiting.
+            if not is_busy(error) or time.monotonic() > until:
+                raise
+        time.sleep(0.002)
+
+
+def _connect(address: Address) -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"file:{quote(address.path)}?mode=rw",
         uri=True,
