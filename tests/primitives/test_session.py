@@ -363,6 +363,8 @@ async def test_what_is_asked_for_is_checked_in_the_call(world: World) -> None:
         ({"recovery_window": 0.5}, "1 to 1800 seconds"),
         ({"recovery_window": -1}, "a recovery window is zero or more"),
         ({"description": "x" * 1025}, "1024 bytes"),
+        ({"description": None}, "description is a str, not NoneType"),
+        ({"description": "\ud800"}, "valid Unicode text"),
         ({"on_loss": "explode"}, "on_loss"),
         ({"max_stall": -1}, "max_stall"),
     ):

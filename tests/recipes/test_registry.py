@@ -114,6 +114,14 @@ async def test_cancelled_at_any_step_a_registration_leaves_nothing(
         assert serving.exception() is None if not serving.cancelled() else False
 
 
+async def test_an_endpoint_without_an_encoding_is_refused(url: str) -> None:
+    async with tenure.connect(url) as client:
+        registry = ServiceRegistry(client, "databases")
+        with pytest.raises(InvalidArgument, match="valid Unicode text"):
+            await registry.register("\ud800")
+        assert await registry.list() == ()
+
+
 REGISTERED = """
 import asyncio, sys, tenure
 from tenure.recipes import ServiceRegistry

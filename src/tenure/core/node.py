@@ -317,7 +317,7 @@ class Store:
             raise SessionExpired(f"the session on {node.path} is over", node=node.path)
         if timeout is not None:
             rules.check_timeout(timeout, node.path, name)
-        if data:
+        if data != b"":
             rules.check_data(data, node.path, name)
         found = node.semaphores.get(name)
         appears = found is None

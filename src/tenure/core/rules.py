@@ -120,8 +120,17 @@ def check_data(data: bytes, node: str | None = None, name: str | None = None) ->
 
 
 def check_description(description: str, node: str | None = None) -> None:
-    """A session's description: at most 1,024 bytes in UTF-8."""
-    size = len(description.encode(errors="replace"))
+    """A session's description: text of at most 1,024 bytes in UTF-8."""
+    if not isinstance(description, str):
+        raise InvalidArgument(
+            f"a session's description is a str, not {type(description).__name__}", node=node
+        )
+    try:
+        size = len(description.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"a session's description is valid Unicode text: {description!r}", node=node
+        ) from error
     if size > DESCRIPTION_BYTES:
         raise InvalidArgument(
             f"a session's description has at most {DESCRIPTION_BYTES} bytes, this has {size}",

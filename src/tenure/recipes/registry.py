@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tenure.errors import InvalidArgument
 from tenure.lease import Lease
 from tenure.loss import OnLoss
 from tenure.model import SemaphoreDescription
@@ -80,10 +81,16 @@ class ServiceRegistry:
             on_loss: what a loss does beside being raised; the session's default if ``None``.
 
         Raises:
-            InvalidArgument: a lasting semaphore has that name, or the endpoint is too long.
+            InvalidArgument: a lasting semaphore has that name, or the endpoint is too long, or
+                text that has no encoding.
             SessionExpired, SessionClosed: the session is over.
         """
-        data = endpoint.encode() if isinstance(endpoint, str) else endpoint
+        try:
+            data = endpoint.encode() if isinstance(endpoint, str) else endpoint
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(
+                f"an endpoint is valid Unicode text: {endpoint!r}", name=self.name
+            ) from error
         return self._semaphore.acquire(data=data, on_loss=on_loss)
 
     async def list(self) -> tuple[Endpoint, ...]:

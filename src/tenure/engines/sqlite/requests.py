@@ -93,7 +93,7 @@ def enqueue(
     node, limit, held, whole, last, last_granted, last_count = row
     if timeout is not None:
         rules.check_timeout(timeout, path, name)
-    if data:
+    if data != b"":
         rules.check_data(data, path, name)
     if limit is not None:
         limit, held = from_column(limit), from_column(held)

@@ -20,7 +20,7 @@ Attempt: TypeAlias = Callable[[Any], Awaitable[object]]
 MIB = 1024 * 1024
 LONE_SURROGATE = "\ud800"
 BAD_NAMES = ["", "x" * 1025, "ü" * 513, "🦉" * 257, LONE_SURROGATE]
-BAD_DATA = [b"x" * (MIB + 1), "text"]
+BAD_DATA = [b"x" * (MIB + 1), "text", ""]
 BAD_PATHS = [
     *("", "/", "a", "a/b", "/a/", "//a", "/a//b", "/a b", "/ä", "/a\n", "/a?", "/a\0", "/*"),
     *("/" + "x" * 256, ("/" + "x" * 255) * 4 + "/x"),
@@ -90,7 +90,7 @@ async def data_is_bytes_and_at_most_a_mebibyte_of_them(stage: Stage) -> None:
 @behaviour()
 async def a_mutex_refuses_data_over_a_mebibyte_too(stage: Stage) -> None:
     program = await stage.program()
-    await _refused({"lock": lambda data: program.lock("m", data=data)}, BAD_DATA)
+    await _refused({"lock": lambda data: program.lock("m", data=data)}, [*BAD_DATA, None])
     await _no_trace(stage, [])
 
 
