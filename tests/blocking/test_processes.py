@@ -212,3 +212,35 @@ def test_a_child_forked_while_no_client_is_open_leaves_the_loop_alone(url: str) 
     """
     with program(url, text) as process:
         assert ends(process) == "held True\n"
+
+
+def test_a_child_may_use_the_file_that_its_parents_threads_were_busy_with(url: str) -> None:
+    """SQLite's memory, which a child gets a copy of, must not say that a lock is taken."""
+    text = """
+    client = blocking.connect(url)
+    session = client.session()
+    stopping = threading.Event()
+
+    def be_busy():
+        while not stopping.is_set():
+            with session.mutex("busy").lock():
+                pass
+
+    threads = [threading.Thread(target=be_busy) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(10):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # what ends a child that hangs
+            with blocking.connect(url) as mine, mine.mutex(f"child {number}").lock():
+                os._exit(0)
+        print(os.waitpid(child, 0)[1], flush=True)
+    stopping.set()
+    for thread in threads:
+        thread.join()
+    client.close()
+    """
+    with program(url, text) as process:
+        assert [says(process) for _ in range(10)] == ["0"] * 10
+        ends(process)

@@ -13,6 +13,7 @@ import sqlite3
 import threading
 
 from tenure.engines.sqlite import schema
+from tenure.engines.sqlite.forking import Guard
 from tenure.engines.sqlite.url import Address
 from tenure.errors import TenureError
 
@@ -28,6 +29,7 @@ class Checkpointer:
 
     def __init__(self, address: Address) -> None:
         self._address = address
+        self._guard = Guard()
         self._left = random.randrange(1, _EVERY)
         self._thread: threading.Thread | None = None
 
@@ -43,7 +45,7 @@ class Checkpointer:
 
     def _move(self) -> None:
         # Whatever fails here is tried again the next time, and told by a commit.
-        with contextlib.suppress(sqlite3.Error, TenureError):
+        with contextlib.suppress(sqlite3.Error, TenureError), self._guard:
             connection = schema.connect(self._address)
             try:
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()

@@ -14,7 +14,6 @@ import contextlib
 import logging
 import os
 import sqlite3
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,6 +24,7 @@ from tenure.engines.sqlite.bell import Bell
 from tenure.engines.sqlite.checkpoint import Checkpointer
 from tenure.engines.sqlite.committer import Committer
 from tenure.engines.sqlite.files import prepare, share_side_files, system_error
+from tenure.engines.sqlite.forking import Guard
 from tenure.engines.sqlite.life import Life, Lives, boot_id
 from tenure.engines.sqlite.transaction import Told, Transaction
 from tenure.engines.sqlite.turn import Turn
@@ -35,7 +35,7 @@ __all__ = ["Store", "log"]
 
 log = logging.getLogger("tenure.sqlite")
 
-_opening = threading.Lock()
+_opening = Guard()
 _open: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
@@ -103,7 +103,7 @@ class Store:
 
     def is_current(self) -> bool:
         """Whether the file has its tables, and was last used since the machine was started."""
-        with self.explained():
+        with self.explained(), self.tx.guard:
             if not schema.is_ready(self.tx.connection, self.address.path):
                 return False
             self.tx.ready = True
@@ -114,8 +114,8 @@ class Store:
         """A look at the file as it is now. On the loop; without an await inside."""
         tx = self.tx if self.committer.idle else self._own_reader()
         with self.explained():
-            tx.begin_reading()
             try:
+                tx.begin_reading()
                 yield tx
             finally:
                 tx.end_reading()
@@ -123,7 +123,8 @@ class Store:
     def _own_reader(self) -> Transaction:
         """For as long as the first connection is the thread's."""
         if self._reader is None:
-            self._reader = self._transaction(schema.connect(self.address))
+            with _opening:
+                self._reader = self._transaction(schema.connect(self.address))
         self._reader.participant, self._reader.life = self.tx.participant, self.tx.life
         return self._reader
 
@@ -152,7 +153,7 @@ class Store:
         self.lives.close()
         self._checkpointer.close()
         for tx in filter(None, (self._reader, self.tx)):
-            with contextlib.suppress(sqlite3.Error):
+            with contextlib.suppress(sqlite3.Error), tx.guard:
                 tx.connection.close()
 
     def abandon(self) -> None:

@@ -22,6 +22,7 @@ from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines.sqlite import schema
 from tenure.engines.sqlite.files import Place
+from tenure.engines.sqlite.forking import Guard
 from tenure.engines.sqlite.life import Life, Lives
 from tenure.errors import EngineError
 
@@ -93,6 +94,7 @@ class Transaction:
 
     Attributes:
         committed: called after every commit.
+        guard: what a thread is inside of while it uses the connection.
         durable: a commit is on disk before anybody hears of it. Once one program of a file has
             asked for that it holds for all, because what one of them hands over another is told
             of; each learns it when it next begins, and so before that program is told anything.
@@ -109,6 +111,7 @@ class Transaction:
         "_clock",
         "_counters",
         "_identity",
+        "_inside",
         "_looked",
         "_path",
         "affected",
@@ -116,6 +119,7 @@ class Transaction:
         "connection",
         "durable",
         "execute",
+        "guard",
         "last_news_id",
         "last_order_id",
         "last_session_id",
@@ -155,6 +159,8 @@ class Transaction:
         self.now = 0.0
         self.told = Told()
         self.affected: dict[tuple[int, str], tuple[int, bool]] = {}
+        self.guard = Guard()
+        self._inside = False
         self._clock = clock
         self._path = place.path
         self._identity = place.identity
@@ -166,6 +172,7 @@ class Transaction:
 
     def begin(self) -> None:
         """Begin. In one's turn."""
+        self._enter()
         self.now = now = self._clock.now()
         if not 0 <= now - self._looked < _LOOK:
             self.check_in_place()
@@ -220,6 +227,7 @@ class Transaction:
                 counters,
             )
         self.execute("COMMIT")
+        self._leave()
         self.committed()
         self.ready = True
         self.news_read = 0
@@ -228,8 +236,21 @@ class Transaction:
         """Undo everything since `begin`, as far as that got."""
         self.told = Told()
         self.affected = {}
-        if self.connection.in_transaction:
-            self.execute("ROLLBACK")
+        try:
+            if self.connection.in_transaction:
+                self.execute("ROLLBACK")
+        finally:
+            self._leave()
+
+    def _enter(self) -> None:
+        if not self._inside:
+            self.guard.acquire()
+            self._inside = True
+
+    def _leave(self) -> None:
+        if self._inside:
+            self._inside = False
+            self.guard.release()
 
     def take_told(self) -> Told | None:
         """What is to be told now that it is true, if anything."""
@@ -243,14 +264,18 @@ class Transaction:
 
     def begin_reading(self) -> None:
         """Begin a look at the file as it is now. This takes no turn."""
+        self._enter()
         self.execute("BEGIN")
         self.now = self._clock.now()
 
     def end_reading(self) -> None:
-        """End the look."""
+        """End the look, or the attempt."""
         self.told = Told()
-        if self.connection.in_transaction:
-            self.execute("COMMIT")
+        try:
+            if self.connection.in_transaction:
+                self.execute("COMMIT")
+        finally:
+            self._leave()
 
     # What it gives out and tells
 
