@@ -298,8 +298,10 @@ class Client(Nodes):
 
         Raises:
             NodeNotFound: there is no such node.
-            SessionExpired: the session to resume is over, or another program resumed it too.
-            AuthenticationFailed: the token is of another store.
+            SessionExpired: the session to resume is over or was never there, or another
+                program resumed it too.
+            AuthenticationFailed: the token is not of this session: of another store, for
+                example, that has a session of that number too.
             EngineUnavailable: the store cannot be reached.
             InvalidArgument: a path, a window or a description that no engine accepts; or what
                 is no resume token.
@@ -427,8 +429,8 @@ class Client(Nodes):
         Args:
             size: how many events wait for a slow reader; then the oldest are dropped.
         """
-        if size < 1:
-            raise InvalidArgument(f"a stream of events holds at least 1, not {size}")
+        if not isinstance(size, int) or size < 1:
+            raise InvalidArgument(f"a stream of events holds at least 1, not {size!r}")
         fork.check(self._born, f"the client of {self.url}")
         if self._closed:
             raise self._closed_error()

@@ -260,7 +260,12 @@ class Lease:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._scope is not None
+        if self._scope is None:
+            raise Misuse(
+                f"the lease of {self.name!r} is left without having been entered",
+                node=self.node,
+                name=self.name,
+            )
         ours = self._scope.exit(error)
         answer = self._leave(error)
         if answer is not None:

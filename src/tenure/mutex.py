@@ -63,7 +63,7 @@ class Mutex:
             SessionExpired, SessionClosed: the session is over.
         """
         wanted = self._plain
-        if data != b"" or on_loss is not None or stop_time:
+        if data != b"" or on_loss is not None or stop_time != 0.0:
             wanted = self._wanted(data, on_loss, stop_time)
         return Once(wanted, acquire, self._source, wanted, timeout_seconds(timeout))
 

@@ -23,6 +23,7 @@ __all__ = ["ResumeToken", "new_key"]
 _PREFIX = "tenure1."
 _FIXED = struct.Struct(f">Qd{rules.ATTACH_KEY_BYTES}s")
 _CHECKSUM = struct.Struct(">I")
+_SESSION_IDS = 1 << 63
 
 
 def new_key() -> bytes:
@@ -62,6 +63,10 @@ class ResumeToken(NamedTuple):
                 raise ValueError("another checksum")
             session_id, window, key = _FIXED.unpack(said[: _FIXED.size])
             node = said[_FIXED.size :].decode()
+            rules.check_path(node)
+            rules.check_window(window)
+            if not 0 < session_id < _SESSION_IDS:
+                raise ValueError("no store numbers a session so")
         except (ValueError, binascii.Error, struct.error):
             raise InvalidArgument(
                 "this is no resume token, or not the whole of one: take it from "

@@ -73,7 +73,8 @@ class Scope:
     def exit(self, error: BaseException | None) -> bool:
         """Leave; true when `error` is the cancellation that `trigger` asked for, and no other."""
         task = self._task
-        assert task is not None, "a scope is exited once, after it was entered"
+        if task is None:
+            raise Misuse("a block is left once, after it was entered")
         self._task = None
         around = self._around
         if _innermost.get(id(task)) is not self._link:

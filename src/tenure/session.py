@@ -235,7 +235,11 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._scope is not None
+        if self._scope is None:
+            raise Misuse(
+                f"the session on {self.node} is left without having been entered",
+                node=self.node,
+            )
         ours = self._scope.exit(error)
         if isinstance(error, GeneratorExit):  # nothing can be awaited, in whatever thread
             self._client._soon(partial(self._end_now, self._closed()))

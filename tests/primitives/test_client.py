@@ -46,6 +46,8 @@ def test_a_url_that_is_wrong_is_refused_in_the_call() -> None:
         tenure.connect("jobs.db")
     with pytest.raises(Unsupported):
         tenure.connect("carrier-pigeon://loft")
+    with pytest.raises(InvalidArgument, match="a URL is a str, not int"):
+        tenure.connect(5)  # type: ignore[arg-type]
 
 
 def test_it_tells_where_it_goes_and_what_that_can() -> None:

@@ -99,6 +99,8 @@ async def test_a_stream_holds_at_least_one(world: World) -> None:
     async with world.client() as client:
         with pytest.raises(InvalidArgument, match="at least 1"):
             client.events(0)
+        with pytest.raises(InvalidArgument, match="at least 1, not '1'"):
+            client.events("1")  # type: ignore[arg-type]
 
 
 def test_only_who_listens_pays_for_their_import() -> None:

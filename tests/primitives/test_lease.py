@@ -89,6 +89,18 @@ async def test_a_release_may_be_repeated(world: World) -> None:
             await lease.release()  # inside of its own block
 
 
+async def test_its_block_is_left_once_by_who_has_entered_it(world: World) -> None:
+    async with world.client() as client, client.session() as session:
+        lease = await session.mutex("m").lock()
+        with pytest.raises(Misuse, match="lease of 'm' is left without"):
+            await lease.__aexit__(None, None, None)
+        assert lease.held
+        async with lease:
+            pass
+        with pytest.raises(Misuse, match="left once"):
+            await lease.__aexit__(None, None, None)
+
+
 async def test_its_count_can_shrink_and_its_data_change_in_place(world: World) -> None:
     async with world.client() as client, client.session() as session:
         pool = session.semaphore("s")

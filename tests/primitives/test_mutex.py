@@ -82,6 +82,12 @@ async def test_a_counting_semaphore_of_that_name_is_told_apart(world: World) -> 
             await client.mutex("s").try_lock()
 
 
+async def test_a_stop_time_that_is_no_time_is_refused(world: World) -> None:
+    async with world.client() as client:
+        with pytest.raises(InvalidArgument, match="a stop time is seconds or a timedelta"):
+            await client.mutex("m").lock(stop_time=b"")  # type: ignore[arg-type]
+
+
 async def test_a_try_gives_a_lease_or_none(world: World) -> None:
     async with world.client() as client:
         lease = await client.mutex("m").try_lock(data=b"mine")

@@ -30,7 +30,7 @@ from tests.primitives.helpers import World, is_held, released_after, turns
 TOKENS = st.builds(
     ResumeToken,
     st.sampled_from(["/default", "/a/b.c_d-e", "/" + "x" * 255]),
-    st.integers(1, 2**64 - 1),
+    st.integers(1, 2**63 - 1),
     st.floats(rules.MIN_WINDOW, rules.MAX_WINDOW),
     st.binary(min_size=16, max_size=16),
 )
@@ -68,6 +68,21 @@ def test_a_token_with_a_mistake_in_it_is_refused(token: ResumeToken, data: st.Da
 def test_what_is_no_token_is_refused(nothing: str) -> None:
     with pytest.raises(InvalidArgument, match="resume token"):
         ResumeToken.parse(nothing)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        ResumeToken("/default", 2**63, 30.0, bytes(16)),
+        ResumeToken("/default", 0, 30.0, bytes(16)),
+        ResumeToken("/default", 1, float("nan"), bytes(16)),
+        ResumeToken("/default", 1, 0.5, bytes(16)),
+        ResumeToken("no path", 1, 30.0, bytes(16)),
+    ],
+)
+def test_a_token_that_no_store_can_have_given_is_refused(forged: ResumeToken) -> None:
+    with pytest.raises(InvalidArgument, match="no resume token"):
+        ResumeToken.parse(str(forged))
 
 
 def test_two_keys_are_never_equal() -> None:

@@ -260,8 +260,18 @@ async def test_it_is_entered_once(world: World) -> None:
         async with session:
             with pytest.raises(Misuse, match="entered already"):
                 await session.__aenter__()
+        with pytest.raises(Misuse, match="left once"):
+            await session.__aexit__(None, None, None)
         with pytest.raises(SessionClosed):
             await session.__aenter__()
+
+
+async def test_it_is_left_by_who_has_entered_it(world: World) -> None:
+    async with world.client() as client:
+        session = await client.session()
+        with pytest.raises(Misuse, match="session on /default is left without"):
+            await session.__aexit__(None, None, None)
+        assert session.state == "attached"
 
 
 async def test_a_body_that_is_closed_from_outside_closes_it_soon(world: World) -> None:

@@ -18,7 +18,7 @@ Rules:
 
 Threads that compute in short slices would starve the loop's thread: Python lets whoever waits for
 the interpreter ask for it only after the switch interval, and a thread that lets go and comes
-back each millisecond is mostly there first. Renewals have been seen to be 5 to 8 s late. So the
+back each millisecond is mostly there first. Renewals have been seen to be seconds late. So the
 switch interval is at most `SWITCH_INTERVAL` while the thread runs, and what it was afterwards.
 """
 

@@ -56,6 +56,8 @@ def diagnose(url: str) -> Iterable[Finding]:
 
 
 def _connector(url: str) -> Connector:
+    if not isinstance(url, str):
+        raise InvalidArgument(f"a URL is a str, not {type(url).__name__}")
     scheme, separator, _ = url.partition("://")
     if not separator or not scheme:
         raise InvalidArgument(
