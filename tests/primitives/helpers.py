@@ -28,11 +28,11 @@ async def turns(count: int = ENOUGH) -> None:
 
 
 class World:
-    """One store in this process, and the clients that a test connects to it."""
+    """One store, in this process unless `url` says otherwise, and a test's clients of it."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, url: str | None = None) -> None:
         self.clock = clock
-        self.url = f"memory://world-{next(_numbers)}"
+        self.url = url or f"memory://world-{next(_numbers)}"
         self._eye = Client(connect_engine(self.url, clock), clock)
 
     async def open(self) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
 from tenure.clock import Clock
@@ -98,7 +98,7 @@ class SlowEngine:
         """
         self._failures.setdefault(kind, deque()).extend((error, done) for error in errors)
 
-    def operate(self, kind: str, operation: Callable[[], T]) -> asyncio.Future[T]:
+    def operate(self, kind: str, operation: Callable[[], Answer[T]]) -> asyncio.Future[T]:
         """Carry an operation to the store, and its answer back."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
@@ -110,6 +110,14 @@ class SlowEngine:
                     result = operation()
             except Exception as raised:
                 error = raised
+            if isinstance(result, asyncio.Future):  # the store itself takes its time
+                result.add_done_callback(
+                    lambda late: come_back(_result(late), error or _error(late))
+                )
+            else:
+                come_back(result, error)
+
+        def come_back(result: Any, error: BaseException | None) -> None:
             self.back.carry(lambda: _settle(answer, result, error))
 
         self.there.carry(take_effect)
@@ -126,7 +134,7 @@ class SlowEngine:
         return failing.popleft() if failing else (None, True)
 
     async def run(self, kind: str, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return await self.operate(kind, lambda: at_once(operation()))
+        return await self.operate(kind, lambda: started(operation()))
 
     # The contract
 
@@ -158,6 +166,7 @@ class SlowEngine:
         async def attach() -> None:
             if how.session_id is None and not session.unwanted:
                 session.inner = await self.inner.attach(how, session)
+                await session.close_if_unwanted()
 
         try:
             await self.run("attach", attach)
@@ -211,6 +220,11 @@ class SlowSession:
         self.inner: EngineSession | None = None
         self.unwanted = False
         self._asked = engine.clock.now()
+
+    async def close_if_unwanted(self) -> None:
+        """Who asked for it has gone while the store was at it."""
+        if self.unwanted:
+            await self._store.close()
 
     @property
     def _store(self) -> EngineSession:
@@ -269,18 +283,16 @@ class SlowSession:
     ) -> Answer[Enqueued]:
         return self.engine.operate(
             "enqueue",
-            lambda: plain(
-                self._store.enqueue(hold, name, count, data, timeout=timeout, ephemeral=ephemeral)
+            lambda: self._store.enqueue(
+                hold, name, count, data, timeout=timeout, ephemeral=ephemeral
             ),
         )
 
     def alter(self, hold: int, *, count: int | None, data: bytes | None) -> Answer[None]:
-        return self.engine.operate(
-            "alter", lambda: plain(self._store.alter(hold, count=count, data=data))
-        )
+        return self.engine.operate("alter", lambda: self._store.alter(hold, count=count, data=data))
 
     def withdraw(self, hold: int) -> Answer[None]:
-        return self.engine.operate("withdraw", lambda: plain(self._store.withdraw(hold)))
+        return self.engine.operate("withdraw", lambda: self._store.withdraw(hold))
 
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
@@ -317,7 +329,7 @@ class SlowSession:
         self.engine.back.carry(lambda: self.events.ended(error))
 
 
-def _settle(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+def _settle(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
     if answer.done():
         return  # nobody wants it any more
     if error is not None:
@@ -326,18 +338,44 @@ def _settle(answer: asyncio.Future[Any], result: Any, error: Exception | None) -
         answer.set_result(result)
 
 
-def plain(answer: Answer[T]) -> T:
-    """The answer of an engine that gives it at once."""
-    assert not isinstance(answer, asyncio.Future)
-    return answer
+def _error(answer: asyncio.Future[Any]) -> BaseException | None:
+    return asyncio.CancelledError() if answer.cancelled() else answer.exception()
 
 
-def at_once(operation: Coroutine[Any, Any, T]) -> T:
-    """The result of an operation that does not wait."""
+def _result(answer: asyncio.Future[Any]) -> Any:
+    return None if _error(answer) is not None else answer.result()
+
+
+def started(operation: Coroutine[Any, Any, T]) -> Answer[T]:
+    """An operation that has begun already: its result, or a future of it if that is to come."""
     try:
-        operation.send(None)
+        waits_for = operation.send(None)
     except StopIteration as stop:
         result: T = stop.value
         return result
-    operation.close()
-    raise AssertionError("the inner engine is one that answers at once")
+    return asyncio.get_running_loop().create_task(_Rest(operation, waits_for).complete())
+
+
+class _Rest(Awaitable[T]):
+    """What is left of a coroutine that has begun, and waits for its first future."""
+
+    def __init__(self, operation: Coroutine[Any, Any, T], waits_for: Any) -> None:
+        self._operation = operation
+        self._waits_for = waits_for
+
+    async def complete(self) -> T:
+        return await self
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        waits_for = self._waits_for
+        try:
+            while True:
+                try:
+                    sent = yield waits_for
+                except BaseException as error:
+                    waits_for = self._operation.throw(error)
+                else:
+                    waits_for = self._operation.send(sent)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result

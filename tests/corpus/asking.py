@@ -1,0 +1,155 @@
+"""Pains of those who ask: cancelled in the middle, told too much, told by the wrong thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tenure
+from tenure import request
+from tenure.engines.sqlite.committer import Committer
+from tenure.engines.sqlite.turn import Turn
+from tenure.lease import Lease
+from tenure.session import Session
+from tests.corpus.rows import does_nothing, replacing, row
+from tests.corpus.subjects import Scene
+from tests.primitives.helpers import is_held, this_task, turns
+
+
+@row(3, replacing(request, "_give_up", does_nothing))
+async def a_cancelled_acquire_leaves_nothing_in_the_queue(scene: Scene) -> None:
+    for after in range(8):
+        client, _ = scene.slow(2)
+        async with client, client.session() as session:
+            acquiring = asyncio.create_task(session.mutex("x").lock())
+            await turns(after)
+            acquiring.cancel()
+            await asyncio.wait([acquiring])
+            if not acquiring.cancelled():
+                await acquiring.result().release()
+            await turns()
+            await scene.queued("x", 0)
+
+
+async def _give_back_late(self: Lease) -> None:
+    await asyncio.sleep(0)
+    await _give_back(self)
+
+
+_give_back = Lease._give_back
+
+
+@row(4, replacing(Lease, "_give_back", _give_back_late))
+async def a_cancelled_release_takes_effect(scene: Scene) -> None:
+    client, _ = scene.slow(2)
+    async with client:
+        lease = await client.mutex("x").lock()
+        releasing = asyncio.create_task(lease.release())
+        await asyncio.sleep(0)
+        releasing.cancel()
+        await asyncio.wait([releasing])
+        await scene.queued("x", 0)
+
+
+def _deal_out_answers(self: Committer, operations: list[Any], told: list[Any]) -> None:
+    """Answer whoever still waits, one after the other."""
+    answers = [(each.result, each.error) for each in operations]
+    for operation in operations:
+        if not operation.future.cancelled():
+            operation.result, operation.error = answers.pop(0)
+    _deliver(self, operations, told)
+
+
+_deliver = Committer._deliver
+
+
+@row(
+    5,
+    {"sqlite": replacing(Committer, "_deliver", _deal_out_answers)},
+    not_on={"memory": "it answers in the call itself: there is no command to cancel"},
+)
+async def after_a_cancelled_command_the_others_get_their_own_answers(scene: Scene) -> None:
+    file = Path(scene.url.removeprefix("sqlite:///").partition("?")[0])
+    async with scene.client() as client, client.session() as session:
+        for limit, name in enumerate("abc", start=1):
+            await session.semaphore(name).create(limit=limit)
+        others = Turn(f"{file}.tenure/turn.lock", 0o600)
+        # Between two commits of ours: the thread gives the turn back before it is taken here.
+        await asyncio.to_thread(others.take)
+        try:
+            commands = [
+                asyncio.create_task(session.semaphore("a").update(b"new")),
+                asyncio.create_task(session.semaphore("b").describe()),
+                asyncio.create_task(session.semaphore("c").describe()),
+            ]
+            await turns()
+            commands[0].cancel()
+            await turns()
+        finally:
+            others.close()
+        await scene.soon(asyncio.wait(commands))
+        assert [getattr(each.result(), "name", None) for each in commands[1:]] == ["b", "c"]
+
+
+@row(10, replacing(request, "_refused", lambda lease, error: lease._fail(error)))
+async def a_request_whose_answer_was_an_error_is_withdrawn(scene: Scene) -> None:
+    client, engine = scene.slow(1)
+    async with client:
+        session = await client.session()
+        engine.fail("enqueue", tenure.EngineError("the answer was lost"), done=True)
+        with pytest.raises(tenure.EngineError):
+            await session.mutex("x").lock()
+        await scene.queued("x", 0)
+
+
+async def _wait_in_the_thread(self: Lease) -> None:
+    threading.Event().wait(0.05)  # for what no other task can do meanwhile
+    raise tenure.AcquireTimeout("not granted while it waited")
+
+
+@row(21, replacing(Lease, "_change", _wait_in_the_thread))
+async def who_waits_lets_the_other_tasks_of_its_thread_go_on(scene: Scene) -> None:
+    async with scene.client() as client:
+        lease = await client.mutex("x").lock()
+        waiting = asyncio.create_task(client.mutex("x").lock())
+        await scene.queued("x", 2)
+        await lease.release()  # by a task of the thread in which the other waits
+        assert is_held(await scene.soon(waiting))
+
+
+def _request_again(self: Session, wanted: Any) -> Lease:
+    self._last_hold = 0
+    return _request(self, wanted)
+
+
+_request = Session._request
+
+
+@row(22, replacing(Session, "_request", _request_again))
+async def two_tasks_of_a_session_are_two_requests(scene: Scene) -> None:
+    async with scene.client() as client, client.session() as session:
+        first = await session.mutex("x").lock()
+        second = asyncio.create_task(session.mutex("x").lock())
+        await scene.queued("x", 2)
+        assert not second.done()
+        await first.release()
+        lease = await scene.soon(second)
+        assert is_held(lease)
+        assert not is_held(first)
+        await lease.release()
+
+
+async def _find_nothing(lease: Lease) -> None:
+    return None
+
+
+@row(23, replacing(request, "_check_self_deadlock", _find_nothing))
+async def re_entry_is_refused_at_once(scene: Scene) -> None:
+    async with scene.client() as client, client.mutex("x").lock():
+        with pytest.raises(tenure.SelfDeadlock):
+            await scene.soon(client.mutex("x").lock())
+    assert this_task().cancelling() == 0

@@ -1,0 +1,53 @@
+"""docs/pains.md, made of the corpus itself: `python -m tests.corpus` writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.corpus import asking, losing, outside, queueing
+from tests.corpus.pains import PAINS, Pain
+from tests.corpus.rows import ROWS, Row
+from tests.corpus.subjects import SUBJECTS
+
+__all__ = ["DOCUMENT", "ROWS", "document"]
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "pains.md"
+
+THEMES = (losing, asking, queueing, outside)
+"""The modules whose import fills `ROWS`."""
+
+ROWS.sort(key=lambda row: row.number)
+
+_BEGINNING = """\
+# What hurts the users of other locks
+
+<!-- `python -m tests.corpus` writes this file, out of tests/corpus; a test says when it is old. -->
+
+Each row is a defect that released projects had, as their issue trackers tell (the numbers), or as
+was seen by running them. Tenure has a test for each, on every engine that the row concerns, and
+that test is known to see the defect: it is planted into tenure, and the test must fail then, by
+what it asserts. The engines are `memory`, `sqlite`, and `sqlite` with `durability=full`.
+`make test ARGS='-k corpus'` runs all of them, `ARGS='-k NAME'` a single one.
+
+| # | the pain | where others had it | tenure's answer | our test |
+|---|---|---|---|---|
+"""
+
+
+def document() -> str:
+    """What the file should say."""
+    return _BEGINNING + "".join(_line(pain) for pain in PAINS)
+
+
+def _line(pain: Pain) -> str:
+    tests = [f"`{row.place}`{_where(row)}" for row in ROWS if row.number == pain.number]
+    if pain.awaits:
+        tests.append(f"*waits for its engine:* {pain.awaits}")
+    cells = (str(pain.number), pain.what, pain.others, pain.answer, "; ".join(tests))
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _where(row: Row) -> str:
+    if not row.not_on:
+        return ""
+    return f" ({', '.join(subject.name for subject in SUBJECTS if row.concerns(subject))} alone)"

@@ -1,0 +1,198 @@
+"""The pains: what hurt, where, and what tenure does instead.
+
+They keep their numbers for ever, so that documents can name them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["PAINS", "Pain"]
+
+
+@dataclass(frozen=True)
+class Pain:
+    """One of them.
+
+    Attributes:
+        number: stays the same for ever.
+        what: what hurt.
+        others: who had it: projects, with the numbers in their issue trackers.
+        answer: what tenure does instead.
+        awaits: what is not checked yet, because it concerns an engine that is not here.
+    """
+
+    number: int
+    what: str
+    others: str
+    answer: str
+    awaits: str = ""
+
+
+PAINS = (
+    Pain(
+        1,
+        "A lock is lost, and nobody tells the code that relies on it.",
+        "redisson 3854, 4698; kazoo 565; etcd 6127",
+        "The body of the block is cancelled and the block raises `LeaseLost`. Code outside of a "
+        "block asks `lease.held`, or awaits `lease.wait_lost()`.",
+    ),
+    Pain(
+        2,
+        "A busy event loop does not get to renew, and a healthy program loses its lock.",
+        "python-redis-lock 85, 91",
+        "A thread renews when the loop does not. It stops after `max_stall`, so that a program "
+        "that is wedged for good does not hold for ever, and the stall is reported.",
+    ),
+    Pain(
+        3,
+        "An acquire that is cancelled while its answer is on the way leaves a lock that nobody "
+        "owns and nothing ends.",
+        "redis-py (seen in 8.1: with 100 ms of delay and a timeout of 50 ms the key stays, without "
+        "an expiry)",
+        "A request has its number before it is sent, so that it can be withdrawn without having "
+        "been answered. Whatever is stored belongs to a session, which ends.",
+    ),
+    Pain(
+        4,
+        "A release that is cancelled leaves the lock held.",
+        "redis-py 3847",
+        "A release that has begun is the session's business and goes through, whatever becomes of "
+        "its caller. It may be repeated.",
+    ),
+    Pain(
+        5,
+        "After a cancelled command the next one reads its answer.",
+        "redis-py 2624, 2665",
+        "Callers wait for futures of their own. Answers are matched to commands by whoever owns "
+        "the connection, whether or not somebody still waits.",
+    ),
+    Pain(
+        6,
+        "The release fails, and its error takes the place of the one that the body raised.",
+        "open-webui 29979; coredis 370",
+        "The body's error is raised, with a note about the release, which is tried again.",
+    ),
+    Pain(
+        7,
+        "One failed renewal gives everything up; or all of them fail, and the holder goes on.",
+        "PostHog 56781",
+        "Renewals are repeated until the deadline, which lies before the end of the window by a "
+        "margin. A lease is lost then, or when the store says so, and not otherwise.",
+    ),
+    Pain(
+        8,
+        "Who waits with a session that is over waits on, or even wins.",
+        "etcd 9921, 11456, 19597",
+        "Whoever waits hears of the end of its session, and a grant counts only while that lives.",
+    ),
+    Pain(
+        9,
+        "After a reconnect there are two leaders, and the former one does not know.",
+        "curator 1024, 1169, 1211",
+        "A grant belongs to one session. With that it ends, and no later session brings it back.",
+    ),
+    Pain(
+        10,
+        "A contender that has given up, or whose answer was lost, stays in the queue.",
+        "kazoo 760",
+        "What was perhaps carried out is withdrawn by its number, again and again, until that has "
+        "worked or the session has ended.",
+    ),
+    Pain(
+        11,
+        "A failover of Redis forgets a lock that it had granted.",
+        "redisson 2669",
+        "To come with that engine: it says what it guarantees, can wait for replicas, and its "
+        "tokens go on rising through a failover.",
+        awaits="redis: a failover to a replica that has not heard of the lock",
+    ),
+    Pain(
+        12,
+        "There is no number by which the data's own store could refuse a late writer.",
+        "redisson 4684; bsm/redislock 93",
+        "Every lease has a fencing token, which rises over the whole store.",
+    ),
+    Pain(
+        13,
+        "Somebody sets a clock, and locks end.",
+        "valkey 2651",
+        "A holder's deadline is on a clock that nobody sets, and counts from when it asked.",
+        awaits="the tenure server, redis: a step of the server's clock",
+    ),
+    Pain(
+        14,
+        "The client may be configured to believe for longer than the store does.",
+        "ydb-rs-sdk 402; kubernetes 44887",
+        "Intervals and margins are derived from the window, and what cannot fit is refused.",
+    ),
+    Pain(
+        15,
+        "Waiters poll, and who comes last may be served first.",
+        "python-redis-lock 58, 104",
+        "One queue, first come, first served, and a release hands over to the next.",
+    ),
+    Pain(
+        16,
+        "A fair queue is stuck behind a waiter that has died.",
+        "redisson 1353, 3730",
+        "Waiters belong to sessions as owners do, and leave the queue with them.",
+    ),
+    Pain(
+        17,
+        "The permits of a holder that has crashed never come back.",
+        "redisson 2045, 4462",
+        "A permit belongs to a session, and is free when that is over.",
+    ),
+    Pain(
+        18,
+        "Peers that were started with different limits let in more than either allows.",
+        "Curator's semaphores; `consul lock -n`",
+        "The limit is stored with the semaphore. Who comes with another one is told.",
+    ),
+    Pain(
+        19,
+        "The command that was started under a lock outlives it, and its exit code tells nothing.",
+        "`etcdctl lock` (two holders after a revoked lease, exit code 0); consul 873, 9788",
+        "A guardian ends the command, with all that it has started, by a deadline of its own; the "
+        "exit code says that the lock was lost.",
+    ),
+    Pain(
+        20,
+        "After a fork the child hangs, or acts in its parent's name.",
+        "kazoo 519, 554, 628",
+        "The child gets an error that says what to do.",
+    ),
+    Pain(
+        21,
+        "Waiting for a lock blocks the thread, and with it everything in its event loop.",
+        "kazoo 185",
+        "Everything that waits is a coroutine; `tenure.blocking` is the same for threads.",
+    ),
+    Pain(
+        22,
+        "Ownership is kept per thread, so that every task of the thread owns the lock.",
+        "dogpile.cache 171",
+        "Who has the lease object owns, and a second request of the same session is a second "
+        "request.",
+    ),
+    Pain(
+        23,
+        "Who asks again for what it holds waits for itself.",
+        "python-redis-lock 118; kazoo 292",
+        "Locks are not re-entrant; a task that would wait for itself gets `SelfDeadlock` at once.",
+    ),
+    Pain(
+        24,
+        "A watch misses changes, and what it showed last is not what is so.",
+        "python-etcd3 729; kazoo 151",
+        "A watch may skip states, and never the newest.",
+    ),
+    Pain(
+        25,
+        "Contention cannot be seen: nobody knows who waits, for whom, and for how long.",
+        "opencti 17341; codex-lb 1682",
+        "Every queue can be listed with its owners and waiters, and events tell how long each "
+        "lease was waited for and held.",
+    ),
+)

@@ -1,0 +1,208 @@
+"""Pains of those who stand in line: overtaken, stuck behind the dead, let in where nobody fits."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+import tenure
+from tenure.core import rules
+from tenure.core.node import Session as CoreSession
+from tenure.core.node import Store
+from tenure.core.queue import Request
+from tenure.core.queue import Semaphore as CoreSemaphore
+from tenure.engines.sqlite import nodes, over, requests, sessions
+from tenure.engines.sqlite.transaction import ENDED, Transaction
+from tenure.lease import Lease
+from tests.corpus.rows import does_nothing, replacing, row, together
+from tests.corpus.subjects import Scene
+
+
+@row(8, replacing(Lease, "_fail", does_nothing))
+async def a_waiter_learns_that_its_session_is_over(scene: Scene) -> None:
+    async with scene.client() as client, client.mutex("x").lock():
+        session = await client.session(description="victim")
+        waiting = asyncio.create_task(session.mutex("x").lock())
+        await scene.queued("x", 2)
+        await scene.end_sessions("victim")
+        with pytest.raises(tenure.SessionExpired):
+            await scene.soon(waiting)
+
+
+@row(12, replacing(rules, "next_order_id", lambda last, seen, wall: int(wall)))
+async def fencing_tokens_rise_over_names_nodes_and_sessions(scene: Scene) -> None:
+    tokens = []
+    async with scene.client() as client:
+        await client.create_node("/other")
+        for path, name in itertools.product(("/default", "/other"), ("a", "b", "a")):
+            async with client.session(path) as session, session.mutex(name).lock() as lease:
+                tokens.append(lease.fencing_token)
+    assert tokens == sorted(set(tokens))
+
+
+def _grant_the_last(self: CoreSemaphore, now: float) -> Request | None:
+    last, first = self.last, self.first_waiting
+    if last is None or first is None or last is first:
+        return _grant_next(self, now)
+    first.count, last.count = last.count, first.count
+    first.session, last.session = last.session, first.session
+    first.hold, last.hold = last.hold, first.hold
+    for each in (first, last):
+        each.session.requests[each.hold] = each
+    return _grant_next(self, now)
+
+
+_grant_next = CoreSemaphore.grant_next
+
+
+def _grant_after_sending_the_first_to_the_end(
+    tx: Transaction, node: int, name: str, *level: Any
+) -> int:
+    waiting = "FROM requests WHERE node = ?1 AND name = ?2 AND granted_at IS NULL"
+    tx.execute(
+        f"UPDATE requests SET order_id = (SELECT 1 + max(order_id) {waiting}) WHERE node = ?1 "
+        f"AND name = ?2 AND order_id = (SELECT min(order_id) {waiting})",
+        (node, name),
+    )
+    return _grant_next_row(tx, node, name, *level)
+
+
+_grant_next_row = requests._grant_next
+
+
+@row(
+    15,
+    {
+        "memory": replacing(CoreSemaphore, "grant_next", _grant_the_last),
+        "sqlite": replacing(requests, "_grant_next", _grant_after_sending_the_first_to_the_end),
+    },
+)
+async def who_comes_first_is_served_first(scene: Scene) -> None:
+    served: list[int] = []
+
+    async def contend(client: tenure.Client, number: int) -> None:
+        async with client.mutex("x").lock():
+            served.append(number)
+
+    async with scene.client() as client:
+        async with client.mutex("x").lock():
+            tasks = []
+            for number in range(5):
+                tasks.append(asyncio.create_task(contend(client, number)))
+                await scene.queued("x", number + 2)
+        await scene.soon(asyncio.gather(*tasks))
+    assert served == [0, 1, 2, 3, 4]
+
+
+def _leave_requests_behind(self: Store, session: CoreSession, why: str | None) -> dict[Any, Any]:
+    waiting = [each for each in session.requests.values() if each.granted_at is None]
+    for each in waiting:
+        del session.requests[each.hold]
+    return _remove_session(self, session, why)
+
+
+_remove_session = Store._remove_session
+
+
+def _leave_waiting_rows_behind(tx: Transaction, over: Iterable[Any], why: str | None) -> None:
+    for one in over:
+        waits = "SELECT 1 FROM requests WHERE session = ? AND granted_at IS NULL"
+        if tx.execute(waits, one[:1]).fetchone() is None:
+            _remove_sessions(tx, [one], why)
+        elif why is not None:
+            tx.tell(one[2], ENDED, one[0], why=why)
+
+
+_remove_sessions = requests.remove_sessions
+
+
+@row(
+    16,
+    {
+        "memory": replacing(Store, "_remove_session", _leave_requests_behind),
+        "sqlite": together(
+            replacing(requests, "remove_sessions", _leave_waiting_rows_behind),
+            replacing(sessions, "remove_sessions", _leave_waiting_rows_behind),
+        ),
+    },
+)
+async def a_dead_waiter_is_passed_over(scene: Scene) -> None:
+    async with scene.client() as client:
+        dying = await client.session(description="victim")
+        async with client.mutex("x").lock():
+            first = asyncio.create_task(dying.mutex("x").lock())
+            await scene.queued("x", 2)
+            second = asyncio.create_task(client.mutex("x").lock())
+            await scene.queued("x", 3)
+            await scene.end_sessions("victim")
+            await asyncio.wait([first])
+            assert isinstance(first.exception(), tenure.SessionExpired)
+        lease = await scene.soon(second)
+        await lease.release()
+
+
+def _due_but_for_sessions(self: Store, when: float, entry: Any) -> None:
+    if isinstance(entry, Request):
+        _due(self, when, entry)
+
+
+_due = Store._due
+
+
+@row(
+    17,
+    {
+        "memory": replacing(Store, "_due", _due_but_for_sessions),
+        "sqlite": replacing(over, "is_silent", lambda tx, suspect: False),
+    },
+)
+async def permits_of_a_silent_session_return_after_its_window(scene: Scene) -> None:
+    client, engine = scene.slow(1)
+    async with scene.client() as other, client:
+        pool = other.semaphore("pool")
+        await pool.create(limit=3)
+        session = await client.session(recovery_window=1)
+        await session.semaphore("pool").acquire(3)
+        engine.cut()
+        lease = await pool.acquire(3, timeout=1 + scene.patience)
+        await lease.release()
+        engine.mend()
+
+
+def _create_whatever_is_there(self: Store, *arguments: Any, **named: Any) -> None:
+    try:
+        _create(self, *arguments, **named)
+    except tenure.SemaphoreExists:
+        return
+
+
+_create = Store.create
+
+
+def _create_row_whatever_is_there(tx: Transaction, *arguments: Any) -> None:
+    try:
+        _create_row(tx, *arguments)
+    except tenure.SemaphoreExists:
+        return
+
+
+_create_row = nodes.create_semaphore
+
+
+@row(
+    18,
+    {
+        "memory": replacing(Store, "create", _create_whatever_is_there),
+        "sqlite": replacing(nodes, "create_semaphore", _create_row_whatever_is_there),
+    },
+)
+async def another_limit_is_refused(scene: Scene) -> None:
+    async with scene.client() as client:
+        await client.semaphore("pool").create(limit=4)
+        with pytest.raises(tenure.SemaphoreExists) as error:
+            await client.semaphore("pool").create(limit=5, exist_ok=True)
+        assert error.value.limit == 4

@@ -1,0 +1,105 @@
+"""How a check joins the corpus: `row`, beside the check, with the defect that it must see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import pytest
+
+import tenure
+from tenure.testing.conformance import Stores
+from tests.corpus.subjects import SUBJECTS, Check, Subject
+
+__all__ = ["ROWS", "Plant", "Row", "does_nothing", "replacing", "row", "together"]
+
+IN_THE_CHECK = (AssertionError, TimeoutError, pytest.fail.Exception, tenure.AcquireTimeout)
+"""What an assertion, a wait, or ``pytest.raises`` raises."""
+
+Plant: TypeAlias = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One check of one pain.
+
+    Attributes:
+        number: of the pain.
+        check: passes on a sound tenure.
+        plants: puts the defect in, by engine; ``""`` is one that is the same for every engine.
+        not_on: engines for which the check makes no sense, and why.
+        real_time: it needs a clock that nobody moves.
+        seen_as: what the check fails with when the defect is planted. What is asserted or waited
+            for in the check itself, usually: anything else, and the plant is broken, or hits
+            something that has nothing to do with the pain.
+    """
+
+    number: int
+    check: Check
+    plants: Mapping[str, Plant]
+    not_on: Mapping[str, str] = field(default_factory=dict)
+    real_time: bool = False
+    seen_as: tuple[type[BaseException], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.check.__name__
+
+    @property
+    def place(self) -> str:
+        """Where the check is: path::name."""
+        return f"{self.check.__module__.replace('.', '/')}.py::{self.name}"
+
+    def concerns(self, subject: Subject) -> bool:
+        """Whether it is checked there."""
+        return subject.engine not in self.not_on
+
+    def plant_for(self, subject: Subject) -> Plant | None:
+        """The defect there; ``None`` when nobody has made one for that engine yet."""
+        return self.plants.get(subject.engine, self.plants.get(""))
+
+    def stores(self, subject: Subject) -> Stores:
+        """Where it is checked."""
+        return subject.in_real_time if self.real_time else subject.stores
+
+
+ROWS: list[Row] = []
+
+
+def row(
+    number: int,
+    plant: Plant | Mapping[str, Plant],
+    *,
+    not_on: Mapping[str, str] | None = None,
+    real_time: bool = False,
+    seen_as: tuple[type[BaseException], ...] = IN_THE_CHECK,
+) -> Callable[[Check], Check]:
+    """Add a check to the corpus."""
+    plants = plant if isinstance(plant, Mapping) else {"": plant}
+    assert {*plants, *(not_on or ())} <= {"", *(subject.engine for subject in SUBJECTS)}
+
+    def note(check: Check) -> Check:
+        ROWS.append(Row(number, check, plants, not_on or {}, real_time, seen_as))
+        return check
+
+    return note
+
+
+def replacing(owner: object, name: str, by: Any) -> Plant:
+    """Plant something in the place of a function."""
+    return lambda patch: patch.setattr(owner, name, by)
+
+
+def together(*plants: Plant) -> Plant:
+    """Several of these."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        for each in plants:
+            each(patch)
+
+    return plant
+
+
+def does_nothing(*_: Any, **__: Any) -> None:
+    """What a forgotten function does."""

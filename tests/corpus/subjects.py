@@ -1,0 +1,150 @@
+"""The engines that the corpus is checked on, and what a check gets to act on: a `Scene`.
+
+`memory` lives on virtual time: what would wait for ever fails at once. The others live in real
+time, where a check is given a patience: long for a sound tenure, so that a busy machine fails
+nobody, and short with a defect planted, where most checks wait in vain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from tenure.clock import Clock, SystemClock
+from tenure.testing.clock import VirtualClock, VirtualLoop
+from tenure.testing.conformance import Stores
+from tests.engines.stores import DURABLE_SQLITE, MEMORY, MEMORY_IN_REAL_TIME, SQLITE
+from tests.primitives.helpers import World
+
+__all__ = [
+    "SUBJECTS",
+    "Check",
+    "Scene",
+    "Subject",
+    "SystemClockThatSteps",
+    "run",
+]
+
+T = TypeVar("T")
+
+PATIENCE = 30.0
+"""Real seconds after which what a check waits for is taken not to come."""
+SHORT_PATIENCE = 1.0
+"""The same, with a defect planted."""
+
+
+class SystemClockThatSteps(SystemClock):
+    """The machine's clock, with a wall clock that a check can set."""
+
+    ahead = 0.0
+
+    def wall(self) -> float:
+        return super().wall() + self.ahead
+
+    def set_wall(self, wall: float) -> None:
+        self.ahead = wall - super().wall()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An engine under one configuration.
+
+    Attributes:
+        name: as the documents have it.
+        engine: whose code it is; plants that lie within an engine are found by it.
+        stores: how to come by an empty store.
+        in_real_time: the same for checks that stall the loop in earnest.
+    """
+
+    name: str
+    engine: str
+    stores: Stores
+    in_real_time: Stores
+
+
+SUBJECTS = (
+    Subject("memory", "memory", MEMORY, MEMORY_IN_REAL_TIME),
+    Subject("sqlite", "sqlite", SQLITE, SQLITE),
+    Subject("sqlite-full", "sqlite", DURABLE_SQLITE, DURABLE_SQLITE),
+)
+
+
+class Scene(World):
+    """A store, the clients that a check connects to it, and how long it waits."""
+
+    def __init__(self, url: str, clock: Clock, patience: float) -> None:
+        super().__init__(clock, url)
+        self.patience = 120.0 if clock.virtual else patience
+        self.window = 10.0 if clock.virtual else 2.0
+
+    async def soon(self, operation: Awaitable[T]) -> T:
+        """The result of what must not take for ever."""
+        async with asyncio.timeout(self.patience):
+            return await operation
+
+    async def eventually(self, so: Callable[[], Awaitable[bool]], what: str) -> None:
+        """Ask until it is so."""
+        try:
+            async with asyncio.timeout(self.patience):
+                while not await so():  # noqa: ASYNC110  nothing tells when to look again
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise AssertionError(f"not within {self.patience:g} s: {what}") from None
+
+    async def queued(self, name: str, number: int) -> None:
+        """Wait until so many requests stand in a queue, owners included."""
+
+        async def so() -> bool:
+            return len(await self.queue(name)) == number
+
+        await self.eventually(so, f"{number} in the queue for {name!r}")
+
+    async def in_vain(self) -> None:
+        """Stay for longer than what is about to happen takes."""
+        await asyncio.sleep(self.patience)
+
+    def set_wall(self, wall: float) -> None:
+        assert isinstance(self.clock, VirtualClock | SystemClockThatSteps)
+        self.clock.set_wall(wall)
+
+
+Check: TypeAlias = Callable[[Scene], Coroutine[Any, Any, None]]
+
+
+def run(check: Check, stores: Stores, *, planted: bool) -> None:
+    """One check on a store and an event loop of its own.
+
+    Args:
+        planted: a defect was planted: what is left behind, and errors that nobody is told of,
+            are the defect's; without one they fail the check.
+    """
+    clock: Clock = VirtualClock() if stores.virtual else SystemClockThatSteps()
+    unheard: list[str] = []
+
+    def new_loop() -> asyncio.AbstractEventLoop:
+        if isinstance(clock, VirtualClock):
+            return VirtualLoop(clock, horizon=3600)
+        return asyncio.new_event_loop()
+
+    def hear(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        unheard.append(f"{context['message']}: {context.get('exception')!r}")
+
+    async def on_a_scene(url: str) -> None:
+        asyncio.get_running_loop().set_exception_handler(hear)
+        scene = Scene(url, clock, SHORT_PATIENCE if planted else PATIENCE)
+        await scene.open()
+        try:
+            async with asyncio.timeout(None if clock.virtual else 2 * scene.patience + 10):
+                await check(scene)
+        finally:
+            await scene.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, f"still running: {left}"
+
+    with stores.empty() as url, asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(on_a_scene(url))
+    gc.collect()  # a task in a cycle tells of its error only when it is collected
+    assert planted or not unheard, f"errors that nobody was told of: {unheard}"
