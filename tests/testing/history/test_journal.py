@@ -1,0 +1,291 @@
+"""What a journal records of programs that use the public API."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tenure
+from tenure import blocking
+from tenure.model import EPHEMERAL_LIMIT
+from tenure.testing import VirtualClock, VirtualLoop
+from tenure.testing.history import AppendOnly, Journal, Record, Request, load
+from tenure.testing.history.records import (
+    Asked,
+    Believes,
+    Called,
+    Gone,
+    Granted,
+    Leaves,
+    Observed,
+    Queued,
+    Returned,
+    Revokes,
+    Shrinks,
+)
+
+_stores = itertools.count()
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def loop_factory(clock: VirtualClock) -> Callable[[], VirtualLoop]:
+    return lambda: VirtualLoop(clock)
+
+
+@pytest.fixture
+def records(loop_factory: Callable[[], VirtualLoop]) -> list[Record]:
+    """What is recorded, in virtual time."""
+    return []
+
+
+@pytest.fixture
+def journal(clock: VirtualClock, records: list[Record]) -> Journal:
+    return Journal("a", records.append, now=clock.now)
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://journal-{next(_stores)}"
+
+
+def kinds(records: list[Record]) -> list[type]:
+    return [type(record) for record in records]
+
+
+async def test_a_lock_is_recorded_from_asking_to_release(
+    url: str, clock: VirtualClock, journal: Journal, records: list[Record]
+) -> None:
+    async with tenure.connect(url, clock=clock) as client, client.session() as session:
+        start = clock.now()
+        async with journal.lock(session.mutex("m"), timeout=5.0) as request:
+            await asyncio.sleep(1.0)
+            assert request.lease is not None
+            deadline, token = session.deadline, request.lease.fencing_token
+    window = session.recovery_window
+    assert records == [
+        Asked(start, "a", "a-1", "/default", "m", EPHEMERAL_LIMIT, EPHEMERAL_LIMIT, window, 5.0),
+        Granted(start, "a-1", token, deadline),
+        Believes(start + 1.0, "a-1", deadline),
+        Leaves(start + 1.0, "a-1"),
+        Gone(start + 1.0, "a-1", "released", deadline),
+    ]
+
+
+async def test_deadlines_are_told_on_the_common_scale(
+    url: str, clock: VirtualClock, records: list[Record]
+) -> None:
+    journal = Journal("a", records.append, now=lambda: 7.0, to_common=lambda local: local - 900.0)
+    async with tenure.connect(url, clock=clock) as client, client.session() as session:
+        async with journal.lock(session.mutex("m")) as request:
+            request.sample()
+        deadline = session.deadline - 900.0
+    assert records[1:3] == [
+        Granted(7.0, "a-1", records[1].order_id, deadline),  # type: ignore[union-attr]
+        Believes(7.0, "a-1", deadline),
+    ]
+
+
+async def test_a_wait_that_times_out_is_gone(
+    url: str, clock: VirtualClock, journal: Journal, records: list[Record]
+) -> None:
+    async with tenure.connect(url, clock=clock) as client, client.mutex("m").lock():
+        with pytest.raises(tenure.AcquireTimeout):
+            async with journal.lock(client.mutex("m"), timeout=2.0):
+                raise AssertionError("nothing is held")
+        async with journal.try_lock(client.mutex("m")) as request:
+            assert request is None
+    assert kinds(records) == [Asked, Gone] * 2
+    assert [record.why for record in records if isinstance(record, Gone)] == ["timeout", "refused"]
+
+
+async def test_who_cancels_says_so_first(
+    url: str, clock: VirtualClock, journal: Journal, records: list[Record]
+) -> None:
+    mine: list[Request] = []
+
+    async def hold(client: tenure.Client) -> None:
+        async with journal.lock(client.mutex("m")) as request:
+            mine.append(request)
+            await asyncio.sleep(60.0)
+
+    async with tenure.connect(url, clock=clock) as client:
+        task = asyncio.create_task(hold(client))
+        waiting = asyncio.create_task(hold(client))
+        await asyncio.sleep(1.0)
+        journal.leaves()
+        waiting.cancel()
+        task.cancel()
+        await asyncio.wait([task, waiting])
+        assert not mine[0].sample()
+    whys = {record.request: record.why for record in records if isinstance(record, Gone)}
+    assert whys == {"a-1": "released", "a-2": "withdrawn"}
+    assert Believes not in kinds(records)
+    assert kinds(records).count(Leaves) == 2
+
+
+async def test_a_loss_is_recorded_when_the_body_is_cancelled(
+    url: str, clock: VirtualClock, journal: Journal, records: list[Record]
+) -> None:
+    async def be_evicted(client: tenure.Client) -> None:
+        async with journal.lock(client.mutex("m")) as request:
+            assert request.lease is not None
+            journal.revokes(request=request.label)
+            assert await client.evict("/default", "m", request.lease.fencing_token)
+            await asyncio.sleep(60.0)
+
+    async with tenure.connect(url, clock=clock) as client:
+        with pytest.raises(tenure.LeaseLost):
+            await be_evicted(client)
+    assert kinds(records) == [Asked, Granted, Revokes, Gone]
+    assert [record.why for record in records if isinstance(record, Gone)] == ["lost"]
+
+
+async def test_a_place_in_a_queue_is_recorded(
+    url: str, clock: VirtualClock, journal: Journal, records: list[Record]
+) -> None:
+    async with tenure.connect(url, clock=clock) as client:
+        pool = client.semaphore("pool")
+        await pool.create(3)
+        async with (
+            journal.acquire(pool, 2, limit=3) as first,
+            journal.enqueue(pool, 2, limit=3) as place,
+        ):
+            with pytest.raises(tenure.AcquireTimeout):
+                async with place.held(timeout=1.0):
+                    raise AssertionError("nothing is held")
+            assert isinstance(first.lease, tenure.Lease)
+            first.shrinks(1)
+            await first.lease.update(count=1)
+            async with place.held() as second:
+                assert second.label == "a-2"
+                assert second.sample()
+    token = place.ticket._lease.fencing_token
+    places = [record for record in records if isinstance(record, Queued | Granted)]
+    assert [(each.request, each.order_id) for each in places[1:]] == [("a-2", token)] * 2
+    assert kinds(records) == [
+        *(Asked, Granted),
+        *(Asked, Queued),
+        *(Shrinks, Granted, Believes, Believes, Leaves, Gone),
+        *(Believes, Leaves, Gone),
+    ]
+
+
+async def test_what_a_resumed_session_had_goes_on_under_another_label(
+    url: str, clock: VirtualClock, records: list[Record]
+) -> None:
+    before = Journal("a.0", records.append, now=clock.now)
+    after = Journal("a.1", records.append, now=clock.now)
+    async with tenure.connect(url, clock=clock) as client:
+        session = await client.session(resumable=True)
+        former = before.asks(session.mutex("m"))
+        former.granted(await session.mutex("m").lock())
+        before.leaves()
+        resume = session.resume_token
+        await session.detach()
+        former.gone("lost")
+        async with client.session(resume=resume) as again:
+            async with after.recover(again.mutex("m"), recovers=former.label) as place:
+                assert place is not None
+                async with place.held():
+                    pass
+            async with after.recover(again.mutex("m")) as nothing:
+                assert nothing is None
+    asked = [record for record in records if isinstance(record, Asked)]
+    tokens = {record.order_id for record in records if isinstance(record, Queued | Granted)}
+    assert [(each.request, each.recovers) for each in asked] == [
+        ("a.0-1", None),
+        ("a.1-1", "a.0-1"),
+    ]
+    assert asked[1].count == EPHEMERAL_LIMIT
+    assert len(tokens) == 1
+
+
+async def test_calls_on_data_say_how_they_ended(
+    url: str, clock: VirtualClock, journal: Journal, records: list[Record]
+) -> None:
+    async with tenure.connect(url, clock=clock) as client:
+        config = client.semaphore("config")
+        with pytest.raises(tenure.SemaphoreNotFound):
+            await journal.read(config)
+        await journal.create(config, 1, b"one")
+        with pytest.raises(tenure.SemaphoreExists):
+            await journal.create(config, 1, b"two")
+        await journal.update(config, b"\xff\n")
+        assert await journal.read(config) == b"\xff\n"
+        async with config.acquire():
+            with pytest.raises(tenure.SemaphoreBusy):
+                await journal.delete(config)
+        with pytest.raises(tenure.InvalidArgument):
+            await journal.create(config, 0)
+        await journal.delete(config)
+    with pytest.raises(tenure.SessionClosed):
+        await journal.update(config, b"too late")
+    calls = [(each.op, each.argument) for each in records if isinstance(each, Called)]
+    ends = [(each.outcome, each.result) for each in records if isinstance(each, Returned)]
+    assert list(zip(calls, ends, strict=True)) == [
+        (("read", None), ("missing", None)),
+        (("create", b"one"), ("ok", None)),
+        (("create", b"two"), ("exists", None)),
+        (("update", b"\xff\n"), ("ok", None)),
+        (("read", None), ("ok", b"\xff\n")),
+        (("delete", None), ("busy", None)),
+        (("create", b""), ("refused", None)),
+        (("delete", None), ("ok", None)),
+        (("update", b"too late"), ("unknown", None)),
+    ]
+
+
+def test_threads_record_as_tasks_do(url: str, tmp_path: Path) -> None:
+    journal = Journal("a", AppendOnly(tmp_path / "a"))
+    with blocking.connect(url) as client:
+        mutex, config = client.mutex("m"), client.semaphore("config")
+        with (
+            journal.asks(mutex, timeout=5.0) as request,
+            mutex.lock(timeout=5.0) as lease,
+            request.holds(lease),
+        ):
+            assert request.sample()
+        with journal.call(config, "create", b"\xe4"):
+            config.create(1, b"\xe4")
+        journal.observed("w", config, config.describe().data)
+    found = load([tmp_path / "a"]).records
+    assert kinds(list(found)) == [
+        *(Asked, Granted, Believes, Believes, Leaves, Gone),
+        *(Called, Returned, Observed),
+    ]
+    assert isinstance(found[-1], Observed)
+    assert found[-1].value == b"\xe4"
+
+
+def test_the_limit_of_a_lasting_semaphore_has_to_be_told(url: str, journal: Journal) -> None:
+    async def ask() -> None:
+        async with tenure.connect(url) as client:
+            with pytest.raises(tenure.Misuse, match="tell the journal the limit of semaphore 'x'"):
+                journal.asks(client.semaphore("x"))
+            journal.asks(client.semaphore("x", ephemeral=True))
+
+    asyncio.run(ask())
+
+
+def test_a_killed_process_loses_nothing_of_what_it_has_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    child = os.fork()
+    if not child:
+        journal = Journal("a", AppendOnly(path))
+        for _ in range(10):
+            journal.revokes()
+        os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    with path.open("ab") as file:
+        file.write(b'{"kind": "revo')  # torn
+    assert kinds(list(load([path]).records)) == [Revokes] * 10
