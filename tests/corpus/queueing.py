@@ -62,11 +62,11 @@ _grant_next = CoreSemaphore.grant_next
 def _grant_after_sending_the_first_to_the_end(
     tx: Transaction, node: int, name: str, *level: Any
 ) -> int:
-    waiting = "FROM requests WHERE node = ?1 AND name = ?2 AND granted_at IS NULL"
+    waiting = "FROM requests WHERE node = :node AND name = :name AND granted_at IS NULL"
     tx.execute(
-        f"UPDATE requests SET order_id = (SELECT 1 + max(order_id) {waiting}) WHERE node = ?1 "
-        f"AND name = ?2 AND order_id = (SELECT min(order_id) {waiting})",
-        (node, name),
+        f"UPDATE requests SET order_id = (SELECT 1 + max(order_id) {waiting}) WHERE node = :node "
+        f"AND name = :name AND order_id = (SELECT min(order_id) {waiting})",
+        {"node": node, "name": name},
     )
     return _grant_next_row(tx, node, name, *level)
 

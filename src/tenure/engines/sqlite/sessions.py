@@ -173,9 +173,9 @@ def new_boot(tx: Transaction, boot: str) -> None:
                 "share a kernel can share an SQLite file"
             )
     tx.execute(
-        "UPDATE requests SET joined_at = ?1, deadline = deadline - joined_at + ?1, "
-        "granted_at = CASE WHEN granted_at IS NULL THEN NULL ELSE ?1 END",
-        (tx.now,),
+        "UPDATE requests SET joined_at = :now, deadline = deadline - joined_at + :now, "
+        "granted_at = CASE WHEN granted_at IS NULL THEN NULL ELSE :now END",
+        {"now": tx.now},
     )
     tx.execute(
         "UPDATE sessions SET participant = NULL, slot = NULL, contact = 0 WHERE liveness = 'window'"
