@@ -114,6 +114,7 @@ class Session:
         self._finished = False
         self._detaching = False
         self._leaving: asyncio.Task[None]  # set by _finish_end
+        self._closers = 0  # who waits for it
         self._leases: dict[int, Lease] = {}
         self._recovered: dict[int, Recovered] = {}
         self._pending: set[Scope] = set()
@@ -496,7 +497,11 @@ class Session:
 
     async def _end(self, why: SessionClosed, *, detach: bool = False) -> None:
         self._end_now(why, detach=detach)
-        await asyncio.wait([self._leaving])
+        self._closers += 1
+        try:
+            await asyncio.wait([self._leaving])
+        finally:
+            self._closers -= 1
         self._leaving.result()
 
     def _end_now(self, why: SessionClosed, *, detach: bool = False) -> None:
@@ -564,6 +569,7 @@ class Session:
                 f"{self.recovery_window:g} s has passed",
                 node=self.node,
             )
-            if not isinstance(self._ended, SessionExpired):
+            heard = self._closers or self._client._closed
+            if heard and not isinstance(self._ended, SessionExpired):
                 raise failure from error
             _log.warning("%s", failure)

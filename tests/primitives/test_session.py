@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import contextlib
 import logging
 import threading
@@ -351,6 +352,27 @@ async def test_an_expired_session_that_cannot_be_closed_is_logged(
         assert state_of(session) == "expired"
         assert "could not be told that the session on /default is over (disk full)" in caplog.text
         await session.close()
+
+
+async def test_a_close_that_nobody_waits_for_any_more_and_that_fails_is_logged(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    unheard: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    client, engine = world.slow()
+    async with client:
+        session = await client.session(recovery_window=10)
+        engine.cut()
+        closing = asyncio.create_task(session.close())
+        await turns()
+        closing.cancel()
+        with caplog.at_level(logging.WARNING, logger="tenure"):
+            await asyncio.sleep(11)
+        assert "could not be told that the session on /default is over (no answer)" in caplog.text
+        engine.mend()
+        del session
+    gc.collect()
+    assert unheard == []
 
 
 # Attaching
