@@ -262,7 +262,8 @@ class EngineSession(Protocol):
 
         Changes may be merged but none is missed, deletion (also an ephemeral semaphore's
         disappearance) and re-creation included; the caller describes the semaphore to see
-        the state. A name that does not exist (yet) may be watched. Owners' changes are: a
+        the state. The watch is in place when the session's next operation has been answered. A
+        name that does not exist (yet) may be watched. Owners' changes are: a
         grant, a release, an expiry, an owner's count or data.
 
         Returns:

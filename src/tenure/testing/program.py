@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable
 from enum import Enum
@@ -10,7 +11,7 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from tenure.engines.contract import Answer, Engine, EngineSession, Enqueued, Place, Removal
-from tenure.errors import SemaphoreNotFound, TenureError
+from tenure.errors import SemaphoreNotFound, SessionExpired, TenureError
 from tenure.model import EPHEMERAL_LIMIT, Capabilities, SemaphoreDescription
 from tenure.testing.recorder import PATIENCE, Recorder
 
@@ -249,9 +250,12 @@ class Program:
 
     # Watches
 
-    def watch(self, name: str, *, data: bool = True, owners: bool = True) -> Watching:
+    async def watch(self, name: str, *, data: bool = True, owners: bool = True) -> Watching:
+        """Begin a watch, and return when it is in place."""
         watching = Watching(asyncio.get_running_loop())
         watching.stop = self.session.watch(name, data=data, owners=owners, changed=watching.changed)
+        with contextlib.suppress(SemaphoreNotFound, SessionExpired):
+            await self.session.describe_semaphore(name, owners=False, waiters=False)
         return watching
 
     async def fence(self, writer: Program) -> None:
@@ -262,7 +266,7 @@ class Program:
         """
         if self._fencing is None:
             await self.session.create_semaphore(_FENCE, 1, b"", exist_ok=True)
-            self._fencing = self.watch(_FENCE, owners=False)
+            self._fencing = await self.watch(_FENCE, owners=False)
         mark = f"{self.id}: {next(self._fences)}".encode()
         await writer.session.update_semaphore(_FENCE, mark)
         await self._fencing.called()

@@ -240,7 +240,7 @@ class Histories(Sessions):
         watchings: list[Watching] = []
 
         async def watch(number: int, _: Side) -> None:
-            watchings.append(session.sides[number].watch(name, data=data, owners=owners))
+            watchings.append(await session.sides[number].watch(name, data=data, owners=owners))
 
         self._both(watch)
         if watchings:

@@ -52,7 +52,7 @@ async def a_name_has_from_1_to_1024_bytes_of_text(stage: Stage) -> None:
     session = program.session
 
     async def watch(name: str) -> None:
-        program.watch(name)
+        await program.watch(name)
 
     attempts: dict[str, Attempt] = {
         "describe": program.describe,

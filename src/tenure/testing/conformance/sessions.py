@@ -301,10 +301,10 @@ async def a_cancelled_take_over_leaves_the_session_to_the_next(stage: Stage) -> 
 async def watches_end_with_the_attachment_that_began_them(stage: Stage) -> None:
     predecessor, writer = await _predecessor(stage), await stage.program()
     await writer.create("pool", 1)
-    watching = predecessor.watch("pool")
+    watching = await predecessor.watch("pool")
     successor = await stage.program(liveness="window", resume=predecessor)
     heard = watching.calls
-    seen = successor.watch("pool")
+    seen = await successor.watch("pool")
     await writer.session.update_semaphore("pool", b"new")
     await seen.called()
     await successor.fence(writer)

@@ -32,7 +32,7 @@ async def _silent(watching: Watching, watcher: Program, writer: Program, calls: 
 @behaviour("watch", "lasting")
 async def new_data_is_noticed(stage: Stage) -> None:
     watcher, writer = await _pair(stage)
-    watching = watcher.watch("pool", owners=False)
+    watching = await watcher.watch("pool", owners=False)
     for data in (b"second", b"", b"first"):
         await writer.session.update_semaphore("pool", data)
         await watching.called()
@@ -43,7 +43,7 @@ async def new_data_is_noticed(stage: Stage) -> None:
 async def who_writes_notices_its_own_change(stage: Stage) -> None:
     program = await stage.program()
     await program.create("pool", 1)
-    watching = program.watch("pool")
+    watching = await program.watch("pool")
     await program.session.update_semaphore("pool", b"mine")
     await watching.called()
     held = await program.enqueue("pool")
@@ -55,7 +55,7 @@ async def who_writes_notices_its_own_change(stage: Stage) -> None:
 @behaviour("watch", "lasting")
 async def equal_data_is_silent(stage: Stage) -> None:
     watcher, writer = await _pair(stage)
-    watching = watcher.watch("pool")
+    watching = await watcher.watch("pool")
     await watcher.fence(writer)
     calls = watching.calls
     await writer.session.update_semaphore("pool", b"first")
@@ -65,7 +65,7 @@ async def equal_data_is_silent(stage: Stage) -> None:
 @behaviour("watch", "lasting")
 async def owners_are_noticed_as_they_come_and_go(stage: Stage) -> None:
     watcher, writer = await _pair(stage)
-    watching = watcher.watch("pool", data=False)
+    watching = await watcher.watch("pool", data=False)
     held = await writer.enqueue("pool")
     await watching.called()
     assert (await watcher.describe("pool")).held == 1
@@ -78,7 +78,7 @@ async def owners_are_noticed_as_they_come_and_go(stage: Stage) -> None:
 async def an_owner_that_shrinks_or_changes_its_data_is_noticed(stage: Stage) -> None:
     watcher, writer = await _pair(stage)
     held = await writer.enqueue("pool", 2, data=b"one")
-    watching = watcher.watch("pool", data=False)
+    watching = await watcher.watch("pool", data=False)
     await writer.alter(held, data=b"two")
     await watching.called()
     assert (await watcher.describe("pool")).owners[0].data == b"two"
@@ -91,7 +91,7 @@ async def an_owner_that_shrinks_or_changes_its_data_is_noticed(stage: Stage) -> 
 async def an_owner_that_changes_nothing_is_silent(stage: Stage) -> None:
     watcher, writer = await _pair(stage)
     held = await writer.enqueue("pool", 2, data=b"one")
-    watching = watcher.watch("pool")
+    watching = await watcher.watch("pool")
     await watcher.fence(writer)
     calls = watching.calls
     await writer.alter(held, count=2, data=b"one")
@@ -102,7 +102,7 @@ async def an_owner_that_changes_nothing_is_silent(stage: Stage) -> None:
 async def waiters_are_silent_until_they_are_granted(stage: Stage) -> None:
     watcher, writer = await _pair(stage)
     held = await writer.enqueue("pool", 2)
-    watching = watcher.watch("pool")
+    watching = await watcher.watch("pool")
     await watcher.fence(writer)
     calls = watching.calls
     waiting = await writer.enqueue("pool", data=b"one")
@@ -119,8 +119,8 @@ async def waiters_are_silent_until_they_are_granted(stage: Stage) -> None:
 @behaviour("watch", "lasting")
 async def a_watch_of_data_is_silent_about_owners_and_the_other_way_round(stage: Stage) -> None:
     watcher, writer = await _pair(stage)
-    of_data = watcher.watch("pool", owners=False)
-    of_owners = watcher.watch("pool", data=False)
+    of_data = await watcher.watch("pool", owners=False)
+    of_owners = await watcher.watch("pool", data=False)
     await watcher.fence(writer)
     calls = of_data.calls
     await writer.enqueue("pool")
@@ -138,7 +138,7 @@ async def a_hand_over_is_noticed_in_both_its_halves(stage: Stage) -> None:
     next_ = await stage.program()
     held = await writer.enqueue("pool", 2)
     await next_.enqueue("pool", 2)
-    watching = watcher.watch("pool", data=False)
+    watching = await watcher.watch("pool", data=False)
     await writer.withdraw(held)
     while await watcher.queue("pool") != ([next_.id], []):
         await watching.called()
@@ -147,7 +147,7 @@ async def a_hand_over_is_noticed_in_both_its_halves(stage: Stage) -> None:
 @behaviour("watch", "lasting")
 async def many_changes_may_become_one_call_but_the_last_state_is_seen(stage: Stage) -> None:
     watcher, writer = await _pair(stage)
-    watching = watcher.watch("pool", owners=False)
+    watching = await watcher.watch("pool", owners=False)
     last = b"99"
 
     async def write() -> None:
@@ -168,7 +168,7 @@ async def many_changes_may_become_one_call_but_the_last_state_is_seen(stage: Sta
 async def a_busy_semaphore_is_seen_to_come_to_rest(stage: Stage) -> None:
     watcher, *writers = await stage.programs(4)
     await watcher.create("pool", 2)
-    watching = watcher.watch("pool", data=False)
+    watching = await watcher.watch("pool", data=False)
     seen = await watcher.describe("pool")
 
     async def work(program: Program) -> None:
@@ -206,7 +206,10 @@ async def deletion_is_noticed_by_every_watch(stage: Stage) -> None:
         await writer.create("pool", 2, b"first")
         if force:
             await writer.enqueue("pool")
-        watches = [watcher.watch("pool", owners=False), watcher.watch("pool", data=False)]
+        watches = [
+            await watcher.watch("pool", owners=False),
+            await watcher.watch("pool", data=False),
+        ]
         await watcher.fence(writer)
         calls = [each.calls for each in watches]
         await writer.session.delete_semaphore("pool", force=force)
@@ -220,7 +223,7 @@ async def deletion_is_noticed_by_every_watch(stage: Stage) -> None:
 @behaviour("watch", "lasting")
 async def a_semaphore_that_is_created_again_is_noticed(stage: Stage) -> None:
     watcher, writer = await _pair(stage)
-    watches = [watcher.watch("pool", owners=False), watcher.watch("pool", data=False)]
+    watches = [await watcher.watch("pool", owners=False), await watcher.watch("pool", data=False)]
     await writer.session.delete_semaphore("pool", force=False)
     for watching in watches:
         await watching.called()
@@ -237,7 +240,7 @@ async def a_semaphore_that_is_created_again_is_noticed(stage: Stage) -> None:
 @behaviour("watch", "lasting")
 async def what_does_not_exist_yet_may_be_watched(stage: Stage) -> None:
     watcher, writer = await stage.programs(2)
-    watches = [watcher.watch("pool", owners=False), watcher.watch("pool", data=False)]
+    watches = [await watcher.watch("pool", owners=False), await watcher.watch("pool", data=False)]
     await writer.create("pool", 1, b"at last")
     for watching in watches:
         await watching.called()
@@ -247,7 +250,7 @@ async def what_does_not_exist_yet_may_be_watched(stage: Stage) -> None:
 @behaviour("watch")
 async def an_ephemeral_semaphore_is_noticed_as_it_comes_and_goes(stage: Stage) -> None:
     watcher, writer = await stage.programs(2)
-    watches = [watcher.watch("m", owners=False), watcher.watch("m", data=False)]
+    watches = [await watcher.watch("m", owners=False), await watcher.watch("m", data=False)]
     for _ in range(2):
         held = await writer.lock("m")
         for watching in watches:
@@ -264,7 +267,7 @@ async def the_end_of_an_owners_session_is_noticed(stage: Stage) -> None:
     watches = []
     for number, program in enumerate((closed, ended, expired)):
         await program.lock(f"m{number}")
-        watches.append(watcher.watch(f"m{number}", data=False))
+        watches.append(await watcher.watch(f"m{number}", data=False))
     await closed.close()
     await stage.eye.end_session(DEFAULT_NODE, ended.id)
     for number, watching in enumerate(watches):
@@ -277,7 +280,7 @@ async def an_eviction_is_noticed(stage: Stage) -> None:
     watcher, owner = await stage.programs(2)
     held = await owner.lock("m")
     assert held.order_id is not None
-    watching = watcher.watch("m", data=False)
+    watching = await watcher.watch("m", data=False)
     await stage.eye.evict(DEFAULT_NODE, "m", held.order_id)
     while await watcher.queue("m") != ([], []):
         await watching.called()
@@ -288,7 +291,7 @@ async def other_names_and_other_nodes_are_silent(stage: Stage) -> None:
     watcher, writer = await _pair(stage)
     await stage.eye.create_node("/n", NodeConfig(), exist_ok=False)
     elsewhere = await stage.program("/n")
-    watching = watcher.watch("pool")
+    watching = await watcher.watch("pool")
     await watcher.fence(writer)
     calls = watching.calls
     await elsewhere.create("pool", 1)
@@ -302,7 +305,7 @@ async def other_names_and_other_nodes_are_silent(stage: Stage) -> None:
 @behaviour("watch", "lasting")
 async def after_stopping_a_watch_is_silent(stage: Stage) -> None:
     watcher, writer = await _pair(stage)
-    stopped, going_on = watcher.watch("pool"), watcher.watch("pool")
+    stopped, going_on = await watcher.watch("pool"), await watcher.watch("pool")
     await writer.session.update_semaphore("pool", b"second")
     stopped.stop()  # perhaps the news is under way already
     calls = stopped.calls
@@ -318,7 +321,7 @@ async def one_watch_stops_and_the_others_of_that_name_go_on(stage: Stage) -> Non
     engine = await stage.engine()
     watchers = [await stage.program(engine=engine), await stage.program(engine=engine)]
     await watchers[0].create("pool", 1)
-    watches = [watcher.watch("pool") for watcher in (*watchers, watchers[0])]
+    watches = [await watcher.watch("pool") for watcher in (*watchers, watchers[0])]
     watches[0].stop()
     await watchers[1].session.update_semaphore("pool", b"second")
     for watching in watches[1:]:
@@ -339,7 +342,7 @@ async def a_watch_may_stop_itself_when_it_is_called(stage: Stage) -> None:
         stop()
 
     stop = program.session.watch("pool", data=True, owners=True, changed=changed)
-    going_on = program.watch("pool")
+    going_on = await program.watch("pool")
     for data in (b"second", b"third"):
         await writer.session.update_semaphore("pool", data)
         await going_on.called()
@@ -352,7 +355,7 @@ async def a_watch_ends_with_its_session(stage: Stage) -> None:
     engine = await stage.engine()
     leaver, stayer = await stage.program(engine=engine), await stage.program(engine=engine)
     await stayer.create("pool", 1)
-    over, going_on = leaver.watch("pool"), stayer.watch("pool")
+    over, going_on = await leaver.watch("pool"), await stayer.watch("pool")
     await stayer.fence(stayer)
     await leaver.close()
     calls = over.calls
