@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import contextlib
+import gc
 import logging
 import threading
 from typing import Any
