@@ -30,7 +30,7 @@ help:  ## show this list
 demo: $(VENV)/.ready-demo  ## see several processes share locks, slots and a leader
 	@$(BIN)/tenure demo
 
-test: $(VENV)/.ready-dev  ## run the tests, with coverage (ARGS='-k lease' runs a part, without)
+test: $(VENV)/.ready-dev $(VENV)/.servers-tried  ## run the tests, with coverage (ARGS='-k lease' runs a part, without)
 	@$(BIN)/python -m pytest $(COVERAGE) $(ARGS)
 
 check: $(VENV)/.ready-dev  ## check style, formatting and types
@@ -53,6 +53,23 @@ clean:  ## remove .venv and everything that running leaves behind
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The servers that a few tests run on. Where that is simple, as root on Debian, they are installed,
+# once and in bounded time; where it is not, or fails, their tests are skipped and say so.
+APT := DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 timeout -k 9 240 apt-get -qq
+
+$(VENV)/.servers-tried: | $(VENV)/.ready-dev
+	@missing=; \
+	command -v redis-server >/dev/null || missing=redis-server; \
+	command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 \
+		|| missing="$$missing postgresql"; \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing $$missing, which tests run on"; \
+		{ $(APT) update && $(APT) install -y --no-install-recommends $$missing; } \
+			</dev/null >$(VENV)/servers.log 2>&1 \
+			|| echo "that failed, see $(VENV)/servers.log: their tests will be skipped"; \
+	fi
+	@touch $@
 
 # An environment that an interrupted run left half made, or whose Python is gone, is made anew.
 $(VENV)/.ready-%: pyproject.toml

@@ -2,6 +2,8 @@
 
     errors, model ← core ← engines ← primitives ← recipes, blocking, interop ← server ← cli
 
+and `fencing`, which stands where a resource is and not where leases are, imports errors alone.
+
 Every import statement counts, wherever it stands: inside a function, under TYPE_CHECKING, or
 as `import_module("...")`. The tables below are the rules; `reasons_against` applies them.
 """
@@ -28,6 +30,7 @@ PRIMITIVES = "the modules directly in tenure that no other row names, tenure its
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "model"}),
     frozenset({"core"}),
+    frozenset({"fencing"}),  # of these two it may import what FOR_FENCES says
     frozenset({"clock", "durations", "fork"}),  # what the engines share, and the core must not see
     frozenset({"engines"}),
     frozenset({PRIMITIVES}),
@@ -49,6 +52,9 @@ PAST_THE_DOORS = frozenset({"engines", "cli", "testing"})
 
 # What a recipe is not made of: it shows what the public primitives are good for.
 NOT_FOR_RECIPES = frozenset({"core", "engines"})
+
+# What a fence is made of: it may stand in a program that has no lease, and no store of them.
+FOR_FENCES = frozenset({"errors", "fencing"})
 
 # `tenure.testing` stands beside the layers: it may import all but the programs, and of these
 # only the commands that show or simulate may import it.
@@ -114,6 +120,8 @@ def reasons_against(importer: str, imported: str) -> Iterator[str]:
         yield "an engine is reached through its contract and the registry"
     if part == "recipes" and wanted in NOT_FOR_RECIPES:
         yield "a recipe is made of primitives"
+    if part == "fencing" and wanted not in FOR_FENCES:
+        yield "a fence knows no store and no lease"
     if part == "engines" and engine_of(imported) not in {None, engine_of(importer)}:
         yield "an engine knows no other"
 
@@ -192,6 +200,7 @@ DOOR = "through its contract"
 TESTING = "is for tests"
 ALONE = "knows no other"
 PRIMITIVE = "made of primitives"
+FENCE = "a fence knows"
 
 
 @pytest.mark.parametrize(
@@ -263,6 +272,14 @@ PRIMITIVE = "made of primitives"
         ("tenure.engines.sqlite", "from tenure.engines.memory import connect", ALONE),
         ("tenure.engines.sqlite.turn", "from tenure.engines.sqlite.schema import V1", None),
         ("tenure.engines.sqlite.turn", "from tenure.engines.shared import helper", None),
+        # fences
+        ("tenure.fencing.sql", "from tenure.fencing.tokens import Token", None),
+        ("tenure.fencing.sql", "from tenure.errors import StaleToken", None),
+        ("tenure.fencing.sql", "from tenure.core import rules", FENCE),
+        ("tenure.fencing.sql", "from tenure.model import Leader", FENCE),
+        ("tenure.fencing.sql", "import sqlalchemy", OUTSIDE),
+        ("tenure.core.node", "from tenure.fencing import Fence", UP),
+        ("tenure.cli.run", "from tenure.fencing import Fence", None),
         # testing
         ("tenure.session", "import tenure.testing", TESTING),
         ("tenure.cli.ls", "from tenure.testing import VirtualClock", TESTING),

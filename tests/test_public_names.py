@@ -9,14 +9,15 @@ from types import ModuleType
 import pytest
 
 import tenure
-from tenure import blocking, recipes
+from tenure import blocking, fencing, recipes
 from tenure.blocking import recipes as blocking_recipes
 
 PUBLIC = """
     LOSS_EXIT_STATUS
     AcquireTimeout AuthenticationFailed EngineError EngineUnavailable InvalidArgument LeaseLost
     LeaseReleased Misuse NodeBusy NodeExists NodeNotFound SelfDeadlock SemaphoreBusy
-    SemaphoreExists SemaphoreNotFound SessionClosed SessionExpired TenureError Unsupported
+    SemaphoreExists SemaphoreNotFound SessionClosed SessionExpired StaleToken TenureError
+    Unsupported
     Attempt Client Election Leadership Lease Mutex Semaphore Session Ticket
     Capabilities Leader MutexHolder NodeConfig NodeDescription Recovered RequestDescription
     SemaphoreDescription SessionDescription
@@ -28,6 +29,9 @@ RECIPES = """
     Change Changes Codec Endpoint Joined Left Member Source States Updated
     dataclass_codec json_codec
 """.split()
+
+
+FENCING = "Fence Fenced RedisFence SQLFence StaleToken".split()
 
 
 def modules() -> list[str]:
@@ -44,6 +48,10 @@ def test_tenure_exports_what_is_listed_here_and_nothing_else() -> None:
 
 def test_the_recipes_export_what_is_listed_here_and_nothing_else() -> None:
     assert sorted(recipes.__all__) == sorted(RECIPES)
+
+
+def test_the_fences_export_what_is_listed_here_and_nothing_else() -> None:
+    assert sorted(fencing.__all__) == sorted(FENCING)
 
 
 def test_what_is_for_threads_has_the_same_names() -> None:

@@ -27,6 +27,7 @@ from tenure.errors import (
     SemaphoreNotFound,
     SessionClosed,
     SessionExpired,
+    StaleToken,
     TenureError,
     Unsupported,
 )
@@ -86,6 +87,7 @@ __all__ = [
     "SessionClosed",
     "SessionDescription",
     "SessionExpired",
+    "StaleToken",
     "TenureError",
     "Ticket",
     "Unsupported",

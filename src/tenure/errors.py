@@ -17,6 +17,7 @@
     ├── SessionClosed                      the program ended the session
     ├── LeaseLost                          a lease ended before it was released
     ├── LeaseReleased                      a lease was used after its release
+    ├── StaleToken                         a fence refused a write: a newer holder has written
     ├── AcquireTimeout (TimeoutError)      not granted in time
     ├── AuthenticationFailed (PermissionError)
     ├── EngineUnavailable (ConnectionError)  connecting or attaching failed
@@ -46,6 +47,7 @@ __all__ = [
     "SemaphoreNotFound",
     "SessionClosed",
     "SessionExpired",
+    "StaleToken",
     "TenureError",
     "Unsupported",
 ]
@@ -152,6 +154,29 @@ class LeaseLost(TenureError):
 
 class LeaseReleased(TenureError):
     """A lease was used after it had been released."""
+
+
+class StaleToken(TenureError):
+    """A fence refused a write: a newer holder has written to the resource already.
+
+    Attributes:
+        resource: what was to be written to.
+        token: the fencing token that was refused.
+        newest: the newest that was admitted there, or ``None`` where that is not known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        resource: str | None = None,
+        token: int | None = None,
+        newest: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.resource = resource
+        self.token = token
+        self.newest = newest
 
 
 class AcquireTimeout(TenureError, TimeoutError):

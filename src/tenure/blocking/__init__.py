@@ -33,6 +33,7 @@ from tenure.errors import (
     SemaphoreNotFound,
     SessionClosed,
     SessionExpired,
+    StaleToken,
     TenureError,
     Unsupported,
 )
@@ -85,6 +86,7 @@ __all__ = [
     "SessionClosed",
     "SessionDescription",
     "SessionExpired",
+    "StaleToken",
     "TenureError",
     "Ticket",
     "Unsupported",

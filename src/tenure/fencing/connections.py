@@ -1,0 +1,144 @@
+"""Running a statement on whatever connection a program has: of a DB-API module, or SQLAlchemy's.
+
+* Nothing is imported: SQLAlchemy is known by what its connections can do, the parameter style of a
+  driver by the `paramstyle` of the module that the connection's class is from.
+* A connection is borrowed for a few statements. Beginning, committing and rolling back is its
+  owner's.
+* Statements are written with ``?`` for each value, and have no other question mark.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tenure.errors import InvalidArgument
+
+__all__ = ["STYLES", "Borrowed", "borrow", "rendered"]
+
+STYLES = frozenset({"qmark", "numeric", "numeric_dollar", "named", "format", "pyformat"})
+"""How a value is marked in a statement: what PEP 249 names, and ``$1``."""
+
+_PSYCOPG_IDLE = 0  # libpq's word, as psycopg and psycopg2 pass it on
+
+
+def rendered(
+    statement: str, style: str, values: Sequence[object]
+) -> tuple[str, Sequence[object] | Mapping[str, object]]:
+    """A statement and its values in a parameter style."""
+    mark = {
+        "qmark": "?",
+        "format": "%s",
+        "numeric": ":{}",
+        "numeric_dollar": "${}",
+        "named": ":v{}",
+        "pyformat": "%(v{})s",
+    }[style]
+    pieces = statement.split("?")
+    text = pieces[0] + "".join(
+        mark.format(number) + piece for number, piece in enumerate(pieces[1:], start=1)
+    )
+    if style in {"named", "pyformat"}:
+        return text, {f"v{number}": value for number, value in enumerate(values, start=1)}
+    return text, tuple(values)
+
+
+class Borrowed:
+    """A connection, for a few statements."""
+
+    def __init__(self, driver: Any, style: str) -> None:
+        self._driver = driver
+        self._style = style
+
+    def change(self, statement: str, *values: object) -> int:
+        """Run a statement; how many rows it touched, below 0 where the driver cannot tell."""
+        cursor = self._execute(statement, values)
+        try:
+            return int(cursor.rowcount)
+        finally:
+            cursor.close()
+
+    def row(self, statement: str, *values: object) -> Any:
+        """Run a query; its first row, or ``None``."""
+        cursor = self._execute(statement, values)
+        try:
+            return cursor.fetchone()
+        finally:
+            cursor.close()
+
+    def _execute(self, statement: str, values: Sequence[object]) -> Any:
+        cursor = self._driver.cursor()
+        try:
+            cursor.execute(*rendered(statement, self._style, values))
+        except BaseException:
+            cursor.close()
+            raise
+        return cursor
+
+    def is_in_transaction(self) -> bool:
+        """False where it is known that each statement is committed by itself.
+
+        There is no such question in PEP 249; sqlite3, psycopg and psycopg2 have an answer.
+        """
+        driver = self._dbapi_connection()
+        if isinstance(inside := getattr(driver, "in_transaction", None), bool):
+            return inside
+        status = getattr(getattr(driver, "info", None), "transaction_status", None)
+        return status is None or status != _PSYCOPG_IDLE
+
+    def _dbapi_connection(self) -> Any:
+        return self._driver
+
+
+class _BorrowedOfSQLAlchemy(Borrowed):
+    """The same, of a `sqlalchemy.Connection`: its driver, its events, its transaction."""
+
+    def _execute(self, statement: str, values: Sequence[object]) -> Any:
+        return self._driver.exec_driver_sql(*rendered(statement, self._style, values))
+
+    def _dbapi_connection(self) -> Any:
+        return self._driver.connection.dbapi_connection
+
+
+def borrow(connection: Any, paramstyle: str | None) -> Borrowed:
+    """Make a connection ready, or say why it is none.
+
+    Raises:
+        InvalidArgument: it is asynchronous, no connection at all, or its style cannot be found.
+    """
+    commit = getattr(connection, "commit", None)
+    if commit is None:
+        raise InvalidArgument(
+            f"a DB-API connection, or SQLAlchemy's Connection or Session, is needed, "
+            f"not {connection!r}"
+        )
+    if inspect.iscoroutinefunction(commit):
+        raise InvalidArgument(
+            f"{type(connection).__name__} is asynchronous: with SQLAlchemy's AsyncConnection and "
+            f"AsyncSession write `await connection.run_sync(fence.admit, lease)`; with another "
+            f"driver make the condition a part of your own statement, see docs/fencing.md"
+        )
+    if hasattr(connection, "get_bind"):  # a Session, or what stands for one
+        connection = connection.connection()
+    if hasattr(connection, "exec_driver_sql"):
+        return _BorrowedOfSQLAlchemy(connection, paramstyle or connection.dialect.paramstyle)
+    style = paramstyle or next(_styles_of(type(connection)), None)
+    if style is None:
+        raise InvalidArgument(
+            f"the module of {type(connection)} has no paramstyle; say how it marks values, as in "
+            f"SQLFence(..., paramstyle='format')"
+        )
+    return Borrowed(connection, style)
+
+
+def _styles_of(kind: type) -> Iterator[str]:
+    """The paramstyles of the modules that a class and those it derives from are of."""
+    for each in kind.__mro__:
+        name = each.__module__
+        while name:
+            style = getattr(sys.modules.get(name), "paramstyle", None)
+            if style in STYLES:
+                yield style
+            name = name.rpartition(".")[0]

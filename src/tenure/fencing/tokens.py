@@ -1,0 +1,73 @@
+"""What every fence is given, a token and the name of a resource, and how it refuses.
+
+* A token is checked before anything is sent anywhere: whatever is no token is `InvalidArgument`,
+  and never a comparison that happens to come out one way or the other.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tenure.errors import InvalidArgument, StaleToken
+
+__all__ = ["TOKENS_END", "Fenced", "Token", "name_of", "stale", "token_of"]
+
+TOKENS_END = 2**53
+"""Every token is below: so far numbers are exact in SQL, in Lua and in JSON alike."""
+
+_LONGEST_NAME = 255  # characters: what every database takes as a primary key
+
+
+class Fenced(Protocol):
+    """What has a fencing token: a lease or a leadership, of `tenure` or of `tenure.blocking`."""
+
+    @property
+    def fencing_token(self) -> int:
+        """Rises with every grant in the store."""
+        ...
+
+
+Token = int | Fenced
+
+
+def token_of(token: Token) -> int:
+    """The number of a token, or of a lease.
+
+    Raises:
+        InvalidArgument: it is neither, or the number is below 0 or not below 2^53.
+        Unsupported: the lease is of a store that has no tokens.
+    """
+    number = token if isinstance(token, int) else getattr(token, "fencing_token", None)
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise InvalidArgument(f"a fencing token is an int, or a lease that has one, not {token!r}")
+    if not 0 <= number < TOKENS_END:
+        raise InvalidArgument(f"a fencing token is from 0 to 2^53 - 1, not {number}")
+    return number
+
+
+def name_of(resource: str) -> str:
+    """The name of a resource, checked.
+
+    Raises:
+        InvalidArgument: it is no name of 1 to 255 characters, or has a NUL inside.
+    """
+    if not isinstance(resource, str):
+        raise InvalidArgument(f"a resource is named by a str, not {resource!r}")
+    if not 1 <= len(resource) <= _LONGEST_NAME or "\0" in resource:
+        raise InvalidArgument(
+            f"a resource's name has 1 to {_LONGEST_NAME} characters, and no NUL: not {resource!r}"
+        )
+    return resource
+
+
+def stale(resource: str, token: int, newest: int | None) -> StaleToken:
+    """The refusal of a token; `newest` is ``None`` where it is not known."""
+    newer = "a newer token" if newest is None else f"token {newest}"
+    return StaleToken(
+        f"the write to {resource!r} with fencing token {token} was refused: {newer} has been "
+        f"there since, so that the lease of {token} is over, whatever its holder knows; undo what "
+        f"belongs to this write, and acquire anew",
+        resource=resource,
+        token=token,
+        newest=newest,
+    )
