@@ -6,7 +6,7 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := $(wildcard src tests benchmarks examples)
+SOURCES := $(wildcard src tests benchmarks chaos examples)
 
 # The whole suite must cover the core and the primitives; a part of it, chosen by ARGS, need not.
 COVERAGE := $(if $(strip $(ARGS)),,--cov --cov-report=term)
@@ -52,7 +52,7 @@ venv: $(VENV)/.ready-dev  ## make .venv with all that developing needs
 clean:  ## remove .venv and everything that running leaves behind
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
-	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests benchmarks chaos examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The servers that a few tests run on. Where that is simple, as root on Debian, they are installed,
 # once and in bounded time; where it is not, or fails, their tests are skipped and say so.

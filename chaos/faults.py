@@ -1,0 +1,188 @@
+"""What can be done to any engine's clients, and what an administrator can do: no engine's help.
+
+A pause is shorter than a third of the window, so that nothing may be lost for it, or longer than
+the window, so that others must go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import tenure
+from chaos.adapter import Fault, NotNow, Scene
+from chaos.crew import Member, Slot
+from chaos.work import ELECTION, MUTEXES, NODE, POOLS, label_in
+
+__all__ = ["create", "everywhere", "killed", "stopped"]
+
+_SETBACK = 0.1
+"""Seconds after which a store that is out of order is tried again."""
+
+
+def everywhere() -> Sequence[Fault]:
+    """The faults that need no engine's help."""
+    return (
+        Fault("pause", "a process is stopped, and goes on within its window", _pause, (0.05, 0.3)),
+        Fault("long-pause", "a process is stopped for longer than its window", _pause, (3.5, 5.0)),
+        Fault("stall", "an event loop is stuck", _stall, (0.3, 1.0)),
+        Fault("kill", "kill -9 of a process, which starts again", _kill, (0.05, 1.5)),
+        Fault("kill-several", "kill -9 of some at once, which start again", _several, (0.05, 1.5)),
+        Fault("boot", "kill -9 of all at once: nobody has the store open", _boot, (0.2, 1.0)),
+        Fault(
+            "supplant", "a successor starts while the process is only stopped", _supplant, (1, 4)
+        ),
+        Fault("evict", "an administrator takes requests out of a queue", _evict, (0.1, 0.3)),
+        Fault("end-session", "an administrator ends a session", _end_session, (0.1, 0.3)),
+        Fault("delete", "an administrator deletes a semaphore by force", _delete, (0.3, 0.8)),
+    )
+
+
+# Processes
+
+
+@asynccontextmanager
+async def stopped(scene: Scene, member: Member) -> AsyncIterator[None]:
+    """A process is stopped in the block."""
+    scene.crew.pause(member)
+    try:
+        yield
+    finally:
+        scene.crew.resume(member)
+
+
+@asynccontextmanager
+async def killed(scene: Scene, slots: Sequence[Slot]) -> AsyncIterator[None]:
+    """The processes in these slots are dead in the block, and have successors after it."""
+    dead = [scene.crew.kill(slot) for slot in slots]
+    try:
+        for member in dead:
+            if member is not None:
+                await member.end()
+        yield
+    finally:
+        for slot in slots:
+            await scene.crew.start(slot)
+
+
+@asynccontextmanager
+async def _pause(scene: Scene) -> AsyncIterator[str]:
+    async with scene.crew.one(scene.random) as slot:
+        assert slot.member is not None
+        async with stopped(scene, slot.member):
+            yield slot.member.label
+
+
+@asynccontextmanager
+async def _stall(scene: Scene) -> AsyncIterator[str]:
+    async with scene.crew.one(scene.random) as slot:
+        assert slot.member is not None
+        slot.member.tell("stall", seconds=round(scene.random.uniform(0.2, 1.0), 3))
+        yield slot.member.label
+
+
+@asynccontextmanager
+async def _kill(scene: Scene) -> AsyncIterator[str]:
+    async with scene.crew.one(scene.random) as slot:
+        assert slot.member is not None
+        label = slot.member.label
+        async with killed(scene, [slot]):
+            yield label
+
+
+@asynccontextmanager
+async def _several(scene: Scene) -> AsyncIterator[str]:
+    async with scene.crew.all() as slots:
+        some = scene.random.sample(slots, max(1, len(slots) // 2))
+        async with killed(scene, some):
+            yield f"{len(some)} processes"
+
+
+@asynccontextmanager
+async def _boot(scene: Scene) -> AsyncIterator[str]:
+    async with scene.crew.all() as slots, killed(scene, slots):
+        yield f"{len(slots)} processes"
+
+
+@asynccontextmanager
+async def _supplant(scene: Scene) -> AsyncIterator[str]:
+    """The stopped one goes on, and is killed only after it has had time to look around."""
+    async with scene.crew.one(scene.random) as slot:
+        former = slot.member
+        assert former is not None
+        async with stopped(scene, former):
+            slot.member = None
+            try:
+                await scene.crew.start(slot)
+                yield former.label
+            except BaseException:
+                await scene.crew.bury(former)
+                raise
+        former.tell("freeze")
+        if not await former.until("frozen"):
+            scene.crew.fail(former, "did not go on after its stop")
+        await scene.crew.bury(former)
+
+
+# Administrators
+
+
+@asynccontextmanager
+async def _evict(scene: Scene) -> AsyncIterator[str]:
+    name = scene.random.choice((*MUTEXES, *POOLS, ELECTION))
+    async with tenure.connect(scene.engine.url) as admin:
+        try:
+            found = await admin.describe_semaphore(name, NODE)
+        except tenure.SemaphoreNotFound:
+            raise NotNow(f"nobody has or wants {name}") from None
+        requests = [*found.owners[:2], *found.waiters[:1]]
+        if not requests:
+            raise NotNow(f"nobody has or wants {name}")
+        for request in requests:
+            scene.journal.revokes(request=label_in(request.data))
+            await admin.evict(NODE, name, request.order_id)
+    yield f"{len(requests)} requests for {name}"
+
+
+@asynccontextmanager
+async def _end_session(scene: Scene) -> AsyncIterator[str]:
+    async with tenure.connect(scene.engine.url) as admin:
+        sessions = await admin.list_sessions(NODE)
+        if not sessions:
+            raise NotNow("there are no sessions")
+        session = scene.random.choice(sessions)
+        labels = scene.crew.successors(session.description)
+        # Said again afterwards, for what was asked for in between.
+        for label in labels:
+            scene.journal.revokes(session_of=label, node=NODE)
+        await admin.end_session(NODE, session.id)
+        for label in labels:
+            scene.journal.revokes(session_of=label, node=NODE)
+    yield session.description
+
+
+@asynccontextmanager
+async def _delete(scene: Scene) -> AsyncIterator[str]:
+    """It is there again afterwards; nobody is granted anything between."""
+    name, limit = scene.random.choice(list(POOLS.items()))
+    async with tenure.connect(scene.engine.url) as admin, admin.session(NODE) as session:
+        pool = session.semaphore(name)
+        scene.journal.revokes(node=NODE, name=name)
+        await pool.delete(force=True)
+        scene.journal.revokes(node=NODE, name=name)  # what was asked for in between
+    try:
+        yield name
+    finally:
+        await create(scene.engine.url, name, limit)
+
+
+async def create(url: str, name: str, limit: int) -> None:
+    """Create a semaphore, however long the store is out of order."""
+    while True:
+        try:
+            async with tenure.connect(url) as admin, admin.session(NODE) as session:
+                await session.semaphore(name).create(limit, exist_ok=True)
+                return
+        except (tenure.EngineError, tenure.EngineUnavailable, tenure.SessionExpired):
+            await asyncio.sleep(_SETBACK)

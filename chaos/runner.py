@@ -1,0 +1,151 @@
+"""A run from its beginning to its end: a store, processes, faults, peace, the truth, the histories.
+
+The folder of a run holds a history of each process (``*.history``), what each complained about
+(``*.err``), and ``run.json``: what was done. `chaos.report` makes figures of that, now or later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import tenure
+from chaos.adapter import Engine, Fault, Scene
+from chaos.crew import Crew
+from chaos.faults import create, everywhere
+from chaos.nemesis import Nemesis
+from chaos.work import CONFIGS, ELECTION, IMPLICIT, MUTEXES, NODE, POOLS, resumable
+from tenure.model import DEFAULT_NODE
+from tenure.testing.history import AppendOnly, Journal, Truth
+
+__all__ = ["Plan", "run"]
+
+_WINDOWS = (1.5, 2.0, 2.5, 3.0)
+"""Seconds of recovery window, by slot: short, so that a pause may last longer."""
+
+_SETTLING = 30.0
+"""Seconds in which a healed store settles; what still changes then is no state to check."""
+
+_QUIET = 0.25
+"""Seconds between two looks at a store that settles; it has when four in a row are alike."""
+
+Names = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do.
+
+    Attributes:
+        seconds: how long faults are inflicted.
+        seed: of all choices.
+        processes: how many.
+        faults: the names of those to inflict; empty for all.
+        program: the module that a process runs.
+    """
+
+    seconds: float = 60.0
+    seed: int = 1
+    processes: int = 5
+    faults: tuple[str, ...] = ()
+    program: str = "chaos.worker"
+
+
+async def run(engine: Engine, plan: Plan, folder: Path) -> None:
+    """Do it, and leave everything that is known of it in the folder.
+
+    Raises:
+        ValueError: a fault that the plan names is none of this engine's.
+    """
+    file = AppendOnly(folder / "nemesis.history")
+    journal = Journal("nemesis", file)
+    windows = [_WINDOWS[slot % len(_WINDOWS)] for slot in range(plan.processes)]
+    crew = Crew(engine, folder, journal, windows, plan.seed, plan.program)
+    facts: dict[str, object] = {"engine": engine.name, "seed": plan.seed, "windows": windows}
+    try:
+        await engine.start()
+        scene = Scene(crew, engine, journal, Random(f"{plan.seed} nemesis"))
+        nemesis = Nemesis(scene, _lanes(engine, plan.faults), plan.seed)
+        await _prepare(engine, journal)
+        await crew.start_all()
+        facts["begun"] = journal.now()
+        await nemesis.torment(plan.seconds)
+        facts["ended"] = journal.now()
+        await crew.start_all()
+        await crew.order("freeze", "frozen")
+        facts["settled"] = await _tell_the_truth(engine, journal, plan.processes)
+        await crew.finish()
+        facts["faults"] = [each.facts() for each in nemesis.inflicted]
+    finally:
+        await crew.end()
+        await engine.stop()
+        file.close()
+    facts |= {"failures": crew.failures, "not_done": engine.not_done}
+    (folder / "run.json").write_text(json.dumps(facts, indent=1))
+
+
+def _lanes(engine: Engine, names: Sequence[str]) -> list[list[Fault]]:
+    """The engine's own faults, and the rest."""
+    lanes = [list(engine.faults()), list(everywhere())]
+    known = {fault.name for lane in lanes for fault in lane}
+    unknown = set(names) - known
+    if unknown:
+        raise ValueError(
+            f"{engine.name} has no fault named {', '.join(sorted(unknown))} here; it has "
+            f"{', '.join(sorted(known))}"
+        )
+    if names:
+        lanes = [[fault for fault in lane if fault.name in names] for lane in lanes]
+    return lanes
+
+
+async def _prepare(engine: Engine, journal: Journal) -> None:
+    async with tenure.connect(engine.url) as client:
+        await client.create_node(NODE)
+        async with client.session(NODE) as session:
+            for name in CONFIGS:
+                await journal.create(session.semaphore(name), 1, b"")
+    for name, limit in (*POOLS.items(), (ELECTION, 1)):
+        await create(engine.url, name, limit)
+
+
+async def _tell_the_truth(engine: Engine, journal: Journal, slots: int) -> bool:
+    """Wait until the store has settled, and record what it says; false when it never did."""
+    names = [(NODE, name) for name in (*MUTEXES, *POOLS, ELECTION, *CONFIGS)]
+    names += [(NODE, resumable(slot)) for slot in range(slots)]
+    names.append((DEFAULT_NODE, IMPLICIT))
+    async with tenure.connect(engine.url) as client:
+        before, alike = await _look(client, names), 0
+        until = journal.now() + _SETTLING
+        while alike < 3 and journal.now() < until:
+            await asyncio.sleep(_QUIET)
+            seen = await _look(client, names)
+            alike = alike + 1 if seen == before else 0
+            before = seen
+    if alike < 3:
+        return False
+    at = journal.now()
+    for (node, name), (data, owners, waiters) in before.items():
+        journal.record(Truth(at, node, name, data, owners, waiters))
+    return True
+
+
+State = tuple[bytes | None, tuple[int, ...], tuple[int, ...]]
+
+
+async def _look(client: tenure.Client, names: Names) -> dict[tuple[str, str], State]:
+    """Every semaphore as the store says."""
+    state: dict[tuple[str, str], State] = dict.fromkeys(names, (None, (), ()))
+    for node in (NODE, DEFAULT_NODE):
+        for found in await client.list_semaphores(node, owners=True, waiters=True):
+            if (node, found.name) in state:
+                state[node, found.name] = (
+                    found.data,
+                    tuple(owner.order_id for owner in found.owners),
+                    tuple(waiter.order_id for waiter in found.waiters),
+                )
+    return state

@@ -1,0 +1,92 @@
+"""What the processes compete for, and how one of them is told its part.
+
+Everything lies on one node, but for what goes through a client's implicit session, which is on
+``/default``. A request carries its own label as data, so that whoever finds it in the store, the
+nemesis or a process that resumes a session, knows which one it is.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+__all__ = [
+    "CONFIGS",
+    "ELECTION",
+    "IMPLICIT",
+    "MUTEXES",
+    "NODE",
+    "POOLS",
+    "Part",
+    "label_in",
+    "resumable",
+]
+
+NODE = "/chaos"
+
+MUTEXES = tuple(f"mutex-{number}" for number in range(8))
+"""Locked by sessions that are renewed when they expire."""
+
+POOLS = {"pool-2": 2, "pool-3": 3, "pool-5": 5, "pool-8": 8}
+"""Semaphores, and their limits."""
+
+ELECTION = "leader"
+
+CONFIGS = ("config-a", "config-b")
+"""Semaphores of which only the data is used; the second is deleted and created again."""
+
+IMPLICIT = "implicit"
+"""A mutex on ``/default``, locked through implicit sessions and by threads."""
+
+
+def resumable(slot: int) -> str:
+    """The mutex that a slot's resumable session holds, beside one of its neighbour's."""
+    return f"resumed-{slot}"
+
+
+def label_in(data: bytes) -> str:
+    """The label of a request, from its data; a leader adds to it what it proclaims."""
+    return data.partition(b"#")[0].decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a process is told when it starts.
+
+    Attributes:
+        label: of this process, in the history.
+        slot: its number among the processes; its successor after a crash has the same.
+        slots: how many there are.
+        url: of the store.
+        folder: where it keeps its history and its resume token.
+        window: seconds of recovery window of its sessions.
+        seed: of its choices.
+    """
+
+    label: str
+    slot: int
+    slots: int
+    url: str
+    folder: str
+    window: float
+    seed: str
+
+    @property
+    def history(self) -> Path:
+        """Where it writes what happens to it."""
+        return Path(self.folder) / f"{self.label}.history"
+
+    @property
+    def token(self) -> Path:
+        """Where the token of its resumable session is kept, for its successor."""
+        return Path(self.folder) / f"slot-{self.slot}.token"
+
+    def to_json(self) -> str:
+        """For the command line of the process."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Part:
+        """What `to_json` gave."""
+        return cls(**json.loads(text))

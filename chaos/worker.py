@@ -1,0 +1,138 @@
+"""A process that takes part: ``python -m chaos.worker PART``, a `chaos.work.Part` as JSON.
+
+Many tasks and a thread lock, acquire, campaign, queue, time out, write and watch, as long as
+nobody tells them to stop. It reads orders from its standard input and answers on its standard
+output:
+
+* ``freeze``: ask for nothing new, keep what is held; ``frozen``.
+* ``finish``, or the end of the input: give everything back, and end.
+* ``stall``: be stuck for ``seconds``, with the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import sys
+import threading
+import time
+from random import Random
+from typing import SupportsIndex
+
+import tenure
+from chaos.data import Documents
+from chaos.tasks import Hand, steadily
+from chaos.threads import Threads
+from chaos.work import Part
+from tenure.testing.history import AppendOnly, Continued, Journal, Paused
+
+__all__ = ["main"]
+
+_SETBACK = 0.05
+"""Seconds after which a store that could not be opened is tried again."""
+
+
+class Worker:
+    """One process."""
+
+    def __init__(self, part: Part, journal: Journal) -> None:
+        self._part = part
+        self._journal = journal
+        self._go = asyncio.Event()
+        self._go.set()
+        random = Random(part.seed)
+        self._hand = Hand(part, journal, random, self._go)
+        self._documents = Documents(part, journal, random, self._go)
+        self._threads = Threads(part, journal)
+
+    async def work(self) -> None:
+        """Work until the order to finish."""
+        loop = asyncio.get_running_loop()
+        orders = asyncio.StreamReader()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+        async with await self._connected() as client:
+            working = loop.create_task(self._all_tasks(client))
+            thread = threading.Thread(target=self._threads.run, name="blocking")
+            thread.start()
+            say("ready")
+            obeying = loop.create_task(self._obey(orders))
+            try:
+                await asyncio.wait([obeying, working], return_when=asyncio.FIRST_COMPLETED)
+                obeying.cancel()
+                self._journal.leaves()
+                working.cancel()
+                await asyncio.wait([obeying, working])
+                for each in (obeying, working):
+                    if not each.cancelled():
+                        each.result()  # a defect ends the process, with its traceback
+            finally:
+                self._threads.stop()
+                await asyncio.to_thread(thread.join)
+                self._journal.leaves()  # all that is left, with the client
+
+    async def _connected(self) -> tenure.Client:
+        while True:
+            client = tenure.connect(self._part.url)
+            try:
+                await client.list_nodes()
+            except (tenure.EngineError, tenure.EngineUnavailable):
+                await client.aclose()
+                await asyncio.sleep(_SETBACK)
+            else:
+                return client
+
+    async def _all_tasks(self, client: tenure.Client) -> None:
+        hand = self._hand
+        async with asyncio.TaskGroup() as group:
+            for each in (hand.sessions, hand.sessions, hand.implicit, hand.resumable, hand.lead):
+                group.create_task(steadily(each, client))
+            for each in (self._documents.write, self._documents.watch):
+                group.create_task(steadily(each, client))
+
+    async def _obey(self, orders: asyncio.StreamReader) -> None:
+        while line := await orders.readline():
+            order = json.loads(line)
+            match order["do"]:
+                case "freeze":
+                    self._go.clear()
+                    self._threads.freeze()
+                    say("frozen")
+                case "stall":
+                    self._stall(order["seconds"])
+                case "finish":
+                    return
+
+    def _stall(self, seconds: float) -> None:
+        """Block the thread that turns the event loop, as a careless program does."""
+        self._journal.record(Paused(self._journal.now(), self._part.label))
+        time.sleep(seconds)
+        self._journal.record(Continued(self._journal.now(), self._part.label))
+
+
+def say(word: str) -> None:
+    """Answer, in one system call."""
+    os.write(1, word.encode() + b"\n")
+
+
+def _sleep(seconds: float | SupportsIndex) -> None:
+    """What `time.sleep` does, by another call of the system."""
+    select.select([], [], [], float(seconds))
+
+
+def main() -> None:
+    """Take part as the first argument says."""
+    if "FAKETIME_TIMESTAMP_FILE" in os.environ:
+        # libfaketime 0.9.10 refuses a sleep until an instant of a clock that it leaves alone.
+        time.sleep = _sleep
+    part = Part.from_json(sys.argv[1])
+    file = AppendOnly(part.history)
+    try:
+        asyncio.run(Worker(part, Journal(part.label, file)).work())
+    finally:
+        file.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+from chaos.figures import ENOUGH, Figures, Spread, measure
+from tenure.testing.history import (
+    Asked,
+    Continued,
+    Crashed,
+    Gone,
+    Granted,
+    History,
+    Leaves,
+    Paused,
+    Record,
+    Revokes,
+)
+
+
+def asked(at: float, process: str, number: int, name: str = "job") -> Asked:
+    return Asked(at, process, f"{process}-{number}", "/n", name, 1, 1, 2.0)
+
+
+def figures(
+    *records: Record, until: float = 10.0, faults: tuple[tuple[str, float, float, bool], ...] = ()
+) -> Figures:
+    return measure(History(records), 0.0, until, faults)
+
+
+def test_a_kill_is_taken_over_when_somebody_who_waited_is_told() -> None:
+    told = figures(
+        asked(0.0, "p", 1),
+        Granted(0.1, "p-1", 1, 9.0),
+        asked(0.2, "q", 1),
+        Crashed(1.0, "p"),
+        Granted(1.25, "q-1", 2, 9.0),
+    )
+
+    assert told.taken_over == Spread(1, 0.25, 0.25, 0.25)
+
+
+def test_who_asks_after_the_kill_takes_nothing_over() -> None:
+    told = figures(
+        asked(0.0, "p", 1),
+        Granted(0.1, "p-1", 1, 9.0),
+        Crashed(1.0, "p"),
+        asked(3.0, "q", 1),
+        Granted(3.1, "q-1", 2, 9.0),
+    )
+
+    assert told.taken_over is None
+
+
+def test_a_kill_of_one_who_holds_nothing_is_taken_over_by_nobody() -> None:
+    told = figures(
+        asked(0.0, "p", 1),
+        Granted(0.1, "p-1", 1, 9.0),
+        Leaves(0.2, "p-1"),
+        Gone(0.3, "p-1", "released"),
+        asked(0.4, "q", 1),
+        Crashed(1.0, "p"),
+        Granted(1.25, "q-1", 2, 9.0),
+    )
+
+    assert told.taken_over is None
+
+
+def test_a_loss_is_noticed_so_long_after_the_deadline() -> None:
+    told = figures(
+        asked(0.0, "p", 1), Granted(0.1, "p-1", 1, 2.0), Gone(2.25, "p-1", "lost", deadline=2.0)
+    )
+
+    assert told.noticed == Spread(1, 0.25, 0.25, 0.25)
+    assert told.losses == 1
+
+
+def test_who_was_stopped_notices_from_its_going_on() -> None:
+    told = figures(
+        asked(0.0, "p", 1),
+        Granted(0.1, "p-1", 1, 2.0),
+        Paused(1.0, "p"),
+        Continued(5.0, "p"),
+        Gone(5.125, "p-1", "lost", deadline=2.0),
+    )
+
+    assert told.noticed == Spread(1, 0.125, 0.125, 0.125)
+
+
+def test_what_an_administrator_takes_is_noticed_from_his_act() -> None:
+    told = figures(
+        asked(0.0, "p", 1),
+        Granted(0.1, "p-1", 1, 9.0),
+        Revokes(1.0, request="p-1"),
+        Gone(1.5, "p-1", "lost", deadline=9.0),
+    )
+
+    assert told.noticed == Spread(1, 0.5, 0.5, 0.5)
+
+
+def test_unavailable_is_what_is_waited_for_and_not_granted() -> None:
+    told = figures(
+        asked(0.0, "p", 1),
+        Granted(0.5, "p-1", 1, 9.0),
+        asked(1.0, "q", 1),
+        Leaves(4.0, "p-1"),
+        Gone(4.0, "p-1", "released"),
+        Granted(4.5, "q-1", 2, 9.0),
+        faults=(("stop", 2.0, 3.0, True), ("lock", 2.0, 3.0, False), ("fill", 5.0, 6.0, True)),
+    )
+
+    assert told.unavailable is not None
+    assert told.unavailable.seconds == 3.5
+    assert told.unavailable.since == 1.0
+    assert told.unavailable.name == "job"
+    assert told.unavailable.during == ("stop",)
+    assert told.faults == {"stop": 1, "fill": 1}
+    assert told.missed == {"lock": 1}
+
+
+def test_a_name_that_nobody_waits_for_is_not_unavailable() -> None:
+    told = figures(
+        asked(0.0, "p", 1),
+        Granted(0.5, "p-1", 1, 9.0),
+        asked(1.0, "q", 1),
+        Gone(1.25, "q-1", "timeout"),
+        asked(9.0, "q", 2),
+        Granted(9.125, "q-2", 2, 9.5),
+    )
+
+    assert told.unavailable is not None
+    assert told.unavailable.seconds == 0.5
+
+
+def test_what_a_killed_process_waited_for_is_not_waited_for_any_more() -> None:
+    told = figures(asked(1.0, "q", 1), Crashed(1.5, "q"))
+
+    assert told.unavailable is not None
+    assert told.unavailable.seconds == 0.5
+
+
+def test_who_still_waits_at_the_end_has_waited_until_then() -> None:
+    told = figures(asked(1.0, "q", 1), until=8.0)
+
+    assert told.unavailable is not None
+    assert told.unavailable.seconds == 7.0
+
+
+def test_the_rate_is_of_acquisitions_in_the_time_of_the_faults() -> None:
+    records = [asked(-1.0, "p", 1), asked(1.0, "p", 2), asked(2.0, "p", 3)]
+    grants = [Granted(each.at + 0.1, each.request, None, 9.0) for each in records]
+
+    told = figures(*records, *grants, until=4.0)
+
+    assert told.acquisitions == 2
+    assert told.rate == 0.5 < ENOUGH
