@@ -4,13 +4,16 @@ A *history* is what several processes recorded about their own requests, data an
 the instants. `check` looks for what contradicts the promises of the library, on any engine, and
 explains each contradiction as a short timeline.
 
-- `tenure.testing.history.records`: what is recorded, and how it is kept in files.
+- `tenure.testing.history.records`: what is recorded; `files` keeps it.
 - `tenure.testing.history.journal`: how a program records.
+- `tenure.testing.history.check`: the rules.
+- `tenure.testing.history.timeline`: how a contradiction is told.
 """
 
+from tenure.testing.history.check import check
+from tenure.testing.history.files import AppendOnly, dump, load
 from tenure.testing.history.journal import Call, Journal
 from tenure.testing.history.records import (
-    AppendOnly,
     Asked,
     Believes,
     Called,
@@ -28,10 +31,10 @@ from tenure.testing.history.records import (
     Revokes,
     Shrinks,
     Truth,
-    dump,
-    load,
+    Unobserved,
 )
 from tenure.testing.history.request import Holding, Place, Request
+from tenure.testing.history.timeline import Violation
 
 __all__ = [
     "AppendOnly",
@@ -57,6 +60,9 @@ __all__ = [
     "Revokes",
     "Shrinks",
     "Truth",
+    "Unobserved",
+    "Violation",
+    "check",
     "dump",
     "load",
 ]

@@ -45,6 +45,7 @@ from tenure.testing.history.records import (
     Record,
     Returned,
     Revokes,
+    Unobserved,
 )
 from tenure.testing.history.request import Place, Request
 
@@ -166,9 +167,27 @@ class Journal:
         session_of: str | None = None,
         node: str | None = None,
         name: str | None = None,
+        since: float | None = None,
     ) -> None:
         """An administrator is about to take something away; see `Revokes`."""
-        self.record(Revokes(self.now(), request, session_of, node, name))
+        self.record(Revokes(self.now(), request, session_of, node, name, since))
+
+    @contextmanager
+    def revoking(
+        self,
+        *,
+        request: str | None = None,
+        session_of: str | None = None,
+        node: str | None = None,
+        name: str | None = None,
+    ) -> Iterator[None]:
+        """The block in which an administrator takes something away."""
+        since = self.now()
+        self.record(Revokes(since, request, session_of, node, name))
+        try:
+            yield
+        finally:
+            self.record(Revokes(self.now(), request, session_of, node, name, since))
 
     @asynccontextmanager
     async def lock(
@@ -316,6 +335,10 @@ class Journal:
         with self.call(semaphore, "read") as call:
             call.result = data = (await semaphore.describe()).data
         return data
+
+    def unobserved(self, observer: str) -> None:
+        """A watch is over, before the end of the history."""
+        self.record(Unobserved(self.now(), self.process, observer))
 
     def observed(
         self, observer: str, primitive: Primitive, value: bytes | tuple[int, ...] | None

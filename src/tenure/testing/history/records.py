@@ -9,24 +9,17 @@ The instants are the careful ones. What begins something is recorded before it (
 `Called`) or once it is certain (`Granted`, `Returned`); what ends something is recorded before
 it can have ended (`Leaves`, `Revokes`, `Paused`, `Crashed`). So what a history says to be the
 case was the case, and a checker that finds a contradiction has found a defect.
-
-In a file, a record is one JSON object on one line, ``{"kind": "granted", "at": 1.5, ...}``.
-Bytes are written as the text that latin-1 makes of them.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass
 from operator import attrgetter
-from os import PathLike
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 __all__ = [
-    "AppendOnly",
+    "KINDS",
     "Asked",
     "Believes",
     "Called",
@@ -46,11 +39,8 @@ __all__ = [
     "Revokes",
     "Shrinks",
     "Truth",
+    "Unobserved",
     "Why",
-    "dump",
-    "from_json",
-    "load",
-    "to_json",
 ]
 
 Why = Literal["released", "lost", "timeout", "withdrawn", "refused", "failed"]
@@ -160,12 +150,14 @@ class Gone:
 class Revokes:
     """Said just before an administrator takes something away, whose owners learn it later.
 
-    Every field but `at` narrows down what is concerned; ``None`` stands for all.
+    It concerns what has been asked for by then; every field but the instants narrows that down,
+    and ``None`` stands for all.
 
     Attributes:
         request: this one.
         session_of: those of this process.
         node, name: those of this semaphore.
+        since: said again when it is done, for what was asked for meanwhile: when it was begun.
     """
 
     at: float
@@ -173,6 +165,7 @@ class Revokes:
     session_of: str | None = None
     node: str | None = None
     name: str | None = None
+    since: float | None = None
 
 
 # Processes
@@ -246,6 +239,15 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
+class Unobserved:
+    """A watch of that process is over, and will not tell how it ends."""
+
+    at: float
+    process: str
+    observer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Truth:
     """A semaphore at the end, when all is healed and settled, as the store says.
 
@@ -277,19 +279,15 @@ Record = (
     | Called
     | Returned
     | Observed
+    | Unobserved
     | Truth
 )
 
-_KINDS: dict[str, type[Record]] = {
-    kind.__name__.lower(): kind
-    for kind in (
-        *(Asked, Queued, Granted, Believes, Shrinks, Leaves, Gone, Revokes),
-        *(Paused, Continued, Crashed, Called, Returned, Observed, Truth),
-    )
-}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
-_FIELDS = {kind: tuple(field.name for field in fields(kind)) for kind in _NAMES}
-_BYTES = frozenset({"argument", "result", "value", "data"})  # what is written as text
+KINDS: tuple[type[Record], ...] = (
+    *(Asked, Queued, Granted, Believes, Shrinks, Leaves, Gone, Revokes),
+    *(Paused, Continued, Crashed, Called, Returned, Observed, Unobserved, Truth),
+)
+"""What a record may be."""
 
 
 class History:
@@ -298,93 +296,13 @@ class History:
     Args:
         records: in any order; those of one instant keep the order that they come in.
         skew: seconds between two processes' readings of the common scale, at the most.
+        slack: seconds that a process may come late because its machine is busy.
     """
 
-    def __init__(self, records: Iterable[Record], skew: float = 0.0) -> None:
+    def __init__(self, records: Iterable[Record], skew: float = 0.0, slack: float = 0.0) -> None:
         self.records: tuple[Record, ...] = tuple(sorted(records, key=attrgetter("at")))
         self.skew = skew
+        self.slack = slack
 
     def __repr__(self) -> str:
         return f"<History of {len(self.records)} records>"
-
-
-# As text
-
-
-def to_json(record: Record) -> str:
-    """A record as one line, without its end."""
-    kind = type(record)
-    facts: dict[str, Any] = {"kind": _NAMES[kind]}
-    for name in _FIELDS[kind]:
-        value = getattr(record, name)
-        facts[name] = value.decode("latin-1") if isinstance(value, bytes) else value
-    return json.dumps(facts)
-
-
-def from_json(line: str | bytes) -> Record:
-    """What `to_json` wrote.
-
-    Raises:
-        ValueError: it is no record.
-    """
-    facts = json.loads(line)
-    try:
-        kind = _KINDS[facts.pop("kind")]
-        for name, value in facts.items():
-            if isinstance(value, list):
-                facts[name] = tuple(value)
-            elif name in _BYTES and isinstance(value, str):
-                facts[name] = value.encode("latin-1")
-        return kind(**facts)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"this is no record of a history: {line!r}") from error
-
-
-def dump(records: Iterable[Record], path: str | PathLike[str]) -> None:
-    """Write a history to a file, which `load` reads."""
-    with Path(path).open("w", encoding="ascii") as file:
-        file.writelines(to_json(record) + "\n" for record in records)
-
-
-class AppendOnly:
-    """A sink that is a file: a record is one line, written whole before the call returns.
-
-    Attributes:
-        path: of the file; what it holds already stays.
-    """
-
-    def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-
-    def __call__(self, record: Record) -> None:
-        line = to_json(record).encode("ascii") + b"\n"
-        written = os.write(self._file, line)
-        if written != len(line):
-            raise OSError(f"{self.path}: {written} of {len(line)} bytes were written")
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
-
-
-def load(paths: Iterable[str | PathLike[str]], skew: float = 0.0) -> History:
-    """The history that is told by several files, one of each process.
-
-    The last line of a file may be torn, as a process leaves it that is killed while it writes.
-
-    Raises:
-        ValueError: another line is no record.
-    """
-    return History((record for path in paths for record in _lines(Path(path))), skew)
-
-
-def _lines(path: Path) -> Iterator[Record]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return  # torn
-            try:
-                yield from_json(line)
-            except ValueError as error:
-                raise ValueError(f"{path}:{number}: {error}") from None

@@ -1,0 +1,128 @@
+"""The rules that look at how a history ends: what observers saw last, and what the store has.
+
+A `Truth` is read when all faults are healed and all has settled: who lives has been told what
+became of it, and whose session was lost has expired in the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+from tenure.testing.history.records import Crashed, Observed, Truth
+from tenure.testing.history.story import Life, Place, Story, listed
+from tenure.testing.history.timeline import Violation
+
+__all__ = ["end", "observers"]
+
+_CONTEXT = 5
+"""So many of an observer's last sights are told."""
+
+
+def observers(story: Story) -> Iterator[Violation]:
+    """Observers end in the true state, and were never shown what nobody wrote."""
+    truths = {(truth.node, truth.name): truth for _, truth in story.truths}
+    for (observer, place), shown in story.observed.items():
+        yield from _unwritten(story, observer, place, shown)
+        last, truth = shown[-1], truths.get(place)
+        over = last.process in story.crashed or (last.process, observer) in story.unobserved
+        if truth is None or over:
+            continue
+        true = truth.owners if isinstance(last.value, tuple) else truth.data
+        if last.value != true:
+            what = f"{observer} saw {place[1]!r} on {place[0]} last in a state that was not its end"
+            yield Violation("observers", *place, what, (*shown[-_CONTEXT:], truth), (last, truth))
+
+
+def _unwritten(
+    story: Story, observer: str, place: Place, shown: list[Observed]
+) -> Iterator[Violation]:
+    if place not in story.calls:
+        return  # then nobody has recorded what was written
+    written: dict[bytes | None, float] = {}
+    for _, called in story.calls[place]:
+        if called.op in ("create", "ensure", "update"):
+            written.setdefault(called.argument, called.at)
+    for record in shown:
+        known = record.at + story.history.skew
+        if isinstance(record.value, bytes) and written.get(record.value, inf) > known:
+            what = f"{observer} was shown what nobody had written to {place[1]!r}"
+            yield Violation("observers", *place, what, (record,), (record,))
+
+
+def end(story: Story) -> Iterator[Violation]:
+    """The store has what the living believe, nothing else, and has granted what it can."""
+    for _, truth in story.truths:
+        place = truth.node, truth.name
+        lives = story.places.get(place, [])
+        yield from _missing(story, place, lives, truth)
+        yield from _left_over(story, place, lives, truth)
+        yield from _ungranted(story, place, lives, truth)
+
+
+def _missing(story: Story, place: Place, lives: list[Life], truth: Truth) -> Iterator[Violation]:
+    """Whoever certainly holds is an owner; whoever certainly waits is in the queue."""
+    owners = frozenset(truth.owners)
+    queue = owners.union(truth.waiters)
+    for life in lives:
+        if life.order_id is None or life.order_id in owners or life.end <= truth.at:
+            continue
+        if life.granted is not None:
+            if life.deadline > truth.at:
+                what = f"{listed([life])} believes that it holds {place[1]!r}, and does not own it"
+                yield story.accuse("end", place, what, [life], life.granted, truth)
+        elif life.order_id not in queue and story.in_queue_until(life) > truth.at:
+            what = f"{listed([life])} waits for {place[1]!r}, and is not in its queue"
+            yield story.accuse("end", place, what, [life], truth)
+
+
+def _left_over(story: Story, place: Place, lives: list[Life], truth: Truth) -> Iterator[Violation]:
+    """Nobody is in the queue who is gone, or whom nobody has asked for."""
+    known: dict[int, list[Life]] = {}
+    nameless = 0  # requests that may be there under whatever order id
+    for life in lives:
+        if life.order_id is not None:
+            known.setdefault(life.order_id, []).append(life)
+        elif not _is_out(life, truth.at):
+            nameless += 1
+    strangers: list[int] = []
+    for order_id in (*truth.owners, *truth.waiters):
+        those = known.get(order_id)
+        if those is None:
+            strangers.append(order_id)
+        elif all(_is_out(life, truth.at) for life in those):
+            what = f"{listed(those)} is over, and still stands in the queue of {place[1]!r}"
+            yield story.accuse("end", place, what, those, truth)
+    if len(strangers) > nameless:
+        ids = ", ".join(str(order_id) for order_id in strangers)
+        what = f"order id {ids}: in the queue of {place[1]!r}, and nobody has asked for it"
+        yield Violation("end", *place, what, (truth,), (truth,))
+
+
+def _is_out(life: Life, at: float) -> bool:
+    """Whether a request is certainly in no queue any more, now that all has settled."""
+    gone, window = life.gone, life.asked.window + life.grace
+    if gone is not None:
+        # Of what is lost, the store may have to wait for the end of the window.
+        return gone.why not in ("lost", "failed") or at > gone.at + window
+    return isinstance(life.ended_by, Crashed) and at > life.ended_by.at + window
+
+
+def _ungranted(story: Story, place: Place, lives: list[Life], truth: Truth) -> Iterator[Violation]:
+    """The owners fit, and the first that waits does not fit beside them."""
+    by_id = {life.order_id: life for life in lives if life.order_id is not None}
+    owners = [by_id[order_id] for order_id in truth.owners if order_id in by_id]
+    if not owners and not truth.waiters:
+        return
+    held = sum(life.least_count for life in owners)
+    if held > max((life.asked.limit for life in owners), default=inf):
+        what = f"{listed(owners)} own {place[1]!r}, {held} tokens in all"
+        yield story.accuse("end", place, what, owners, truth)
+    head = by_id.get(truth.waiters[0]) if truth.waiters else None
+    if head is None or len(owners) < len(truth.owners):
+        return
+    if sum(life.asked.count for life in owners) + head.asked.count <= head.asked.limit:
+        what = (
+            f"{listed([head])} is the first that waits for {place[1]!r}, and there is room for it"
+        )
+        yield story.accuse("end", place, what, [*owners, head], truth)

@@ -1,0 +1,370 @@
+"""What a history says of each request and process: gathered once, for the rules to look at.
+
+A `Life` is one request's, from when it was asked for. What is certain about it, at an instant:
+
+* it is *believed* to be held from the instant that its program was told so, until it may leave
+  (it is about to be given up, revoked, or its process killed) or its deadline, the newest that
+  is known, has passed;
+* it is *in its queue* until it may leave, its timeout is over while it has not been granted, or
+  its process was paused for so long that its session may have ended meanwhile.
+
+So what a life does not say is left open, and a rule never accuses on a guess.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from tenure.testing.history.records import (
+    Asked,
+    Believes,
+    Called,
+    Continued,
+    Crashed,
+    Gone,
+    Granted,
+    History,
+    Leaves,
+    Observed,
+    Paused,
+    Queued,
+    Record,
+    Returned,
+    Revokes,
+    Shrinks,
+    Truth,
+    Unobserved,
+)
+from tenure.testing.history.timeline import Violation
+
+__all__ = ["ROUNDING", "Life", "Place", "Story", "listed"]
+
+Place = tuple[str, str]
+"""A node and a name on it."""
+
+ROUNDING = 1e-6
+"""Seconds that conversions between clocks may be out by."""
+
+_SHORT_PAUSE = 1 / 3
+"""The part of its window for which a process may be paused and surely keeps its session."""
+
+
+class Life:
+    """One request's.
+
+    Attributes:
+        asked, granted, gone: what was recorded first, if it was.
+        order_id: its place in the queue, once known.
+        end: the instant from which it may have left; `ended_by` says why.
+        deadline: the newest that is known; it is the lease's once that is granted.
+        shrinks: when it may have given a part back.
+        floor: of the order ids that were known when it was asked for, whose is the greatest.
+    """
+
+    __slots__ = (
+        "asked",
+        "deadline",
+        "end",
+        "ended_by",
+        "floor",
+        "gone",
+        "granted",
+        "order_id",
+        "shrinks",
+    )
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.granted: Granted | None = None
+        self.gone: Gone | None = None
+        self.order_id: int | None = None
+        self.end = inf
+        self.ended_by: Record | None = None
+        self.deadline = inf
+        self.shrinks: list[Shrinks] = []
+        self.floor: Life | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        return self.asked.node, self.asked.name
+
+    @property
+    def believed(self) -> tuple[float, float] | None:
+        """From when to when its program was right to believe that it holds; if ever."""
+        if self.granted is None:
+            return None
+        end = min(self.end, self.deadline)
+        return (self.granted.at, end) if end > self.granted.at else None
+
+    @property
+    def grace(self) -> float:
+        """Seconds after a deadline in which its program is to learn of it."""
+        return max(0.05 * self.asked.window, 0.1)
+
+    @property
+    def least_count(self) -> int:
+        """How many tokens it keeps to its end."""
+        return min([self.asked.count, *(record.count for record in self.shrinks)])
+
+    def leave(self, at: float, why: Record) -> None:
+        """From here on it may have left."""
+        if at < self.end:
+            self.end = at
+            self.ended_by = why
+
+
+@dataclass(slots=True)
+class Pause:
+    """A time in which a process was paused; `end` is infinite if it never went on."""
+
+    start: float
+    end: float
+
+
+class Story:
+    """A history, gathered.
+
+    Attributes:
+        history: the history.
+        lives: by the requests' labels.
+        places: the lives of each place, in the order in which they were asked for.
+        again: what was said of a request that could not be had any more.
+        replaced: where a second order id was told of a request.
+        late: where a lease was held after its deadline.
+        pauses: of each process, in their order.
+        crashed: the processes that have.
+        calls, returned: with their numbers in the history; the calls by place.
+        observed: what each observer of each place was shown.
+        unobserved: the processes and observers whose watch is over.
+        truths: the ends, with their numbers.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.lives: dict[str, Life] = {}
+        self.places: dict[Place, list[Life]] = {}
+        self.again: list[tuple[Life, Record]] = []
+        self.replaced: list[tuple[Life, Granted]] = []
+        self.late: list[tuple[Life, Believes]] = []
+        self.pauses: dict[str, list[Pause]] = {}
+        self.crashed: dict[str, Crashed] = {}
+        self.calls: dict[Place, list[tuple[int, Called]]] = {}
+        self.returned: dict[str, tuple[int, Returned]] = {}
+        self.observed: dict[tuple[str, Place], list[Observed]] = {}
+        self.unobserved: set[tuple[str, str]] = set()
+        self.truths: list[tuple[int, Truth]] = []
+        self._index = 0
+        self._greatest: Life | None = None  # of those known for longer than the skew
+        self._lately: deque[tuple[float, Life]] = deque()  # known since, in that order
+        self._present: dict[str, dict[str, Life]] = {}  # of each process, what may not have left
+        hear: dict[type, Callable[[Any], None]] = {
+            Asked: self._asked,
+            Queued: self._queued,
+            Granted: self._granted,
+            Believes: self._believes,
+            Shrinks: self._shrinks,
+            Leaves: self._leaves,
+            Gone: self._gone,
+            Revokes: self._revokes,
+            Paused: self._paused,
+            Continued: self._continued,
+            Crashed: self._crashed,
+            Called: self._called,
+            Returned: self._returned,
+            Observed: self._observed,
+            Unobserved: self._unobserved,
+            Truth: self._truth,
+        }
+        for self._index, record in enumerate(history.records):
+            hear[type(record)](record)
+
+    # What is asked of it
+
+    def in_queue_until(self, life: Life) -> float:
+        """Until when it certainly was in its queue, if it ever was."""
+        asked, end = life.asked, life.end
+        if life.gone is not None and life.gone.deadline is not None:
+            end = min(end, life.gone.deadline)  # then its session may have been over
+        if life.granted is None and asked.timeout is not None:
+            end = min(end, asked.at + asked.timeout)
+        if asked.process in self.pauses:
+            most = asked.window * _SHORT_PAUSE
+            for pause in self._long_pauses(asked.process, asked.at, most):
+                return min(end, pause.start)
+        return end
+
+    def _long_pauses(self, process: str, since: float, most: float) -> Iterator[Pause]:
+        """Pauses after an instant that are longer than that; those close together are one."""
+        whole: Pause | None = None
+        for pause in self.pauses.get(process, ()):
+            if pause.end < since:
+                continue
+            if whole is not None and pause.start - whole.end < most:
+                whole = Pause(whole.start, pause.end)
+            else:
+                whole = pause
+            if whole.end - whole.start > most:
+                yield whole
+
+    def excused_until(self, process: str, due: float, grace: float) -> float:
+        """Until when a process could not do what was due, being paused."""
+        for pause in self.pauses.get(process, ()):
+            if pause.start <= due < pause.end + grace:
+                due = pause.end + grace
+        return due
+
+    def accuse(
+        self, rule: str, place: Place, what: str, lives: Sequence[Life], *conflict: Record | None
+    ) -> Violation:
+        """A violation, told with all records about some lives and their processes meanwhile."""
+        labels = {life.asked.request for life in lives}
+        processes = {life.asked.process for life in lives}
+        others = {id(life.ended_by) for life in lives} | {id(record) for record in conflict}
+        start = min(life.asked.at for life in lives)
+        end = max(life.end if life.gone is None else life.gone.at for life in lives)
+        records = tuple(
+            record
+            for record in self.history.records
+            if getattr(record, "request", None) in labels
+            or id(record) in others
+            or (
+                isinstance(record, Paused | Continued | Crashed)
+                and record.process in processes
+                and start <= record.at <= end
+            )
+        )
+        marked = tuple(record for record in conflict if record is not None)
+        return Violation(rule, *place, what, records, marked)
+
+    # What it hears
+
+    def _asked(self, record: Asked) -> None:
+        if record.request in self.lives:
+            raise ValueError(f"two requests of this history are called {record.request!r}")
+        life = Life(record)
+        life.floor = self._known_by(record.at)
+        self.lives[record.request] = life
+        self.places.setdefault(life.place, []).append(life)
+        self._present.setdefault(record.process, {})[record.request] = life
+
+    def _life(self, record: Queued | Granted | Believes | Shrinks | Leaves | Gone) -> Life:
+        try:
+            return self.lives[record.request]
+        except KeyError:
+            raise ValueError(f"nobody has asked for what is told of here: {record}") from None
+
+    def _queued(self, record: Queued) -> None:
+        life = self._life(record)
+        if life.order_id is None:
+            self._place(life, record.at, record.order_id)
+
+    def _place(self, life: Life, at: float, order_id: int) -> None:
+        life.order_id = order_id
+        self._lately.append((at + self.history.skew, life))
+
+    def _known_by(self, at: float) -> Life | None:
+        while self._lately and self._lately[0][0] <= at:
+            life = self._lately.popleft()[1]
+            if self._greatest is None or (life.order_id or 0) > (self._greatest.order_id or 0):
+                self._greatest = life
+        return self._greatest
+
+    def _granted(self, record: Granted) -> None:
+        life = self._life(record)
+        if life.gone is not None:
+            self.again.append((life, record))
+        elif life.granted is None:
+            life.granted = record
+            life.deadline = record.deadline
+        if record.order_id is not None:
+            if life.order_id is None:
+                self._place(life, record.at, record.order_id)
+            elif life.order_id != record.order_id:
+                self.replaced.append((life, record))
+
+    def _believes(self, record: Believes) -> None:
+        life = self._life(record)
+        life.deadline = record.deadline
+        if isinstance(life.ended_by, Leaves | Gone):
+            self.again.append((life, record))
+        if record.at > record.deadline + ROUNDING:
+            self.late.append((life, record))
+
+    def _shrinks(self, record: Shrinks) -> None:
+        self._life(record).shrinks.append(record)
+
+    def _leaves(self, record: Leaves) -> None:
+        self._life(record).leave(record.at, record)
+
+    def _gone(self, record: Gone) -> None:
+        life = self._life(record)
+        if life.gone is None:
+            life.gone = record
+            life.leave(record.at, record)
+            if record.deadline is not None and life.granted is not None:
+                life.deadline = record.deadline
+            self._present.get(life.asked.process, {}).pop(record.request, None)
+
+    def _revokes(self, record: Revokes) -> None:
+        concerned: Sequence[dict[str, Life]]
+        if record.session_of is not None:
+            concerned = [self._present.get(record.session_of, {})]
+        else:
+            concerned = list(self._present.values())
+        for lives in concerned:
+            for label, life in lives.items():
+                asked = life.asked
+                if (
+                    record.request in (None, label)
+                    and record.node in (None, asked.node)
+                    and record.name in (None, asked.name)
+                ):
+                    life.leave(record.at if record.since is None else record.since, record)
+
+    def _paused(self, record: Paused) -> None:
+        self.pauses.setdefault(record.process, []).append(Pause(record.at, inf))
+
+    def _continued(self, record: Continued) -> None:
+        for pause in reversed(self.pauses.get(record.process, [])):
+            if pause.end == inf:
+                pause.end = record.at
+                break
+
+    def _crashed(self, record: Crashed) -> None:
+        self.crashed.setdefault(record.process, record)
+        pauses = self.pauses.get(record.process, [])
+        at = min([record.at, *(pause.start for pause in pauses if pause.end == inf)])
+        for life in self._present.pop(record.process, {}).values():
+            life.leave(at, record)
+
+    def _called(self, record: Called) -> None:
+        calls = self.calls.setdefault((record.node, record.name), [])
+        calls.append((self._index, record))
+
+    def _returned(self, record: Returned) -> None:
+        self.returned[record.call] = (self._index, record)
+
+    def _observed(self, record: Observed) -> None:
+        key = (record.observer, (record.node, record.name))
+        self.observed.setdefault(key, []).append(record)
+        self.unobserved.discard((record.process, record.observer))
+
+    def _unobserved(self, record: Unobserved) -> None:
+        self.unobserved.add((record.process, record.observer))
+
+    def _truth(self, record: Truth) -> None:
+        self.truths.append((self._index, record))
+
+
+def listed(lives: Sequence[Life]) -> str:
+    """Their labels and order ids, for a sentence."""
+    *some, last = (
+        life.asked.request + ("" if life.order_id is None else f" (order id {life.order_id})")
+        for life in lives
+    )
+    return f"{', '.join(some)} and {last}" if some else last

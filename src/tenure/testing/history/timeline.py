@@ -1,0 +1,212 @@
+"""How a contradiction is told: a sentence, and the few records behind it, in their order.
+
+One line a record, times relative to the first of them, who saw it, and what; the records that
+contradict each other have a mark::
+
+    limit: 'm' on /default has a limit of 1, and 2 tokens are believed to be held
+         0.000 s  a  a-1 asks for 1 (limit 1)
+         0.002 s  a  a-1 is granted, fencing token 7, believed until 9.502 s
+         1.000 s  b  b-1 asks for 1 (limit 1)
+    >    1.003 s  b  b-1 is granted, fencing token 8, believed until 10.503 s
+         2.000 s  a  a-1 may leave from here
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import assert_never
+
+from tenure.model import EPHEMERAL_LIMIT
+from tenure.testing.history.records import (
+    Asked,
+    Believes,
+    Called,
+    Continued,
+    Crashed,
+    Gone,
+    Granted,
+    Leaves,
+    Observed,
+    Paused,
+    Queued,
+    Record,
+    Returned,
+    Revokes,
+    Shrinks,
+    Truth,
+    Unobserved,
+)
+
+__all__ = ["MOST_LINES", "Violation"]
+
+MOST_LINES = 40
+"""A timeline leaves out records in its middle rather than have more lines."""
+
+_LONGEST = 60  # characters of data that are shown
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A contradiction between a history and a promise. As a string it is its timeline.
+
+    Attributes:
+        rule: its name; see `tenure.testing.history.check`.
+        node, name: where.
+        what: in a sentence.
+        records: all that matter, in any order.
+        conflict: those of them that contradict each other.
+    """
+
+    rule: str
+    node: str
+    name: str
+    what: str
+    records: tuple[Record, ...]
+    conflict: tuple[Record, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(self.timeline())
+
+    def timeline(self) -> list[str]:
+        """What is wrong, then one line a record."""
+        records = sorted(self.records, key=lambda record: record.at)
+        head = f"{self.rule}: {self.what}"
+        if not records:
+            return [head]
+        start = records[0].at
+        processes = _processes(records)
+        marked = {id(record) for record in self.conflict}
+        width = max((len(who) for who in processes.values()), default=1)
+        lines = [
+            f"{'>' if id(record) in marked else ' '} {record.at - start:11.6f} s  "
+            f"{_who(record, processes):{width}}  {_tell(record, start)}"
+            for record in records
+        ]
+        return [head, *_shortened(lines)]
+
+
+def _shortened(lines: list[str]) -> Iterable[str]:
+    """The first and the last lines, and all that are marked."""
+    if len(lines) <= MOST_LINES:
+        return lines
+    half = MOST_LINES // 2
+    return list(_with_gaps(lines, half, len(lines) - half))
+
+
+def _with_gaps(lines: list[str], first: int, last: int) -> Iterator[str]:
+    left_out = 0
+    for number, line in enumerate(lines):
+        if first <= number < last and line.startswith(" "):
+            left_out += 1
+            continue
+        if left_out:
+            yield f"  ... {left_out} records ..."
+            left_out = 0
+        yield line
+
+
+def _processes(records: Iterable[Record]) -> dict[str, str]:
+    """Whose each request, call and process is."""
+    known: dict[str, str] = {}
+    for record in records:
+        if isinstance(record, Asked):
+            known[record.request] = record.process
+        elif isinstance(record, Called):
+            known[record.call] = record.process
+        elif isinstance(record, Paused | Continued | Crashed | Observed | Unobserved):
+            known[record.process] = record.process
+    return known
+
+
+def _who(record: Record, processes: dict[str, str]) -> str:
+    if isinstance(record, Returned):
+        return processes.get(record.call, "")
+    if isinstance(record, Queued | Granted | Believes | Shrinks | Leaves | Gone):
+        return processes.get(record.request, "")
+    if isinstance(record, Revokes | Truth):
+        return ""
+    return record.process
+
+
+def _tell(record: Record, start: float) -> str:
+    match record:
+        case Asked():
+            return (
+                f"{record.request} asks for {_tokens(record.count)} of {record.name!r}"
+                f"{_limit(record)}"
+                f"{'' if record.timeout is None else f', for {record.timeout:g} s'}"
+                f"{'' if record.recovers is None else f', going on with {record.recovers}'}"
+            )
+        case Queued():
+            return f"{record.request} has its place, order id {record.order_id}"
+        case Granted():
+            token = "" if record.order_id is None else f", fencing token {record.order_id}"
+            return f"{record.request} is granted{token}, {_until(record.deadline, start)}"
+        case Believes():
+            return f"{record.request} is held, {_until(record.deadline, start)}"
+        case Shrinks():
+            return f"{record.request} may have only {record.count} from here"
+        case Leaves():
+            return f"{record.request} may leave from here"
+        case Gone():
+            known = None if record.deadline is None else _until(record.deadline, start)
+            return f"{record.request} is {record.why}{'' if known is None else f', was {known}'}"
+        case Revokes():
+            return f"an administrator revokes {_revoked(record)}"
+        case Paused():
+            return "is paused"
+        case Continued():
+            return "goes on"
+        case Crashed():
+            return "crashes"
+        case Called():
+            return f"{record.call}: {record.op} {record.name!r}{_data(record.argument)} ..."
+        case Returned():
+            return f"... {record.call}: {record.outcome}{_data(record.result)}"
+        case Observed():
+            return f"{record.observer} is shown {_shown(record.value)}"
+        case Unobserved():
+            return f"{record.observer} is over"
+        case Truth():
+            return (
+                f"in the store {record.name!r} has{_data(record.data) or ' no data'}, "
+                f"owners {list(record.owners)}, waiters {list(record.waiters)}"
+            )
+    assert_never(record)
+
+
+def _tokens(count: int) -> str:
+    """So many tokens, which may be those of a mutex."""
+    return "all" if count >= EPHEMERAL_LIMIT else str(count)
+
+
+def _limit(record: Asked) -> str:
+    return "" if record.limit >= EPHEMERAL_LIMIT else f" (limit {record.limit})"
+
+
+def _until(deadline: float, start: float) -> str:
+    return f"believed until {'the end' if deadline == inf else f'{deadline - start:.6f} s'}"
+
+
+def _revoked(record: Revokes) -> str:
+    parts = [
+        *([] if record.request is None else [record.request]),
+        *([] if record.session_of is None else [f"what {record.session_of} has"]),
+        *([] if record.name is None else [repr(record.name)]),
+    ]
+    return " of ".join(parts) or "everything"
+
+
+def _data(data: bytes | None) -> str:
+    if data is None:
+        return ""
+    text = repr(data)
+    return f" {text if len(text) <= _LONGEST else text[: _LONGEST - 3] + '...'}"
+
+
+def _shown(value: bytes | tuple[int, ...] | None) -> str:
+    if value is None:
+        return "that there is none"
+    return _data(value).strip() if isinstance(value, bytes) else f"the owners {list(value)}"
