@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -121,6 +122,34 @@ async def test_with_a_client_for_asyncio_it_is_awaited(redis_url: str) -> None:
         )
         assert await FENCE.newest(client) == 34
         await client.flushall()
+
+
+class Answering:
+    """What has an `eval`, and one answer: what is made of it does not need a Redis."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def eval(self, script: str, count: int, *keys_and_args: Any) -> Any:
+        assert keys_and_args[0] == FENCE.key
+        return self.answer
+
+
+def test_an_answer_is_read() -> None:
+    assert FENCE.write(Answering([1, [b"OK", 1]]), 33, ["SET", BODY, "x"]) == [b"OK", 1]
+    assert FENCE.run(Answering([1]), 33, "return nil") is None
+    with pytest.raises(StaleToken) as caught:
+        FENCE.run(Answering([0, b"34"]), 33, "return 1")
+    assert caught.value.newest == 34
+    assert FENCE.newest(Answering(b"34")) == 34
+    assert FENCE.newest(Answering(None)) is None
+
+
+async def test_an_answer_that_is_awaited_is_read_when_it_is_there() -> None:
+    answer = asyncio.get_running_loop().create_future()
+    newest = FENCE.newest(Answering(answer))
+    answer.set_result("34")
+    assert await newest == 34
 
 
 @pytest.mark.parametrize(
