@@ -1,11 +1,13 @@
-"""Hand-made histories, good and bad, rule by rule."""
+"""The checker as a whole, and how it tells of what it finds."""
 
 from __future__ import annotations
 
 import pytest
 
 from tenure.testing.history import History, check
-from tests.testing.history.tales import broken
+from tenure.testing.history.timeline import MOST_LINES
+from tests.testing.history.tales import broken, found
+from tests.testing.history.test_ends import WRITTEN
 
 HANDED_OVER = """
     0.0 p asks a
@@ -30,143 +32,76 @@ def test_nothing_has_no_contradiction() -> None:
     assert check(History([])) == []
 
 
-# limit
+def test_a_history_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="two requests of this history are called 'a'"):
+        broken("0 p asks a\n 1 q asks a")
+    with pytest.raises(ValueError, match="nobody has asked for what is told of here: Leaves"):
+        broken("0 a leaves")
 
 
-@pytest.mark.parametrize(
-    ("text", "rules"),
-    [
-        pytest.param(
-            """
-            0 p asks a
-            1 a granted 1 until 30
-            2 q asks b
-            3 b granted 2 until 30
-            4 a leaves
-            """,
-            ["limit", "order"],
-            id="two hold a mutex",
-        ),
-        pytest.param(
-            """
-            0 p asks a
-            1 a granted 1 until 3
-            2 q asks b
-            3 b granted 2 until 30
-            9 a gone lost until 3
-            """,
-            ["loss"],
-            id="one's deadline had passed",
-        ),
-        pytest.param(
-            """
-            0 p asks a
-            1 a granted 1 until 3
-            2 a held until 9
-            2 q asks b
-            4 b granted 2 until 30
-            5 a gone lost until 9
-            """,
-            ["limit", "order"],
-            id="it had been renewed",
-        ),
-        pytest.param(
-            """
-            0 p asks a
-            1 a granted 1 until 30
-            2 p crashed
-            2 q asks b
-            3 b granted 2 until 30
-            """,
-            [],
-            id="who is dead believes nothing",
-        ),
-        pytest.param(
-            """
-            0 p asks a
-            1 a granted 1 until 30
-            2 p paused
-            3 q asks b
-            4 b granted 2 until 40
-            5 p crashed
-            """,
-            [],
-            id="nor from the pause that it died in",
-        ),
-        pytest.param(
-            """
-            0 p asks a
-            1 a granted 1 until 30
-            2 p paused
-            3 q asks b
-            4 b granted 2 until 40
-            5 p continued
-            """,
-            ["limit", "order"],
-            id="who goes on after a pause has believed meanwhile",
-        ),
-        pytest.param(
-            """
-            0 p asks a
-            1 a granted 1 until 30
-            2 - revokes a
-            3 q asks b
-            4 b granted 2 until 40
-            5 a gone lost until 30
-            """,
-            [],
-            id="who is evicted believes until the news arrives",
-        ),
-        pytest.param(
-            """
-            0 p asks a
-            1 - revokes all
-            2 q asks b
-            3 q asks c
-            4 b granted 2 until 40
-            5 - revokes all since 1
-            6 c granted 3 until 40
-            """,
-            [],
-            id="so does who was granted while it was done",
-        ),
-        pytest.param(
-            """
-            0 p asks a 2/3
-            0 p asks b 1/3
-            1 a granted 1
-            1 b granted 2
-            2 a shrinks 1
-            2 q asks c 1/3
-            3 c granted 3
-            """,
-            [],
-            id="a part is given back",
-        ),
-        pytest.param(
-            """
-            0 p asks a 2/3
-            0 p asks b 1/3
-            1 a granted 1
-            1 b granted 2
-            2 a shrinks 1
-            2 q asks c 2/3
-            3 c granted 3
-            """,
-            ["limit", "order"],
-            id="more is granted than was given back",
-        ),
-        pytest.param(
-            """
-            0 p asks a
-            0 p asks b @other
-            1 a granted 1
-            1 b granted 2
-            """,
-            [],
-            id="two semaphores are two",
-        ),
-    ],
-)
-def test_what_is_believed_stays_within_the_limit(text: str, rules: list[str]) -> None:
-    assert broken(text) == rules
+def test_a_violation_is_a_timeline_that_a_person_can_read() -> None:
+    [violation, _] = found(
+        """
+        0.5 p asks a 2/3 for 5
+        0.6 a granted 1 until 30
+        1.0 q asks b 2/3
+        1.5 b granted 2 until 30
+        2.0 p asks c 1/3
+        2.5 a leaves
+        2.6 a gone released until 31
+        """
+    )
+    assert violation.rule == "limit"
+    assert violation.what == (
+        "a (order id 1) and b (order id 2) believe at once that they hold 'm' on /n, "
+        "4 tokens of a limit of 3"
+    )
+    assert str(violation).splitlines() == [
+        f"limit: {violation.what}",
+        "     0.000000 s  p  a asks for 2 of 'm' (limit 3), for 5 s",
+        ">    0.100000 s  p  a is granted, fencing token 1, believed until 29.500000 s",
+        "     0.500000 s  q  b asks for 2 of 'm' (limit 3)",
+        ">    1.000000 s  q  b is granted, fencing token 2, believed until 29.500000 s",
+        "     2.000000 s  p  a may leave from here",
+        "     2.100000 s  p  a is released, was believed until 30.500000 s",
+    ]
+
+
+def test_a_timeline_leaves_out_its_middle() -> None:
+    samples = "".join(f"{1 + number / 100} a held until 99\n" for number in range(100))
+    [violation, _] = found(
+        f"""
+        0 p asks a
+        1 a granted 1 until 30
+        {samples}
+        3 q asks b
+        4 b granted 2 until 30
+        """
+    )
+    lines = str(violation).splitlines()
+    assert len(lines) <= MOST_LINES + 2
+    assert "  ... 64 records ..." in lines
+    assert len([line for line in lines if line.startswith(">")]) == 2
+
+
+def test_what_is_broken_for_good_is_told_a_few_times() -> None:
+    lines = [f"{number} p asks r{number}\n{number} r{number} granted 7" for number in range(100)]
+    rules = broken("\n".join(lines))
+    assert {rules.count(rule) for rule in rules} <= {1, 5}
+
+
+def test_of_calls_that_nothing_explains_those_are_told_that_matter() -> None:
+    many = "".join(
+        f"{10 + n} p calls v{n} update z{n}\n {10.5 + n} v{n} returns ok\n" for n in range(40)
+    )
+    [violation] = found(
+        f"{WRITTEN}{many} 60 q calls r read\n 61 r returns ok z38\n 70 q calls s read"
+    )
+    assert violation.rule == "data"
+    assert violation.what == "no order of the calls on 'm' on /n explains what it answered"
+    assert str(violation).splitlines()[-4:] == [
+        "     7.000000 s  p  v39: update 'm' b'z39' ...",
+        "     7.500000 s  p  ... v39: ok",
+        "    18.000000 s  q  r: read 'm' ...",
+        ">   19.000000 s  q  ... r: ok b'z38'",
+    ]

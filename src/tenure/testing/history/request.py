@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tenure.errors import AcquireTimeout, LeaseLost
 from tenure.semaphore import Ticket
+from tenure.session import Session
+from tenure.sessions import ImplicitSession
 from tenure.testing.history.records import Believes, Gone, Granted, Leaves, Queued, Shrinks, Why
 
 if TYPE_CHECKING:
@@ -52,13 +54,14 @@ class Request:
         lease: what was granted, from `granted` on.
     """
 
-    __slots__ = ("_journal", "_left", "_over", "_source", "label", "lease")
+    __slots__ = ("_journal", "_left", "_over", "_session", "_source", "label", "lease")
 
     def __init__(self, journal: Journal, label: str, source: object) -> None:
         self.label = label
         self.lease: Holding | None = None
         self._journal = journal
         self._source = source
+        self._session = _session_of(source)
         self._left = False
         self._over = False
 
@@ -83,7 +86,7 @@ class Request:
         at = journal.now()
         if lease is None or not lease.held:
             return False
-        if not self._left:
+        if self._over or not self._left:  # that a lease is held after its end is to be told
             journal.record(Believes(at, self.label, journal.to_common(lease.deadline)))
         return True
 
@@ -103,10 +106,18 @@ class Request:
             return
         self._left = self._over = True
         self._journal._open.pop(self.label, None)
-        timed: Any = self._source if self.lease is None else self.lease
-        deadline = getattr(timed, "deadline", None)
+        deadline = self._deadline()
         common = None if deadline is None else self._journal.to_common(deadline)
         self._journal.record(Gone(self._journal.now(), self.label, why, common))
+
+    def _deadline(self) -> float | None:
+        """The lease's, or else that of the session that it was waited for with."""
+        if self.lease is not None:
+            return self.lease.deadline
+        session = self._session
+        if session is None or session is not _session_of(self._source):
+            return None  # which one it was nobody can tell: the implicit session comes again
+        return session.deadline
 
     def __enter__(self) -> Request:
         return self
@@ -160,3 +171,7 @@ class Place:
         async with lease:
             with self.request.holds(lease) as request:
                 yield request
+
+
+def _session_of(source: object) -> Session | None:
+    return source._session if isinstance(source, ImplicitSession) else cast(Session, source)

@@ -188,8 +188,11 @@ class Story:
     def in_queue_until(self, life: Life) -> float:
         """Until when it certainly was in its queue, if it ever was."""
         asked, end = life.asked, life.end
-        if life.gone is not None and life.gone.deadline is not None:
-            end = min(end, life.gone.deadline)  # then its session may have been over
+        gone = life.gone
+        if gone is not None and gone.deadline is not None:
+            end = min(end, gone.deadline)  # then its session may have been over
+        elif gone is not None and gone.why == "failed":
+            return asked.at  # perhaps it never was there
         if life.granted is None and asked.timeout is not None:
             end = min(end, asked.at + asked.timeout)
         if asked.process in self.pauses:
@@ -290,7 +293,7 @@ class Story:
     def _believes(self, record: Believes) -> None:
         life = self._life(record)
         life.deadline = record.deadline
-        if isinstance(life.ended_by, Leaves | Gone):
+        if life.gone is not None or isinstance(life.ended_by, Leaves):
             self.again.append((life, record))
         if record.at > record.deadline + ROUNDING:
             self.late.append((life, record))

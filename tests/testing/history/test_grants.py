@@ -1,0 +1,314 @@
+"""Hand-made histories, good and bad: what is granted, to whom, in which order."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.testing.history.tales import broken
+
+# limit
+
+
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        pytest.param(
+            """
+            0 p asks a
+            1 a granted 1 until 30
+            2 q asks b
+            3 b granted 2 until 30
+            4 a leaves
+            """,
+            ["limit", "order"],
+            id="two hold a mutex",
+        ),
+        pytest.param(
+            """
+            0 p asks a
+            1 a granted 1 until 3
+            2 q asks b
+            3 b granted 2 until 30
+            9 a gone lost until 3
+            """,
+            ["loss"],
+            id="one's deadline had passed",
+        ),
+        pytest.param(
+            """
+            0 p asks a
+            1 a granted 1 until 3
+            2 a held until 9
+            2 q asks b
+            4 b granted 2 until 30
+            5 a gone lost until 9
+            """,
+            ["limit", "order"],
+            id="it had been renewed",
+        ),
+        pytest.param(
+            """
+            0 p asks a
+            1 a granted 1 until 30
+            2 p crashed
+            2 q asks b
+            3 b granted 2 until 30
+            """,
+            [],
+            id="who is dead believes nothing",
+        ),
+        pytest.param(
+            """
+            0 p asks a
+            1 a granted 1 until 30
+            2 p paused
+            3 q asks b
+            4 b granted 2 until 40
+            5 p crashed
+            """,
+            [],
+            id="nor from the pause that it died in",
+        ),
+        pytest.param(
+            """
+            0 p asks a
+            1 a granted 1 until 30
+            2 p paused
+            3 q asks b
+            4 b granted 2 until 40
+            5 p continued
+            """,
+            ["limit", "order"],
+            id="who goes on after a pause has believed meanwhile",
+        ),
+        pytest.param(
+            """
+            0 p asks a
+            1 a granted 1 until 30
+            2 - revokes a
+            3 q asks b
+            4 b granted 2 until 40
+            5 a gone lost until 30
+            """,
+            [],
+            id="who is evicted believes until the news arrives",
+        ),
+        pytest.param(
+            """
+            0 p asks a
+            1 - revokes all
+            2 q asks b
+            3 q asks c
+            4 b granted 2 until 40
+            5 - revokes all since 1
+            6 c granted 3 until 40
+            """,
+            [],
+            id="so does who was granted while it was done",
+        ),
+        pytest.param(
+            """
+            0 p asks a 2/3
+            0 p asks b 1/3
+            1 a granted 1
+            1 b granted 2
+            2 a shrinks 1
+            2 q asks c 1/3
+            3 c granted 3
+            """,
+            [],
+            id="a part is given back",
+        ),
+        pytest.param(
+            """
+            0 p asks a 2/3
+            0 p asks b 1/3
+            1 a granted 1
+            1 b granted 2
+            2 a shrinks 1
+            2 q asks c 2/3
+            3 c granted 3
+            """,
+            ["limit", "order"],
+            id="more is granted than was given back",
+        ),
+        pytest.param(
+            """
+            0 p asks a
+            0 p asks b @other
+            1 a granted 1
+            1 b granted 2
+            """,
+            [],
+            id="two semaphores are two",
+        ),
+    ],
+)
+def test_what_is_believed_stays_within_the_limit(text: str, rules: list[str]) -> None:
+    assert broken(text) == rules
+
+
+def test_clocks_that_disagree_get_their_leeway() -> None:
+    early = """
+        0 p asks a
+        1 a granted 1
+        5.00 a leaves
+        2 q asks b
+        4.95 b granted 2
+        """
+    assert broken(early) == ["limit", "order"]
+    assert broken(early, skew=0.1) == []
+    assert broken(early, skew=0.01) == ["limit", "order"]
+
+
+# order
+
+
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        pytest.param(
+            """
+            0 p asks a 2/3
+            1 a granted 1
+            2 q asks b 2/3
+            2 b queued 2
+            3 r asks c 1/3
+            4 c granted 3
+            """,
+            ["order"],
+            id="a small request passes a large one",
+        ),
+        pytest.param(
+            """
+            0 p asks a 2/3
+            1 a granted 1
+            2 q asks b 2/3 for 1
+            2 b queued 2
+            3 r asks c 1/3
+            4 c granted 3
+            """,
+            [],
+            id="the large one had timed out",
+        ),
+        pytest.param(
+            """
+            0 p asks a 2/3
+            1 a granted 1
+            2 q asks b 1/3 for 1
+            3 b granted 2
+            4 r asks c 1/3
+            5 c granted 3
+            """,
+            ["limit", "order"],
+            id="a timeout ends with the grant",
+        ),
+        pytest.param(
+            """
+            0 p asks a
+            0 a queued 1
+            1 p paused
+            2 q asks b
+            8 p continued
+            9 b granted 2
+            10 a gone failed until 30
+            """,
+            ["order"],
+            id="a short pause keeps the place",
+        ),
+        pytest.param(
+            """
+            0 p asks a
+            0 a queued 1
+            1 p paused
+            2 q asks b
+            12 p continued
+            13 b granted 2
+            14 a gone failed until 20
+            """,
+            [],
+            id="a long pause may end the session",
+        ),
+        pytest.param(
+            """
+            0 p asks a
+            0 a queued 1
+            1 p paused
+            2 q asks b
+            7 p continued
+            8 p paused
+            13 p continued
+            14 b granted 2
+            15 a gone failed until 20
+            """,
+            [],
+            id="so may several close to each other",
+        ),
+        pytest.param(
+            """
+            0 p asks a
+            0 a queued 1
+            1 q asks b
+            5 b granted 2
+            9 a gone failed until 4
+            """,
+            [],
+            id="the session had no proof any more",
+        ),
+        pytest.param(
+            """
+            0 p asks a
+            0 a queued 1
+            1 q asks b
+            5 b granted 2
+            9 a gone failed
+            """,
+            [],
+            id="what has failed may never have been there",
+        ),
+        pytest.param(
+            """
+            0 p asks a
+            0 a queued 1
+            1 q asks b
+            3 a leaves
+            5 b granted 2
+            6 a gone withdrawn until 30
+            """,
+            [],
+            id="who gives up makes room",
+        ),
+        pytest.param(
+            """
+            0 p asks a
+            1 a granted 1
+            2 p crashed
+            3 q asks b
+            3 b queued 2
+            4 r asks c recovers a
+            4 c queued 1
+            5 c granted 1
+            6 c leaves
+            6 b granted 2
+            """,
+            [],
+            id="a resumed session keeps its place",
+        ),
+        pytest.param(
+            """
+            0 p asks a
+            1 a granted 1
+            2 p crashed
+            3 q asks b
+            4 b granted 2 until 4.5
+            5 r asks c recovers a
+            5 c queued 1
+            6 c granted 1
+            """,
+            ["order"],
+            id="nobody is granted what a resumed session still has",
+        ),
+    ],
+)
+def test_grants_follow_the_order_of_the_queue(text: str, rules: list[str]) -> None:
+    assert broken(text) == rules
