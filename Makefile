@@ -21,7 +21,7 @@ READY_dev := demo dev
 READY_bench := demo dev bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench venv clean
+.PHONY: help demo test check chaos format bench venv clean
 .NOTPARALLEL:
 
 help:  ## show this list
@@ -43,6 +43,9 @@ check: $(VENV)/.ready-dev  ## check style, formatting and types
 format: $(VENV)/.ready-dev  ## format the code and repair what ruff can
 	@$(BIN)/ruff check --fix $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
+
+chaos: $(VENV)/.ready-dev  ## break things for a minute, and check what the processes saw
+	@$(BIN)/python -m chaos run $(ARGS)
 
 bench: $(VENV)/.ready-bench  ## measure, against other libraries, in a few minutes
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -28,6 +28,8 @@ from tenure.testing.history import Continued, Crashed, Journal, Paused
 
 __all__ = ["Crew", "Member", "Slot"]
 
+_ROOT = Path(__file__).parent.parent
+
 _PATIENCE = 30.0
 """Seconds in which a process on a busy machine does what it is told; then it is a failure."""
 
@@ -202,6 +204,7 @@ class Crew:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=stderr,
                 env={**os.environ, **self._engine.environment(slot.number)},
+                cwd=_ROOT,  # where this package is found
                 start_new_session=True,  # Ctrl-C is for us, and we end it
             )
         slot.member = Member(part, process, errors)
@@ -265,6 +268,7 @@ class Crew:
         """Take note of those that have ended by themselves."""
         for member in self.members:
             if member._over() and not member.excused:
+                self._journal.record(Crashed(self._journal.now(), member.label))
                 self.fail(member, "ended by itself")
 
     def fail(self, member: Member, what: str) -> None:

@@ -25,13 +25,16 @@ def everywhere() -> Sequence[Fault]:
     """The faults that need no engine's help."""
     return (
         Fault("pause", "a process is stopped, and goes on within its window", _pause, (0.05, 0.3)),
-        Fault("long-pause", "a process is stopped for longer than its window", _pause, (3.5, 5.0)),
+        Fault("long-pause", "a process is stopped for longer than its window", _pause, (3.0, 4.5)),
         Fault("stall", "an event loop is stuck", _stall, (0.3, 1.0)),
         Fault("kill", "kill -9 of a process, which starts again", _kill, (0.05, 1.5)),
         Fault("kill-several", "kill -9 of some at once, which start again", _several, (0.05, 1.5)),
         Fault("boot", "kill -9 of all at once: nobody has the store open", _boot, (0.2, 1.0)),
         Fault(
-            "supplant", "a successor starts while the process is only stopped", _supplant, (1, 4)
+            "supplant",
+            "a successor while the process is only stopped",
+            _supplant,
+            (0.5, 3.0),
         ),
         Fault("evict", "an administrator takes requests out of a queue", _evict, (0.1, 0.3)),
         Fault("end-session", "an administrator ends a session", _end_session, (0.1, 0.3)),

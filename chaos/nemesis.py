@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from random import Random
 
@@ -22,7 +22,7 @@ from tenure.errors import EngineError, EngineUnavailable, SessionExpired
 
 __all__ = ["Inflicted", "Nemesis"]
 
-_REST = (0.2, 1.5)
+_REST = (0.4, 1.8)
 """Seconds between two faults of one lane."""
 
 
@@ -59,27 +59,39 @@ class Nemesis:
 
     async def torment(self, seconds: float) -> None:
         """Inflict faults for that long; all of them are healed at the end."""
-        until = asyncio.get_running_loop().time() + seconds
+        until = self._scene.journal.now() + seconds
+        await self._on_each_lane(lambda lane, random: self._go_round(lane, random, until))
+
+    async def torment_once(self) -> None:
+        """Inflict each fault once, with hardly a rest between."""
+        await self._on_each_lane(self._go_once)
+
+    async def _on_each_lane(
+        self, go: Callable[[Sequence[Fault], Random], Coroutine[None, None, None]]
+    ) -> None:
         async with asyncio.TaskGroup() as group:
             for number, lane in enumerate(self._lanes):
                 if lane:
-                    random = Random(f"{self._seed} lane {number}")
-                    group.create_task(self._go_round(lane, random, until))
+                    group.create_task(go(lane, Random(f"{self._seed} lane {number}")))
+
+    async def _go_once(self, lane: Sequence[Fault], random: Random) -> None:
+        for fault in random.sample(lane, len(lane)):
+            await asyncio.sleep(_REST[0] / 2)
+            await self._inflict(fault, random.uniform(*fault.seconds))
 
     async def _go_round(self, lane: Sequence[Fault], random: Random, until: float) -> None:
-        loop = asyncio.get_running_loop()
+        now = self._scene.journal.now
+        shortest = min(fault.seconds[0] for fault in lane)
         while True:
             for fault in random.sample(lane, len(lane)):
-                rest = random.uniform(*_REST)
-                lasts = random.uniform(*fault.seconds)
-                if loop.time() + rest + lasts > until:
-                    await asyncio.sleep(max(0.0, min(rest, until - loop.time())))
-                    if loop.time() >= until - min(each.seconds[0] for each in lane):
-                        return
-                    continue
-                await asyncio.sleep(rest)
-                await self._inflict(fault, lasts)
-                self._scene.crew.check_alive()
+                rest, lasts = random.uniform(*_REST), random.uniform(*fault.seconds)
+                left = until - now()
+                if left < rest + shortest:
+                    await asyncio.sleep(max(0.0, left))
+                    return
+                if left >= rest + lasts:  # or else a shorter one may still have its turn
+                    await asyncio.sleep(rest)
+                    await self._inflict(fault, lasts)
 
     async def _inflict(self, fault: Fault, lasts: float) -> None:
         now = self._scene.journal.now
@@ -94,4 +106,5 @@ class Nemesis:
             if done:
                 raise
             what = f"the store was out of order: {error}"
+        self._scene.crew.check_alive()
         self.inflicted.append(Inflicted(fault.name, begun, now(), what, done))

@@ -24,7 +24,7 @@ from tenure.testing.history import AppendOnly, Journal, Truth
 
 __all__ = ["Plan", "run"]
 
-_WINDOWS = (1.5, 2.0, 2.5, 3.0)
+_WINDOWS = (1.5, 2.0, 2.5)
 """Seconds of recovery window, by slot: short, so that a pause may last longer."""
 
 _SETTLING = 30.0
@@ -41,14 +41,14 @@ class Plan:
     """What to do.
 
     Attributes:
-        seconds: how long faults are inflicted.
+        seconds: how long faults are inflicted; ``None``: until each has been, once.
         seed: of all choices.
         processes: how many.
         faults: the names of those to inflict; empty for all.
         program: the module that a process runs.
     """
 
-    seconds: float = 60.0
+    seconds: float | None = 60.0
     seed: int = 1
     processes: int = 5
     faults: tuple[str, ...] = ()
@@ -73,7 +73,10 @@ async def run(engine: Engine, plan: Plan, folder: Path) -> None:
         await _prepare(engine, journal)
         await crew.start_all()
         facts["begun"] = journal.now()
-        await nemesis.torment(plan.seconds)
+        if plan.seconds is None:
+            await nemesis.torment_once()
+        else:
+            await nemesis.torment(plan.seconds)
         facts["ended"] = journal.now()
         await crew.start_all()
         await crew.order("freeze", "frozen")

@@ -99,9 +99,9 @@ class Sqlite(Engine):
             Fault("foreign-lock", "another program locks the file", self._lock, (0.2, 1.5)),
             Fault("durability", "one asks for durability=full", self._ask_for_full, (0.1, 0.2)),
         ]
-        if self._mounted:
+        if "disk-full" not in self.not_done:
             faults.append(Fault("disk-full", "the disk is full", self._fill, (0.2, 2.0)))
-        if _FAKETIME:
+        if "clock-jump" not in self.not_done:
             faults.append(Fault("clock-jump", "the wall clock jumps", self._jump, (1.5, 3.0)))
         return faults
 

@@ -22,7 +22,7 @@ __all__ = ["SAMPLE", "Hand", "data_of", "steadily", "tolerated"]
 SAMPLE = 0.05
 """Seconds between two looks at a lease that is held longer."""
 
-_REST = 0.06
+_REST = 0.03
 """Seconds between two requests of one task, on average."""
 
 _SETBACK = 0.05

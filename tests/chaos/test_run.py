@@ -1,0 +1,62 @@
+"""Short runs on the real thing. What takes long in them are the faults themselves."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from chaos.__main__ import main
+from chaos.adapter import Engine
+from chaos.faults import everywhere
+from chaos.report import Report, examine
+from chaos.runner import Plan, run
+from chaos.sqlite import Sqlite
+
+# A moment that did not come is no failure: nobody wanted the name, nobody was seen in its turn.
+BY_OCCASION = {"evict", "foreign-lock", "kill-in-turn", "stop-in-turn"}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    return Sqlite(folder)
+
+
+def explained(report: Report) -> str:
+    return report.to_text()
+
+
+@pytest.mark.no_debug
+@pytest.mark.timeout(400)
+async def test_every_promise_is_kept_under_every_fault(engine: Engine, tmp_path: Path) -> None:
+    await run(engine, Plan(seconds=None, seed=1), tmp_path)
+
+    report = examine(tmp_path)
+    assert not report.violations, explained(report)
+    assert not report.failures, explained(report)
+    assert report.figures.acquisitions > 100
+    offered = {fault.name for fault in (*engine.faults(), *everywhere())}
+    assert report.figures.faults.keys() >= offered - BY_OCCASION
+    assert report.figures.faults.keys() | report.figures.missed.keys() == offered
+    assert json.loads(report.to_json())["violations"] == []
+
+
+@pytest.mark.no_debug
+@pytest.mark.timeout(400)
+async def test_leases_that_do_not_lapse_are_found_out(engine: Engine, tmp_path: Path) -> None:
+    plan = Plan(seconds=11.0, seed=1, faults=("long-pause",), program="tests.chaos.never_lapses")
+    await run(engine, plan, tmp_path)
+
+    report = examine(tmp_path)
+    assert any(each.rule == "limit" for each in report.violations), explained(report)
+    assert not report.passed
+    assert "FAILED: promises were broken" in explained(report)
+    assert main(["check", str(tmp_path)]) == 1
+
+
+async def test_a_fault_that_the_engine_does_not_have_is_refused(
+    engine: Engine, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="sqlite has no fault named moon"):
+        await run(engine, Plan(seconds=1, faults=("moon",)), tmp_path)
