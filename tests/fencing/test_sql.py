@@ -8,9 +8,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import django
+import django.conf
+import django.db
 import psycopg
 import pytest
 import sqlalchemy
+from django.db import transaction
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.ext.asyncio.session import AsyncSession
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
@@ -268,6 +272,40 @@ async def test_asynchronous_sqlalchemy_on_postgres_does_too(postgres_url: str) -
             await connection.run_sync(FENCE.admit, 33)
         await connection.rollback()
     await engine.dispose()
+
+
+@pytest.fixture
+def django_connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """What a program imports as `django.db.connection`."""
+    if not django.conf.settings.configured:
+        path = tmp_path_factory.mktemp("django") / "data.db"
+        engine = {"ENGINE": "django.db.backends.sqlite3", "NAME": path}
+        django.conf.settings.configure(DATABASES={"default": engine}, LOGGING_CONFIG=None)
+        django.setup()
+    FENCE.create_table(django.db.connection)
+    yield django.db.connection
+    with django.db.connection.cursor() as cursor:
+        cursor.execute("DROP TABLE tenure_fences")
+    django.db.connection.close()
+
+
+def test_a_block_of_django_is_rolled_back_by_the_refusal(django_connection: Any) -> None:
+    with transaction.atomic():
+        FENCE.admit(django_connection, 34)
+    with pytest.raises(StaleToken), transaction.atomic():
+        FENCE.admit(django_connection, 33)
+    assert FENCE.newest(django_connection) == 34
+
+
+def test_outside_a_transaction_of_django_nothing_is_admitted(django_connection: Any) -> None:
+    with pytest.raises(Misuse, match="no transaction is open"):
+        FENCE.admit(django_connection, 34)
+    assert FENCE.newest(django_connection) is None
+    transaction.set_autocommit(False)
+    FENCE.admit(django_connection, 35)
+    transaction.commit()
+    transaction.set_autocommit(True)
+    assert FENCE.newest(django_connection) == 35
 
 
 def test_a_database_that_fails_is_heard(sqlite: sqlite3.Connection) -> None:

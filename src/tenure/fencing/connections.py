@@ -1,7 +1,7 @@
-"""Running a statement on whatever connection a program has: of a DB-API module, or SQLAlchemy's.
+"""Running a statement on whatever connection a program has: a driver's, SQLAlchemy's, Django's.
 
-* Nothing is imported: SQLAlchemy is known by what its connections can do, the parameter style of a
-  driver by the `paramstyle` of the module that the connection's class is from.
+* Nothing is imported: SQLAlchemy and Django are known by what their connections can do, the
+  parameter style of a driver by the `paramstyle` of the module that the connection's class is from.
 * A connection is borrowed for a few statements. Beginning, committing and rolling back is its
   owner's.
 * Statements are written with ``?`` for each value, and have no other question mark.
@@ -80,7 +80,7 @@ class Borrowed:
     def is_in_transaction(self) -> bool:
         """False where it is known that each statement is committed by itself.
 
-        There is no such question in PEP 249; sqlite3, psycopg and psycopg2 have an answer.
+        PEP 249 has no such question; sqlite3, psycopg, psycopg2 and Django have an answer.
         """
         driver = self._dbapi_connection()
         if isinstance(inside := getattr(driver, "in_transaction", None), bool):
@@ -102,6 +102,16 @@ class _BorrowedOfSQLAlchemy(Borrowed):
         return self._driver.connection.dbapi_connection
 
 
+class _BorrowedOfDjango(Borrowed):
+    """The same, of a `django.db.connection`, which marks values alike with every driver."""
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection, "format")
+
+    def is_in_transaction(self) -> bool:
+        return self._driver.in_atomic_block or not self._driver.get_autocommit()
+
+
 def borrow(connection: Any, paramstyle: str | None) -> Borrowed:
     """Make a connection ready, or say why it is none.
 
@@ -111,8 +121,8 @@ def borrow(connection: Any, paramstyle: str | None) -> Borrowed:
     commit = getattr(connection, "commit", None)
     if commit is None:
         raise InvalidArgument(
-            f"a DB-API connection, or SQLAlchemy's Connection or Session, is needed, "
-            f"not {connection!r}"
+            f"a DB-API connection, SQLAlchemy's Connection or Session, or Django's connection is "
+            f"needed, not {connection!r}"
         )
     if inspect.iscoroutinefunction(commit):
         raise InvalidArgument(
@@ -124,6 +134,8 @@ def borrow(connection: Any, paramstyle: str | None) -> Borrowed:
         connection = connection.connection()
     if hasattr(connection, "exec_driver_sql"):
         return _BorrowedOfSQLAlchemy(connection, paramstyle or connection.dialect.paramstyle)
+    if hasattr(connection, "in_atomic_block"):
+        return _BorrowedOfDjango(connection)
     style = paramstyle or next(_styles_of(type(connection)), None)
     if style is None:
         raise InvalidArgument(

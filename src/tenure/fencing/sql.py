@@ -95,9 +95,9 @@ class SQLFence:
         before the first write.
 
         Args:
-            connection: of a DB-API module, or SQLAlchemy's Connection or Session, in the very
-                transaction that writes. Of SQLAlchemy's asynchronous ones, write
-                ``await session.run_sync(fence.admit, lease)``.
+            connection: of a DB-API module, SQLAlchemy's Connection or Session, or Django's
+                connection, in the very transaction that writes. With SQLAlchemy's asynchronous
+                ones, ``await session.run_sync(fence.admit, lease)``.
             token: the lease under which the transaction writes, or its fencing token.
 
         Raises:
