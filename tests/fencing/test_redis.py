@@ -13,6 +13,7 @@ from redis.crc import key_slot
 
 from tenure.errors import InvalidArgument, StaleToken
 from tenure.fencing import RedisFence
+from tests.test_documents import ROOT, read
 
 FENCE = RedisFence("report")
 BODY = "{report}:body"
@@ -122,6 +123,19 @@ async def test_with_a_client_for_asyncio_it_is_awaited(redis_url: str) -> None:
         )
         assert await FENCE.newest(client) == 34
         await client.flushall()
+
+
+def test_the_example_of_the_documents_runs(
+    redis_url: str, client: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (example,) = [
+        block for block in read(ROOT / "docs" / "fencing.md") if "RedisFence(" in block.text
+    ]
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    exec(compile(example.text, example.place, "exec"), {})
+    refused, length = capsys.readouterr().out.splitlines()
+    assert refused.startswith("refused: the write to 'report' with fencing token 33 was refused")
+    assert length == f"length {len('the newer, and more')}"
 
 
 class Answering:
