@@ -21,11 +21,11 @@ READY_dev := demo dev
 READY_bench := demo dev bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check chaos format bench venv clean
+.PHONY: help demo test check chaos format guarantees bench venv clean
 .NOTPARALLEL:
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.ready-demo  ## see several processes share locks, slots and a leader
 	@$(BIN)/tenure demo
@@ -46,6 +46,9 @@ format: $(VENV)/.ready-dev  ## format the code and repair what ruff can
 
 chaos: $(VENV)/.ready-dev  ## break things for a minute, and check what the processes saw
 	@$(BIN)/python -m chaos run $(ARGS)
+
+guarantees: $(VENV)/.ready-dev  ## run what shows what holds, in a few minutes, and write its table
+	@$(BIN)/python -m tests.guarantees $(ARGS)
 
 bench: $(VENV)/.ready-bench  ## measure, against other libraries, in a few minutes
 	@$(BIN)/python -m benchmarks $(ARGS)

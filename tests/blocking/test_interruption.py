@@ -16,6 +16,7 @@ from tenure.blocking.agent import Call
 from tenure.blocking.portal import Portal
 from tenure.errors import EngineError, LeaseReleased
 from tests.blocking.helpers import Thread, is_free, is_held, until, waiting
+from tests.guarantees import MEMORY, guarantee
 
 
 class Alarm(Exception):
@@ -120,6 +121,7 @@ def test_an_exception_of_a_signal_handler_ends_any_wait(
     assert ticket.wait(timeout=5).held  # its place was kept
 
 
+@guarantee("cancelled", "nothing leaks", on=MEMORY)
 def test_interruptions_at_any_moment_of_a_call_leave_nothing_behind(
     client: blocking.Client, eye: blocking.Client, alarms: Alarms
 ) -> None:
@@ -176,6 +178,7 @@ def racing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(portal, "Call", RacingCall)
 
 
+@guarantee("cancelled", "nothing leaks", on=MEMORY)
 @pytest.mark.parametrize(
     "obtain",
     [

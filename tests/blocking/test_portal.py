@@ -18,6 +18,7 @@ from tenure.blocking.agent import Call
 from tenure.blocking.portal import SWITCH_INTERVAL, the_portal
 from tenure.errors import InvalidArgument, LeaseReleased, Misuse, SessionClosed, Unsupported
 from tests.blocking.helpers import Thread, is_free, is_held, until, waiting
+from tests.guarantees import MEMORY, guarantee
 
 
 def loop_threads() -> int:
@@ -212,6 +213,7 @@ def test_a_callback_of_a_loss_is_told_too(client: blocking.Client, eye: blocking
 # Many threads
 
 
+@guarantee("none", "in order", on=MEMORY)
 def test_fifty_threads_share_one_mutex_in_the_order_of_their_requests(
     client: blocking.Client,
 ) -> None:
@@ -291,6 +293,7 @@ def compute(seconds: float) -> None:
         time.sleep(0)  # as any call that lets go of the interpreter for a moment
 
 
+@guarantee("stalled", "kept", on=MEMORY)
 def test_leases_are_renewed_while_the_main_thread_computes(client: blocking.Client) -> None:
     with client.session(recovery_window=1) as session, session.mutex("a").lock() as lease:
         first = lease.deadline

@@ -16,6 +16,7 @@ import pytest
 from tenure import blocking
 from tenure.loss import LOSS_EXIT_STATUS
 from tests.blocking.helpers import is_free, until, waiting
+from tests.guarantees import SQLITE, guarantee
 
 HEAD = """
 import os, signal, sys, threading, warnings
@@ -130,6 +131,7 @@ def test_a_loss_may_end_the_process(url: str, eye: blocking.Client) -> None:
         ends(process, LOSS_EXIT_STATUS, error="is lost")
 
 
+@guarantee("stopped", "told in time", "others go on", on=SQLITE)
 def test_a_program_that_was_stopped_for_too_long_is_told_at_its_next_call(
     url: str, eye: blocking.Client
 ) -> None:
@@ -157,6 +159,7 @@ def test_a_program_that_was_stopped_for_too_long_is_told_at_its_next_call(
             ends(process)
 
 
+@guarantee("fork", "one owner", "kept", on=SQLITE)
 def test_a_forked_child_is_told_and_its_parent_goes_on(url: str, eye: blocking.Client) -> None:
     text = """
     def refused(call):

@@ -20,6 +20,7 @@ from tests.cli.programs import (
     listener,
     pid_of,
 )
+from tests.guarantees import SQLITE, guarantee
 
 LOCK = ("run", "--lock", "nightly")
 SHORT = ("--recovery-window", "1", "--grace", "0.2")
@@ -55,6 +56,7 @@ def guardian_of(pid: int) -> int:
     return int(guardian)
 
 
+@guarantee("killed", "one owner", "nothing leaks", on=SQLITE)
 def test_a_killed_run_takes_all_of_its_command_with_it(tenure: Tenure) -> None:
     running = tenure.start(*family())
     pids = [pid_of(running.line()) for _ in range(3)]
@@ -64,6 +66,7 @@ def test_a_killed_run_takes_all_of_its_command_with_it(tenure: Tenure) -> None:
     assert tenure(*LOCK, "--timeout", "20", "--", "true").returncode == 0
 
 
+@guarantee("killed", "one owner", "others go on", on=SQLITE)
 def test_the_lock_of_a_killed_run_passes_on_to_who_waits(tenure: Tenure) -> None:
     running = tenure.start(*listener())
     pid = pid_of(running.line())
@@ -95,6 +98,7 @@ def test_the_lock_stays_with_a_command_that_has_outlived_everybody(tenure: Tenur
     assert tenure(*LOCK, "--timeout", "20", "--", "true").returncode == 0
 
 
+@guarantee("stopped", "one owner", "told in time", "others go on", on=SQLITE)
 def test_a_stopped_run_does_not_keep_its_command_from_being_ended(tenure: Tenure) -> None:
     running = tenure.start(*family(*SHORT))
     pids = [pid_of(running.line()) for _ in range(3)]
@@ -122,6 +126,7 @@ def test_a_command_that_ends_in_time_after_sigterm_has_lost_all_the_same(tenure:
     assert running.end()[0] == 79
 
 
+@guarantee("stopped", "kept", on=SQLITE)
 def test_a_stop_shorter_than_the_window_is_no_loss(tenure: Tenure) -> None:
     running = tenure.hold()
     running.signal(STOP)
@@ -168,6 +173,7 @@ def test_a_lock_that_is_taken_away_ends_the_command_at_once(tenure: Tenure) -> N
     assert "the lease of 'gpu' on /default is lost: the semaphore was deleted" in said
 
 
+@guarantee("administrator", "told in time", on=SQLITE)
 async def test_an_evicted_holder_ends_its_command(tenure: Tenure) -> None:
     running = tenure.start(*listener())
     pid = pid_of(running.line())

@@ -12,6 +12,7 @@ from tenure.core.node import ENDED, GRANTED, TIMED_OUT, Session, Store
 from tenure.core.queue import Request
 from tenure.core.rules import EXACT
 from tenure.model import EPHEMERAL_LIMIT
+from tests.guarantees import MEMORY, guarantee
 
 NODE = "/default"
 LASTING = {"one": 1, "four": 4, "exact": EXACT, "vast": EPHEMERAL_LIMIT}
@@ -209,3 +210,6 @@ class CoreAgainstNaiveModel(RuleBasedStateMachine):
 
 TestCoreAgainstNaiveModel = CoreAgainstNaiveModel.TestCase
 TestCoreAgainstNaiveModel.settings = settings(max_examples=60, stateful_step_count=40)
+TestCoreAgainstNaiveModel.pytestmark = [  # type: ignore[attr-defined]  # pytest looks there
+    guarantee("none", "one owner", "in order", on=MEMORY)
+]

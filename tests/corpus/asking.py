@@ -20,7 +20,7 @@ from tests.corpus.subjects import Scene
 from tests.primitives.helpers import is_held, this_task, turns
 
 
-@row(3, replacing(request, "_give_up", does_nothing))
+@row(3, replacing(request, "_give_up", does_nothing), shows=("cancelled", ("nothing leaks",)))
 async def a_cancelled_acquire_leaves_nothing_in_the_queue(scene: Scene) -> None:
     for after in range(8):
         client, _ = scene.slow(2)
@@ -43,7 +43,7 @@ async def _give_back_late(self: Lease) -> None:
 _give_back = Lease._give_back
 
 
-@row(4, replacing(Lease, "_give_back", _give_back_late))
+@row(4, replacing(Lease, "_give_back", _give_back_late), shows=("cancelled", ("nothing leaks",)))
 async def a_cancelled_release_takes_effect(scene: Scene) -> None:
     client, _ = scene.slow(2)
     async with client:
@@ -95,7 +95,11 @@ async def after_a_cancelled_command_the_others_get_their_own_answers(scene: Scen
         assert [getattr(each.result(), "name", None) for each in commands[1:]] == ["b", "c"]
 
 
-@row(10, replacing(request, "_refused", lambda lease, error: lease._fail(error)))
+@row(
+    10,
+    replacing(request, "_refused", lambda lease, error: lease._fail(error)),
+    shows=("cut off", ("nothing leaks",)),
+)
 async def a_request_whose_answer_was_an_error_is_withdrawn(scene: Scene) -> None:
     client, engine = scene.slow(1)
     async with client:
@@ -111,7 +115,7 @@ async def _wait_in_the_thread(self: Lease) -> None:
     raise tenure.AcquireTimeout("not granted while it waited")
 
 
-@row(21, replacing(Lease, "_change", _wait_in_the_thread))
+@row(21, replacing(Lease, "_change", _wait_in_the_thread), shows=("none", ("others go on",)))
 async def who_waits_lets_the_other_tasks_of_its_thread_go_on(scene: Scene) -> None:
     async with scene.client() as client:
         lease = await client.mutex("x").lock()
@@ -129,7 +133,7 @@ def _request_again(self: Session, wanted: Any) -> Lease:
 _request = Session._request
 
 
-@row(22, replacing(Session, "_request", _request_again))
+@row(22, replacing(Session, "_request", _request_again), shows=("none", ("one owner",)))
 async def two_tasks_of_a_session_are_two_requests(scene: Scene) -> None:
     async with scene.client() as client, client.session() as session:
         first = await session.mutex("x").lock()

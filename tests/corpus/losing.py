@@ -20,7 +20,7 @@ from tests.corpus.subjects import Scene, SystemClockThatSteps
 from tests.primitives.helpers import is_held
 
 
-@row(1, replacing(scope.Scope, "trigger", does_nothing))
+@row(1, replacing(scope.Scope, "trigger", does_nothing), shows=("administrator", ("told in time",)))
 async def the_body_of_a_lost_lease_is_cancelled(scene: Scene) -> None:
     went_on = False
     async with scene.client() as client:
@@ -45,7 +45,12 @@ def _renews_nothing(self: Keeper, sessions: list[Any]) -> float:
     return TICK
 
 
-@row(2, replacing(Keeper, "_watch_over", _renews_nothing), real_time=True)
+@row(
+    2,
+    replacing(Keeper, "_watch_over", _renews_nothing),
+    real_time=True,
+    shows=("stalled", ("kept",)),
+)
 async def a_loop_stuck_in_one_call_keeps_its_lease(scene: Scene) -> None:
     async with scene.client() as client:
         session = await client.session(recovery_window=2, max_stall=60)
@@ -64,6 +69,7 @@ def _raise_the_failure(error: BaseException | None, failure: Exception, what: st
     6,
     lambda patch: patch.setattr("tenure.lease.note_failure", _raise_the_failure),
     seen_as=(tenure.EngineError,),  # in the place of the body's
+    shows=("cut off", ("nothing leaks",)),
 )
 async def the_bodys_error_is_the_one_that_is_raised(scene: Scene) -> None:
     client, engine = scene.slow(1)
@@ -86,7 +92,7 @@ _believes_for_ever = together(
 )
 
 
-@row(7, _believes_for_ever)
+@row(7, _believes_for_ever, shows=("cut off", ("told in time", "kept")))
 async def renewals_that_fail_end_the_lease_at_its_deadline_and_not_before(scene: Scene) -> None:
     client, engine = scene.slow(1)
     async with client:
@@ -102,7 +108,11 @@ async def renewals_that_fail_end_the_lease_at_its_deadline_and_not_before(scene:
         engine.mend()
 
 
-@row(9, replacing(Lease, "_lose", does_nothing))
+@row(
+    9,
+    replacing(Lease, "_lose", does_nothing),
+    shows=("administrator", ("tokens rise", "told in time")),
+)
 async def a_lease_of_an_earlier_session_is_not_held(scene: Scene) -> None:
     async with scene.client() as client:
         first = await client.session(description="victim")
@@ -127,6 +137,7 @@ async def a_lease_of_an_earlier_session_is_not_held(scene: Scene) -> None:
         replacing(VirtualClock, "now", VirtualClock.wall),
         replacing(SystemClockThatSteps, "now", SystemClockThatSteps.wall),
     ),
+    shows=("wall clock", ("kept", "tokens rise")),
 )
 async def a_step_of_the_wall_clock_changes_nothing(scene: Scene) -> None:
     clock = scene.clock

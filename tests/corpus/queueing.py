@@ -22,7 +22,7 @@ from tests.corpus.rows import does_nothing, replacing, row, together
 from tests.corpus.subjects import Scene
 
 
-@row(8, replacing(Lease, "_fail", does_nothing))
+@row(8, replacing(Lease, "_fail", does_nothing), shows=("administrator", ("told in time",)))
 async def a_waiter_learns_that_its_session_is_over(scene: Scene) -> None:
     async with scene.client() as client, client.mutex("x").lock():
         session = await client.session(description="victim")
@@ -33,7 +33,11 @@ async def a_waiter_learns_that_its_session_is_over(scene: Scene) -> None:
             await scene.soon(waiting)
 
 
-@row(12, replacing(rules, "next_order_id", lambda last, seen, wall: int(wall)))
+@row(
+    12,
+    replacing(rules, "next_order_id", lambda last, seen, wall: int(wall)),
+    shows=("none", ("tokens rise",)),
+)
 async def fencing_tokens_rise_over_names_nodes_and_sessions(scene: Scene) -> None:
     tokens = []
     async with scene.client() as client:
@@ -80,6 +84,7 @@ _grant_next_row = requests._grant_next
         "memory": replacing(CoreSemaphore, "grant_next", _grant_the_last),
         "sqlite": replacing(requests, "_grant_next", _grant_after_sending_the_first_to_the_end),
     },
+    shows=("none", ("in order",)),
 )
 async def who_comes_first_is_served_first(scene: Scene) -> None:
     served: list[int] = []
@@ -129,6 +134,7 @@ _remove_sessions = requests.remove_sessions
             replacing(sessions, "remove_sessions", _leave_waiting_rows_behind),
         ),
     },
+    shows=("administrator", ("in order", "others go on")),
 )
 async def a_dead_waiter_is_passed_over(scene: Scene) -> None:
     async with scene.client() as client:
@@ -159,6 +165,7 @@ _due = Store._due
         "memory": replacing(Store, "_due", _due_but_for_sessions),
         "sqlite": replacing(over, "is_silent", lambda tx, suspect: False),
     },
+    shows=("cut off", ("others go on",)),
 )
 async def permits_of_a_silent_session_return_after_its_window(scene: Scene) -> None:
     client, engine = scene.slow(1)

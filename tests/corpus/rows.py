@@ -11,6 +11,7 @@ import pytest
 import tenure
 from tenure.testing.conformance import Stores
 from tests.corpus.subjects import SUBJECTS, Check, Subject
+from tests.guarantees.vocabulary import INAPPLICABLE, Fault, Promise, guarantee
 
 __all__ = ["ROWS", "Plant", "Row", "does_nothing", "replacing", "row", "together"]
 
@@ -30,6 +31,7 @@ class Row:
         plants: puts the defect in, by engine; ``""`` is one that is the same for every engine.
         not_on: engines for which the check makes no sense, and why.
         real_time: it needs a clock that nobody moves.
+        shows: the fault and the promises that a row of the guarantee table may take from it.
         seen_as: what the check fails with when the defect is planted. What is asserted or waited
             for in the check itself, usually: anything else, and the plant is broken, or hits
             something that has nothing to do with the pain.
@@ -41,6 +43,7 @@ class Row:
     not_on: Mapping[str, str] = field(default_factory=dict)
     real_time: bool = False
     seen_as: tuple[type[BaseException], ...] = ()
+    shows: tuple[Fault, tuple[Promise, ...]] | None = None
 
     @property
     def name(self) -> str:
@@ -59,6 +62,13 @@ class Row:
         """The defect there; ``None`` when nobody has made one for that engine yet."""
         return self.plants.get(subject.engine, self.plants.get(""))
 
+    def marks_on(self, subject: Subject) -> list[pytest.MarkDecorator]:
+        """What it shows there."""
+        if self.shows is None or (subject.name, self.shows[0]) in INAPPLICABLE:
+            return []
+        fault, promises = self.shows
+        return [guarantee(fault, *promises, on=subject.name, place=self.place)]
+
     def stores(self, subject: Subject) -> Stores:
         """Where it is checked."""
         return subject.in_real_time if self.real_time else subject.stores
@@ -74,13 +84,14 @@ def row(
     not_on: Mapping[str, str] | None = None,
     real_time: bool = False,
     seen_as: tuple[type[BaseException], ...] = IN_THE_CHECK,
+    shows: tuple[Fault, tuple[Promise, ...]] | None = None,
 ) -> Callable[[Check], Check]:
     """Add a check to the corpus."""
     plants = plant if isinstance(plant, Mapping) else {"": plant}
     assert {*plants, *(not_on or ())} <= {"", *(subject.engine for subject in SUBJECTS)}
 
     def note(check: Check) -> Check:
-        ROWS.append(Row(number, check, plants, not_on or {}, real_time, seen_as))
+        ROWS.append(Row(number, check, plants, not_on or {}, real_time, seen_as, shows))
         return check
 
     return note

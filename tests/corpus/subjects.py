@@ -17,6 +17,7 @@ from tenure.clock import Clock, SystemClock
 from tenure.testing.clock import VirtualClock, VirtualLoop
 from tenure.testing.conformance import Stores
 from tests.engines.stores import DURABLE_SQLITE, MEMORY, MEMORY_IN_REAL_TIME, SQLITE
+from tests.guarantees.vocabulary import Engine
 from tests.primitives.helpers import World
 
 __all__ = [
@@ -37,15 +38,23 @@ SHORT_PATIENCE = 1.0
 
 
 class SystemClockThatSteps(SystemClock):
-    """The machine's clock, with a wall clock that a check can set."""
+    """The machine's clocks, as if it had been suspended, and with a wall clock that can be set."""
 
+    suspended = 0.0
     ahead = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.suspended
 
     def wall(self) -> float:
         return super().wall() + self.ahead
 
     def set_wall(self, wall: float) -> None:
         self.ahead = wall - super().wall()
+
+    def advance(self, seconds: float) -> None:
+        """The machine has been suspended for so long; no timer of a loop knows of it."""
+        self.suspended += seconds
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class Subject:
         in_real_time: the same for checks that stall the loop in earnest.
     """
 
-    name: str
+    name: Engine
     engine: str
     stores: Stores
     in_real_time: Stores
@@ -105,6 +114,17 @@ class Scene(World):
     async def in_vain(self) -> None:
         """Stay for longer than what is about to happen takes."""
         await asyncio.sleep(self.patience)
+
+    async def reopen(self) -> None:
+        """Have nobody use the store for a moment; clients are closed already."""
+        await self._eye.aclose()
+        self._eye = self.client()
+        await self.open()
+
+    def suspend(self, seconds: float) -> None:
+        """The machine was suspended just now, for so long."""
+        assert isinstance(self.clock, VirtualClock | SystemClockThatSteps)
+        self.clock.advance(seconds)
 
     def set_wall(self, wall: float) -> None:
         assert isinstance(self.clock, VirtualClock | SystemClockThatSteps)

@@ -16,7 +16,8 @@ def everywhere() -> Iterator[object]:
     for row in ROWS:
         for subject in SUBJECTS:
             if row.concerns(subject):
-                yield pytest.param(row, subject, id=f"{row.number}-{row.name}-{subject.name}")
+                name = f"{row.number}-{row.name}-{subject.name}"
+                yield pytest.param(row, subject, id=name, marks=row.marks_on(subject))
 
 
 def once_for_each_engine() -> Iterator[object]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tenure.testing.conformance import conformance_tests
 from tests.engines.stores import DURABLE_SQLITE, MEMORY, SQLITE
+from tests.guarantees.conformance import conformance_of
 
-TestMemory = conformance_tests(MEMORY)
-TestSQLite = conformance_tests(SQLITE)
-TestDurableSQLite = conformance_tests(DURABLE_SQLITE)
+TestMemory = conformance_of("memory", MEMORY)
+TestSQLite = conformance_of("sqlite", SQLITE)
+TestDurableSQLite = conformance_of("sqlite-full", DURABLE_SQLITE)

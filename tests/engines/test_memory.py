@@ -17,6 +17,7 @@ from tenure.engines.memory import MemoryEngine, connect
 from tenure.errors import EngineUnavailable, InvalidArgument
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.testing.recorder import Recorder
+from tests.guarantees import MEMORY, guarantee
 
 T = TypeVar("T")
 
@@ -65,6 +66,7 @@ async def test_an_engine_that_is_not_open_says_so() -> None:
         await engine.list_nodes()
 
 
+@guarantee("none", "nothing leaks", "others go on", on=MEMORY)
 async def test_closing_a_client_releases_what_it_holds_to_the_others() -> None:
     async with tenure.connect("memory://closing") as other:
         holder = tenure.connect("memory://closing")
@@ -189,6 +191,7 @@ async def _holding_a_session(url: str) -> tuple[MemoryEngine, Attach]:
     return engine, replace(how, session_id=session.id)
 
 
+@guarantee("taken over", "one owner", on=MEMORY)
 @pytest.mark.parametrize("how_it_is", ["held up", "closed"])
 async def test_who_takes_over_waits_for_a_loop_that_is_held_up_but_not_for_a_closed_one(
     how_it_is: str,

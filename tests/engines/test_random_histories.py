@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 
 from tenure.testing.random_histories import histories
 from tests.engines.stores import DURABLE_SQLITE, MEMORY, SQLITE
+from tests.guarantees import guarantee
 
 MORE = int(os.environ.get("HISTORIES", "1"))
 """How many times as many histories as usual; to let a machine search overnight."""
@@ -24,7 +25,14 @@ TestMemoryAndSQLite.settings = settings(
     max_examples=60 * MORE, stateful_step_count=40, deadline=None, suppress_health_check=SLOW
 )
 
+TestMemoryAndSQLite.pytestmark = [  # type: ignore[attr-defined]  # pytest looks there
+    guarantee("none", "one owner", "in order", on="sqlite")
+]
+
 TestMemoryAndDurableSQLite = histories(MEMORY, DURABLE_SQLITE).TestCase
 TestMemoryAndDurableSQLite.settings = settings(
     max_examples=30 * MORE, stateful_step_count=40, deadline=None, suppress_health_check=SLOW
 )
+TestMemoryAndDurableSQLite.pytestmark = [  # type: ignore[attr-defined]  # pytest looks there
+    guarantee("none", "one owner", "in order", on="sqlite-full")
+]

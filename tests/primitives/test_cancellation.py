@@ -21,6 +21,7 @@ from tenure.client import Client
 from tenure.errors import AcquireTimeout
 from tenure.lease import Lease
 from tenure.session import Session
+from tests.guarantees import MEMORY, guarantee
 from tests.primitives.helpers import World, turns
 from tests.primitives.slow import SlowEngine
 
@@ -255,6 +256,7 @@ async def nothing_is_left(place: Place) -> None:
         await lease.release()
 
 
+@guarantee("cancelled", "nothing leaks", "others go on", on=MEMORY)
 @pytest.mark.parametrize("engine_turns", [None, 0, 1, 2, 3])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
 async def test_cancelled_at_any_step_it_leaves_nothing(
@@ -305,6 +307,7 @@ WAITING = [
 ]
 
 
+@guarantee("cancelled", "nothing leaks", "others go on", on=MEMORY)
 @pytest.mark.no_debug
 @pytest.mark.parametrize("engine_turns", [None, 0, 1, 2])
 @pytest.mark.parametrize("operation", WAITING, ids=lambda operation: operation.__name__)
@@ -334,6 +337,7 @@ async def test_cancelled_around_the_instant_of_the_grant_it_gives_back(
                 await nothing_is_left(place)
 
 
+@guarantee("cancelled", "nothing leaks", on=MEMORY)
 @pytest.mark.no_debug
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
 async def test_cancelled_twice_it_leaves_nothing_either(world: World, operation: Operation) -> None:
@@ -356,6 +360,7 @@ async def _whole(operation: Operation, place: Place) -> None:
         await result.release()
 
 
+@guarantee("cut off", "nothing leaks", on=MEMORY)
 @pytest.mark.no_debug
 @pytest.mark.parametrize("way", ["out of reach", "half-open"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)

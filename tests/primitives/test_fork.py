@@ -11,6 +11,7 @@ import pytest
 
 from tenure import fork
 from tenure.errors import Misuse
+from tests.guarantees import MEMORY, guarantee
 from tests.primitives.helpers import World
 
 PROGRAM = """
@@ -78,6 +79,7 @@ def run(child: str, expected: int = 0) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@guarantee("fork", "one owner", "kept", on=MEMORY)
 def test_every_touch_is_an_error_that_says_what_to_do() -> None:
     done = run(
         """
@@ -141,6 +143,7 @@ def test_a_child_that_leaves_the_blocks_keeps_its_error_and_ends(leave: str) -> 
     )
 
 
+@guarantee("fork", "others go on", on=MEMORY)
 def test_a_child_may_use_a_client_of_its_own_and_drop_its_parent_s() -> None:
     run(
         """

@@ -21,6 +21,7 @@ from tenure.clock import SystemClock
 from tenure.errors import LeaseLost
 from tenure.keeper import Keeper
 from tenure.testing.clock import VirtualClock, VirtualLoop
+from tests.guarantees import MEMORY, guarantee
 from tests.primitives.helpers import for_ever, turns
 
 
@@ -273,6 +274,7 @@ def busy(seconds: float) -> None:
         pass
 
 
+@guarantee("stalled", "kept", on=MEMORY)
 @in_real_time
 @pytest.mark.parametrize("stall", [time.sleep, busy])
 async def test_a_loop_stuck_in_one_call_keeps_its_lease(stall: Callable[[float], None]) -> None:
@@ -284,6 +286,7 @@ async def test_a_loop_stuck_in_one_call_keeps_its_lease(stall: Callable[[float],
         assert session.state == "attached"
 
 
+@guarantee("stalled", "kept", on=MEMORY)
 @in_real_time
 async def test_a_loop_busy_in_slices_of_a_millisecond_keeps_its_lease() -> None:
     async with tenure.connect("memory://") as client:
@@ -296,6 +299,7 @@ async def test_a_loop_busy_in_slices_of_a_millisecond_keeps_its_lease() -> None:
             assert lease.held
 
 
+@guarantee("stalled", "told in time", on=MEMORY)
 @in_real_time
 async def test_a_wedged_program_loses_its_lease_and_the_policy_acts_in_time() -> None:
     acted: list[tuple[float, threading.Thread]] = []

@@ -26,6 +26,7 @@ from tenure.errors import (
 )
 from tenure.lease import Lease
 from tenure.testing.clock import VirtualClock
+from tests.guarantees import MEMORY, guarantee
 from tests.primitives.helpers import World, for_ever, is_held, this_task, turns
 
 # What it is while it is held
@@ -138,6 +139,7 @@ async def test_a_change_whose_caller_was_cancelled_is_known_when_it_is_done(worl
 # How it is lost
 
 
+@guarantee("cut off", "one owner", "told in time", on=MEMORY)
 async def test_a_silent_store_cancels_the_body_before_the_lease_can_have_expired(
     world: World, clock: VirtualClock
 ) -> None:
@@ -164,6 +166,7 @@ async def test_a_silent_store_cancels_the_body_before_the_lease_can_have_expired
     assert this_task().cancelling() == 0
 
 
+@guarantee("cut off", "told in time", on=MEMORY)
 async def test_a_store_that_answers_nothing_any_more_is_a_silent_one(
     world: World, clock: VirtualClock
 ) -> None:
@@ -177,6 +180,7 @@ async def test_a_store_that_answers_nothing_any_more_is_a_silent_one(
         engine.mend()
 
 
+@guarantee("cut off", "kept", on=MEMORY)
 async def test_a_short_silence_costs_nothing(world: World, clock: VirtualClock) -> None:
     client, engine = world.slow()
     async with client, client.session(recovery_window=30) as session:
@@ -205,6 +209,7 @@ async def test_proof_counts_from_when_it_was_asked_for(world: World, clock: Virt
         await session.close()
 
 
+@guarantee("cut off", "one owner", on=MEMORY)
 async def test_a_proof_that_comes_too_late_revives_nothing(
     world: World, clock: VirtualClock
 ) -> None:
@@ -217,6 +222,7 @@ async def test_a_proof_that_comes_too_late_revives_nothing(
         assert session.state == "expired"
 
 
+@guarantee("suspended", "told in time", on=MEMORY)
 async def test_a_suspended_machine_finds_its_leases_lost_at_once(
     world: World, clock: VirtualClock
 ) -> None:
@@ -233,6 +239,7 @@ async def test_a_suspended_machine_finds_its_leases_lost_at_once(
                     assert clock.now() - resumed <= 1.0
 
 
+@guarantee("suspended", "told in time", on=MEMORY)
 async def test_a_suspension_is_noticed_within_a_second_by_whoever_waits(
     world: World, clock: VirtualClock
 ) -> None:
@@ -248,6 +255,7 @@ async def test_a_suspension_is_noticed_within_a_second_by_whoever_waits(
         assert noticed - 1000.0 <= 3600 + 1.0
 
 
+@guarantee("administrator", "told in time", on=MEMORY)
 async def test_the_store_s_word_loses_it_at_once(world: World) -> None:
     async with world.client() as client:
         session = await client.session()
@@ -259,6 +267,7 @@ async def test_the_store_s_word_loses_it_at_once(world: World) -> None:
     assert this_task().cancelling() == 0
 
 
+@guarantee("administrator", "told in time", on=MEMORY)
 async def test_evicted_it_is_lost_and_the_session_is_not(world: World) -> None:
     async with world.client() as client, client.session() as session:
         with pytest.raises(LeaseLost, match="evicted by an administrator") as raised:
@@ -271,6 +280,7 @@ async def test_evicted_it_is_lost_and_the_session_is_not(world: World) -> None:
             pass
 
 
+@guarantee("administrator", "told in time", on=MEMORY)
 async def test_deleted_by_force_it_is_lost(world: World) -> None:
     async with world.client() as client, client.session() as session:
         pool = session.semaphore("s")
@@ -708,6 +718,7 @@ async def test_a_stop_time_is_under_half_the_window(world: World) -> None:
 # Releases that fail
 
 
+@guarantee("cut off", "nothing leaks", on=MEMORY)
 async def test_a_failed_release_is_raised_and_tried_again(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,6 +23,7 @@ from tenure.errors import (
 from tenure.model import EPHEMERAL_LIMIT, Capabilities, NodeConfig, Recovered
 from tenure.resume import ResumeToken, new_key
 from tenure.testing.clock import VirtualClock
+from tests.guarantees import MEMORY, guarantee
 from tests.primitives.helpers import World, is_held, released_after, turns
 
 # Tokens
@@ -128,6 +129,7 @@ async def test_a_token_of_another_store_is_refused(world: World, clock: VirtualC
 # Resuming
 
 
+@guarantee("taken over", "tokens rise", on=MEMORY)
 @pytest.mark.parametrize("engine_turns", [None, 0, 2])
 async def test_a_resumed_session_has_what_it_had(world: World, engine_turns: int | None) -> None:
     async with world.connect(engine_turns) as first, world.client() as other:
@@ -298,6 +300,7 @@ async def test_a_session_of_the_client_itself_recovers_nothing(world: World) -> 
 # The former program
 
 
+@guarantee("taken over", "one owner", "told in time", on=MEMORY)
 async def test_whoever_is_inside_a_lease_is_stopped_before_the_successor_has_it(
     world: World,
 ) -> None:
@@ -325,6 +328,7 @@ async def test_whoever_is_inside_a_lease_is_stopped_before_the_successor_has_it(
         await resumed.close()
 
 
+@guarantee("taken over", "one owner", on=MEMORY)
 async def test_a_program_that_is_out_of_reach_keeps_the_successor_waiting_for_its_window(
     world: World, clock: VirtualClock
 ) -> None:

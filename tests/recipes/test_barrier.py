@@ -21,6 +21,7 @@ from tenure.errors import (
     SessionExpired,
 )
 from tenure.recipes import Barrier
+from tests.guarantees import SQLITE, guarantee
 from tests.primitives.helpers import World, turns
 from tests.recipes.conftest import program
 
@@ -413,6 +414,7 @@ asyncio.run(main())
 """
 
 
+@guarantee("killed", "others go on", on=SQLITE)
 async def test_a_killed_party_leaves_and_another_takes_its_place(sqlite_url: str) -> None:
     async with tenure.connect(sqlite_url) as client, program(PARTY, sqlite_url) as doomed:
         async with asyncio.timeout(20):

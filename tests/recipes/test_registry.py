@@ -10,6 +10,7 @@ import pytest
 import tenure
 from tenure.errors import InvalidArgument, LeaseLost, SessionExpired
 from tenure.recipes import Endpoint, ServiceRegistry
+from tests.guarantees import SQLITE, guarantee
 from tests.primitives.helpers import World, for_ever, turns
 from tests.recipes.conftest import program
 
@@ -136,6 +137,7 @@ asyncio.run(main())
 """
 
 
+@guarantee("killed", "nothing leaks", on=SQLITE)
 async def test_a_killed_process_is_out_of_the_list_at_once(sqlite_url: str) -> None:
     async with tenure.connect(sqlite_url) as client:
         registry = ServiceRegistry(client, "databases")

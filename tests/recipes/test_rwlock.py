@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import tenure
 from tenure.errors import AcquireTimeout, InvalidArgument, LeaseLost, SelfDeadlock
 from tenure.recipes import RWLock
+from tests.guarantees import MEMORY, guarantee
 from tests.primitives.helpers import World, for_ever, turns
 
 
@@ -141,6 +142,7 @@ steps = st.lists(
 )
 
 
+@guarantee("none", "one owner", "in order", on=MEMORY)
 @given(steps)
 @settings(max_examples=60)
 async def test_in_any_history_no_writer_is_with_anyone_and_nobody_overtakes(

@@ -20,8 +20,15 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def url(path: Path) -> str:
-    return f"sqlite:///{path}"
+def url(path: Path, request: pytest.FixtureRequest) -> str:
+    """Of that database; see `on_either`."""
+    return f"sqlite:///{path}{getattr(request, 'param', '')}"
+
+
+on_either = pytest.mark.parametrize(
+    "url", ["", "?durability=full"], ids=["process", "full"], indirect=True
+)
+"""The test is run with either durability."""
 
 
 Workers = Callable[..., contextlib.AbstractAsyncContextManager[list[Worker]]]

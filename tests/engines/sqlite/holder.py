@@ -1,4 +1,4 @@
-"""A program with a session that can be resumed, told what to do line by line; see `worker`.
+"""A program with a session, told what to do line by line; see `worker`.
 
 It uses the public API, and looks at `Lease.held` all the time: of each lease it says since when it
 was held, and when it was last seen to be.
@@ -54,9 +54,10 @@ class Program:
         """So that a take-over takes nothing but its own time."""
         await self.client.session()
 
-    async def do_begin(self, window: float) -> str:
-        self.session = await self.client.session(resumable=True, recovery_window=window)
-        return self.session.resume_token
+    async def do_begin(self, window: float, resumable: bool = True) -> str:
+        """Returns what resumes the session, if anything does."""
+        self.session = await self.client.session(resumable=resumable, recovery_window=window)
+        return self.session.resume_token if resumable else ""
 
     async def do_resume(self, token: str, assume_dead: bool = False) -> dict[str, Any]:
         asked = now()

@@ -14,7 +14,9 @@ from tenure.clock import SystemClock
 from tenure.engines.contract import Place
 from tenure.engines.sqlite.life import Life, Lives, boot_id, started
 from tenure.errors import EngineError, Misuse
+from tests.engines.sqlite.conftest import on_either
 from tests.engines.sqlite.helpers import attached, engine_of, opened, program
+from tests.guarantees import DURABLE_SQLITE, SQLITE, guarantee
 
 
 class Hands:
@@ -119,6 +121,7 @@ async def test_a_renewal_proves_from_before_it_was_written(url: str) -> None:
         assert one.heard.proofs[-1] == clock.time - 2
 
 
+@guarantee("stopped", "told in time", on=SQLITE)
 async def test_a_renewal_after_the_window_proves_nothing_and_ends_the_session(url: str) -> None:
     clock = Hands()
     async with program(url, clock, window=10) as one:
@@ -130,6 +133,7 @@ async def test_a_renewal_after_the_window_proves_nothing_and_ends_the_session(ur
         assert "window of 10 s" in str(one.heard.end)
 
 
+@guarantee("stopped", "told in time", on=SQLITE)
 async def test_a_process_stopped_inside_a_renewal_proves_nothing(url: str) -> None:
     # Between reading the clock and writing the heartbeat, others may have missed it.
     clock = Hands()
@@ -172,6 +176,8 @@ async def test_a_renewal_after_the_end_does_nothing(url: str) -> None:
 # Boots
 
 
+@on_either
+@guarantee("power cut", "nothing leaks", "others go on", on=(SQLITE, DURABLE_SQLITE))
 async def test_after_a_reboot_everything_of_before_is_over(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +217,7 @@ def test_a_boot_has_an_id() -> None:
     assert boot_id() == boot_id() != ""
 
 
+@guarantee("power cut", "tokens rise", on=SQLITE)
 async def test_tokens_rise_although_the_data_is_lost(url: str, path: Path) -> None:
     async with program(url) as one:
         first = one.ask(1, "x")
@@ -225,6 +232,8 @@ async def test_tokens_rise_although_the_data_is_lost(url: str, path: Path) -> No
 # Forks
 
 
+@on_either
+@guarantee("fork", "one owner", "kept", on=(SQLITE, DURABLE_SQLITE))
 async def test_a_forked_child_may_not_use_its_parents_engine_and_does_no_harm(
     url: str, path: Path
 ) -> None:

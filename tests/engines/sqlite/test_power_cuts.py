@@ -26,6 +26,7 @@ from tenure.engines.sqlite.engine import SqliteEngine
 from tenure.testing.recorder import Recorder
 from tests.engines.sqlite import disk
 from tests.engines.sqlite.helpers import Program, opened, program, result
+from tests.guarantees import DURABLE_SQLITE, SQLITE, broken, guarantee
 
 pytestmark = [
     pytest.mark.no_debug,
@@ -177,6 +178,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "after"
 
 
+@guarantee("power cut", "told stands", on=DURABLE_SQLITE)
 @pytest.mark.timeout(300)
 async def test_no_power_cut_takes_back_what_was_told(
     path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -190,6 +192,7 @@ async def test_no_power_cut_takes_back_what_was_told(
     assert list(broken_promises(log, folder, range(len(log) + 1))) == []
 
 
+@guarantee("power cut", "told stands", on=DURABLE_SQLITE)
 @pytest.mark.timeout(300)
 async def test_what_one_program_asks_for_all_keep(path: Path, folder: Path) -> None:
     # Each is told by the other, too: a hand-over is written by who releases.
@@ -198,6 +201,7 @@ async def test_what_one_program_asks_for_all_keep(path: Path, folder: Path) -> N
     assert list(broken_promises(log, folder, range(first, len(log) + 1))) == []
 
 
+@broken("power cut", "told stands", on=SQLITE)
 async def test_without_it_a_power_cut_does_take_back(path: Path, folder: Path) -> None:
     # This is also how the test above would fail.
     log = await recorded(path, "process", "process", rounds=1)
@@ -213,6 +217,7 @@ class SetBack(SystemClock):
         return 0.0
 
 
+@guarantee("power cut", "tokens rise", "others go on", on=DURABLE_SQLITE)
 async def test_after_a_power_cut_the_store_goes_on_with_higher_tokens(
     path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

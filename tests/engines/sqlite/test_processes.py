@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.sqlite.conftest import Workers
+from tests.engines.sqlite.conftest import Holders, Workers, on_either
 from tests.engines.sqlite.worker import now
+from tests.guarantees import DURABLE_SQLITE, SQLITE, guarantee
 
 
+@guarantee("none", "in order", "tokens rise", "others go on", on=SQLITE)
 async def test_a_release_in_one_process_grants_in_the_next_in_order(workers: Workers) -> None:
     async with workers(3) as (a, b, c):
         assert (await a.do("enqueue", hold=1, name="x"))[0] == "GRANTED"
@@ -28,6 +30,7 @@ async def test_a_release_in_one_process_grants_in_the_next_in_order(workers: Wor
         assert (await c.hear("granted", hold=1))["order_id"] == second_token > first_token
 
 
+@guarantee("killed", "others go on", on=SQLITE)
 async def test_a_killed_holder_is_followed_at_once(workers: Workers) -> None:
     async with workers(2) as (holder, waiter):
         await holder.do("enqueue", hold=1, name="x")
@@ -38,6 +41,7 @@ async def test_a_killed_holder_is_followed_at_once(workers: Workers) -> None:
         assert granted["at"] - killed < 0.4  # a tick, which would do it too, comes twice a second
 
 
+@guarantee("killed", "in order", "others go on", on=SQLITE)
 async def test_a_killed_waiter_is_passed_over_in_the_same_step(workers: Workers) -> None:
     async with workers(3) as (holder, dead, waiter):
         await holder.do("enqueue", hold=1, name="x")
@@ -49,6 +53,8 @@ async def test_a_killed_waiter_is_passed_over_in_the_same_step(workers: Workers)
         assert (await waiter.hear("granted", hold=1))["at"] - released < 0.4
 
 
+@on_either
+@guarantee("killed", "nothing leaks", on=(SQLITE, DURABLE_SQLITE))
 async def test_a_try_right_after_the_holders_death_succeeds(workers: Workers) -> None:
     async with workers(2) as (holder, other):
         await holder.do("enqueue", hold=1, name="x")
@@ -57,6 +63,8 @@ async def test_a_try_right_after_the_holders_death_succeeds(workers: Workers) ->
         assert (await other.do("enqueue", hold=2, name="x", timeout=0))[0] == "GRANTED"
 
 
+@on_either
+@guarantee("killed", "nothing leaks", on=(SQLITE, DURABLE_SQLITE))
 async def test_a_dead_holder_is_not_described(workers: Workers) -> None:
     async with workers(2) as (holder, other):
         await holder.do("enqueue", hold=1, name="x")
@@ -80,6 +88,8 @@ async def test_what_the_dead_leave_in_the_folder_is_removed(workers: Workers, pa
         assert files() == {"turn.lock"}
 
 
+@on_either
+@guarantee("stopped", "told in time", "others go on", on=(SQLITE, DURABLE_SQLITE))
 async def test_a_stopped_holder_is_followed_after_its_window_and_hears_of_it(
     workers: Workers,
 ) -> None:
@@ -97,6 +107,25 @@ async def test_a_stopped_holder_is_followed_after_its_window_and_hears_of_it(
         assert not await holder.do("renew")
 
 
+@on_either
+@guarantee("stopped", "one owner", "told in time", "others go on", on=(SQLITE, DURABLE_SQLITE))
+async def test_a_stopped_holder_believes_no_more_when_the_next_one_holds(holders: Holders) -> None:
+    async with holders(2) as (stopped, other):
+        await stopped.do("begin", window=1.5, resumable=False)
+        await other.do("begin", window=30, resumable=False)
+        token = await stopped.do("lock", name="m")
+        await other.do("line_up", name="m")
+        stopped.stop()
+        granted = await other.hear("holds", name="m")
+        stopped.signal(signal.SIGCONT)
+        lost = await stopped.hear("lost", name="m")
+        assert lost["last"] < granted["at"]
+        assert lost["deadline"] <= granted["at"], "it could still believe"
+        assert granted["token"] > token
+
+
+@on_either
+@guarantee("stopped", "kept", on=(SQLITE, DURABLE_SQLITE))
 async def test_a_stop_shorter_than_the_window_costs_nothing(workers: Workers) -> None:
     async with workers(2, window=5) as (holder, waiter):
         await holder.do("enqueue", hold=1, name="x")
@@ -140,6 +169,7 @@ async def test_watchers_hear_of_a_leaders_death(workers: Workers) -> None:
         assert (await observer.hear("changed", name="x"))["at"] - killed < 1.0
 
 
+@guarantee("fork", "nothing leaks", "others go on", on=SQLITE)
 async def test_a_forked_child_does_not_keep_its_parents_locks(workers: Workers) -> None:
     async with workers(2) as (holder, waiter):
         await holder.do("enqueue", hold=1, name="x")
@@ -173,6 +203,8 @@ def check_history(holds: list[tuple[int, float, float]]) -> None:
         assert end <= begin
 
 
+@on_either
+@guarantee("none", "one owner", "tokens rise", on=(SQLITE, DURABLE_SQLITE))
 async def test_sixteen_contenders_never_overlap_and_take_turns(workers: Workers) -> None:
     async with workers(16) as contenders:
         numbers = [each.send("contend", name="x", seconds=2.0) for each in contenders]
@@ -183,6 +215,9 @@ async def test_sixteen_contenders_never_overlap_and_take_turns(workers: Workers)
         assert min(counts) > 0.5 * max(counts), counts
 
 
+@on_either
+@guarantee("killed", "one owner", "tokens rise", "others go on", on=(SQLITE, DURABLE_SQLITE))
+@guarantee("stopped", "one owner", "tokens rise", "kept", on=(SQLITE, DURABLE_SQLITE))
 async def test_stops_and_kills_break_nothing(workers: Workers, url: str) -> None:
     chance = random.Random(7)
     gone: list[tuple[int, float, float]] = []

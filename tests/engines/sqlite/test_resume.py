@@ -20,11 +20,12 @@ from tenure.engines.sqlite.transaction import EVICTED, GRANTED
 from tenure.errors import EngineError, EngineUnavailable, SessionExpired
 from tenure.model import NodeConfig, Recovered
 from tenure.testing.recorder import Granted, Recorder, Resumed
-from tests.engines.sqlite.conftest import Holders
+from tests.engines.sqlite.conftest import Holders, on_either
 from tests.engines.sqlite.helpers import Program, attached, engine_of, opened, program, result
 from tests.engines.sqlite.holder import Holder
 from tests.engines.sqlite.test_life import Hands
 from tests.engines.sqlite.worker import Refused, now
+from tests.guarantees import DURABLE_SQLITE, SQLITE, guarantee
 
 WINDOW = 2.0
 PROMPT = 0.4  # seconds; less than a look at the others, which would do it too, twice a second
@@ -33,6 +34,9 @@ PROMPT = 0.4  # seconds; less than a look at the others, which would do it too, 
 # Processes
 
 
+@on_either
+@guarantee("restarted", "kept", on=(SQLITE, DURABLE_SQLITE))
+@guarantee("killed", "in order", "tokens rise", on=(SQLITE, DURABLE_SQLITE))
 async def test_a_restarted_process_has_what_the_killed_one_had(holders: Holders) -> None:
     async with holders(3) as (first, second, other):
         token = await first.do("begin", window=30)
@@ -55,6 +59,8 @@ async def test_a_restarted_process_has_what_the_killed_one_had(holders: Holders)
         assert (await other.hear("holds", name="held"))["token"] > held
 
 
+@on_either
+@guarantee("taken over", "one owner", "told in time", on=(SQLITE, DURABLE_SQLITE))
 async def test_after_a_stop_the_session_is_taken_over_when_belief_has_ended(
     holders: Holders,
 ) -> None:
@@ -80,6 +86,7 @@ async def test_after_a_stop_the_session_is_taken_over_when_belief_has_ended(
         assert not successor.has_heard("lost")
 
 
+@guarantee("taken over", "one owner", "told in time", "others go on", on=SQLITE)
 async def test_a_living_holder_is_told_and_followed_at_once(holders: Holders) -> None:
     async with holders(2) as (former, successor):
         await successor.do("open")
@@ -139,6 +146,7 @@ async def test_who_is_taken_for_dead_is_not_waited_for(holders: Holders) -> None
         assert await successor.do("recover", name="m") == held
 
 
+@guarantee("taken over", "one owner", on=SQLITE)
 async def test_the_last_of_several_waits_for_the_first_as_well(holders: Holders) -> None:
     async with holders(3) as (stopped, second, third):
         token = await stopped.do("begin", window=WINDOW)
@@ -155,6 +163,7 @@ async def test_the_last_of_several_waits_for_the_first_as_well(holders: Holders)
         assert lost["deadline"] <= resumed["at"]
 
 
+@guarantee("killed", "others go on", on=SQLITE)
 async def test_a_session_that_nobody_resumes_ends_with_its_window(holders: Holders) -> None:
     async with holders(2) as (dead, waiter):
         await dead.do("begin", window=WINDOW)
@@ -169,6 +178,8 @@ async def test_a_session_that_nobody_resumes_ends_with_its_window(holders: Holde
         assert granted["at"] - killed > WINDOW / 2  # it was renewed within the last third
 
 
+@on_either
+@guarantee("taken over", "one owner", on=(SQLITE, DURABLE_SQLITE))
 async def test_take_overs_stops_and_kills_never_make_two_holders(holders: Holders) -> None:
     chance = random.Random(11)
     async with holders(6) as everyone:
@@ -232,6 +243,7 @@ async def taking_over(engine: SqliteEngine) -> None:
         await asyncio.sleep(0)
 
 
+@guarantee("taken over", "told in time", on=SQLITE)
 async def test_the_commands_of_a_former_attachment_are_refused_by_the_store(url: str) -> None:
     async with opened(url) as here, opened(url) as there:
         former = await attached(here, liveness="window")
@@ -430,6 +442,8 @@ async def test_closing_an_engine_detaches_what_it_was_about_to_take_over(url: st
 # Reopening, and reboots
 
 
+@on_either
+@guarantee("restarted", "kept", "nothing leaks", on=(SQLITE, DURABLE_SQLITE))
 async def test_after_everybody_was_gone_a_session_has_its_window_and_a_grace_period(
     url: str,
 ) -> None:
@@ -450,6 +464,8 @@ async def test_after_everybody_was_gone_a_session_has_its_window_and_a_grace_per
         assert [each.id for each in await engine.list_sessions("/n")] == [other.session.id]
 
 
+@on_either
+@guarantee("restarted", "kept", on=(SQLITE, DURABLE_SQLITE))
 async def test_a_session_is_resumed_long_after_everybody_was_gone(url: str) -> None:
     clock = Hands()
     async with opened(url, clock) as engine:
@@ -479,6 +495,8 @@ async def test_while_somebody_is_there_a_session_has_its_window_alone(url: str) 
                 assert [each.id for each in sessions] == [other.session.id]
 
 
+@on_either
+@guarantee("power cut", "kept", on=(SQLITE, DURABLE_SQLITE))
 async def test_a_session_outlives_a_reboot(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Hands()
     engine = engine_of(url, clock)
@@ -504,6 +522,8 @@ async def test_a_session_outlives_a_reboot(url: str, monkeypatch: pytest.MonkeyP
         assert owner.since == pytest.approx(19.9)
 
 
+@on_either
+@guarantee("power cut", "nothing leaks", on=(SQLITE, DURABLE_SQLITE))
 async def test_a_reboot_does_not_make_sessions_immortal(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from tenure.engines.contract import Place
 from tenure.errors import EngineError, EngineUnavailable
 from tenure.model import NodeConfig
 from tests.engines.sqlite.helpers import attached, engine_of, opened, program, result
+from tests.guarantees import DURABLE_SQLITE, SQLITE, guarantee
 
 
 async def refused(url: str, says: str) -> None:
@@ -182,8 +183,12 @@ def fill(folder: Path) -> Path:
             return filler
 
 
-async def test_a_full_disk_is_a_clear_error_and_nothing_is_lost(small_disk: Path) -> None:
-    url = f"sqlite:///{small_disk}/store.db"
+@pytest.mark.parametrize("query", ["", "?durability=full"])
+@guarantee("disk full", "kept", "others go on", "told stands", on=(SQLITE, DURABLE_SQLITE))
+async def test_a_full_disk_is_a_clear_error_and_nothing_is_lost(
+    small_disk: Path, query: str
+) -> None:
+    url = f"sqlite:///{small_disk}/store.db{query}"
     async with program(url, window=2) as one, program(url, window=2) as other:
         assert await one.enqueue(1, "x") is Place.GRANTED
         assert await other.enqueue(1, "x") is Place.WAITING
@@ -215,8 +220,10 @@ async def test_a_full_disk_is_a_clear_error_and_nothing_is_lost(small_disk: Path
         assert {f"key-{number}" for number in range(2, hold - 2)} <= held, "the rest has"
 
 
-async def test_a_full_disk_while_closing_lets_go_all_the_same(small_disk: Path) -> None:
-    url = f"sqlite:///{small_disk}/store.db"
+@pytest.mark.parametrize("query", ["", "?durability=full"])
+@guarantee("disk full", "nothing leaks", on=(SQLITE, DURABLE_SQLITE))
+async def test_a_full_disk_while_closing_lets_go_all_the_same(small_disk: Path, query: str) -> None:
+    url = f"sqlite:///{small_disk}/store.db{query}"
     async with program(url) as other:
         async with opened(url) as engine:
             one = await attached(engine)

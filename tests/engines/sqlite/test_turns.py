@@ -22,7 +22,9 @@ from tenure.engines.sqlite.engine import SqliteEngine
 from tenure.engines.sqlite.turn import Turn
 from tenure.errors import EngineError, InvalidArgument
 from tenure.model import NodeConfig
+from tests.engines.sqlite.conftest import on_either
 from tests.engines.sqlite.helpers import attached, opened, program, result
+from tests.guarantees import DURABLE_SQLITE, SQLITE, guarantee
 
 
 @contextmanager
@@ -129,6 +131,8 @@ async def test_who_has_the_file_open_already_learns_that_commits_are_to_be_durab
         await one.withdraw(3)
 
 
+@on_either
+@guarantee("stuck peer", "in order", on=(SQLITE, DURABLE_SQLITE))
 async def test_operations_keep_their_order_across_all_ways(url: str, path: Path) -> None:
     async with program(url) as one:
         first = one.ask(1, "x")
@@ -190,6 +194,8 @@ async def test_an_operation_goes_on_when_nobody_waits_for_it(url: str, path: Pat
         assert await other.enqueue(1, "x", timeout=0) is Place.REFUSED
 
 
+@on_either
+@guarantee("cancelled", "nothing leaks", on=(SQLITE, DURABLE_SQLITE))
 async def test_a_cancelled_attach_leaves_no_session(url: str, path: Path) -> None:
     async with opened(url) as engine:
         await attached(engine)
@@ -204,6 +210,7 @@ async def test_a_cancelled_attach_leaves_no_session(url: str, path: Path) -> Non
         assert len(await engine.list_sessions("/default")) == 1
 
 
+@guarantee("stuck peer", "others go on", on=SQLITE)
 async def test_another_programs_transaction_is_waited_for(url: str, path: Path) -> None:
     async with program(url) as one:
         shell = sqlite3.connect(path, isolation_level=None)
@@ -219,6 +226,8 @@ async def test_another_programs_transaction_is_waited_for(url: str, path: Path) 
             shell.close()
 
 
+@on_either
+@guarantee("stuck peer", "kept", "others go on", on=(SQLITE, DURABLE_SQLITE))
 async def test_another_programs_endless_transaction_is_a_clear_error(
     url: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +292,8 @@ def a_process_stopped_in_its_turn(path: Path) -> Iterator[subprocess.Popen[str]]
             process.kill()
 
 
+@on_either
+@guarantee("stuck peer", "kept", "others go on", on=(SQLITE, DURABLE_SQLITE))
 async def test_a_process_stopped_in_its_turn_is_named_and_costs_nobody_a_lease(
     url: str, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -307,6 +318,7 @@ async def test_a_process_stopped_in_its_turn_is_named_and_costs_nobody_a_lease(
         await other.granted(1)
 
 
+@guarantee("stuck peer", "others go on", on=SQLITE)
 async def test_an_engine_closed_behind_a_stopped_turn_says_so_and_lets_go(
     url: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,15 @@
+"""What holds on which engine under which fault, as the tests show it: docs/guarantee-table.md.
+
+A test says what it shows, beside its name::
+
+    @guarantee("killed", "others go on", "nothing leaks", on=SQLITE)
+    async def test_a_killed_holder_is_followed_at_once(workers): ...
+
+`python -m tests.guarantees` runs all tests that say so, and writes the table of what came of it.
+What no test shows is told as such, and what cannot be asked of an engine with the reason
+(`vocabulary`). That the table is of the tests as they are is a test itself, without running them.
+"""
+
+from tests.guarantees.vocabulary import DURABLE_SQLITE, MEMORY, SQLITE, broken, guarantee
+
+__all__ = ["DURABLE_SQLITE", "MEMORY", "SQLITE", "broken", "guarantee"]

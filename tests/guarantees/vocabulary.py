@@ -1,0 +1,193 @@
+"""The words of the guarantee table: engines, faults, what may hold; and the marks made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import pytest
+
+__all__ = [
+    "CONCERNS",
+    "DURABLE_SQLITE",
+    "ENGINES",
+    "FAULTS",
+    "INAPPLICABLE",
+    "MEMORY",
+    "PROMISES",
+    "SQLITE",
+    "Claim",
+    "Engine",
+    "Fault",
+    "Promise",
+    "broken",
+    "guarantee",
+]
+
+Engine: TypeAlias = Literal["memory", "sqlite", "sqlite-full"]
+MEMORY: Engine = "memory"
+SQLITE: Engine = "sqlite"
+DURABLE_SQLITE: Engine = "sqlite-full"
+
+ENGINES: dict[Engine, str] = {
+    MEMORY: "`memory://`",
+    SQLITE: "`sqlite://`",
+    DURABLE_SQLITE: "`sqlite://`, `durability=full`",
+}
+
+Promise: TypeAlias = Literal[
+    "one owner",
+    "in order",
+    "tokens rise",
+    "told in time",
+    "kept",
+    "nothing leaks",
+    "others go on",
+    "told stands",
+]
+
+PROMISES: dict[Promise, str] = {
+    "one owner": "never do more believe that they hold than the limit allows",
+    "in order": "grants go by the order of the requests",
+    "tokens rise": "a later grant has a higher fencing token",
+    "told in time": "who loses a lease, or its place in the queue, knows by the deadline at the "
+    "latest, and is told at once when the store can reach it",
+    "kept": "who is well, or is well again within its window, loses nothing; a session that can be "
+    "resumed has everything",
+    "nothing leaks": "what is given up, or was its holder's alone, is free",
+    "others go on": "whoever is next in line is granted: at once, or after the window where the "
+    "store cannot know sooner",
+    "told stands": "what a program was told by the store is still so",
+}
+
+Fault: TypeAlias = Literal[
+    "none",
+    "killed",
+    "stopped",
+    "stalled",
+    "suspended",
+    "cancelled",
+    "cut off",
+    "stuck peer",
+    "disk full",
+    "restarted",
+    "power cut",
+    "wall clock",
+    "clocks drift",
+    "fork",
+    "administrator",
+    "taken over",
+]
+
+FAULTS: dict[Fault, str] = {
+    "none": "contention, and nothing else",
+    "killed": "a holder's or waiter's process is killed (`kill -9`)",
+    "stopped": "a process is stopped (`SIGSTOP`), for less or more than its window",
+    "stalled": "an event loop is stuck",
+    "suspended": "the machine is suspended",
+    "cancelled": "a task is cancelled, at whatever step",
+    "cut off": "the store is out of reach, or its answers are lost",
+    "stuck peer": "another process is stopped or hangs while it uses the store",
+    "disk full": "the disk is full",
+    "restarted": "a program is restarted, or nobody has the store open for a while",
+    "power cut": "the machine crashes or is started anew",
+    "wall clock": "the wall clock jumps",
+    "clocks drift": "the clocks of the clients disagree",
+    "fork": "a process forks",
+    "administrator": "a session is ended, a request evicted, a semaphore deleted by force",
+    "taken over": "a session is resumed elsewhere while its program lives",
+}
+
+CONCERNS: dict[Fault, tuple[Promise, ...]] = {
+    "none": ("one owner", "in order", "tokens rise", "nothing leaks", "others go on"),
+    "killed": ("one owner", "in order", "tokens rise", "nothing leaks", "others go on"),
+    "stopped": ("one owner", "tokens rise", "told in time", "kept", "others go on"),
+    "stalled": ("one owner", "told in time", "kept", "others go on"),
+    "suspended": ("one owner", "told in time", "kept", "others go on"),
+    "cancelled": ("one owner", "in order", "kept", "nothing leaks", "others go on"),
+    "cut off": ("one owner", "told in time", "kept", "nothing leaks", "others go on"),
+    "stuck peer": ("in order", "kept", "others go on"),
+    "disk full": ("kept", "nothing leaks", "others go on", "told stands"),
+    "restarted": ("tokens rise", "kept", "nothing leaks", "told stands"),
+    "power cut": ("tokens rise", "kept", "nothing leaks", "others go on", "told stands"),
+    "wall clock": ("tokens rise", "told in time", "kept"),
+    "clocks drift": ("one owner", "told in time", "kept"),
+    "fork": ("one owner", "kept", "nothing leaks", "others go on"),
+    "administrator": (
+        *("one owner", "in order", "tokens rise", "told in time", "nothing leaks"),
+        "others go on",
+    ),
+    "taken over": ("one owner", "in order", "tokens rise", "told in time", "others go on"),
+}
+"""What a fault could break. The rest of its line is left blank."""
+
+_ONE_PROCESS = "all who take part are in that process, and so is the store"
+_GONE = "the store is gone with its last user, and with it everything that could have been kept"
+_ONE_HOST = "all who take part are on one host, and have one clock"
+
+INAPPLICABLE: dict[tuple[Engine, Fault], str] = {
+    (MEMORY, "killed"): _ONE_PROCESS,
+    (MEMORY, "stopped"): _ONE_PROCESS,
+    (MEMORY, "stuck peer"): _ONE_PROCESS,
+    (MEMORY, "disk full"): "it writes nothing",
+    (MEMORY, "restarted"): _GONE,
+    (MEMORY, "power cut"): _GONE,
+    (MEMORY, "clocks drift"): _ONE_PROCESS,
+    (SQLITE, "clocks drift"): _ONE_HOST,
+    (DURABLE_SQLITE, "clocks drift"): _ONE_HOST,
+}
+"""What cannot be asked of an engine, and why."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That something holds, or is known not to, under a fault on an engine."""
+
+    engine: Engine
+    fault: Fault
+    promise: Promise
+    holds: bool = True
+
+
+def guarantee(
+    fault: Fault, *promises: Promise, on: Engine | tuple[Engine, ...], place: str = ""
+) -> pytest.MarkDecorator:
+    """Mark a test as showing that these promises hold.
+
+    Args:
+        on: the engines. Of a test whose parameter ``url`` or ``query`` chooses between the two
+            kinds of SQLite, both are named, and each run counts for its own.
+        place: where the test is, for people; what pytest says, when left out.
+    """
+    return _mark(fault, promises, on, place, holds=True)
+
+
+def broken(
+    fault: Fault, *promises: Promise, on: Engine | tuple[Engine, ...], place: str = ""
+) -> pytest.MarkDecorator:
+    """Mark a test as showing that these do *not* hold, as the documents say."""
+    return _mark(fault, promises, on, place, holds=False)
+
+
+def _mark(
+    fault: Fault,
+    promises: tuple[Promise, ...],
+    on: Engine | tuple[Engine, ...],
+    place: str,
+    *,
+    holds: bool,
+) -> pytest.MarkDecorator:
+    engines = (on,) if isinstance(on, str) else on
+    assert fault in FAULTS, fault
+    assert promises, f"what holds when it comes to {fault!r}?"
+    for promise in promises:
+        assert promise in CONCERNS[fault], f"{promise!r} is not at stake in {fault!r}"
+    for engine in engines:
+        assert (engine, fault) not in INAPPLICABLE, f"{fault!r} is said not to concern {engine}"
+    claims = [Claim(engine, fault, promise, holds) for engine in engines for promise in promises]
+    return pytest.mark.guarantee(claims=claims, place=place)
+
+
+assert tuple(FAULTS) == get_args(Fault) == tuple(CONCERNS)
+assert tuple(PROMISES) == get_args(Promise)
+assert tuple(ENGINES) == get_args(Engine)
