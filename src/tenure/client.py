@@ -103,7 +103,7 @@ class Client(Nodes):
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._closed = False
-        self._sessions: set[Session] = set()
+        self._sessions: dict[Session, None] = {}
         self._implicit = ImplicitSession(self, DEFAULT_WINDOW)
         self._streams: set[ref[EventStream]] = set()
         self._beginnings: set[asyncio.Task[Any]] = set()
@@ -341,12 +341,12 @@ class Client(Nodes):
                 f"{session._ended}",
                 node=how.node,
             )
-        self._sessions.add(session)
+        self._sessions[session] = None
         self._keeper.add(session)
         return session
 
     def _forget_session(self, session: Session) -> None:
-        self._sessions.discard(session)
+        self._sessions.pop(session, None)
         self._keeper.discard(session)
 
     def sessions(

@@ -78,7 +78,7 @@ class Keeper:
         self._clock = clock
         self._loop = loop
         self._stalled = stalled
-        self._sessions: set[Kept] = set()
+        self._sessions: dict[Kept, None] = {}
         self._last_turn = clock.now()
         self._timer: asyncio.TimerHandle | None = None
         self._thread: threading.Thread | None = None
@@ -91,7 +91,7 @@ class Keeper:
     def add(self, session: Kept) -> None:
         """Keep a session alive from now on. On the loop."""
         with self._starting:
-            self._sessions.add(session)
+            self._sessions[session] = None
             if self._thread is None and not self._clock.virtual:
                 self._thread_over = asyncio.Event()
                 self._thread = threading.Thread(
@@ -107,7 +107,7 @@ class Keeper:
 
     def discard(self, session: Kept) -> None:
         """Leave a session to itself. Safe to call twice, and from any thread."""
-        self._sessions.discard(session)
+        self._sessions.pop(session, None)
 
     async def aclose(self) -> None:
         """Stop, and wait for the end of the thread. Safe to call twice."""

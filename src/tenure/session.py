@@ -117,9 +117,10 @@ class Session:
         self._closers = 0  # who waits for it
         self._leases: dict[int, Lease] = {}
         self._recovered: dict[int, Recovered] = {}
-        self._pending: set[Scope] = set()
-        self._waiters: set[asyncio.Future[None]] = set()
-        self._watchers: set[Callable[[], None]] = set()
+        # Sets that keep their order: who came first is told first.
+        self._pending: dict[Scope, None] = {}
+        self._waiters: dict[asyncio.Future[None], None] = {}
+        self._watchers: dict[Callable[[], None], None] = {}
         self._withdrawals = Withdrawals(self)
         self._last_hold = 0
         self._scope: Scope | None = None
@@ -300,7 +301,7 @@ class Session:
         """What the store answers, or the session's end, whichever comes first."""
         scope = Scope(self)
         scope.enter()
-        self._pending.add(scope)
+        self._pending[scope] = None
         try:
             answer = await operation
         except BaseException as error:
@@ -310,7 +311,7 @@ class Session:
                 raise self._over(error) from None
             raise
         finally:
-            self._pending.discard(scope)
+            self._pending.pop(scope, None)
         scope.exit(None)
         return answer
 
@@ -320,12 +321,12 @@ class Session:
         A caller that is cancelled leaves the operation alone.
         """
         waiter = self._loop.create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         answer.add_done_callback(partial(wake, waiter))
         try:
             await waiter
         finally:
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
         return self._ended is None
 
     def _over(self, error: SessionExpired) -> SessionExpired | SessionClosed:

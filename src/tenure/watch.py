@@ -89,7 +89,7 @@ class Watch(Generic[T]):
         session, stop = self._session, self._stop
         if session is not None and stop is not None:
             self._stop = None
-            session._watchers.discard(self._changed.set)
+            session._watchers.pop(self._changed.set, None)
             session._client._soon(stop)  # whatever the thread; and nothing in a forked child
 
     def __del__(self) -> None:
@@ -147,7 +147,7 @@ class Watch(Generic[T]):
             )
         except SessionExpired as error:
             raise session._over(error) from None
-        session._watchers.add(self._changed.set)
+        session._watchers[self._changed.set] = None
         self._session = session
 
 

@@ -244,8 +244,8 @@ async def nothing_is_left(place: Place) -> None:
         assert await place.world.queue(name) == [], name
     for session in place.client._sessions:
         assert session._leases == {}
-        assert session._pending == set()
-        assert session._watchers == set()
+        assert session._pending == {}
+        assert session._watchers == {}
     assert scope._innermost == {}
     assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
     assert {each.description for each in await place.world.sessions()} <= {"operator", "rival", ""}

@@ -230,7 +230,7 @@ def test_on_a_closed_loop_sessions_run_out_and_are_forgotten(clock: VirtualClock
     clock.advance(5)
     kept._watch_over([session])
     assert session.lapses == 1
-    assert kept._sessions == set()
+    assert kept._sessions == {}
 
 
 async def test_a_thread_may_end_only_with_nothing_to_keep(clock: VirtualClock) -> None:

@@ -201,7 +201,7 @@ async def test_an_expiry_between_attaching_and_entering_is_one_inside(world: Wor
             await ending
             assert this_task().cancelling() == 0
     assert {"too early", "SessionExpired"} <= outcomes
-    assert client._sessions == set()
+    assert client._sessions == {}
 
 
 async def test_a_lease_inside_of_it_is_lost_first(world: World) -> None:
@@ -385,7 +385,7 @@ async def test_a_node_must_exist(world: World) -> None:
         with pytest.raises(NodeNotFound):
             async with client.session("/none"):
                 pytest.fail("entered")
-        assert client._sessions == set()
+        assert client._sessions == {}
 
 
 async def test_what_is_asked_for_is_checked_in_the_call(world: World) -> None:
@@ -437,7 +437,7 @@ async def test_an_attaching_that_takes_too_long_has_failed(world: World, ended: 
             await client.session()
         await turns()
         assert await world.sessions() == []
-        assert client._sessions == set()
+        assert client._sessions == {}
 
 
 @pytest.mark.parametrize("engine_turns", [None, 2])
@@ -449,7 +449,7 @@ async def test_an_attaching_that_is_closed_from_outside_leaves_no_session(
         attaching.send(None)
         attaching.close()
         await turns()
-        assert client._sessions == set()
+        assert client._sessions == {}
         assert await world.sessions() == []
 
 

@@ -223,7 +223,7 @@ async def test_a_break_leaks_nothing(world: World) -> None:
         gc.collect()
         await turns(2)
         assert watches(session) == 0
-        assert session._watchers == set()
+        assert session._watchers == {}
 
 
 async def test_one_that_is_dropped_in_another_thread_ends_too(world: World) -> None:
@@ -259,7 +259,7 @@ async def test_closed_while_it_begins_or_reads_it_ends(world: World) -> None:
             outcome = (await asyncio.gather(reading, return_exceptions=True))[0]
             assert outcome is None or isinstance(outcome, StopAsyncIteration)
             await states.aclose()
-        assert session._watchers == set()
+        assert session._watchers == {}
         assert "describe" in engine.calls
 
 

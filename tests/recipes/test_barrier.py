@@ -189,7 +189,7 @@ async def test_cancelled_at_any_step_a_party_leaves_and_the_barrier_goes_on(
             assert await world.queue("phase") == []
             assert await world.queue("phase.marking") == []
             assert session._leases == {}
-            assert session._watchers == set()
+            assert session._watchers == {}
             if over:
                 break
         assert step > 3 or engine_turns in (None, 0)

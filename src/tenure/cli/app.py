@@ -65,6 +65,11 @@ class LazyGroup(CommandGroup):
         "evict": ("tenure.cli.admin", "evict", "Take one owner or waiter away from NAME."),
         "doctor": ("tenure.cli.doctor", "doctor", "Examine the store, and try it out."),
         "demo": ("tenure.cli.demo.command", "demo", "See processes share locks and a leader."),
+        "simulate": (
+            "tenure.cli.simulate",
+            "simulate",
+            "Look for defects of tenure itself, in simulated time.",
+        ),
         "completion": (
             "tenure.cli.completion",
             "completion",

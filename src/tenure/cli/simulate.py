@@ -1,0 +1,126 @@
+"""`tenure simulate`: look for defects of tenure itself, in thousands of simulated histories."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import click
+
+from tenure.cli.options import a_count, json_option
+from tenure.cli.output import duration, is_terminal, print_json, say
+from tenure.cli.status import Status
+from tenure.testing.history import dump
+from tenure.testing.simulation import Outcome, smallest
+from tenure.testing.simulation import simulate as simulated
+from tenure.testing.simulation.batch import FEWEST_FAULTS, FEWEST_OPERATIONS, Tally, tallies
+
+__all__ = ["simulate"]
+
+FEW = 3
+"""After so many seeds that fail, there is enough to look at."""
+
+
+@click.command()
+@click.option("--seeds", type=a_count, default="1000", metavar="N", help="How many (1000).")
+@click.option("--first-seed", type=a_count, default="1", metavar="N", help="The first (1).")
+@click.option(
+    "--jobs", type=a_count, metavar="N", help="How many processes work on it; one for each core."
+)
+@click.option(
+    "--history",
+    "history_file",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Keep the first history that fails, or else the last, as JSON lines.",
+)
+@json_option
+def simulate(
+    *, seeds: int, first_seed: int, jobs: int | None, history_file: Path | None, as_json: bool
+) -> int:
+    """Look for defects of tenure itself, in simulated time.
+
+    Each seed is a history: processes that lock, wait, hold, campaign, write and read, while they
+    pause, crash and are started again, lose their connections and are cancelled, the store goes
+    away, clocks drift and are set, and administrators interfere. Each is checked: that never too
+    many hold, that queues are first in, first out, that fencing tokens rise, that data is
+    linearizable, that every loss is known in time and nothing stays behind.
+
+    A history that fails is told with its seed, and made smaller. The same seed gives the same
+    history again, with the same version of tenure and of Python. Exits with 70 if one failed.
+    """
+    started = time.monotonic()
+    total = Tally()
+    for tally in tallies(first_seed, seeds, jobs or os.cpu_count() or 1):
+        total.merge(tally)
+        if is_terminal() and not as_json:
+            rate = total.seeds / (time.monotonic() - started)
+            click.echo(f"\r{total.seeds:,} of {seeds:,}, {rate:.0f} a second\x1b[K", nl=False)
+        if len(total.failed) >= FEW:
+            break
+    if is_terminal() and not as_json:
+        click.echo("\r\x1b[K", nl=False)
+    total.failed.sort()
+    failed = [simulated(seed) for seed in total.failed[:FEW]]
+    if history_file is not None:
+        kept = failed[0] if failed else simulated(first_seed + seeds - 1)
+        dump(kept.records, history_file)
+    took = time.monotonic() - started
+    if as_json:
+        print_json(_json(total, failed, took))
+    else:
+        for outcome in failed:
+            _tell(outcome)
+        _sum_up(total, took)
+    return Status.DEFECT if failed else Status.DONE
+
+
+def _tell(outcome: Outcome) -> None:
+    seed = outcome.plan.seed
+    say(f"seed {seed} fails; again: tenure simulate --first-seed {seed} --seeds 1", "bold red")
+    small = smallest(outcome)
+    for violation in small.violations or outcome.violations:
+        say(str(violation))
+    say(f"the smallest that fails so, made of {outcome.plan.steps} steps:")
+    say(str(small.plan))
+    say()
+
+
+def _sum_up(total: Tally, took: float) -> None:
+    kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(total.faults.items()))
+    say(
+        f"{total.seeds:,} histories, {total.operations:,} operations, {duration(total.length)} of "
+        f"simulated time, in {took:.1f} s ({total.seeds / took:.0f} a second)"
+    )
+    say(f"{total.faults.total():,} faults: {kinds}")
+    if total.short:
+        say(
+            f"{total.short} of the histories had fewer than {FEWEST_OPERATIONS} operations or "
+            f"{FEWEST_FAULTS} faults"
+        )
+    if total.failed:
+        say(f"{len(total.failed)} failed", "bold red")
+    else:
+        say("none failed", "bold green")
+
+
+def _json(total: Tally, failed: list[Outcome], took: float) -> dict[str, object]:
+    return {
+        "seeds": total.seeds,
+        "operations": total.operations,
+        "faults": dict(sorted(total.faults.items())),
+        "short": total.short,
+        "simulated_seconds": total.length,
+        "seconds": took,
+        "failed": [
+            {
+                "seed": outcome.plan.seed,
+                "violations": [
+                    {"rule": violation.rule, "what": violation.what}
+                    for violation in outcome.violations
+                ],
+            }
+            for outcome in failed
+        ],
+    }

@@ -1,0 +1,129 @@
+"""Many seeds, in one process or several, and what they add up to."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tenure.testing.simulation.plan import draw
+from tenure.testing.simulation.world import Outcome, run
+
+__all__ = ["FEWEST_FAULTS", "FEWEST_OPERATIONS", "Tally", "outcomes", "tallies"]
+
+FEWEST_OPERATIONS, FEWEST_FAULTS = 200, 5
+"""A seed with fewer is a short one."""
+
+_BETWEEN_COLLECTIONS = 25
+_BATCH = 20
+
+
+@dataclass
+class Tally:
+    """What many histories add up to.
+
+    Attributes:
+        short: seeds with fewer operations, or fewer faults, than a history is to have.
+        length: true time simulated, in seconds.
+        failed: the seeds of the histories that were violated.
+    """
+
+    seeds: int = 0
+    operations: int = 0
+    records: int = 0
+    length: float = 0.0
+    short: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    failed: list[int] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one more."""
+        faults = sum(outcome.faults.values())
+        self.seeds += 1
+        self.operations += outcome.operations
+        self.records += len(outcome.records)
+        self.length += outcome.length
+        self.short += outcome.operations < FEWEST_OPERATIONS or faults < FEWEST_FAULTS
+        self.faults.update(outcome.faults)
+        if outcome.violations:
+            self.failed.append(outcome.plan.seed)
+
+    def merge(self, other: Tally) -> None:
+        """Count all of another one, too."""
+        self.seeds += other.seeds
+        self.operations += other.operations
+        self.records += other.records
+        self.length += other.length
+        self.short += other.short
+        self.faults.update(other.faults)
+        self.failed += other.failed
+
+
+def tallies(first: int, seeds: int, jobs: int) -> Iterator[Tally]:
+    """What so many seeds add up to, a few at a time, as they come.
+
+    Args:
+        first: the first seed.
+        seeds: how many.
+        jobs: how many processes work on it; 1 is this one.
+    """
+    batches = [
+        range(at, min(at + _BATCH, first + seeds)) for at in range(first, first + seeds, _BATCH)
+    ]
+    if jobs == 1:
+        yield from map(_tally, batches)
+        return
+    with ProcessPoolExecutor(jobs, initializer=_leave_interrupts_to_the_parent) as pool:
+        waiting: set[Future[Tally]] = set()
+        try:
+            while batches or waiting:
+                while batches and len(waiting) < 2 * jobs:
+                    waiting.add(pool.submit(_tally, batches.pop(0)))
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for each in done:
+                    yield each.result()
+        finally:
+            for each in waiting:
+                each.cancel()
+
+
+def _tally(seeds: Iterable[int]) -> Tally:
+    tally = Tally()
+    for outcome in outcomes(seeds):
+        tally.add(outcome)
+    return tally
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def outcomes(seeds: Iterable[int]) -> Iterator[Outcome]:
+    """The histories of some seeds, with tenure's own log silent and garbage collected rarely.
+
+    A world is one large cycle. Collected whenever the interpreter likes, it costs a third more.
+    """
+    with _quiet():
+        for number, seed in enumerate(seeds):
+            yield run(draw(seed))
+            if number % _BETWEEN_COLLECTIONS == 0:
+                gc.collect()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    log, collects = logging.getLogger("tenure"), gc.isenabled()
+    before, log.disabled = log.disabled, True
+    gc.disable()
+    try:
+        yield
+    finally:
+        log.disabled = before
+        if collects:
+            gc.enable()
+        gc.collect()

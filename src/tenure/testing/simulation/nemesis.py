@@ -1,0 +1,261 @@
+"""What breaks a simulated world, and mends it again.
+
+Each fault of a plan is carried out at its time, or somewhat later when there is nothing yet that
+it could befall; only what took effect counts. What it does to a process it does to the incarnation
+that lives then, and it says so in the history, before or after, whichever is the careful way round.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tenure.model import DEFAULT_NODE
+from tenure.testing.faults import Way, at_once
+from tenure.testing.history import Continued, Crashed, Paused, Revokes
+from tenure.testing.simulation.plan import Fault, FaultKind
+from tenure.testing.simulation.process import Incarnation, SimulatedProcess
+
+if TYPE_CHECKING:
+    from tenure.testing.simulation.world import World
+
+__all__ = ["Nemesis"]
+
+TRIALS, BETWEEN_TRIALS = 20, 0.2
+"""How often a fault that finds nothing to befall is tried again, and after how many seconds."""
+
+
+class Nemesis:
+    """The faults of one world.
+
+    Attributes:
+        applied: how many have taken effect, of each kind.
+        observers_way: the observer's; what happens to the ways of all happens to it.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.applied: Counter[FaultKind] = Counter()
+        self._pending = 0  # still to come, or not over yet
+        self.observers_way: Way
+        self._world = world
+        self._scheduler = world.scheduler
+        self._record = world.records.append
+
+    @property
+    def idle(self) -> bool:
+        return not self._pending
+
+    def begin(self, faults: Sequence[Fault]) -> None:
+        """From now on, let them happen."""
+        start = self._scheduler.now
+        self._pending = len(faults)
+        for fault in faults:
+            self._scheduler.call_at(start + fault.at, self._happen, fault, TRIALS)
+
+    def _happen(self, fault: Fault, trials: int) -> None:
+        carry_out: Callable[[Fault], bool] = getattr(self, f"_{fault.kind}")
+        if carry_out(fault):
+            self.applied[fault.kind] += 1
+        elif trials:
+            again = self._scheduler.now + BETWEEN_TRIALS
+            self._scheduler.call_at(again, self._happen, fault, trials - 1)
+            return
+        self._pending -= 1
+        self._world.look_whether_done()
+
+    def _later(self, seconds: float, act: Callable[[], object]) -> None:
+        """Have the end of a fault happen, too."""
+        self._pending += 1
+
+        def happen() -> None:
+            self._pending -= 1
+            act()
+            self._world.look_whether_done()
+
+        self._scheduler.call_at(self._scheduler.now + seconds, happen)
+
+    # Processes
+
+    def _living(self, fault: Fault) -> Incarnation | None:
+        """Whom it befalls, if it has not come to its end."""
+        life = self._world.processes[fault.process].now
+        return life if life.loop.alive and not life.done else None
+
+    def _pause(self, fault: Fault) -> bool:
+        life = self._living(fault)
+        if life is None:
+            return False
+        life.loop.interrupt_after(fault.which % 4, partial(self._stop, life, fault.length))
+        return True
+
+    def _stop(self, life: Incarnation, length: float) -> None:
+        """Nothing of it runs."""
+        self._record(Paused(self._scheduler.now, life.label))
+        life.loop.pause()
+        if life.io_loop is not None:
+            life.io_loop.pause()
+        self._later(length, partial(self._go_on, life))
+
+    def _go_on(self, life: Incarnation) -> None:
+        if life.io_loop is not None:
+            life.io_loop.resume()
+        self._wake(life)
+
+    def _wake(self, life: Incarnation) -> None:
+        if life.loop.alive:
+            life.loop.resume()
+            self._record(Continued(self._scheduler.now, life.label))
+
+    def _stall(self, fault: Fault) -> bool:
+        """Its loop does not turn; the thread of its keeper does, and that of its engine."""
+        life = self._living(fault)
+        if life is None or life.client is None:
+            return False
+        self._record(Paused(self._scheduler.now, life.label))
+        life.loop.pause()
+        over = self._scheduler.now + fault.length
+        self._keep(life, over)
+        self._later(fault.length, partial(self._wake, life))
+        return True
+
+    def _keep(self, life: Incarnation, until: float) -> None:
+        """What the keeper's thread does meanwhile."""
+        client = life.client
+        if client is None or client._loop is None or not life.loop.alive:
+            return
+        if self._scheduler.now >= until:
+            return
+        keeper = client._keeper
+        sessions = list(keeper._sessions)
+        pause = keeper._watch_over(sessions) if sessions else 1.0
+        self._scheduler.call_at(self._scheduler.now + pause, self._keep, life, until)
+
+    def _crash(self, fault: Fault) -> bool:
+        life = self._living(fault)
+        if life is None:
+            return False
+        self._record(Crashed(self._scheduler.now, life.label))
+        process = self._world.processes[fault.process]
+        process.die(noticed=bool(fault.which & 1))
+        resume = life.token if fault.which & 2 else None
+        self._later(fault.length, partial(process.start, resume))
+        return True
+
+    def _cancel(self, fault: Fault) -> bool:
+        life = self._living(fault)
+        doing = [] if life is None else [each for each in life.doing if each is not None]
+        if not doing:
+            return False
+        task, request = doing[fault.which % len(doing)]
+        if request is not None:
+            request.leaves()
+        task.cancel()
+        return True
+
+    def _wall(self, fault: Fault) -> bool:
+        world = self._world
+        clock = (world.server if fault.which & 1 else world.processes[fault.process]).clock
+        clock.jump_wall((fault.length - 1.0) * 3600.0)
+        return True
+
+    # The ways to the store, and the store
+
+    def _break(self, fault: Fault, breaking: Callable[[Way], None]) -> bool:
+        life = self._living(fault)
+        if life is None:
+            return False
+        process = self._world.processes[fault.process]
+        process.broken += 1
+        breaking(life.way)
+        self._later(fault.length, partial(self._mend, process))
+        return True
+
+    def _mend(self, process: SimulatedProcess) -> None:
+        process.broken -= 1
+        if not process.broken:
+            process.now.way.mend()
+
+    def _cut(self, fault: Fault) -> bool:
+        there, back = ((True, True), (True, False), (False, True))[fault.which % 3]
+        return self._break(fault, lambda way: way.cut(there=there, back=back))
+
+    def _lose(self, fault: Fault) -> bool:
+        return self._break(fault, Way.lose)
+
+    def _slow(self, fault: Fault) -> bool:
+        process = self._world.processes[fault.process]
+        process.slow *= 10.0
+        self._later(fault.length, partial(self._speed_up, process))
+        return True
+
+    def _speed_up(self, process: SimulatedProcess) -> None:
+        process.slow /= 10.0
+
+    def _restart(self, fault: Fault) -> bool:
+        self._world.server.pause()
+        self.observers_way.lose()
+        for each in self._world.processes:
+            each.broken += 1
+            each.now.way.lose()
+        self._later(fault.length, self._come_back)
+        return True
+
+    def _come_back(self) -> None:
+        self._world.server.resume()
+        self.observers_way.mend()
+        for each in self._world.processes:
+            self._mend(each)
+
+    # Administrators
+
+    def _evict(self, fault: Fault) -> bool:
+        eye = self._world.eye
+        found = [
+            (each.name, request)
+            for each in at_once(eye.list_semaphores(DEFAULT_NODE, owners=True, waiters=True))
+            for request in (*each.owners, *each.waiters)
+        ]
+        if not found:
+            return False
+        name, request = found[fault.which % len(found)]
+        self._revoke(request.session_id, name)
+        return at_once(eye.evict(DEFAULT_NODE, name, request.order_id))
+
+    def _end(self, fault: Fault) -> bool:
+        eye = self._world.eye
+        found = [
+            each
+            for each in at_once(eye.list_sessions(DEFAULT_NODE))
+            if each.description.startswith("p")
+        ]
+        if not found:
+            return False
+        session = found[fault.which % len(found)]
+        self._revoke(session.id, None)
+        return at_once(eye.end_session(DEFAULT_NODE, session.id))
+
+    def _revoke(self, session_id: int, name: str | None) -> None:
+        sessions = at_once(self._world.eye.list_sessions(DEFAULT_NODE))
+        [whose] = [each.description for each in sessions if each.id == session_id]
+        number = whose.removeprefix("p").partition(".")[0]
+        for process in self._world.processes:
+            if str(process.number) == number:  # whoever has resumed it
+                for life in (*process.former, process.now):
+                    self._record(Revokes(self._scheduler.now, None, life.label, DEFAULT_NODE, name))
+
+    def _drop(self, fault: Fault) -> bool:
+        found = [
+            each.name
+            for each in at_once(
+                self._world.eye.list_semaphores(DEFAULT_NODE, owners=False, waiters=False)
+            )
+            if each.name in {"a", "b", "pool", "leader"}
+        ]
+        if not found:
+            return False
+        name = found[fault.which % len(found)]
+        self._record(Revokes(self._scheduler.now, None, None, DEFAULT_NODE, name))
+        at_once(self._world.administrator.delete_semaphore(name, force=True))
+        return True

@@ -1,0 +1,346 @@
+"""A simulated process: a client, one session at a time, and tasks that go through their steps.
+
+Every step holds what it gets: a broken lock can pass hundreds of schedules when everything is
+released at once. Whatever the process sees, it records. What it records must be certain: that
+something may be over is said before the act that ends it, that something is had after the answer.
+
+A step that a fault ends is over, and its task goes on with the next one. Steps that a killed
+process has not begun are left to its next incarnation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tenure.client import Client
+from tenure.election import Leadership
+from tenure.engines.memory.engine import MemoryEngine
+from tenure.errors import (
+    AcquireTimeout,
+    EngineError,
+    EngineUnavailable,
+    LeaseLost,
+    LeaseReleased,
+    SemaphoreExists,
+    SemaphoreNotFound,
+    SessionClosed,
+    SessionExpired,
+)
+from tenure.lease import Lease
+from tenure.model import EPHEMERAL_LIMIT, Recovered
+from tenure.once import Once
+from tenure.semaphore import Semaphore, Ticket
+from tenure.session import Session
+from tenure.testing.faults import FaultyEngine, Way
+from tenure.testing.history import Journal, Record, Request
+from tenure.testing.history.journal import Primitive
+from tenure.testing.simulation.plan import LIMIT, ProcessPlan, Step
+from tenure.testing.simulation.scheduler import LocalClock, ProcessLoop
+
+if TYPE_CHECKING:
+    from tenure.testing.simulation.world import World
+
+__all__ = ["Incarnation", "SimulatedProcess"]
+
+AnyLease = TypeVar("AnyLease", bound=Lease)
+
+EXPECTED = (
+    AcquireTimeout,
+    EngineError,
+    EngineUnavailable,
+    LeaseLost,
+    LeaseReleased,
+    SemaphoreExists,
+    SemaphoreNotFound,
+    SessionClosed,
+    SessionExpired,
+)
+"""What a step may raise where things break. Anything else is a defect."""
+
+
+class SimulatedProcess:
+    """One process of a plan, through all its incarnations."""
+
+    def __init__(self, world: World, number: int, plan: ProcessPlan) -> None:
+        self.world = world
+        self.number = number
+        self.plan = plan
+        self.random = Random(plan.seed)
+        self.clock = LocalClock(
+            world.scheduler, plan.rate, self.random.uniform(0, 1e5), 1.7e9 + plan.wall
+        )
+        self.steps = [deque(task) for task in plan.tasks]
+        self.former: list[Incarnation] = []
+        self.broken = 0  # how many faults break its way now
+        self.slow = 1.0
+        self.now: Incarnation
+
+    def start(self, resume: str | None = None) -> None:
+        """Begin a life."""
+        self.now = Incarnation(self, len(self.former), resume)
+
+    def die(self, *, noticed: bool) -> None:
+        """Be killed."""
+        self.now.kill(noticed=noticed)
+        self.former.append(self.now)
+
+    def delay(self) -> float:
+        least, most = self.plan.delay
+        return self.slow * (least + (most - least) * self.random.random())
+
+
+class Incarnation:
+    """One life of a process.
+
+    Attributes:
+        label: what the records call it.
+        loop, io_loop: its event loop, and the thread of its engine, if it has one of its own.
+        doing: each task's step that is under way, and the request that it has made.
+        token: the resume token of the newest session.
+        done: it has ended by itself.
+    """
+
+    def __init__(self, process: SimulatedProcess, life: int, resume: str | None) -> None:
+        world = process.world
+        self.world = world
+        self.plan = process.plan
+        self.clock = process.clock
+        self.label = f"p{process.number}.{life}"
+        self.loop = world.scheduler.new_loop(self.clock)
+        self.io_loop: ProcessLoop | None = None
+        if process.number in world.stalled:
+            self.io_loop = world.scheduler.new_loop(self.clock)
+        self.way = Way(process.delay, lambda: process.random.random() < 0.05)
+        if process.broken:
+            self.way.cut()
+        self.engine = FaultyEngine(
+            MemoryEngine(world.store, world.server.clock),
+            self.way,
+            clock=self.clock,
+            store_loop=world.server,
+            io_loop=self.io_loop,
+        )
+        self.doing: list[tuple[asyncio.Task[None], Request | None] | None] = []
+        self.token: str | None = None
+        self.done = False
+        self.client: Client | None = None
+        self._process = process
+        self._resume = resume
+        self._session: Session | None = None
+        self._attaching: asyncio.Lock
+        self.journal = Journal(
+            self.label, self._record, now=world.scheduler.time, to_common=self.clock.true
+        )
+        self._main = self.loop.create_task(self._run())
+
+    def _record(self, record: Record) -> None:
+        if self.loop.alive:  # a coroutine that is thrown away says nothing
+            self.world.records.append(record)
+
+    # Its life
+
+    def kill(self, *, noticed: bool) -> None:
+        for loop in (self.loop, self.io_loop):
+            if loop is not None:
+                loop.kill()
+        self.engine.die(noticed=noticed)
+
+    async def _run(self) -> None:
+        self._attaching = asyncio.Lock()
+        self.client = client = Client(self.engine, self.clock)
+        self.doing = [None] * len(self._process.steps)
+        async with asyncio.TaskGroup() as group:
+            if self._resume is not None:
+                await self._take_over(client, self._resume, group)
+            for number, steps in enumerate(self._process.steps):
+                group.create_task(self._go_through(number, steps))
+        try:
+            await client.aclose()
+        except EngineError:
+            self.world.unclosed += 1  # the store was away for the whole window
+        self.done = True
+        self.world.look_whether_done()
+
+    async def _go_through(self, number: int, steps: deque[Step]) -> None:
+        while steps:
+            step = steps.popleft()
+            if step.pause:
+                await asyncio.sleep(step.pause)
+            task = asyncio.create_task(self._step(number, step))
+            self.doing[number] = (task, None)
+            try:
+                await task
+            except EXPECTED:
+                pass  # it is over, and the next one has its turn
+            except asyncio.CancelledError:
+                if not task.cancelled():
+                    raise
+            except Exception as error:
+                what = f"{step.kind} {step.name!r} raised {error!r}"
+                self.world.complain(self.label, what)
+            self.doing[number] = None
+
+    def _asks(self, number: int, primitive: Primitive, step: Step, **known: Any) -> Request:
+        """A task is about to make a request."""
+        timeout = step.timeout
+        if timeout is not None:
+            timeout /= self.plan.rate  # it runs on the process's own clock
+        request = self.journal.asks(primitive, timeout=timeout, **known)
+        doing = self.doing[number]
+        assert doing is not None
+        self.doing[number] = (doing[0], request)
+        return request
+
+    # Sessions
+
+    async def session(self) -> Session:
+        """The session of this process; a new one when the last is over."""
+        async with self._attaching:
+            session = self._session
+            if session is None or session.state in {"expired", "closed"}:
+                assert self.client is not None
+                session = await self.client.session(
+                    recovery_window=self.plan.window,
+                    description=self.label,
+                    resumable=self.plan.resumable,
+                )
+                self._keep(session)
+        return session
+
+    def _keep(self, session: Session) -> None:
+        self._session = session
+        if self.plan.resumable:
+            self.token = session.resume_token
+
+    async def _take_over(self, client: Client, token: str, group: asyncio.TaskGroup) -> None:
+        try:
+            session = await client.session(resume=token)
+        except (SessionExpired, EngineUnavailable):
+            return
+        self._keep(session)
+        for found in session.recovered:
+            if found.ephemeral:
+                ticket: Ticket[Any] | None = session.mutex(found.name).recover()
+            elif found.name == "leader":
+                ticket = session.election(found.name).recover()
+            else:
+                ticket = session.semaphore(found.name).recover()
+            if ticket is None:
+                self.world.complain(self.label, f"{found} was said and cannot be recovered")
+                continue
+            recovers = self.world.label_of(found.order_id)
+            group.create_task(self._recovered(ticket, found, recovers))
+
+    async def _recovered(self, ticket: Ticket[Any], found: Recovered, recovers: str) -> None:
+        assert self._session is not None
+        primitive = self._session.semaphore(found.name, ephemeral=found.ephemeral)
+        limit = self.world.limit(found.name)
+        asking = self.journal.asks(primitive, found.count, limit=limit, recovers=recovers)
+        with contextlib.suppress(*EXPECTED), asking as request:
+            request.queued(found.order_id)
+            await self._hold_ticket(ticket, request, Step("ticket", found.name, hold=0.2))
+
+    # Steps
+
+    async def _step(self, number: int, step: Step) -> None:
+        session = await self.session()
+        if step.kind == "close":
+            self.journal.leaves()
+            await session.close()
+        elif step.kind in {"lock", "try"}:
+            mutex = session.mutex(step.name)
+            with self._asks(number, mutex, step) as request:
+                if step.kind == "try":
+                    await self._hold_loosely(request, await mutex.try_lock(), step)
+                else:
+                    await self._hold(request, mutex.lock(timeout=step.timeout), step)
+        elif step.kind == "campaign":
+            election = session.election(step.name)
+            with self._asks(number, election, step) as request:
+                candidacy = election.campaign(b"first", timeout=step.timeout)
+                await self._hold(request, candidacy, step)
+        elif step.kind == "acquire":
+            pool = session.semaphore(step.name)
+            await pool.create(LIMIT, exist_ok=True)
+            with self._asks(number, pool, step, count=step.count, limit=LIMIT) as request:
+                await self._hold(request, pool.acquire(step.count, timeout=step.timeout), step)
+        elif step.kind == "ticket":
+            await self._queue(number, session, step)
+        else:
+            await self._call(session.semaphore(step.name), step)
+
+    async def _queue(self, number: int, session: Session, step: Step) -> None:
+        if step.name == "pool":
+            semaphore, count = session.semaphore(step.name), step.count
+            await semaphore.create(LIMIT, exist_ok=True)
+        else:  # the whole of it, as a mutex does
+            semaphore, count = session.semaphore(step.name, ephemeral=True), EPHEMERAL_LIMIT
+        for_ever = replace(step, timeout=None)  # the ticket keeps its place
+        with self._asks(number, semaphore, for_ever, count=count, limit=LIMIT) as request:
+            await self._hold_ticket(await semaphore.enqueue(count), request, step)
+
+    async def _hold_ticket(self, ticket: Ticket[Any], request: Request, step: Step) -> None:
+        async with ticket:
+            try:
+                lease = await ticket.wait(step.timeout)
+            except AcquireTimeout:
+                try:
+                    lease = await ticket.wait(0.1)  # its place has been kept
+                except AcquireTimeout:
+                    request.leaves()
+                    return
+            request.granted(lease)
+            await self._keep_while_held(request, lease, step)
+
+    async def _hold(self, request: Request, acquiring: Once[AnyLease], step: Step) -> None:
+        """In a block, whose body is cancelled when the lease is lost; or without one."""
+        if not step.enter:
+            await self._hold_loosely(request, await acquiring, step)
+            return
+        async with acquiring as lease:
+            with request.holds(lease):
+                if isinstance(lease, Leadership):
+                    await asyncio.sleep(step.hold / 2)
+                    await lease.proclaim(b"second")
+                else:
+                    await asyncio.sleep(step.hold)
+
+    async def _hold_loosely(self, request: Request, lease: Lease | None, step: Step) -> None:
+        if lease is None:
+            request.gone("refused")
+            return
+        request.granted(lease)
+        try:
+            await self._keep_while_held(request, lease, step)
+        except asyncio.CancelledError:
+            with contextlib.suppress(LeaseLost):
+                await lease.release()  # nobody else would
+            raise
+        await lease.release()
+
+    async def _keep_while_held(self, request: Request, lease: Lease, step: Step) -> None:
+        """Hold a lease without being cancelled; then be about to release it."""
+        try:
+            async with asyncio.timeout(step.hold):
+                await lease.wait_lost()
+            request.gone("lost")
+        except TimeoutError:
+            if request.sample():
+                request.leaves()
+
+    async def _call(self, semaphore: Semaphore, step: Step) -> None:
+        """Do something to a semaphore's data."""
+        data = self.world.new_data()
+        if step.kind == "create":
+            await self.journal.create(semaphore, 1, data)
+        elif step.kind == "update":
+            await self.journal.update(semaphore, data)
+        elif step.kind == "delete":
+            await self.journal.delete(semaphore)
+        else:
+            await self.journal.read(semaphore)

@@ -1,0 +1,250 @@
+"""One simulated history: a store, the processes of a plan, and what befalls them.
+
+The store is the memory engine on a loop of its own; each process reaches it over its own way.
+`nemesis` carries out the faults. After the last step of the last process every fault is over, and
+an observer that has watched all along and an administrator say how it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from tenure.client import Client
+from tenure.engines.contract import Attach, EngineSession
+from tenure.engines.memory.engine import MemoryEngine
+from tenure.errors import SemaphoreNotFound
+from tenure.model import DEFAULT_NODE
+from tenure.testing.faults import FaultyEngine, Way, at_once
+from tenure.testing.history import (
+    Asked,
+    Called,
+    Granted,
+    History,
+    Observed,
+    Queued,
+    Record,
+    Truth,
+    Violation,
+    check,
+)
+from tenure.testing.recorder import Recorder
+from tenure.testing.simulation.nemesis import Nemesis
+from tenure.testing.simulation.plan import LIMIT, FaultKind, Plan
+from tenure.testing.simulation.process import SimulatedProcess
+from tenure.testing.simulation.scheduler import LocalClock, OutOfTime, Scheduler
+
+__all__ = ["Outcome", "World", "run"]
+
+HORIZON = 400.0
+"""Seconds of true time in which every history is over."""
+
+SETTLED = 10.0
+"""Seconds after the last step in which all that was lost has expired, and all news is told."""
+
+WATCHED = ("config", "pool")
+
+_worlds = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a plan.
+
+    Attributes:
+        operations: how many requests and calls the processes made.
+        faults: how many faults took effect, of each kind.
+        length: seconds of true time.
+    """
+
+    plan: Plan
+    records: Sequence[Record]
+    violations: Sequence[Violation]
+    operations: int
+    faults: Mapping[FaultKind, int]
+    length: float
+
+
+class World:
+    """All that there is in one history.
+
+    Attributes:
+        store: the name of the memory engine's store.
+        server: the store's loop.
+        records: what everybody has seen, in true time.
+        stalled: the numbers of the processes whose loops will stall.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.random = Random(plan.seed)
+        self.scheduler = Scheduler()
+        self.store = f"simulated-{next(_worlds)}"
+        rate = self.random.uniform(0.99, 1.01)
+        self.server = self.scheduler.new_loop(LocalClock(self.scheduler, rate, 1e6, 1.7e9))
+        self.records: list[Record] = []
+        self.stalled = {fault.process for fault in plan.faults if fault.kind == "stall"}
+        self.complaints: list[Violation] = []
+        self.unclosed = 0
+        self._numbers = itertools.count(1)
+        self.eye = MemoryEngine(self.store, self.server.clock)
+        self.administrator: EngineSession
+        self.observing: asyncio.Task[None]
+        self.processes = [
+            SimulatedProcess(self, number, each) for number, each in enumerate(plan.processes)
+        ]
+        self.nemesis = Nemesis(self)
+
+    # What the parts ask
+
+    def new_data(self) -> bytes:
+        return b"%d" % next(self._numbers)
+
+    def limit(self, name: str) -> int:
+        return LIMIT if name == "pool" else 1
+
+    def label_of(self, order_id: int) -> str:
+        """What a request is called; a label of its own if its program never knew its order id."""
+        for record in self.records:
+            if isinstance(record, Granted | Queued) and record.order_id == order_id:
+                return record.request
+        return f"unknown-{order_id}"
+
+    def complain(self, who: str, what: str) -> None:
+        """Something happened that must not, whatever is broken."""
+        self.complaints.append(
+            Violation("error", DEFAULT_NODE, who, f"at {self.scheduler.now:.6f} s: {what}", ())
+        )
+
+    # The history
+
+    def run(self) -> None:
+        """Let it all happen."""
+        scheduler = self.scheduler
+        preparing = self.server.create_task(self._prepare())
+        preparing.add_done_callback(lambda _: scheduler.stop())
+        scheduler.run(HORIZON)
+        preparing.result()
+        for process in self.processes:
+            process.start()
+        self.nemesis.begin(self.plan.faults)
+        try:
+            scheduler.run(HORIZON)
+            scheduler.call_at(scheduler.now + SETTLED, scheduler.stop)
+            scheduler.run(HORIZON + 2 * SETTLED)
+        except OutOfTime as error:
+            self.complain("everybody", f"{error}; not done: {self._not_done()}")
+        self._say_the_truth()
+        self._look_for_failures()
+
+    def look_whether_done(self) -> None:
+        """Something has ended: go on to the end if that was the last."""
+        if self.nemesis.idle and all(process.now.done for process in self.processes):
+            self.scheduler.stop()
+
+    def _not_done(self) -> str:
+        return "; ".join(
+            f"{process.now.label} with {sum(map(len, process.steps))} steps left, in "
+            + ", ".join(repr(doing[0].get_coro()) for doing in process.now.doing if doing)
+            for process in self.processes
+            if not process.now.done
+        )
+
+    async def _prepare(self) -> None:
+        await self.eye.open()
+        self.administrator = await self.eye.attach(
+            Attach(DEFAULT_NODE, 1800.0, "administrator"), Recorder()
+        )
+        self._keep_administrator()
+        await self.administrator.create_semaphore("pool", LIMIT, b"", exist_ok=True)
+        self.observing = self.server.create_task(self._observe())
+
+    def _keep_administrator(self) -> None:
+        self.administrator.renew()
+        self.server.call_later(600.0, self._keep_administrator)
+
+    async def _observe(self) -> None:
+        """Watch from over a way of its own, all along."""
+        delay = self.random.uniform
+        way = Way(lambda: delay(0.001, 0.05))
+        engine = FaultyEngine(MemoryEngine(self.store, self.server.clock), way)
+        self.nemesis.observers_way = way
+        async with Client(engine, self.server.clock) as client:
+            session = await client.session(recovery_window=1800.0)
+            async with asyncio.TaskGroup() as group:
+                for name in WATCHED:
+                    group.create_task(self._watch(session.semaphore(name), name))
+
+    async def _watch(self, semaphore: Any, name: str) -> None:
+        data = name == "config"
+        while True:
+            try:
+                async with semaphore.watch(data=data, owners=not data) as states:
+                    async for state in states:
+                        self._observed(
+                            name,
+                            state.data if data else tuple(each.order_id for each in state.owners),
+                        )
+            except SemaphoreNotFound:
+                self._observed(name, None)
+                await asyncio.sleep(0.5)
+
+    def _observed(self, name: str, value: Any) -> None:
+        self.records.append(
+            Observed(self.scheduler.now, "observer", f"observer-{name}", DEFAULT_NODE, name, value)
+        )
+
+    # How it ended
+
+    def _say_the_truth(self) -> None:
+        found = at_once(self.eye.list_semaphores(DEFAULT_NODE, owners=True, waiters=True))
+        known = {each.name: each for each in found}
+        for name in sorted({*known, "a", "b", "pool", "leader", "config", "other"}):
+            each = known.get(name)
+            self.records.append(
+                Truth(
+                    self.scheduler.now,
+                    DEFAULT_NODE,
+                    name,
+                    None if each is None else each.data,
+                    () if each is None else tuple(owner.order_id for owner in each.owners),
+                    () if each is None else tuple(waiter.order_id for waiter in each.waiters),
+                )
+            )
+
+    def _look_for_failures(self) -> None:
+        for loop in self.scheduler.loops:
+            for context in loop.failures:
+                self.complain("a loop", f"{context.get('message')}: {context.get('exception')!r}")
+        if self.observing.done():
+            self.complain("observer", f"it has ended: {self.observing}")
+
+    def end(self) -> None:
+        """Kill whatever still lives, so that nothing of it runs while it is thrown away."""
+        for loop in self.scheduler.loops:
+            loop.kill()
+        self.server.kill()
+        at_once(self.eye.aclose())
+
+
+def run(plan: Plan) -> Outcome:
+    """Simulate a plan, and check its history."""
+    world = World(plan)
+    try:
+        world.run()
+    finally:
+        world.end()
+    history = History(world.records)
+    operations = sum(isinstance(record, Asked | Called) for record in world.records)
+    return Outcome(
+        plan,
+        world.records,
+        [*world.complaints, *check(history)],
+        operations,
+        dict(world.nemesis.applied),
+        world.scheduler.now,
+    )
