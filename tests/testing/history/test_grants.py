@@ -59,6 +59,17 @@ from tests.testing.history.tales import broken
         ),
         pytest.param(
             """
+            0 p crashed
+            1 p asks a
+            2 a granted 1 until 30
+            3 q asks b
+            4 b granted 2 until 30
+            """,
+            [],
+            id="nor does who lived for a moment more, after it was said to be killed",
+        ),
+        pytest.param(
+            """
             0 p asks a
             1 a granted 1 until 30
             2 p paused

@@ -253,6 +253,9 @@ class Story:
         life.floor = self._known_by(record.at)
         self.lives[record.request] = life
         self.places.setdefault(life.place, []).append(life)
+        crashed = self.crashed.get(record.process)
+        if crashed is not None:  # said before it was killed, and it lived for a moment more
+            life.leave(record.at, crashed)
         self._present.setdefault(record.process, {})[record.request] = life
 
     def _life(self, record: Queued | Granted | Believes | Shrinks | Leaves | Gone) -> Life:
