@@ -60,13 +60,18 @@ class Borrowed:
         finally:
             cursor.close()
 
-    def row(self, statement: str, *values: object) -> Any:
-        """Run a query; its first row, or ``None``."""
+    def number(self, statement: str, *values: object) -> int | None:
+        """Run a query for one number; ``None`` where there is no row."""
         cursor = self._execute(statement, values)
         try:
-            return cursor.fetchone()
+            row = cursor.fetchone()
         finally:
             cursor.close()
+        if isinstance(row, Mapping):  # connections can be told to make what they like of a row
+            (row,) = row.values()
+        elif row is not None and not isinstance(row, int):
+            row = row[0]
+        return None if row is None else int(row)
 
     def _execute(self, statement: str, values: Sequence[object]) -> Any:
         cursor = self._driver.cursor()

@@ -151,8 +151,7 @@ class SQLFence:
         return touched > 0
 
     def _newest(self, borrowed: Borrowed) -> int | None:
-        row = borrowed.row(_NEWEST.format(table=self.table), self.resource)
-        return None if row is None else int(row[0])
+        return borrowed.number(_NEWEST.format(table=self.table), self.resource)
 
     def _made(self, borrowed: Borrowed, number: int) -> Exception | None:
         """Make the row, or say what refused it: most likely the row that another has made."""
