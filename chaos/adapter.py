@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from chaos.crew import Crew
     from tenure.testing.history import Journal
 
-__all__ = ["Engine", "Fault", "NotNow", "Scene"]
+__all__ = ["Engine", "Fault", "Inflict", "NotNow", "Scene"]
 
 
 class NotNow(Exception):

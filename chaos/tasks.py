@@ -132,7 +132,7 @@ class Hand:
         with self._journal.asks(mutex) as request:
             working = asyncio.create_task(self._lock_as(request, mutex))
             try:
-                await asyncio.wait([working], timeout=self._random.expovariate(1 / 0.03))
+                await asyncio.wait([working], timeout=self._random.expovariate(1 / 0.05))
             finally:
                 if not working.done():
                     request.leaves()
@@ -227,7 +227,7 @@ class Hand:
     def _some(self) -> tuple[str, int, int]:
         """A semaphore, its limit, and how many of its tokens to ask for."""
         name, limit = self._random.choice(list(POOLS.items()))
-        return name, limit, self._random.randint(1, limit)
+        return name, limit, self._random.randint(1, self._random.randint(1, limit))
 
     async def _lock_one(self, mutex: tenure.Mutex, *, mean: float = 0.005) -> None:
         with self._journal.asks(mutex) as request:

@@ -25,7 +25,7 @@ __all__ = [
 
 NODE = "/chaos"
 
-MUTEXES = tuple(f"mutex-{number}" for number in range(8))
+MUTEXES = tuple(f"mutex-{number}" for number in range(12))
 """Locked by sessions that are renewed when they expire."""
 
 POOLS = {"pool-2": 2, "pool-3": 3, "pool-5": 5, "pool-8": 8}

@@ -106,6 +106,9 @@ class Nodes(ABC):
         """Take one request out of a queue; false when there was none.
 
         Its owner learns it (`LeaseLost`); until the news arrives it believes that it holds.
+
+        Raises:
+            NodeNotFound, SemaphoreNotFound: there is none; a mutex that nobody has is none.
         """
         rules.check_path(path)
         rules.check_name(name, path)
