@@ -153,6 +153,26 @@ from tests.testing.history.tales import broken
             [],
             id="two semaphores are two",
         ),
+        pytest.param(
+            """
+            0 p asks a 18446744073709551614/18446744073709551615
+            1 a granted 1
+            2 q asks b 18446744073709551614/18446744073709551615
+            3 b granted 2
+            """,
+            [],
+            id="a limit that stands for unbounded bounds nobody",
+        ),
+        pytest.param(
+            """
+            0 p asks a 1/18446744073709551615
+            1 a granted 1
+            2 q asks b
+            3 b granted 2
+            """,
+            ["limit", "order"],
+            id="but who wants the whole of it is alone",
+        ),
     ],
 )
 def test_what_is_believed_stays_within_the_limit(text: str, rules: list[str]) -> None:

@@ -69,12 +69,12 @@ def _limit_of(story: Story, place: Place, lives: list[Life]) -> Iterator[Violati
         start, end = believed[0], believed[1] - story.history.skew
         if end <= start:
             continue
-        count = life.asked.count
+        count = life.count
         changes.append((start, count, number, False))
-        for shrink in life.shrinks:
-            if shrink.at < end:
-                changes.append((shrink.at, shrink.count - count, number, False))
-                count = shrink.count
+        for at, left in life.shrinks:
+            if at < end:
+                changes.append((at, left - count, number, False))
+                count = left
         changes.append((end, -count, number, True))
     changes.sort()  # what is given back in an instant comes before what is granted in it
     least = min(life.asked.limit for life in lives)
@@ -129,7 +129,7 @@ def _order_of(story: Story, place: Place, lives: list[Life]) -> Iterator[Violati
                 for until, other_id, other in ahead
                 if until > believed[0] and other_id != order_id
             }
-            needed = life.asked.count + sum(other.least_count for other in before.values())
+            needed = life.count + sum(other.least_count for other in before.values())
             if needed > max(each.asked.limit for each in (life, *before.values())):
                 yield _out_of_turn(story, place, life, [*before.values()], needed)
         behind = first_behind[index + 1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
-from tenure.testing.history.records import Crashed, Observed, Truth
+from tenure.testing.history.records import Crashed, Observed, Record, Truth
 from tenure.testing.history.story import Life, Place, Story, listed
 from tenure.testing.history.timeline import Violation
 
@@ -24,14 +24,25 @@ def observers(story: Story) -> Iterator[Violation]:
     truths = {(truth.node, truth.name): truth for _, truth in story.truths}
     for (observer, place), shown in story.observed.items():
         yield from _unwritten(story, observer, place, shown)
-        last, truth = shown[-1], truths.get(place)
-        over = last.process in story.crashed or (last.process, observer) in story.unobserved
-        if truth is None or over:
+        truth = truths.get(place)
+        if truth is None:
             continue
+        before = [record for record in shown if record.at <= truth.at]  # what follows is no matter
+        if not before or _is_over(story, observer, before[-1].process, truth.at):
+            continue
+        last = before[-1]
         true = truth.owners if isinstance(last.value, tuple) else truth.data
         if last.value != true:
             what = f"{observer} saw {place[1]!r} on {place[0]} last in a state that was not its end"
-            yield Violation("observers", *place, what, (*shown[-_CONTEXT:], truth), (last, truth))
+            records: tuple[Record, ...] = (*before[-_CONTEXT:], truth)
+            yield Violation("observers", *place, what, records, (last, truth))
+
+
+def _is_over(story: Story, observer: str, process: str, at: float) -> bool:
+    crashed = story.crashed.get(process)
+    return story.unobserved.get((process, observer), inf) <= at or (
+        crashed is not None and crashed.at <= at
+    )
 
 
 def _unwritten(
@@ -67,11 +78,11 @@ def _missing(story: Story, place: Place, lives: list[Life], truth: Truth) -> Ite
     for life in lives:
         if life.order_id is None or life.order_id in owners or life.end <= truth.at:
             continue
-        if life.granted is not None:
+        if life.granted is not None and life.granted.at < truth.at:
             if life.deadline > truth.at:
                 what = f"{listed([life])} believes that it holds {place[1]!r}, and does not own it"
                 yield story.accuse("end", place, what, [life], life.granted, truth)
-        elif life.order_id not in queue and story.in_queue_until(life) > truth.at:
+        elif life.placed_at < truth.at < story.in_queue_until(life) and life.order_id not in queue:
             what = f"{listed([life])} waits for {place[1]!r}, and is not in its queue"
             yield story.accuse("end", place, what, [life], truth)
 
@@ -102,7 +113,7 @@ def _left_over(story: Story, place: Place, lives: list[Life], truth: Truth) -> I
 def _is_out(life: Life, at: float) -> bool:
     """Whether a request is certainly in no queue any more, now that all has settled."""
     gone, window = life.gone, life.asked.window + life.grace
-    if gone is not None:
+    if gone is not None and gone.at < at:
         # Of what is lost, the store may have to wait for the end of the window.
         return gone.why not in ("lost", "failed") or at > gone.at + window
     return isinstance(life.ended_by, Crashed) and at > life.ended_by.at + window
@@ -112,7 +123,9 @@ def _ungranted(story: Story, place: Place, lives: list[Life], truth: Truth) -> I
     """The owners fit, and the first that waits does not fit beside them."""
     by_id = {life.order_id: life for life in lives if life.order_id is not None}
     owners = [by_id[order_id] for order_id in truth.owners if order_id in by_id]
-    if not owners and not truth.waiters:
+    if truth.waiters and not truth.owners:
+        what = f"{len(truth.waiters)} wait for {place[1]!r} on {place[0]}, and nobody has it"
+        yield story.accuse("end", place, what, [], truth)
         return
     held = sum(life.least_count for life in owners)
     if held > max((life.asked.limit for life in owners), default=inf):
@@ -121,7 +134,7 @@ def _ungranted(story: Story, place: Place, lives: list[Life], truth: Truth) -> I
     head = by_id.get(truth.waiters[0]) if truth.waiters else None
     if head is None or len(owners) < len(truth.owners):
         return
-    if sum(life.asked.count for life in owners) + head.asked.count <= head.asked.limit:
+    if sum(life.count for life in owners) + head.count <= head.asked.limit:
         what = (
             f"{listed([head])} is the first that waits for {place[1]!r}, and there is room for it"
         )

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from tenure.core.rules import EXACT
 from tenure.testing.history.records import (
     Asked,
     Believes,
@@ -58,15 +59,18 @@ class Life:
 
     Attributes:
         asked, granted, gone: what was recorded first, if it was.
-        order_id: its place in the queue, once known.
+        order_id, placed_at: its place in the queue, and since when that is known.
+        count: how much of the limit it takes: its tokens, or, where a limit is so high that it
+            stands for "unbounded" and only the whole of it is exclusive, one.
         end: the instant from which it may have left; `ended_by` says why.
         deadline: the newest that is known; it is the lease's once that is granted.
-        shrinks: when it may have given a part back.
+        shrinks: when it may have given a part back, and what it has kept then.
         floor: of the order ids that were known when it was asked for, whose is the greatest.
     """
 
     __slots__ = (
         "asked",
+        "count",
         "deadline",
         "end",
         "ended_by",
@@ -74,18 +78,21 @@ class Life:
         "gone",
         "granted",
         "order_id",
+        "placed_at",
         "shrinks",
     )
 
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
+        self.count = _share(asked.count, asked.limit)
         self.granted: Granted | None = None
         self.gone: Gone | None = None
         self.order_id: int | None = None
+        self.placed_at = inf
         self.end = inf
         self.ended_by: Record | None = None
         self.deadline = inf
-        self.shrinks: list[Shrinks] = []
+        self.shrinks: list[tuple[float, int]] = []
         self.floor: Life | None = None
 
     @property
@@ -108,14 +115,18 @@ class Life:
 
     @property
     def least_count(self) -> int:
-        """How many tokens it keeps to its end."""
-        return min([self.asked.count, *(record.count for record in self.shrinks)])
+        """How much of the limit it takes to its end."""
+        return min([self.count, *(count for _, count in self.shrinks)])
 
     def leave(self, at: float, why: Record) -> None:
         """From here on it may have left."""
         if at < self.end:
             self.end = at
             self.ended_by = why
+
+
+def _share(count: int, limit: int) -> int:
+    return count if count == limit or limit <= EXACT else 1
 
 
 @dataclass(slots=True)
@@ -140,7 +151,7 @@ class Story:
         crashed: the processes that have.
         calls, returned: with their numbers in the history; the calls by place.
         observed: what each observer of each place was shown.
-        unobserved: the processes and observers whose watch is over.
+        unobserved: the processes and observers whose watch is over, and since when.
         truths: the ends, with their numbers.
     """
 
@@ -156,7 +167,7 @@ class Story:
         self.calls: dict[Place, list[tuple[int, Called]]] = {}
         self.returned: dict[str, tuple[int, Returned]] = {}
         self.observed: dict[tuple[str, Place], list[Observed]] = {}
-        self.unobserved: set[tuple[str, str]] = set()
+        self.unobserved: dict[tuple[str, str], float] = {}
         self.truths: list[tuple[int, Truth]] = []
         self._index = 0
         self._greatest: Life | None = None  # of those known for longer than the skew
@@ -228,8 +239,9 @@ class Story:
         labels = {life.asked.request for life in lives}
         processes = {life.asked.process for life in lives}
         others = {id(life.ended_by) for life in lives} | {id(record) for record in conflict}
-        start = min(life.asked.at for life in lives)
-        end = max(life.end if life.gone is None else life.gone.at for life in lives)
+        start = min((life.asked.at for life in lives), default=inf)
+        ends = (life.end if life.gone is None else life.gone.at for life in lives)
+        end = max(ends, default=inf)
         records = tuple(
             record
             for record in self.history.records
@@ -271,6 +283,7 @@ class Story:
 
     def _place(self, life: Life, at: float, order_id: int) -> None:
         life.order_id = order_id
+        life.placed_at = at
         self._lately.append((at + self.history.skew, life))
 
     def _known_by(self, at: float) -> Life | None:
@@ -302,7 +315,8 @@ class Story:
             self.late.append((life, record))
 
     def _shrinks(self, record: Shrinks) -> None:
-        self._life(record).shrinks.append(record)
+        life = self._life(record)
+        life.shrinks.append((record.at, _share(record.count, life.asked.limit)))
 
     def _leaves(self, record: Leaves) -> None:
         self._life(record).leave(record.at, record)
@@ -358,10 +372,10 @@ class Story:
     def _observed(self, record: Observed) -> None:
         key = (record.observer, (record.node, record.name))
         self.observed.setdefault(key, []).append(record)
-        self.unobserved.discard((record.process, record.observer))
+        self.unobserved.pop((record.process, record.observer), None)
 
     def _unobserved(self, record: Unobserved) -> None:
-        self.unobserved.add((record.process, record.observer))
+        self.unobserved[record.process, record.observer] = record.at
 
     def _truth(self, record: Truth) -> None:
         self.truths.append((self._index, record))
