@@ -281,6 +281,22 @@ async def test_asynchronous_sqlalchemy_runs_it_by_run_sync(tmp_path: Path) -> No
     await engine.dispose()
 
 
+@pytest.mark.parametrize("where", ["sqlite", "postgres"])
+async def test_asynchronous_sqlalchemy_admits_nothing_outside_a_transaction_either(
+    where: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path / 'data.db'}"
+    if where == "postgres":
+        url = for_sqlalchemy(request.getfixturevalue("postgres_url"))
+    engine = create_async_engine(url, isolation_level="AUTOCOMMIT")
+    async with engine.connect() as connection:
+        await connection.run_sync(FENCE.create_table)
+        with pytest.raises(Misuse, match="no transaction is open"):
+            await connection.run_sync(FENCE.admit, 34)
+        await connection.exec_driver_sql("DROP TABLE tenure_fences")
+    await engine.dispose()
+
+
 async def test_asynchronous_sqlalchemy_on_postgres_does_too(postgres_url: str) -> None:
     engine = create_async_engine(for_sqlalchemy(postgres_url))
     async with engine.connect() as connection:

@@ -87,13 +87,13 @@ class Borrowed:
 
         PEP 249 has no such question; sqlite3, psycopg, psycopg2 and Django have an answer.
         """
-        driver = self._dbapi_connection()
+        driver = self._driver_itself()
         if isinstance(inside := getattr(driver, "in_transaction", None), bool):
             return inside
         status = getattr(getattr(driver, "info", None), "transaction_status", None)
         return status is None or status != _PSYCOPG_IDLE
 
-    def _dbapi_connection(self) -> Any:
+    def _driver_itself(self) -> Any:
         return self._driver
 
 
@@ -103,8 +103,8 @@ class _BorrowedOfSQLAlchemy(Borrowed):
     def _execute(self, statement: str, values: Sequence[object]) -> Any:
         return self._driver.exec_driver_sql(*rendered(statement, self._style, values))
 
-    def _dbapi_connection(self) -> Any:
-        return self._driver.connection.dbapi_connection
+    def _driver_itself(self) -> Any:
+        return self._driver.connection.driver_connection
 
 
 class _BorrowedOfDjango(Borrowed):
