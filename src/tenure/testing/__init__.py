@@ -2,6 +2,7 @@
 
 - `tenure.testing.clock`: a clock that jumps, and an event loop that lives by it.
 - `tenure.testing.conformance`: whether an engine does what the contract says.
+- `tenure.testing.history`: whether what several processes saw can have happened.
 - `tenure.testing.random_histories`: whether two engines answer alike, whatever is asked of them
   (needs Hypothesis).
 """
