@@ -154,9 +154,12 @@ class Incarnation:
         self._attaching = asyncio.Lock()
         self.client = client = Client(self.engine, self.clock)
         self.doing = [None] * len(self._process.steps)
+        if self._resume is not None:
+            with contextlib.suppress(SessionExpired, EngineUnavailable):
+                self._keep(await client.session(resume=self._resume))
         async with asyncio.TaskGroup() as group:
-            if self._resume is not None:
-                await self._take_over(client, self._resume, group)
+            if self._session is not None:
+                self._recover(self._session, group)
             for number, steps in enumerate(self._process.steps):
                 group.create_task(self._go_through(number, steps))
         try:
@@ -217,12 +220,8 @@ class Incarnation:
         if self.plan.resumable:
             self.token = session.resume_token
 
-    async def _take_over(self, client: Client, token: str, group: asyncio.TaskGroup) -> None:
-        try:
-            session = await client.session(resume=token)
-        except (SessionExpired, EngineUnavailable):
-            return
-        self._keep(session)
+    def _recover(self, session: Session, group: asyncio.TaskGroup) -> None:
+        """Go on with what the former life had, or waited for."""
         for found in session.recovered:
             if found.ephemeral:
                 ticket: Ticket[Any] | None = session.mutex(found.name).recover()
@@ -233,14 +232,16 @@ class Incarnation:
             if ticket is None:
                 self.world.complain(self.label, f"{found} was said and cannot be recovered")
                 continue
-            recovers = self.world.label_of(found.order_id)
-            group.create_task(self._recovered(ticket, found, recovers))
+            semaphore = session.semaphore(found.name, ephemeral=found.ephemeral)
+            asking = self.journal.asks(
+                semaphore,
+                found.count,
+                limit=self.world.limit(found.name),
+                recovers=self.world.label_of(found.order_id),
+            )
+            group.create_task(self._go_on_with(found, ticket, asking))
 
-    async def _recovered(self, ticket: Ticket[Any], found: Recovered, recovers: str) -> None:
-        assert self._session is not None
-        primitive = self._session.semaphore(found.name, ephemeral=found.ephemeral)
-        limit = self.world.limit(found.name)
-        asking = self.journal.asks(primitive, found.count, limit=limit, recovers=recovers)
+    async def _go_on_with(self, found: Recovered, ticket: Ticket[Any], asking: Request) -> None:
         with contextlib.suppress(*EXPECTED), asking as request:
             request.queued(found.order_id)
             await self._hold_ticket(ticket, request, Step("ticket", found.name, hold=0.2))

@@ -227,8 +227,9 @@ class World:
         """Kill whatever still lives, so that nothing of it runs while it is thrown away."""
         for loop in self.scheduler.loops:
             loop.kill()
-        self.server.kill()
-        at_once(self.eye.aclose())
+        store = self.eye._shared
+        for engine in [] if store is None else list(store.engines):
+            at_once(engine.aclose())  # or the store would stay for ever
 
 
 def run(plan: Plan) -> Outcome:
