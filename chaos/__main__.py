@@ -28,7 +28,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Do what the command line says; returns the exit status."""
     asked = _parser().parse_args(arguments)
     if asked.command == "check":
-        return _tell(examine(asked.folder), as_json=asked.json)
+        try:
+            report = examine(asked.folder)
+        except FileNotFoundError:
+            print(f"chaos: {asked.folder} is no folder of a run that ended", file=sys.stderr)
+            return 2
+        return _tell(report, as_json=asked.json)
     folder = (asked.folder or Path(tempfile.mkdtemp(prefix="tenure-chaos-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     store = folder / "engine"
