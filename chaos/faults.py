@@ -170,14 +170,13 @@ async def _end_session(scene: Scene) -> AsyncIterator[str]:
 async def _delete(scene: Scene) -> AsyncIterator[str]:
     """It is there again afterwards; nobody is granted anything between."""
     name, limit = scene.random.choice(list(POOLS.items()))
-    async with tenure.connect(scene.engine.url) as admin, admin.session(NODE) as session:
-        pool = session.semaphore(name)
-        scene.journal.revokes(node=NODE, name=name)
-        await pool.delete(force=True)
-        scene.journal.revokes(node=NODE, name=name)  # what was asked for in between
     try:
+        async with tenure.connect(scene.engine.url) as admin, admin.session(NODE) as session:
+            scene.journal.revokes(node=NODE, name=name)
+            await session.semaphore(name).delete(force=True)
         yield name
     finally:
+        scene.journal.revokes(node=NODE, name=name)  # what was asked for in between
         await create(scene.engine.url, name, limit)
 
 

@@ -25,6 +25,9 @@ __all__ = ["Inflicted", "Nemesis"]
 _REST = (0.4, 1.8)
 """Seconds between two faults of one lane."""
 
+_ATTEMPTS = 3
+"""How often an occasion is looked for, where each fault is to be inflicted once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Inflicted:
@@ -76,8 +79,11 @@ class Nemesis:
 
     async def _go_once(self, lane: Sequence[Fault], random: Random) -> None:
         for fault in random.sample(lane, len(lane)):
-            await asyncio.sleep(_REST[0] / 2)
-            await self._inflict(fault, random.uniform(*fault.seconds))
+            for _ in range(_ATTEMPTS):
+                await asyncio.sleep(_REST[0] / 2)
+                await self._inflict(fault, random.uniform(*fault.seconds))
+                if any(each.name == fault.name and each.done for each in self.inflicted):
+                    break
 
     async def _go_round(self, lane: Sequence[Fault], random: Random, until: float) -> None:
         now = self._scene.journal.now

@@ -254,7 +254,8 @@ async def _run(*command: str | Path) -> None:
     )
     _, said = await process.communicate()
     if process.returncode:
-        raise OSError(said.decode(errors="replace").strip() or f"{command[0]} failed")
+        lines = said.decode(errors="replace").strip().splitlines()
+        raise OSError(lines[0] if lines else f"{command[0]} failed")
 
 
 def _sockets(folder: str, names: list[str]) -> list[str]:
