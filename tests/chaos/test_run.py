@@ -11,6 +11,7 @@ from chaos.faults import everywhere
 from chaos.report import Report, examine
 from chaos.runner import Plan, run
 from chaos.sqlite import Sqlite
+from tests.guarantees.histories import by_chaos
 
 # A moment that did not come is no failure: nobody wanted the name, nobody was seen in its turn, or
 # the store was out of order by another fault when an administrator came.
@@ -28,6 +29,7 @@ def explained(report: Report) -> str:
     return report.to_text()
 
 
+@by_chaos
 @pytest.mark.no_debug
 @pytest.mark.timeout(400)
 async def test_every_promise_is_kept_under_every_fault(engine: Engine, tmp_path: Path) -> None:

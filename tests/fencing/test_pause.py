@@ -24,6 +24,7 @@ from tenure.errors import StaleToken
 from tenure.fencing import Fence
 from tests.fencing.holder import SQL, Holder
 from tests.fencing.plants import PLANTS
+from tests.guarantees import SQLITE, guarantee
 
 WINDOW = 2.0  # seconds: the shortest is 1, which a busy machine may be stuck for
 TIMES = 20  # how often the paused one tries
@@ -138,7 +139,16 @@ async def check(
         assert visible[kind]() == ["in time", "in time", "next", "last"]
 
 
-@pytest.mark.parametrize("kinds", [["local", "sqlite", "sqlalchemy"], ["postgres"], ["redis"]])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pytest.param(
+            ["local", "sqlite", "sqlalchemy"], marks=guarantee("stopped", "fenced", on=SQLITE)
+        ),
+        ["postgres"],
+        ["redis"],
+    ],
+)
 async def test_the_write_of_a_paused_holder_is_refused_every_time(
     kinds: list[str], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

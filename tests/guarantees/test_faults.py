@@ -14,6 +14,7 @@ from collections.abc import Callable
 import pytest
 
 import tenure
+from tenure.fencing import Fence
 from tests.corpus.subjects import SUBJECTS, Check, Scene, Subject, run
 from tests.guarantees.vocabulary import INAPPLICABLE, Fault, Promise, broken, guarantee
 from tests.primitives.helpers import is_held
@@ -192,6 +193,24 @@ async def test_who_is_evicted_believes_until_the_news_arrives(scene: Scene) -> N
         assert following.fencing_token > lease.fencing_token
         engine.mend()
         await scene.soon(lease.wait_lost())
+
+
+@on_each_engine("administrator", "fenced")
+async def test_what_is_written_by_who_believes_wrongly_is_refused(scene: Scene) -> None:
+    fence, written = Fence("report"), []
+    client, engine = scene.slow(1)
+    async with scene.client() as other, client:
+        lease = await client.mutex("m").lock()
+        engine.back.flowing = False
+        assert await other.evict("/default", "m", lease.fencing_token)
+        following = await scene.soon(other.mutex("m").lock())
+        with fence.writing(following):
+            written.append("the next")
+        assert is_held(lease)
+        with pytest.raises(tenure.StaleToken), fence.writing(lease):
+            written.append("the one who was evicted")
+        engine.mend()
+    assert written == ["the next"]
 
 
 @on_each_engine("administrator", "tokens rise", "nothing leaks")

@@ -42,7 +42,7 @@ def test_a_cell_tells_what_came_of_its_tests() -> None:
         Claim(SQLITE, "killed", "tokens rise"): {"c": "skipped"},
         Claim(SQLITE, "killed", "nothing leaks", holds=False): {"d": "passed"},
     }
-    _, one_owner, in_order, tokens, in_time, _, leaks, go_on, _ = cell(
+    _, one_owner, in_order, tokens, in_time, _, leaks, go_on, _, _ = cell(
         shown, "`sqlite://`", "a holder's"
     )
     assert (one_owner, in_order, tokens) == ("**yes** 2", "FAILED", "skipped")

@@ -15,6 +15,7 @@ __all__ = [
     "INAPPLICABLE",
     "MEMORY",
     "PROMISES",
+    "SIMULATED",
     "SQLITE",
     "Claim",
     "Engine",
@@ -24,15 +25,17 @@ __all__ = [
     "guarantee",
 ]
 
-Engine: TypeAlias = Literal["memory", "sqlite", "sqlite-full"]
+Engine: TypeAlias = Literal["memory", "sqlite", "sqlite-full", "simulated"]
 MEMORY: Engine = "memory"
 SQLITE: Engine = "sqlite"
 DURABLE_SQLITE: Engine = "sqlite-full"
+SIMULATED: Engine = "simulated"
 
 ENGINES: dict[Engine, str] = {
     MEMORY: "`memory://`",
     SQLITE: "`sqlite://`",
     DURABLE_SQLITE: "`sqlite://`, `durability=full`",
+    SIMULATED: "Simulated: drifting clocks, a bad network, and `memory://` behind it",
 }
 
 Promise: TypeAlias = Literal[
@@ -44,6 +47,7 @@ Promise: TypeAlias = Literal[
     "nothing leaks",
     "others go on",
     "told stands",
+    "fenced",
 ]
 
 PROMISES: dict[Promise, str] = {
@@ -58,6 +62,7 @@ PROMISES: dict[Promise, str] = {
     "others go on": "whoever is next in line is granted: at once, or after the window where the "
     "store cannot know sooner",
     "told stands": "what a program was told by the store is still so",
+    "fenced": "what a former holder still writes is refused, where the data has a fence",
 }
 
 Fault: TypeAlias = Literal[
@@ -101,7 +106,7 @@ FAULTS: dict[Fault, str] = {
 CONCERNS: dict[Fault, tuple[Promise, ...]] = {
     "none": ("one owner", "in order", "tokens rise", "nothing leaks", "others go on"),
     "killed": ("one owner", "in order", "tokens rise", "nothing leaks", "others go on"),
-    "stopped": ("one owner", "tokens rise", "told in time", "kept", "others go on"),
+    "stopped": ("one owner", "tokens rise", "told in time", "kept", "others go on", "fenced"),
     "stalled": ("one owner", "told in time", "kept", "others go on"),
     "suspended": ("one owner", "told in time", "kept", "others go on"),
     "cancelled": ("one owner", "in order", "kept", "nothing leaks", "others go on"),
@@ -115,7 +120,7 @@ CONCERNS: dict[Fault, tuple[Promise, ...]] = {
     "fork": ("one owner", "kept", "nothing leaks", "others go on"),
     "administrator": (
         *("one owner", "in order", "tokens rise", "told in time", "nothing leaks"),
-        "others go on",
+        *("others go on", "fenced"),
     ),
     "taken over": ("one owner", "in order", "tokens rise", "told in time", "others go on"),
 }
@@ -123,6 +128,7 @@ CONCERNS: dict[Fault, tuple[Promise, ...]] = {
 
 _ONE_PROCESS = "all who take part are in that process, and so is the store"
 _GONE = "the store is gone with its last user, and with it everything that could have been kept"
+_NO_DISK = "a simulated machine has no disk, and its processes do not fork"
 _ONE_HOST = "all who take part are on one host, and have one clock"
 
 INAPPLICABLE: dict[tuple[Engine, Fault], str] = {
@@ -135,6 +141,11 @@ INAPPLICABLE: dict[tuple[Engine, Fault], str] = {
     (MEMORY, "clocks drift"): _ONE_PROCESS,
     (SQLITE, "clocks drift"): _ONE_HOST,
     (DURABLE_SQLITE, "clocks drift"): _ONE_HOST,
+    (SIMULATED, "stuck peer"): _NO_DISK,
+    (SIMULATED, "disk full"): _NO_DISK,
+    (SIMULATED, "restarted"): _NO_DISK,
+    (SIMULATED, "power cut"): _NO_DISK,
+    (SIMULATED, "fork"): _NO_DISK,
 }
 """What cannot be asked of an engine, and why."""
 

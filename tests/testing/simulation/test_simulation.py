@@ -22,6 +22,7 @@ from tenure.testing.history import Asked, Called, Granted, Violation
 from tenure.testing.simulation import Outcome, Plan, draw, run, shrink, simulate, smallest
 from tenure.testing.simulation.batch import Tally, outcomes, tallies
 from tenure.testing.simulation.plan import FAULTS
+from tests.guarantees.histories import by_simulation
 
 SHARE = 250
 """Seeds for each run of the tests; many more are for `tenure simulate`."""
@@ -33,6 +34,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="tenure")
 
 
+@by_simulation
 def test_no_history_is_violated() -> None:
     total = Tally()
     for tally in tallies(1, SHARE, jobs=2):

@@ -1,0 +1,56 @@
+"""What is shown by histories that `tenure.testing.history` has checked: simulated ones, and chaos.
+
+Each run has all of the faults named here, and breaks none of the checker's rules: ``limit`` (one
+owner), ``order``, ``fencing`` (tokens rise), ``loss`` (told in time) and ``end`` (nothing leaks,
+others go on).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from tests.guarantees.vocabulary import SIMULATED, SQLITE, Engine, Fault, Promise, guarantee
+
+__all__ = ["by_chaos", "by_simulation"]
+
+T = TypeVar("T", bound=Callable[..., object])
+
+_SIMULATED: dict[Fault, tuple[Promise, ...]] = {
+    "none": ("one owner", "in order", "tokens rise", "nothing leaks", "others go on"),
+    "killed": ("one owner", "in order", "tokens rise", "nothing leaks", "others go on"),
+    "stopped": ("one owner", "tokens rise", "told in time", "others go on"),
+    "stalled": ("one owner", "told in time", "others go on"),
+    "cancelled": ("one owner", "in order", "nothing leaks", "others go on"),
+    "cut off": ("one owner", "told in time", "nothing leaks", "others go on"),
+    "wall clock": ("tokens rise", "told in time"),
+    "clocks drift": ("one owner", "told in time"),
+    "administrator": ("in order", "tokens rise", "told in time", "nothing leaks", "others go on"),
+    "taken over": ("one owner", "in order", "tokens rise", "told in time", "others go on"),
+}
+
+_CHAOS: dict[Fault, tuple[Promise, ...]] = {
+    "killed": ("one owner", "in order", "tokens rise", "nothing leaks", "others go on"),
+    "stopped": ("one owner", "tokens rise", "told in time", "others go on"),
+    "stalled": ("one owner", "told in time", "others go on"),
+    "restarted": ("tokens rise", "nothing leaks"),
+    "administrator": ("in order", "tokens rise", "told in time", "nothing leaks", "others go on"),
+    "taken over": ("one owner", "in order", "tokens rise", "told in time", "others go on"),
+}
+"""Those of its faults that come in every run, on every machine."""
+
+
+def by_simulation(test: T) -> T:
+    """Mark a test of many simulated histories."""
+    return _all(test, _SIMULATED, SIMULATED)
+
+
+def by_chaos(test: T) -> T:
+    """Mark a test of real processes on `sqlite://`, under every fault that chaos has."""
+    return _all(test, _CHAOS, SQLITE)
+
+
+def _all(test: T, shown: dict[Fault, tuple[Promise, ...]], engine: Engine) -> T:
+    for fault, promises in shown.items():
+        test = guarantee(fault, *promises, on=engine)(test)
+    return test
