@@ -119,7 +119,7 @@ def _asks(at: float, who: str, name: str, words: list[str]) -> Asked:
     count = limit = EPHEMERAL_LIMIT
     if len(words) > 1 and "/" in words[1]:
         count, limit = (int(number) for number in words[1].split("/"))
-    former = words[words.index("recovers") + 1] if "recovers" in words else None
+    former = "".join(words[words.index("recovers") + 1 :]) if "recovers" in words else None
     window, timeout = _after("window", words) or WINDOW, _after("for", words)
     return Asked(at, who, words[0], "/n", name, count, limit, window, timeout, former)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tenure.testing.history import History, check
+from tenure.testing.history import Called, Granted, History, Revokes, Violation, check
 from tenure.testing.history.timeline import MOST_LINES
-from tests.testing.history.tales import broken, found
+from tests.testing.history.tales import broken, found, tale
 from tests.testing.history.test_ends import WRITTEN
 
 HANDED_OVER = """
@@ -105,3 +105,67 @@ def test_of_calls_that_nothing_explains_those_are_told_that_matter() -> None:
         "    18.000000 s  q  r: read 'm' ...",
         ">   19.000000 s  q  ... r: ok b'z38'",
     ]
+
+
+def test_every_record_is_told_in_words() -> None:
+    records = tale(
+        """
+        0.0 p asks a recovers b
+        0.1 p asks c recovers
+        0.2 a queued 7
+        0.3 a granted 7
+        0.4 a held until 9
+        0.5 a shrinks 1
+        0.6 - revokes a
+        0.7 - revokes process p
+        0.8 - revokes all
+        1.0 p paused
+        1.1 p continued
+        1.2 p crashed
+        2.0 q calls d update x
+        2.1 d returns ok
+        2.2 q calls e read
+        3.0 o sees w 'x'
+        3.1 o sees w 7,8
+        3.2 o sees w nothing
+        3.3 o unobserved w
+        4.0 - truth x 7 8
+        4.1 - truth nothing none none
+        """
+    ).records
+    records += (
+        Granted(5.0, "a", None, 9.0),
+        Revokes(5.1),
+        Called(5.2, "q", "f", "/n", "m", "update", b"x" * 99),
+    )
+    violation = Violation("limit", "/n", "m", "what", records)
+    assert [line[17:] for line in violation.timeline()[1:]] == [
+        "p  a asks for all of 'm', going on with b",
+        "p  c asks for all of 'm', going on with what it had",
+        "p  a has its place, order id 7",
+        "p  a is granted, fencing token 7, believed until the end",
+        "p  a is held, believed until 9.000000 s",
+        "p  a may have only 1 from here",
+        "   an administrator revokes a",
+        "   an administrator revokes what p has",
+        "   an administrator revokes 'm'",
+        "p  is paused",
+        "p  goes on",
+        "p  crashes",
+        "q  d: update 'm' b'x' ...",
+        "q  ... d: ok",
+        "q  e: read 'm' ...",
+        "o  w is shown b'x'",
+        "o  w is shown the owners [7, 8]",
+        "o  w is shown that there is none",
+        "o  w is over",
+        "   in the store 'm' has b'x', owners [7], waiters [8]",
+        "   in the store 'm' has no data, owners [], waiters []",
+        "p  a is granted, believed until 9.000000 s",
+        "   an administrator revokes everything",
+        "q  f: update 'm' b'" + "x" * 55 + "... ...",
+    ]
+
+
+def test_a_violation_of_no_record_is_a_sentence() -> None:
+    assert str(Violation("error", "/n", "m", "it hangs", ())) == "error: it hangs"

@@ -27,6 +27,7 @@ from tenure.testing.history.records import (
     Returned,
     Revokes,
     Shrinks,
+    Unobserved,
 )
 
 _stores = itertools.count()
@@ -265,6 +266,29 @@ def test_threads_record_as_tasks_do(url: str, tmp_path: Path) -> None:
     ]
     assert isinstance(found[-1], Observed)
     assert found[-1].value == b"\xe4"
+
+
+def test_what_an_administrator_does_is_told_before_and_after(
+    clock: VirtualClock, journal: Journal, records: list[Record]
+) -> None:
+    before = clock.now()
+    with journal.revoking(name="m"):
+        clock.advance(1.0)
+    journal.unobserved("w")
+    assert records == [
+        Revokes(before, name="m"),
+        Revokes(before + 1.0, name="m", since=before),
+        Unobserved(before + 1.0, "a", "w"),
+    ]
+
+
+def test_a_file_that_is_there_is_added_to(tmp_path: Path) -> None:
+    for process in ("a", "b"):
+        file = AppendOnly(tmp_path / "history")
+        Journal(process, file).revokes(session_of=process)
+        file.close()
+    told = load([tmp_path / "history"]).records
+    assert [each.session_of for each in told if isinstance(each, Revokes)] == ["a", "b"]
 
 
 def test_the_limit_of_a_lasting_semaphore_has_to_be_told(url: str, journal: Journal) -> None:

@@ -233,7 +233,7 @@ class Journal:
     @asynccontextmanager
     async def try_lock(self, mutex: Mutex, **options: Any) -> AsyncIterator[Request | None]:
         """``lease = await mutex.try_lock(...)`` and, if that is one, its block; or ``None``."""
-        with self.asks(mutex) as request:
+        with self.asks(mutex, timeout=0.0) as request:
             lease = await mutex.try_lock(**options)
             if lease is None:
                 request.gone("refused")
@@ -259,7 +259,7 @@ class Journal:
         primitive: Mutex | Semaphore | Election,
         *,
         limit: int | None = None,
-        recovers: str | None = None,
+        recovers: str = "",
         **options: Any,
     ) -> AsyncIterator[Place | None]:
         """``async with primitive.recover(...)``, recorded; ``None`` when there is nothing.

@@ -67,7 +67,8 @@ class Asked:
         limit: of the semaphore; 2^64-1 of an ephemeral one and so of a mutex.
         window: the session's recovery window, in seconds.
         timeout: seconds from `at` after which the request may have left its queue by itself.
-        recovers: the request of a resumed session that this one continues.
+        recovers: the request of a resumed session that this one continues; empty if nobody knows
+            what that was called.
     """
 
     at: float

@@ -137,7 +137,7 @@ def _tell(record: Record, start: float) -> str:
                 f"{record.request} asks for {_tokens(record.count)} of {record.name!r}"
                 f"{_limit(record)}"
                 f"{'' if record.timeout is None else f', for {record.timeout:g} s'}"
-                f"{'' if record.recovers is None else f', going on with {record.recovers}'}"
+                f"{_former(record.recovers)}"
             )
         case Queued():
             return f"{record.request} has its place, order id {record.order_id}"
@@ -184,6 +184,10 @@ def _tokens(count: int) -> str:
 
 def _limit(record: Asked) -> str:
     return "" if record.limit >= EPHEMERAL_LIMIT else f" (limit {record.limit})"
+
+
+def _former(recovers: str | None) -> str:
+    return "" if recovers is None else f", going on with {recovers or 'what it had'}"
 
 
 def _until(deadline: float, start: float) -> str:
