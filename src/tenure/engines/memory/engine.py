@@ -31,7 +31,7 @@ from tenure.model import (
     SessionDescription,
 )
 
-__all__ = ["MemoryEngine", "Shared"]
+__all__ = ["MemoryEngine", "Shared", "forget"]
 
 _REMOVALS = {TIMED_OUT: Removal.TIMED_OUT, DELETED: Removal.DELETED, EVICTED: Removal.EVICTED}
 _TAKEN_OVER = -1  # a kind of push beside the core's effects: (session, _TAKEN_OVER, error)
@@ -48,6 +48,12 @@ class Shared:
 
 _named: dict[str, Shared] = {}
 _naming = threading.Lock()
+
+
+def forget(name: str) -> None:
+    """Whoever opens a store of that name makes a new one, though some were never closed."""
+    with _naming:
+        _named.pop(name, None)
 
 
 class MemoryEngine:
@@ -87,8 +93,8 @@ class MemoryEngine:
                 await session.close()
         with _naming:
             shared.engines.discard(self)
-            if self._name and not shared.engines:
-                _named.pop(self._name, None)
+            if not shared.engines and _named.get(self._name) is shared:
+                del _named[self._name]
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

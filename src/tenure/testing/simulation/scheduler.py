@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import inspect
 import itertools
 from asyncio import events
 from collections import deque
@@ -179,6 +180,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self.failures: list[dict[str, Any]] = []
         self._scheduler = scheduler
         self._handles: deque[Handle] = deque()
+        self._new: list[Any] = []  # coroutines of tasks that may not have begun
         self._paused = 0
         self._running = False
         self._left = 0  # callbacks before `_interrupt` is called
@@ -204,6 +206,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def create_task(
         self, coro: Any, *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
+        self._new.append(coro)
         return asyncio.Task(coro, loop=self, name=name, context=context)
 
     def call_soon(  # type: ignore[override]
@@ -265,6 +268,8 @@ class ProcessLoop(asyncio.AbstractEventLoop):
                         continue
                     self._left -= 1
                 handles.popleft().run()
+            if not handles:
+                self._new.clear()
         finally:
             self._running = False
             events._set_running_loop(before)
@@ -288,6 +293,10 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         """Run nothing more, ever."""
         self.alive = False
         self._handles.clear()
+        for coroutine in self._new:
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                coroutine.close()  # or it would be complained of that nobody ran it
+        self._new.clear()
 
 
 def _nothing() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tenure.client import Client
 from tenure.engines.contract import Attach, EngineSession
-from tenure.engines.memory.engine import MemoryEngine
+from tenure.engines.memory.engine import MemoryEngine, forget
 from tenure.errors import SemaphoreNotFound
 from tenure.model import DEFAULT_NODE
 from tenure.testing.faults import FaultyEngine, Way, at_once
@@ -227,9 +227,7 @@ class World:
         """Kill whatever still lives, so that nothing of it runs while it is thrown away."""
         for loop in self.scheduler.loops:
             loop.kill()
-        store = self.eye._shared
-        for engine in [] if store is None else list(store.engines):
-            at_once(engine.aclose())  # or the store would stay for ever
+        forget(self.store)
 
 
 def run(plan: Plan) -> Outcome:
