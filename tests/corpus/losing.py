@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure import scope
+from tenure import fork, scope
 from tenure.keeper import TICK, Keeper
 from tenure.lease import Lease
 from tenure.proof import Proof
@@ -86,9 +86,13 @@ async def the_bodys_error_is_the_one_that_is_raised(scene: Scene) -> None:
         await scene.queued("x", 0)
 
 
+def _proven_for_ever(self: Session) -> bool:
+    fork.check(self._born, "the session")
+    return self._ended is None
+
+
 _believes_for_ever = together(
-    replacing(Session, "lapse", does_nothing),
-    replacing(Session, "_proven", lambda self: self._ended is None),
+    replacing(Session, "lapse", does_nothing), replacing(Session, "_proven", _proven_for_ever)
 )
 
 

@@ -111,7 +111,8 @@ PAINS = (
         12,
         "There is no number by which the data's own store could refuse a late writer.",
         "redisson 4684; bsm/redislock 93",
-        "Every lease has a fencing token, which rises over the whole store.",
+        "Every lease has a fencing token, which rises over the whole store; `tenure.fencing` has "
+        "fences for SQL, Redis and objects in memory, which refuse an older one.",
     ),
     Pain(
         13,
