@@ -89,7 +89,6 @@ class World:
         self.records: list[Record] = []
         self.stalled = {fault.process for fault in plan.faults if fault.kind == "stall"}
         self.complaints: list[Violation] = []
-        self.unclosed = 0
         self._numbers = itertools.count(1)
         self.eye = MemoryEngine(self.store, self.server.clock)
         self.administrator: EngineSession

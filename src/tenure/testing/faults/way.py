@@ -1,0 +1,95 @@
+"""The way between a program and a store: two lines that carry messages late, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+__all__ = ["Message", "Way"]
+
+Message = Callable[[], object]
+
+
+class _Line:
+    """One direction of a way: first in, first out, and each message arrives once."""
+
+    def __init__(self, delay: Callable[[], float]) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None  # the receiver's
+        self._delay = delay
+        self._open = True
+        self._queue: deque[Message] = deque()
+        self._timers: deque[asyncio.TimerHandle] = deque()
+        self._last = 0.0
+
+    def send(self, message: Message) -> None:
+        self._queue.append(message)
+        if self._open:
+            self._launch()
+
+    def _launch(self) -> None:
+        loop = self.loop
+        assert loop is not None
+        self._last = due = max(self._last, loop.time() + self._delay())
+        self._timers.append(loop.call_at(due, self._arrive))
+
+    def _arrive(self) -> None:
+        self._timers.popleft()
+        self._queue.popleft()()
+
+    def cut(self) -> None:
+        """What is on its way is lost, and goes once more after `mend`."""
+        self._open = False
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+    def mend(self) -> None:
+        if not self._open:
+            self._open = True
+            for _ in self._queue:
+                self._launch()
+
+    def clear(self) -> None:
+        self.cut()
+        self._queue.clear()
+
+
+class Way:
+    """The way between one program and the store.
+
+    Args:
+        delay: called for each message: how many seconds it takes.
+        repeats: called for each grant: whether it is told twice.
+    """
+
+    def __init__(
+        self, delay: Callable[[], float] = lambda: 0.0, repeats: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.there = _Line(delay)
+        self.back = _Line(delay)
+        self.repeats = repeats
+        self.lost = False
+        self.told: Callable[[bool], None] = lambda _: None
+
+    def cut(self, *, there: bool = True, back: bool = True) -> None:
+        """Let nothing through, in one direction or both, and tell nobody."""
+        if there:
+            self.there.cut()
+        if back:
+            self.back.cut()
+
+    def lose(self) -> None:
+        """Break the connection, and have the sessions told."""
+        self.cut()
+        if not self.lost:
+            self.lost = True
+            self.told(False)
+
+    def mend(self) -> None:
+        """Let through what waits, and whatever comes. Safe when nothing is broken."""
+        self.there.mend()
+        self.back.mend()
+        if self.lost:
+            self.lost = False
+            self.told(True)
