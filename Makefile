@@ -14,14 +14,16 @@ COVERAGE := $(if $(strip $(ARGS)),,--cov --cov-report=term)
 EXTRAS_demo := cli
 EXTRAS_dev := cli,dev
 EXTRAS_bench := cli,dev,bench
+EXTRAS_mutation := cli,dev,mutation
 
 # What each of these sets makes ready: itself, and the smaller ones.
 READY_demo := demo
 READY_dev := demo dev
 READY_bench := demo dev bench
+READY_mutation := demo dev mutation
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check chaos format guarantees bench venv clean
+.PHONY: help demo test check chaos format guarantees bench mutate venv clean
 .NOTPARALLEL:
 
 help:  ## show this list
@@ -53,10 +55,13 @@ guarantees: $(VENV)/.ready-dev  ## run what shows what holds, in a few minutes, 
 bench: $(VENV)/.ready-bench  ## measure, against other libraries, in a few minutes
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+mutate: $(VENV)/.ready-mutation  ## change the code in small ways that a test should notice (ARGS=core, one group)
+	@nice -n 15 $(BIN)/python -m tests.mutation $(ARGS)
+
 venv: $(VENV)/.ready-dev  ## make .venv with all that developing needs
 
 clean:  ## remove .venv and everything that running leaves behind
-	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis
+	rm -rf $(VENV) .mutation build dist htmlcov .coverage .coverage.* .hypothesis
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks chaos examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 

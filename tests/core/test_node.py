@@ -280,6 +280,13 @@ def test_a_small_request_does_not_pass_a_large_one_that_waits(bench: Bench) -> N
     assert bench.effects() == [(GRANTED, two), (GRANTED, one)]
 
 
+def test_who_does_not_wait_does_not_queue_behind_one_that_has_the_whole(bench: Bench) -> None:
+    session = bench.attach()
+    bench.put(session)  # of a limit so great that the counts are not added up
+    assert bench.enqueue(session, "x", 1, 0.0) is None
+    assert list(session.requests) == [1]
+
+
 def test_a_waiter_that_leaves_lets_those_behind_it_in(bench: Bench) -> None:
     session = bench.attach()
     bench.create("pool", 4)
@@ -492,6 +499,30 @@ def test_a_waiter_that_leaves_changes_nothing_for_the_owners(bench: Bench) -> No
     bench.effects()
     bench.store.withdraw(session, waiter.hold, 0.0)
     assert bench.effects() == []
+
+
+def test_owners_that_come_in_without_another_s_leaving_are_a_change(bench: Bench) -> None:
+    session = bench.attach()
+    bench.create("pool", 4)
+    bench.put(session, "pool", 2, ephemeral=False)
+    large = bench.put(session, "pool", 4, ephemeral=False)
+    behind = bench.put(session, "pool", 1, ephemeral=False)
+    watch = bench.store.watch(session, "pool", data=False, owners=True, sink=None)
+    bench.store.withdraw(session, large.hold, 0.0)
+    assert bench.effects() == [(GRANTED, behind), (CHANGED, watch)]
+    late = bench.put(session, "pool", 3, ephemeral=False)
+    bench.store.alter(session, late.hold, 1, None, 0.0)
+    assert bench.effects() == [(GRANTED, late), (CHANGED, watch)]
+
+
+def test_a_waiter_whose_session_ends_at_its_deadline_is_gone_once(bench: Bench) -> None:
+    owner, dying = bench.attach(window=100), bench.attach(window=5)
+    bench.put(owner)
+    bench.put(dying, "x", EPHEMERAL_LIMIT, 8.0)
+    bench.store.touch(dying, 3.0)
+    bench.store.expire(5.0)  # from here on the session is due after its waiter, at the same instant
+    bench.store.expire(8.0)
+    assert [kind for kind, _ in bench.effects()] == [ENDED]
 
 
 def test_a_deadline_passes_in_the_order_of_time_however_late_it_is_noticed(bench: Bench) -> None:

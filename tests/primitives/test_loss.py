@@ -10,8 +10,9 @@ from typing import NoReturn
 
 import pytest
 
-from tenure.errors import InvalidArgument, LeaseLost
-from tenure.loss import LOSS_EXIT_STATUS, carry_out, check_policy
+from tenure.errors import InvalidArgument, LeaseLost, SessionExpired
+from tenure.loss import LOSS_EXIT_STATUS, carry_out, check_policy, lost_error
+from tests.primitives.helpers import World
 
 LOSS = LeaseLost("the lease of 'x' is lost", name="x")
 
@@ -43,7 +44,8 @@ def test_a_callable_that_fails_is_logged_and_hinders_nothing(
 
     with caplog.at_level(logging.ERROR, logger="tenure"):
         carry_out(fail, LOSS)
-    assert "the on_loss callback for 'x' failed" in caplog.text
+    assert caplog.messages == ["the on_loss callback for 'x' failed"]
+    assert caplog.records[0].exc_info is not None
 
 
 class Gone(BaseException):
@@ -72,3 +74,16 @@ def test_exit_ends_the_process_even_with_nowhere_to_say_why() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, stderr=subprocess.DEVNULL)
     assert done.returncode == LOSS_EXIT_STATUS
+
+
+async def test_a_loss_says_what_is_lost_where_and_why_and_what_to_do(world: World) -> None:
+    async with world.client() as client:
+        lease = await client.mutex("m").lock()
+        cause = SessionExpired("over")
+        loss = lost_error(lease, "the session is over", cause)
+        assert str(loss) == (
+            "the lease of 'm' on /default is lost: the session is over; stop what it protects, "
+            "somebody else may hold it already"
+        )
+        assert (loss.node, loss.name, loss.fencing_token) == ("/default", "m", lease.fencing_token)
+        assert loss.__cause__ is cause

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import types
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 
 import pytest
@@ -54,6 +55,21 @@ async def test_the_body_s_error_reaches_the_object() -> None:
         async with Once("the call", make, thing):
             raise KeyError("x")
     assert thing.history[2:] == ["left with KeyError('x')"]
+
+
+def test_what_its_driver_sends_reaches_the_function() -> None:
+    @types.coroutine
+    def asks() -> Generator[str, Thing, Thing]:
+        return (yield "which?")
+
+    async def answered() -> Thing:
+        return await asks()
+
+    once, thing = Once("the call", answered), Thing()
+    assert once.send(None) == "which?"
+    with pytest.raises(StopIteration) as done:
+        once.send(thing)
+    assert done.value.value is thing
 
 
 async def test_it_can_be_a_task() -> None:

@@ -26,7 +26,10 @@ async def test_a_failed_withdrawal_is_tried_again_with_longer_and_longer_pauses(
         (again,) = session._withdrawals._again
         await asyncio.wait([again])
         assert clock.now() - started == pytest.approx(0.05 * (2**7 - 1) + 5 * 5)
-        assert len(caplog.records) == 11
+        assert caplog.messages == [
+            f"releasing 'm' on /default failed, and is tried again: fault {number}"
+            for number in range(1, 12)
+        ]
         assert await world.queue("m") == []
         assert session._withdrawals._again == set()
 
