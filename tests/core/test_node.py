@@ -501,6 +501,20 @@ def test_a_waiter_that_leaves_changes_nothing_for_the_owners(bench: Bench) -> No
     assert bench.effects() == []
 
 
+def test_a_session_s_end_is_a_change_where_it_owned_and_not_where_it_waited(bench: Bench) -> None:
+    dying, other = bench.attach(), bench.attach()
+    watched = []
+    for name in ("owned", "owned and waited for", "waited for"):
+        bench.create(name, 1)
+        bench.put(other if name == "waited for" else dying, name, 1, ephemeral=False)
+        watched.append(bench.store.watch(other, name, data=False, owners=True, sink=None))
+    for name in ("owned and waited for", "waited for"):
+        bench.put(dying, name, 1, ephemeral=False)
+    bench.effects()
+    bench.store.close(dying, 0.0)
+    assert bench.effects() == [(CHANGED, watched[0]), (CHANGED, watched[1])]
+
+
 def test_owners_that_come_in_without_another_s_leaving_are_a_change(bench: Bench) -> None:
     session = bench.attach()
     bench.create("pool", 4)

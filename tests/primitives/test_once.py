@@ -29,6 +29,7 @@ class Thing:
         trace: TracebackType | None,
     ) -> None:
         self.history.append(f"left with {error!r}")
+        self.left = (kind, error, trace)
 
 
 async def make(thing: Thing) -> Thing:
@@ -51,10 +52,13 @@ async def test_entered_it_gives_the_object_and_enters_that() -> None:
 
 async def test_the_body_s_error_reaches_the_object() -> None:
     thing = Thing()
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError) as raised:
         async with Once("the call", make, thing):
             raise KeyError("x")
     assert thing.history[2:] == ["left with KeyError('x')"]
+    kind, error, trace = thing.left
+    assert (kind, error) == (KeyError, raised.value)
+    assert trace is not None
 
 
 def test_what_its_driver_sends_reaches_the_function() -> None:
@@ -126,8 +130,10 @@ async def test_a_second_use_is_an_error(again: str) -> None:
 
 def test_dropped_unused_it_warns() -> None:
     call = Once("the call", make, Thing())
-    with pytest.warns(RuntimeWarning, match="the call was never awaited or entered"):
+    with pytest.warns(RuntimeWarning, match="the call was never awaited or entered") as warned:
         del call
+    assert warned[0].filename == __file__, "it is about the line that dropped it"
+    assert isinstance(warned[0].source, Once)
 
 
 async def test_used_or_closed_it_does_not_warn() -> None:

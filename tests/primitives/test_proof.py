@@ -25,6 +25,10 @@ def test_the_margin_is_a_twentieth_of_the_window_but_no_less_than_a_tenth_of_a_s
     assert Proof(1.0).deadline == pytest.approx(0.9)
 
 
+def test_a_session_that_has_asked_for_no_proof_yet_asks_after_one_interval() -> None:
+    assert Proof(1.0).renew_at == pytest.approx(0.3)
+
+
 def test_the_margin_is_the_longest_stop_time_of_what_is_held() -> None:
     proof = Proof(30.0)
     proof.add_stop_time(1, 5.0)

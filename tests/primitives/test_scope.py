@@ -367,7 +367,16 @@ async def test_only_a_task_can_enter() -> None:
 
     asyncio.get_running_loop().call_soon(enter)
     await turns(1)
-    assert "only inside a task" in str(failed[0])
+    assert str(failed[0]) == "a block can be entered only inside a task"
+
+
+async def test_a_block_is_left_once_after_it_was_entered() -> None:
+    scope = Scope(None)
+    for _ in range(2):
+        with pytest.raises(Misuse, match=r"^a block is left once, after it was entered$"):
+            scope.exit(None)
+        scope.enter()
+        assert not scope.exit(None)
 
 
 def test_a_task_abandoned_inside_a_block_is_collected() -> None:

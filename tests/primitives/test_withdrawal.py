@@ -34,6 +34,14 @@ async def test_a_failed_withdrawal_is_tried_again_with_longer_and_longer_pauses(
         assert session._withdrawals._again == set()
 
 
+async def test_it_takes_out_that_request_and_no_other(world: World) -> None:
+    async with world.client() as client, client.session() as session:
+        released, kept = await session.mutex("m").lock(), await session.mutex("n").lock()
+        await released.release()
+        assert await world.queue("m") == []
+        assert [each.order_id for each in await world.queue("n")] == [kept.fencing_token]
+
+
 async def test_nobody_needs_to_wait_for_it(world: World) -> None:
     client, engine = world.slow(2)
     async with client, client.session() as session, world.client() as other:
