@@ -349,6 +349,15 @@ def test_sessions_that_run_out_together_leave_together(bench: Bench) -> None:
     assert [what for kind, what in bench.effects() if kind == GRANTED] == [waiter]
 
 
+def test_sessions_that_run_out_together_let_others_in_wherever_they_were(bench: Bench) -> None:
+    waiting = bench.attach(window=100)
+    for name in ("a", "b"):
+        bench.put(bench.attach(window=5), name)
+    waiters = [bench.put(waiting, name) for name in ("a", "b")]
+    bench.store.expire(5)
+    assert [what for kind, what in bench.effects() if kind == GRANTED] == waiters
+
+
 def test_deadlines_that_have_become_wrong_do_not_pile_up(bench: Bench) -> None:
     session = bench.attach(window=1000)
     bench.put(session)

@@ -70,8 +70,19 @@ def _figures(found: list[Module]) -> Iterator[str]:
             _percent(module),
         )
     if found:
+        yield _row("all", *_totals(found), _percent(*found))
         yield ""
         yield f"Python {', '.join(sorted({module.python for module in found}))}."
+
+
+def _totals(found: list[Module]) -> tuple[int, ...]:
+    return (
+        sum(module.all for module in found),
+        sum(module.tried for module in found),
+        sum(module.killed + module.timed_out for module in found),
+        sum(module.timed_out for module in found),
+        sum(len(module.survivors) for module in found),
+    )
 
 
 def _percent(*of: Module) -> str:

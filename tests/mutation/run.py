@@ -63,6 +63,8 @@ def run_survivors(group: Group, *, workers: int) -> None:
         module: [name for name, code in codes.items() if code is not None]
         for module, codes in _verdicts(group)
     }
+    if not any(tried.values()):
+        raise SystemExit(f"nothing of {group.name} is judged, or what judges has changed: run it")
     lived = [
         name
         for _, codes in _verdicts(group)

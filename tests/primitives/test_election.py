@@ -91,8 +91,12 @@ async def test_what_is_no_election_is_told_apart(world: World) -> None:
         await client.semaphore("s").create(2)
         election = client.election("s")
         for call in (election.campaign(), election.leader(), anext(election.observe())):
-            with pytest.raises(InvalidArgument, match="is a semaphore of limit 2, and was asked"):
+            with pytest.raises(
+                InvalidArgument, match="is a semaphore of limit 2, and was asked"
+            ) as told:
                 await call
+            assert (told.value.node, told.value.name) == ("/default", "s")
+            assert "'s' on /default is" in str(told.value)
         async with client.mutex("m").lock():
             election = client.election("m")
             for call in (election.campaign(), election.leader(), anext(election.observe())):

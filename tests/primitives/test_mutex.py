@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tenure.errors import InvalidArgument
+from tenure.errors import AcquireTimeout, InvalidArgument, LeaseLost
 from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World, turns
 
@@ -26,6 +26,36 @@ async def test_one_task_at_a_time_is_inside(world: World) -> None:
         async with asyncio.TaskGroup() as group:
             for number in range(10):
                 group.create_task(work(number))
+
+
+async def test_who_does_not_want_to_wait_for_long_says_so(
+    world: World, clock: VirtualClock
+) -> None:
+    async with world.client() as client, world.client() as other, other.mutex("m").lock():
+        started = clock.now()
+        with pytest.raises(AcquireTimeout, match="mutex 'm'"):
+            await client.mutex("m").lock(timeout=2)
+        assert clock.now() - started == 2.0
+
+
+async def test_nothing_is_given_up_early_unless_a_stop_time_is_asked_for(world: World) -> None:
+    async with world.client() as client, client.session(recovery_window=2.0) as session:
+        span = session.deadline - client.clock.now()
+        async with session.mutex("m").lock(), session.election("e").campaign():
+            assert await session.mutex("n").try_lock() is not None
+            assert session.deadline - client.clock.now() == pytest.approx(span)
+
+
+async def test_what_a_lease_is_given_for_its_loss_is_that_lease_s(world: World) -> None:
+    async with world.client() as client:
+        told: list[LeaseLost] = []
+        locked = await client.mutex("m").lock(on_loss=told.append)
+        tried = await client.mutex("n").try_lock(on_loss=told.append)
+        assert locked.held
+        assert tried is not None
+        await world.end_sessions()
+        await turns()
+        assert [loss.name for loss in told] == ["m", "n"]
 
 
 async def test_it_exists_only_while_somebody_wants_it(world: World) -> None:
