@@ -39,11 +39,13 @@ async def test_who_does_not_want_to_wait_for_long_says_so(
 
 
 async def test_nothing_is_given_up_early_unless_a_stop_time_is_asked_for(world: World) -> None:
-    async with world.client() as client, client.session(recovery_window=2.0) as session:
+    async with world.client() as client, client.session(recovery_window=4.0) as session:
         span = session.deadline - client.clock.now()
         async with session.mutex("m").lock(), session.election("e").campaign():
             assert await session.mutex("n").try_lock() is not None
             assert session.deadline - client.clock.now() == pytest.approx(span)
+        async with session.mutex("m").lock(stop_time=1.0):
+            assert session.deadline - client.clock.now() < span
 
 
 async def test_what_a_lease_is_given_for_its_loss_is_that_lease_s(world: World) -> None:
