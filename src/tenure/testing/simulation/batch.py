@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -104,11 +103,11 @@ def _leave_interrupts_to_the_parent() -> None:
 
 
 def outcomes(seeds: Iterable[int]) -> Iterator[Outcome]:
-    """The histories of some seeds, with tenure's own log silent and garbage collected rarely.
+    """The histories of some seeds, with garbage collected rarely.
 
     A world is one large cycle. Collected whenever the interpreter likes, it costs a third more.
     """
-    with _quiet():
+    with _rarely_collecting():
         for number, seed in enumerate(seeds):
             yield run(draw(seed))
             if number % _BETWEEN_COLLECTIONS == 0:
@@ -116,14 +115,12 @@ def outcomes(seeds: Iterable[int]) -> Iterator[Outcome]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    log, collects = logging.getLogger("tenure"), gc.isenabled()
-    before, log.disabled = log.disabled, True
+def _rarely_collecting() -> Iterator[None]:
+    collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        log.disabled = before
         if collects:
             gc.enable()
         gc.collect()

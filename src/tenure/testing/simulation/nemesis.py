@@ -244,6 +244,7 @@ class Nemesis:
             if str(process.number) == number:  # whoever has resumed it
                 for life in (*process.former, process.now):
                     self._record(Revokes(self._scheduler.now, None, life.label, DEFAULT_NODE, name))
+                process.now.revoked = self._scheduler.now
 
     def _drop(self, fault: Fault) -> bool:
         found = [
@@ -257,5 +258,7 @@ class Nemesis:
             return False
         name = found[fault.which % len(found)]
         self._record(Revokes(self._scheduler.now, None, None, DEFAULT_NODE, name))
+        for process in self._world.processes:
+            process.now.revoked = self._scheduler.now
         at_once(self._world.administrator.delete_semaphore(name, force=True))
         return True

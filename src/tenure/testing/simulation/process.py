@@ -37,7 +37,7 @@ from tenure.once import Once
 from tenure.semaphore import Semaphore, Ticket
 from tenure.session import Session
 from tenure.testing.faults import FaultyEngine, Way
-from tenure.testing.history import Journal, Record, Request
+from tenure.testing.history import Journal, Record, Request, Revokes
 from tenure.testing.history.journal import Primitive
 from tenure.testing.simulation.plan import LIMIT, ProcessPlan, Step
 from tenure.testing.simulation.scheduler import LocalClock, ProcessLoop
@@ -102,6 +102,8 @@ class Incarnation:
         loop, io_loop: its event loop, and the thread of its engine, if it has one of its own.
         doing: each task's step that is under way, and the request that it has made.
         token: the resume token of the newest session.
+        revoked: when an administrator took something away from the session that it is about to
+            resume, and the news of which may be on its way.
         done: it has ended by itself.
     """
 
@@ -127,6 +129,7 @@ class Incarnation:
         )
         self.doing: list[tuple[asyncio.Task[None], Request | None] | None] = []
         self.token: str | None = None
+        self.revoked: float | None = None
         self.done = False
         self.client: Client | None = None
         self._process = process
@@ -235,9 +238,12 @@ class Incarnation:
                 semaphore,
                 found.count,
                 limit=self.world.limit(found.name),
+                timeout=None if found.granted else 0.0,  # whatever its former life has given it
                 recovers=self.world.label_of(found.order_id),
             )
             group.create_task(self._go_on_with(found, ticket, asking))
+        if self.revoked is not None:
+            self._record(Revokes(self.world.scheduler.now, None, self.label, since=self.revoked))
 
     async def _go_on_with(self, found: Recovered, ticket: Ticket[Any], asking: Request) -> None:
         with contextlib.suppress(*EXPECTED), asking as request:

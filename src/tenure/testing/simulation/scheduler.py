@@ -20,13 +20,13 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import heapq
 import inspect
 import itertools
 from asyncio import events
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
+from heapq import heappop, heappush
 from typing import Any
 
 __all__ = ["Handle", "LocalClock", "OutOfTime", "ProcessLoop", "Scheduler"]
@@ -64,7 +64,7 @@ class Scheduler:
 
     def at(self, when: float, handle: Handle) -> None:
         """Have a handle run at a true time, on the loop that it belongs to."""
-        heapq.heappush(self._events, (when, next(self._numbers), handle))
+        heappush(self._events, (when, next(self._numbers), handle))
 
     def call_at(self, when: float, callback: Callable[..., object], *arguments: Any) -> None:
         """Have something called that belongs to no process: what the world does to them."""
@@ -82,19 +82,26 @@ class Scheduler:
         """
         pending = self._events
         self._stopped = False
-        while not self._stopped:
-            if not pending:
-                raise OutOfTime("nothing will ever happen again")
-            when, _, handle = heapq.heappop(pending)
-            if handle.callback is None:
-                continue
-            if when > horizon:
-                raise OutOfTime(f"it goes on beyond {horizon:g} s")
-            self.now = max(self.now, when)
-            if handle.loop is None:
-                handle.run()
-            else:
-                handle.loop.due(handle)
+        before = events._get_running_loop()
+        try:
+            while not self._stopped:
+                if not pending:
+                    raise OutOfTime("nothing will ever happen again")
+                when, _, handle = heappop(pending)
+                if handle.callback is None:
+                    continue
+                if when > horizon:
+                    raise OutOfTime(f"it goes on beyond {horizon:g} s")
+                if when > self.now:  # noqa: PLR1730  a call costs more
+                    self.now = when
+                loop = handle.loop
+                events._set_running_loop(loop)
+                if loop is None:
+                    handle.callback(*handle.arguments)
+                else:
+                    loop.due(handle)
+        finally:
+            events._set_running_loop(before)
 
 
 class Handle:
@@ -120,21 +127,6 @@ class Handle:
 
     def cancelled(self) -> bool:
         return self.callback is None
-
-    def run(self) -> None:
-        callback = self.callback
-        if callback is None:
-            return
-        try:
-            if self.context is None:
-                callback(*self.arguments)
-            else:
-                self.context.run(callback, *self.arguments)
-        except Exception as error:
-            if self.loop is None:
-                raise
-            what = f"in {callback!r}"
-            self.loop.call_exception_handler({"message": what, "exception": error})
 
 
 class LocalClock:
@@ -176,6 +168,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
 
     def __init__(self, scheduler: Scheduler, clock: LocalClock) -> None:
         self.clock = clock
+        self._now = clock.now
         self.alive = True
         self.failures: list[dict[str, Any]] = []
         self._scheduler = scheduler
@@ -189,7 +182,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     # What asyncio asks of a loop
 
     def time(self) -> float:
-        return self.clock.now()
+        return self._now()
 
     def get_debug(self) -> bool:
         return False
@@ -254,25 +247,28 @@ class ProcessLoop(asyncio.AbstractEventLoop):
             return
         handles = self._handles
         handles.append(handle)
-        if self._paused:
-            return
-        before = events._get_running_loop()
-        events._set_running_loop(self)
         self._running = True
-        try:
-            while handles and not self._paused:
-                if self._interrupt is not None:
-                    if not self._left:
-                        interrupt, self._interrupt = self._interrupt, None
-                        interrupt()
-                        continue
-                    self._left -= 1
-                handles.popleft().run()
-            if not handles:
-                self._new.clear()
-        finally:
-            self._running = False
-            events._set_running_loop(before)
+        while handles and not self._paused:
+            if self._interrupt is not None:
+                if not self._left:
+                    interrupt, self._interrupt = self._interrupt, None
+                    interrupt()
+                    continue
+                self._left -= 1
+            handle = handles.popleft()
+            callback, context = handle.callback, handle.context
+            if callback is None:
+                continue
+            try:
+                if context is None:
+                    callback(*handle.arguments)
+                else:
+                    context.run(callback, *handle.arguments)
+            except Exception as error:
+                self.call_exception_handler({"message": f"in {callback!r}", "exception": error})
+        self._running = False
+        if not handles:
+            self._new.clear()
 
     def interrupt_after(self, callbacks: int, interrupt: Callable[[], None]) -> None:
         """Have something called between two callbacks, when so many more of them have run."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -230,12 +231,15 @@ class World:
 
 
 def run(plan: Plan) -> Outcome:
-    """Simulate a plan, and check its history."""
+    """Simulate a plan, with tenure's own log silent, and check its history."""
     world = World(plan)
+    log = logging.getLogger("tenure")
+    before, log.disabled = log.disabled, True
     try:
         world.run()
     finally:
         world.end()
+        log.disabled = before
     history = History(world.records)
     operations = sum(isinstance(record, Asked | Called) for record in world.records)
     return Outcome(
