@@ -50,8 +50,9 @@ def test_a_history_holds_what_it_gets_and_does_much() -> None:
     [outcome] = outcomes([1])
     granted = [record for record in outcome.records if isinstance(record, Granted)]
     asked = sum(isinstance(record, Asked | Called) for record in outcome.records)
-    assert len(granted) > 80
-    assert outcome.operations == asked > 200
+    assert len(granted) > 60
+    assert asked > 150
+    assert outcome.operations > 200
     assert sum(outcome.faults.values()) >= 5
 
 
@@ -153,7 +154,7 @@ def test_a_planted_defect_is_found(defect: str, monkeypatch: pytest.MonkeyPatch)
     owner, name, plant, rules = DEFECTS[defect]
     monkeypatch.setattr(owner, name, plant)
     found = Counter[str]()
-    for outcome in outcomes([*range(141, 151), *range(1, 400)]):  # some are found there
+    for outcome in outcomes([*range(81, 91), *range(1, 400)]):  # some are found there
         found.update(violation.rule for violation in outcome.violations)
         if rules & found.keys():
             return

@@ -56,7 +56,12 @@ class Nemesis:
 
     def _happen(self, fault: Fault, trials: int) -> None:
         carry_out: Callable[[Fault], bool] = getattr(self, f"_{fault.kind}")
-        if carry_out(fault):
+        try:
+            befell = carry_out(fault)
+        except Exception as error:  # of the store, which an administrator has called
+            self._world.complain("nemesis", f"{fault.kind} raised {error!r}")
+            befell = True
+        if befell:
             self.applied[fault.kind] += 1
         elif trials:
             again = self._scheduler.now + BETWEEN_TRIALS

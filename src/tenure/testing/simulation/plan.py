@@ -68,7 +68,7 @@ FAULTS: tuple[FaultKind, ...] = (
 LIMIT = 3
 """The limit of the semaphore that the processes share."""
 
-PROCESSES, TASKS, STEPS, FEWEST_FAULTS, MOST_FAULTS = 4, 3, 20, 9, 12
+PROCESSES, TASKS, STEPS, FEWEST_FAULTS, MOST_FAULTS = 4, 3, 15, 9, 12
 LONG_HOLDS = 0.02
 
 
@@ -229,7 +229,7 @@ def _fault(random: Random) -> Fault:
     kind = random.choice(FAULTS)
     length = random.choice((random.uniform(0.0, 0.5), random.uniform(0.5, 3.0), 6.0))
     return Fault(
-        at=random.uniform(0.2, 8.0),
+        at=random.uniform(0.2, 6.0),
         kind=kind,
         process=random.randrange(PROCESSES),
         length=length,

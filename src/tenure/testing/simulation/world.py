@@ -24,6 +24,7 @@ from tenure.testing.faults import FaultyEngine, Way, at_once
 from tenure.testing.history import (
     Asked,
     Called,
+    Gone,
     Granted,
     History,
     Observed,
@@ -57,7 +58,7 @@ class Outcome:
     """What came of a plan.
 
     Attributes:
-        operations: how many requests and calls the processes made.
+        operations: how many requests, releases and calls the processes made.
         faults: how many faults took effect, of each kind.
         length: seconds of true time.
     """
@@ -241,7 +242,11 @@ def run(plan: Plan) -> Outcome:
         world.end()
         log.disabled = before
     history = History(world.records)
-    operations = sum(isinstance(record, Asked | Called) for record in world.records)
+    operations = sum(
+        isinstance(record, Asked | Called)
+        or (isinstance(record, Gone) and record.why in {"released", "withdrawn"})
+        for record in world.records
+    )
     return Outcome(
         plan,
         world.records,
