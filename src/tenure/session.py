@@ -344,6 +344,8 @@ class Session:
 
     def _request(self, wanted: Wanted) -> Lease:
         """A new request of this session, numbered before anything is sent."""
+        if self._ended is not None:  # since it was obtained: nobody would hear of the request
+            raise self._end_error()
         self._check_stop_time(wanted)
         self._last_hold = hold = self._last_hold + 1
         self._leases[hold] = lease = wanted.handle(self, hold, wanted)

@@ -4,12 +4,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
 from tenure.election import Leadership
-from tenure.errors import AcquireTimeout, InvalidArgument, LeaseLost, LeaseReleased
+from tenure.errors import (
+    AcquireTimeout,
+    InvalidArgument,
+    LeaseLost,
+    LeaseReleased,
+    SessionExpired,
+)
 from tenure.model import Leader
+from tenure.session import Session
 from tests.primitives.helpers import World, turns
 
 ENGINES = pytest.mark.parametrize("engine_turns", [None, 0, 2])
@@ -112,3 +120,23 @@ async def test_a_leader_whose_session_ends_leads_no_more(world: World) -> None:
                 await world.end_sessions()
                 await asyncio.Event().wait()
         assert await client.election("e").leader() is None
+
+
+async def test_a_session_that_ends_while_the_campaign_is_prepared_is_told_of(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to the preparation and the end of the session came in one turn of the loop."""
+    async with world.client() as client, contextlib.AsyncExitStack() as stack:
+        session = await client.session()
+        election = session.election("e")
+        prepare = election._prepare
+
+        async def prepare_too_late(_: Session) -> None:
+            await prepare(session)
+            session.lapse()
+
+        monkeypatch.setattr(election, "_prepare", prepare_too_late)
+        async with asyncio.timeout(100):
+            with pytest.raises(SessionExpired):
+                await stack.enter_async_context(election.campaign())
+        assert await world.queue("e") == []
