@@ -64,6 +64,7 @@ SHOWING = frozenset({"demo", "simulate"})
 # Who may import what from outside the standard library, by the longest prefix. Else: nobody.
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "tenure.cli": frozenset({"click", "rich"}),
+    "tenure.server": frozenset({"google", "grpclib", "msgspec", "uvloop", "ydb"}),
     "tenure.testing": frozenset({"hypothesis", "pytest"}),
 }
 
@@ -259,6 +260,9 @@ FENCE = "a fence knows"
         ("tenure.cli", "import click", None),
         ("tenure.cli.tables", "from rich.table import Table", None),
         ("tenure.cli.tables", "import requests", OUTSIDE),
+        ("tenure.server.app", "import msgspec", None),
+        ("tenure.server.app", "import requests", OUTSIDE),
+        ("tenure.server.app", "from tenure.engines.contract import Engine", None),
         ("tenure.testing.histories", "from hypothesis import given", None),
         ("tenure.testing.histories", "import rich", OUTSIDE),
         # engines, through the door

@@ -1,0 +1,204 @@
+"""What the listeners of one server share.
+
+That is the store, the limits and what counts against them, who may come in, and the log. Rules:
+
+* One `Context` belongs to one server and to the event loop on which its engine was opened. All of
+  it is used on that loop alone.
+* Whoever takes from a count gives back, once, on every way out.
+* What a client sends is never logged, and no token either; its address and what was wrong are.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from tenure.clock import Clock
+from tenure.engines.contract import Engine
+from tenure.errors import NodeNotFound
+from tenure.server.limits import Count, LimitReached, Limits
+
+__all__ = ["Anybody", "Authenticator", "Context", "Counts", "Semaphores"]
+
+_RECOUNT_AFTER = 10.0  # seconds between two countings of the store's semaphores, at the least
+
+
+class Authenticator(Protocol):
+    """Who may come in."""
+
+    @property
+    def required(self) -> bool:
+        """Whether a client has to show a token."""
+        ...
+
+    def authenticate(self, token: str) -> str:
+        """The name of whose token it is, for the log; empty for nobody in particular.
+
+        Args:
+            token: what the client shows; empty if it shows none.
+
+        Raises:
+            AuthenticationFailed: a token is required, and it is not one that is known here.
+        """
+        ...
+
+
+class Anybody:
+    """The authenticator that asks for nothing."""
+
+    required = False
+
+    def authenticate(self, token: str) -> str:  # noqa: ARG002  (the protocol's)
+        return ""
+
+
+class _Queue:
+    __slots__ = ("ephemeral", "length")
+
+    def __init__(self, ephemeral: bool) -> None:
+        self.ephemeral = ephemeral
+        self.length = 0
+
+
+class Semaphores:
+    """The semaphores that this server knows of, and how many requests its sessions have for each.
+
+    An ephemeral semaphore counts while a session of this server has a request for it; a lasting
+    one since it was created here or counted in the store. Before one is refused the store is
+    counted anew, at most every ten seconds, for others may have deleted some.
+    """
+
+    def __init__(self, engine: Engine, limits: Limits) -> None:
+        self._engine = engine
+        self._most = limits.semaphores
+        self._queue_length = limits.queue_length
+        self._queues: dict[tuple[str, str], _Queue] = {}
+        self._ephemeral = 0
+        self._lasting: set[tuple[str, str]] = set()
+        self._counted_at: float | None = None
+
+    @property
+    def taken(self) -> int:
+        """How many semaphores there are, as far as this server knows."""
+        return self._ephemeral + len(self._lasting)
+
+    async def count(self) -> None:
+        """Count the lasting semaphores in the store. What the engine raises passes through."""
+        self._counted_at = self._engine.clock.now()
+        found: set[tuple[str, str]] = set()
+        for node in await self._engine.list_nodes():
+            try:
+                described = await self._engine.list_semaphores(node, owners=False, waiters=False)
+            except NodeNotFound:
+                continue  # dropped meanwhile
+            found.update((node, each.name) for each in described if not each.ephemeral)
+        self._lasting = found
+
+    async def create(self, node: str, name: str) -> None:
+        """A lasting semaphore is about to be created.
+
+        Nothing is counted yet: `created` does that.
+
+        Raises:
+            LimitReached: there are as many as may be, and this is not one of them.
+        """
+        if (node, name) in self._lasting or self.taken < self._most:
+            return
+        counted_at = self._counted_at
+        if counted_at is None or self._engine.clock.now() >= counted_at + _RECOUNT_AFTER:
+            await self.count()
+        if (node, name) not in self._lasting and self.taken >= self._most:
+            raise self._reached(node, name)
+
+    def created(self, node: str, name: str) -> None:
+        """A lasting semaphore has been created."""
+        self._lasting.add((node, name))
+
+    def deleted(self, node: str, name: str) -> None:
+        """A lasting semaphore has been deleted."""
+        self._lasting.discard((node, name))
+
+    def join(self, node: str, name: str, *, ephemeral: bool) -> None:
+        """A session is about to have one request more for this semaphore.
+
+        Raises:
+            LimitReached: the queue is as long as may be, or the semaphore would be one too many.
+        """
+        queue = self._queues.get((node, name))
+        if queue is None:
+            if ephemeral and self.taken >= self._most:
+                raise self._reached(node, name)
+            self.rejoin(node, name, ephemeral=ephemeral)
+            return
+        if queue.length >= self._queue_length:
+            raise LimitReached(
+                f"{name!r} on {node} has as many requests through this server as its limit "
+                f"queue_length = {self._queue_length} allows; try again later",
+                "queue_length",
+                node=node,
+                name=name,
+            )
+        queue.length += 1
+
+    def rejoin(self, node: str, name: str, *, ephemeral: bool) -> None:
+        """A session has come that has a request for this semaphore already."""
+        queue = self._queues.get((node, name))
+        if queue is None:
+            self._queues[node, name] = queue = _Queue(ephemeral)
+            self._ephemeral += ephemeral
+        queue.length += 1
+
+    def leave(self, node: str, name: str) -> None:
+        """A request that was counted by `join` or `rejoin` is over."""
+        queue = self._queues[node, name]
+        queue.length -= 1
+        if not queue.length:
+            del self._queues[node, name]
+            self._ephemeral -= queue.ephemeral
+
+    def _reached(self, node: str, name: str) -> LimitReached:
+        return Count("semaphores", self._most).reached(node=node, name=name)
+
+
+class Counts:
+    """What there is at the moment, over all listeners of a server."""
+
+    def __init__(self, engine: Engine, limits: Limits) -> None:
+        self.connections = Count("connections", limits.connections)
+        self.greetings = Count("greetings", limits.greetings)
+        self.sessions = Count("sessions", limits.sessions)
+        self.semaphores = Semaphores(engine, limits)
+
+
+class Context:
+    """What every listener gets.
+
+    Args:
+        engine: the store, opened; the server that opened it closes it, after the listeners.
+        limits: what clients may make the server hold.
+        authenticator: who may come in.
+        logger: where it is told.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        authenticator: Authenticator,
+        logger: logging.Logger,
+    ) -> None:
+        self.engine = engine
+        self.limits = limits
+        self.authenticator = authenticator
+        self.logger = logger
+        self.counts = Counts(engine, limits)
+
+    @property
+    def clock(self) -> Clock:
+        """The engine's."""
+        return self.engine.clock
+
+    def log(self, level: int, event: str, **facts: object) -> None:
+        """A line in the log: what happened, and the facts by name (the record's ``facts``)."""
+        if self.logger.isEnabledFor(level):
+            self.logger.log(level, event, extra={"facts": facts})

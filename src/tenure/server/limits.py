@@ -1,0 +1,148 @@
+"""What a client can make the server hold or do, and how much of it at most.
+
+Every limit has one name: in this class, in the configuration, in the refusal that a client gets
+and in the line that is logged. Counts are for this server: another one on the same store counts
+its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from tenure.core import rules
+from tenure.errors import EngineError, InvalidArgument
+
+__all__ = ["Count", "LimitReached", "Limits"]
+
+_ENVELOPE = 64 * 1024  # what a message has beside the data that it carries, at the most
+
+
+class LimitReached(EngineError):
+    """A limit of the server is reached. What was asked for was not done, and may be tried again.
+
+    Attributes:
+        limit: the limit's name, as in `Limits`.
+    """
+
+    def __init__(
+        self, message: str, limit: str, *, node: str | None = None, name: str | None = None
+    ) -> None:
+        super().__init__(message, node=node, name=name)
+        self.limit = limit
+
+
+def _limit(default: Any, meaning: str) -> Any:
+    return field(default=default, metadata={"meaning": meaning})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of one server. The fields' metadata have what each one means (``meaning``).
+
+    Raises:
+        InvalidArgument: a limit is not a positive number, or two of them contradict each other.
+    """
+
+    connections: int = _limit(10_000, "connections at a time, over all listeners")
+    greetings: int = _limit(
+        500, "connections at a time that have not yet said who they are, TLS handshakes included"
+    )
+    greeting_time: float = _limit(10.0, "seconds from connecting to having said who one is")
+    sessions: int = _limit(100_000, "sessions at a time")
+    sessions_per_connection: int = _limit(1_000, "sessions at a time through one connection")
+    semaphores: int = _limit(
+        100_000, "semaphores at a time: lasting ones, and ephemeral ones with requests"
+    )
+    requests_per_session: int = _limit(10_000, "requests, waiting or owning, of one session")
+    queue_length: int = _limit(10_000, "requests, waiting or owning, for one semaphore")
+    watches_per_session: int = _limit(1_000, "watches of one session")
+    data_bytes: int = _limit(
+        rules.DATA_BYTES, "bytes of data on a semaphore or a request; 1 MiB is the model's limit"
+    )
+    message_bytes: int = _limit(2 * 1024 * 1024, "bytes of one message from a client")
+    operations_in_flight: int = _limit(
+        1_024, "unanswered operations of one connection; beyond them it is not read from"
+    )
+    kept_answers: int = _limit(
+        4_096, "answers of one session that are kept until its client says that it has them"
+    )
+    kept_bytes: int = _limit(4 * 1024 * 1024, "bytes of such answers of one session")
+    output_bytes: int = _limit(
+        16 * 1024 * 1024, "bytes that wait for a client to read them; then it is cut off"
+    )
+    output_time: float = _limit(
+        30.0, "seconds that a client may leave unread what waits for it; then it is cut off"
+    )
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            wanted = (int,) if each.type == "int" else (int, float)
+            if isinstance(value, bool) or not isinstance(value, wanted) or not value > 0:
+                kind = "whole number" if each.type == "int" else "number"
+                raise InvalidArgument(f"the limit {each.name} is a positive {kind}, not {value!r}")
+        if self.data_bytes > rules.DATA_BYTES:
+            raise InvalidArgument(
+                f"the limit data_bytes is at most {rules.DATA_BYTES}, not {self.data_bytes}"
+            )
+        if self.message_bytes < self.data_bytes + _ENVELOPE:
+            raise InvalidArgument(
+                f"the limit message_bytes ({self.message_bytes}) leaves no room for data of "
+                f"data_bytes ({self.data_bytes}); it is at least {self.data_bytes + _ENVELOPE}"
+            )
+        if self.output_bytes < 2 * self.message_bytes:
+            raise InvalidArgument(
+                f"the limit output_bytes ({self.output_bytes}) is at least twice message_bytes "
+                f"({self.message_bytes}): one long answer must not cut a client off"
+            )
+
+
+class Count:
+    """How many of something there are, and at most may be.
+
+    Args:
+        limit: the name of the limit that says so.
+        most: its value.
+        where: whose count it is, for the refusal.
+
+    Attributes:
+        taken: how many there are.
+    """
+
+    __slots__ = ("limit", "most", "taken", "where")
+
+    def __init__(self, limit: str, most: int, where: str = "this server") -> None:
+        self.limit = limit
+        self.most = most
+        self.where = where
+        self.taken = 0
+
+    def take(self, *, node: str | None = None, name: str | None = None) -> None:
+        """One more; each is to be given back once.
+
+        Raises:
+            LimitReached: there are as many as may be.
+        """
+        if self.taken >= self.most:
+            raise self.reached(node=node, name=name)
+        self.taken += 1
+
+    def take_anyway(self) -> None:
+        """One more that cannot be refused, because it exists already."""
+        self.taken += 1
+
+    def give_back(self) -> None:
+        """One less."""
+        assert self.taken > 0, f"more {self.limit} given back than were taken"
+        self.taken -= 1
+
+    def reached(self, *, node: str | None = None, name: str | None = None) -> LimitReached:
+        """The refusal."""
+        return LimitReached(
+            f"{self.where} has reached its limit {self.limit} = {self.most}; try again later, or "
+            "have the server's limit raised",
+            self.limit,
+            node=node,
+            name=name,
+        )
