@@ -1,6 +1,6 @@
 """Imports run one way:
 
-    errors, model ← core ← engines ← primitives ← recipes, blocking, interop ← server ← cli
+    errors, model ← core ← wire ← engines ← primitives ← recipes, blocking, interop ← server ← cli
 
 and `fencing`, which stands where a resource is and not where leases are, imports errors alone.
 
@@ -30,7 +30,8 @@ PRIMITIVES = "the modules directly in tenure that no other row names, tenure its
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "model"}),
     frozenset({"core"}),
-    frozenset({"fencing"}),  # of these two it may import what FOR_FENCES says
+    frozenset({"wire"}),
+    frozenset({"fencing"}),  # of these three it may import what FOR_FENCES says
     frozenset({"clock", "durations", "fork"}),  # what the engines share, and the core must not see
     frozenset({"engines"}),
     frozenset({PRIMITIVES}),
@@ -39,8 +40,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"cli", "__main__"}),
 )
 
-# No clock, no I/O, no asyncio, no chance: not in the core, and not below it.
-WITHOUT_A_WORLD = frozenset({"errors", "model", "core"})
+# No clock, no I/O, no asyncio, no chance: not in the core, not below it, not in the protocol.
+WITHOUT_A_WORLD = frozenset({"errors", "model", "core", "wire"})
 THE_WORLD = frozenset(
     "asyncio concurrent logging multiprocessing os pathlib random secrets select selectors "
     "signal socket sqlite3 ssl subprocess tempfile threading time uuid".split()
@@ -64,8 +65,11 @@ SHOWING = frozenset({"demo", "simulate"})
 # Who may import what from outside the standard library, by the longest prefix. Else: nobody.
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "tenure.cli": frozenset({"click", "rich"}),
+    "tenure.engines.native": frozenset({"msgspec"}),
+    "tenure.engines.ydb": frozenset({"google", "grpc", "ydb"}),
     "tenure.server": frozenset({"google", "grpclib", "msgspec", "uvloop", "ydb"}),
     "tenure.testing": frozenset({"hypothesis", "pytest"}),
+    "tenure.wire": frozenset({"msgspec"}),
 }
 
 # An engine that installs by an entry point is a world of its own.
@@ -101,7 +105,7 @@ def reasons_against(importer: str, imported: str) -> Iterator[str]:
     part = part_of(importer)
     if top != "tenure":
         if part in WITHOUT_A_WORLD and top in THE_WORLD:
-            yield "the core has no clock, no I/O and no asyncio"
+            yield "the core and the protocol have no clock, no I/O and no asyncio"
         if top not in sys.stdlib_module_names and top not in allowed_outside(importer):
             yield "it is not in the standard library"
         return
@@ -217,6 +221,11 @@ FENCE = "a fence knows"
         ("tenure.core.queue", "import tenure", UP),
         ("tenure.clock", "from tenure.session import Session", UP),
         ("tenure.engines.contract", "from tenure.clock import Clock", None),
+        ("tenure.wire.messages", "from tenure.model import NodeConfig", None),
+        ("tenure.wire.messages", "from tenure.engines.contract import Place", UP),
+        ("tenure.core.queue", "from tenure.wire import frames", UP),
+        ("tenure.engines.native", "from tenure.wire import frames", None),
+        ("tenure.server.native", "from tenure.wire import frames", None),
         ("tenure.engines.memory", "from tenure.core.queue import Queue", None),
         ("tenure.engines.memory", "from tenure.lease import Lease", UP),
         ("tenure.engines.memory", "from tenure import Lease", UP),
@@ -249,6 +258,8 @@ FENCE = "a fence knows"
         ("tenure.core.node", "import os.path", NO_WORLD),
         ("tenure.core.node", "import sqlite3, socket, random, threading", NO_WORLD),
         ("tenure.model", "import threading", NO_WORLD),
+        ("tenure.wire.messages", "import asyncio", NO_WORLD),
+        ("tenure.wire.messages", "import time", NO_WORLD),
         ("tenure.clock", "import time", None),
         # the standard library alone
         ("tenure.session", "import anyio", OUTSIDE),
@@ -256,6 +267,11 @@ FENCE = "a fence knows"
         ("tenure.engines.sqlite", "import aiosqlite", OUTSIDE),
         ("tenure.engines.memory", "from sortedcontainers import SortedDict", OUTSIDE),
         ("tenure.core.node", "import sortedcontainers", OUTSIDE),
+        ("tenure.core.node", "import msgspec", OUTSIDE),
+        ("tenure.wire.messages", "import msgspec", None),
+        ("tenure.engines.native.link", "import msgspec", None),
+        ("tenure.engines.ydb.session", "import grpc", None),
+        ("tenure.engines.sqlite", "import msgspec", OUTSIDE),
         ("tenure.lease", "import rich", OUTSIDE),
         ("tenure.cli", "import click", None),
         ("tenure.cli.tables", "from rich.table import Table", None),

@@ -1,0 +1,68 @@
+"""An error on its way from the server to a client.
+
+What arrives is of the class that was sent, with its message, its node and name, and the facts
+that this class adds. A class that the client does not know is an `EngineError` to it. What is not
+tenure's own error is never sent as it is: its text is the server's business.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from tenure import errors
+from tenure.errors import EngineError, SemaphoreExists, TenureError
+
+__all__ = ["WireError", "from_wire", "to_wire"]
+
+_KINDS: dict[str, type[TenureError]] = {
+    name: getattr(errors, name)
+    for name in (
+        "AuthenticationFailed",
+        "EngineError",
+        "EngineUnavailable",
+        "InvalidArgument",
+        "LeaseReleased",
+        "NodeBusy",
+        "NodeExists",
+        "NodeNotFound",
+        "SemaphoreBusy",
+        "SemaphoreExists",
+        "SemaphoreNotFound",
+        "SessionClosed",
+        "SessionExpired",
+        "Unsupported",
+    )
+}
+"""What an engine raises, by name."""
+
+
+class WireError(Struct, array_like=True, frozen=True):
+    """An error as it is sent.
+
+    Attributes:
+        kind: the name of its class in `tenure.errors`.
+        limit: of a `SemaphoreExists`, the limit of the one that exists, where known.
+    """
+
+    kind: str
+    message: str
+    node: str | None = None
+    name: str | None = None
+    limit: int | None = None
+
+
+def to_wire(error: Exception) -> WireError:
+    """An error, to be sent."""
+    kind = next((each.__name__ for each in type(error).__mro__ if each.__name__ in _KINDS), None)
+    if kind is None or not isinstance(error, TenureError):
+        return WireError("EngineError", "the server failed; its log says how")
+    limit = error.limit if isinstance(error, SemaphoreExists) else None
+    return WireError(kind, str(error), error.node, error.name, limit)
+
+
+def from_wire(error: WireError) -> TenureError:
+    """The error that was sent."""
+    kind = _KINDS.get(error.kind, EngineError)
+    if kind is SemaphoreExists:
+        return SemaphoreExists(error.message, node=error.node, name=error.name, limit=error.limit)
+    return kind(error.message, node=error.node, name=error.name)
