@@ -1,0 +1,299 @@
+"""What `tenure serve` is told, and by whom.
+
+Every setting has one name. As an option it is ``--max-connections``, in the environment
+``TENURE_SERVE_MAX_CONNECTIONS``, in the file (TOML) ``max-connections``; `sources` reads them.
+
+A setting that would have no effect (a certificate, and no listener with TLS) is wrong: who wrote it
+believes in something that is not so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeAlias
+
+from tenure.errors import InvalidArgument
+from tenure.server.addresses import TLS_FILES, Address, parse
+from tenure.server.limits import Limits
+from tenure.server.log import LogFormat, LogLevel
+from tenure.server.tls import TlsFiles
+
+__all__ = ["PREFIX", "SETTINGS", "Given", "Loop", "Setting", "Settings", "Wrong", "put_together"]
+
+PREFIX = "TENURE_SERVE_"
+
+Kind: TypeAlias = Literal["text", "texts", "file", "choice", "count", "seconds"]
+Loop: TypeAlias = Literal["auto", "asyncio", "uvloop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One thing that can be set.
+
+    Attributes:
+        name: as an option and in the file.
+        kind: what its value is; ``texts`` are several, ``file`` is a path.
+        metavar: what stands for the value in a help text.
+        about: what it does, in a line or two.
+        default: the value when nobody says anything; ``None`` where there is none.
+        choices: of the kind ``choice``.
+        limit: the limit that it is (`tenure.server.limits`), or empty.
+    """
+
+    name: str
+    kind: Kind
+    metavar: str
+    about: str
+    default: Any = None
+    choices: tuple[str, ...] = ()
+    limit: str = ""
+
+    @property
+    def variable(self) -> str:
+        """Its name in the environment."""
+        return PREFIX + self.name.upper().replace("-", "_")
+
+
+def _limits() -> Iterator[Setting]:
+    for field in fields(Limits):
+        kind: Kind = "count" if field.type == "int" else "seconds"
+        yield Setting(
+            f"max-{field.name.replace('_', '-')}",
+            kind,
+            "N" if kind == "count" else "S",
+            f"{field.metadata['meaning'][:1].upper()}{field.metadata['meaning'][1:]}.",
+            field.default,
+            limit=field.name,
+        )
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "store",
+        "text",
+        "URL",
+        "The store that is put on the network. By default an SQLite file of your own, on which "
+        "every grant is on disk before it is told.",
+    ),
+    Setting(
+        "listen",
+        "texts",
+        "URL",
+        "An address to listen at, several times for several: tenure://HOST:PORT, tenures:// "
+        "(TLS), tenure+unix:///PATH, ydb://HOST:PORT, ydbs:// (TLS). Port 0 is any free one.",
+        ("tenure://127.0.0.1:7070",),
+    ),
+    Setting("tls-cert", "file", "FILE", "The certificate (PEM) of the listeners with TLS."),
+    Setting("tls-key", "file", "FILE", "Its private key (PEM)."),
+    Setting(
+        "tls-client-ca",
+        "file",
+        "FILE",
+        "Authorities (PEM); a client must have a certificate that one of them has signed.",
+    ),
+    Setting(
+        "auth-token-file",
+        "file",
+        "FILE",
+        "The tokens of which a client must show one; one a line. Read again on SIGHUP.",
+    ),
+    Setting(
+        "database",
+        "text",
+        "PATH",
+        "For YDB's clients: the database in which the nodes are.",
+        "/local",
+    ),
+    Setting(
+        "advertise",
+        "text",
+        "HOST:PORT",
+        "For YDB's clients: where they reach this server, when it is not where it listens.",
+    ),
+    Setting(
+        "drain-time",
+        "seconds",
+        "S",
+        "How long an end may take, after SIGTERM or Ctrl-C, before it is forced.",
+        10.0,
+    ),
+    Setting(
+        "loop",
+        "choice",
+        "LOOP",
+        "The event loop: auto is uvloop where it is installed.",
+        "auto",
+        ("auto", "asyncio", "uvloop"),
+    ),
+    Setting(
+        "log-format",
+        "choice",
+        "FORMAT",
+        "How the log is written, to stderr.",
+        "text",
+        ("text", "json"),
+    ),
+    Setting(
+        "log-level",
+        "choice",
+        "LEVEL",
+        "The least that is logged.",
+        "info",
+        ("debug", "info", "warning", "error"),
+    ),
+    *_limits(),
+)
+
+
+class Wrong(InvalidArgument):
+    """The settings are wrong.
+
+    Attributes:
+        faults: what is, one thing each.
+    """
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = tuple(faults)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A setting's value, and who says so.
+
+    Attributes:
+        origin: the option, the variable or the file; empty for the default.
+    """
+
+    value: Any
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the server is to do.
+
+    Attributes:
+        given: every setting's value by its name, with its origin.
+        warnings: what is allowed and probably not meant.
+    """
+
+    store: str
+    listen: tuple[Address, ...]
+    tls: Mapping[Address, TlsFiles]
+    auth_token_file: str | None
+    database: str
+    advertise: str | None
+    drain_time: float
+    loop: Loop
+    log_format: LogFormat
+    log_level: LogLevel
+    limits: Limits
+    given: Mapping[str, Given]
+
+    @property
+    def exposed(self) -> tuple[Address, ...]:
+        """The addresses that other machines can reach and that ask for nothing."""
+        if self.auth_token_file is not None:
+            return ()
+        return tuple(
+            each
+            for each in self.listen
+            if not each.local and (each not in self.tls or self.tls[each].client_ca is None)
+        )
+
+    @property
+    def legible(self) -> tuple[Address, ...]:
+        """The addresses at which tokens travel where others can read them."""
+        if self.auth_token_file is None:
+            return ()
+        return tuple(each for each in self.listen if not each.local and not each.tls)
+
+
+# What they amount to
+
+
+def put_together(given: Mapping[str, Given], faults: list[str]) -> Settings | None:
+    """What the values amount to; nothing when there are faults, which are added to the list."""
+    addresses = list(_addresses(given["listen"], faults))
+    tls: dict[Address, TlsFiles] = {}
+    for address in addresses:
+        if address.tls:
+            files = _tls_files(address, given, faults)
+            if files is not None:
+                tls[address] = files
+    _check_effect(addresses, given, faults)
+    limits = _limits_of(given, faults)
+    if faults or limits is None:
+        return None
+    return Settings(
+        store=given["store"].value,
+        listen=tuple(addresses),
+        tls=tls,
+        auth_token_file=given["auth-token-file"].value,
+        database=given["database"].value,
+        advertise=given["advertise"].value,
+        drain_time=given["drain-time"].value,
+        loop=given["loop"].value,
+        log_format=given["log-format"].value,
+        log_level=given["log-level"].value,
+        limits=limits,
+        given=given,
+    )
+
+
+def _addresses(listen: Given, faults: list[str]) -> Iterator[Address]:
+    seen: dict[tuple[str, int, str], str] = {}
+    for url in listen.value:
+        try:
+            address = parse(url)
+        except InvalidArgument as error:
+            faults.append(f"{listen.origin}: {error}")
+            continue
+        place = address.host, address.port, address.path
+        if place in seen and (address.port or address.path):
+            faults.append(f"{seen[place]} and {address.url} are the same address")
+        seen[place] = address.url
+        yield address
+
+
+def _tls_files(address: Address, given: Mapping[str, Given], faults: list[str]) -> TlsFiles | None:
+    own = dict(address.files)
+    # A key goes with its certificate: the two come from one place.
+    pair = own if "tls-cert" in own or "tls-key" in own else {}
+    cert = pair.get("tls-cert") if pair else given["tls-cert"].value
+    key = pair.get("tls-key") if pair else given["tls-key"].value
+    if cert is None or key is None:
+        missing = "tls-cert" if cert is None else "tls-key"
+        faults.append(f"{address.url} has TLS, which needs --tls-cert and --tls-key: no {missing}")
+        return None
+    return TlsFiles(cert, key, own.get("tls-client-ca", given["tls-client-ca"].value))
+
+
+def _check_effect(addresses: list[Address], given: Mapping[str, Given], faults: list[str]) -> None:
+    """What is set, and would have no effect."""
+    if not any(address.tls for address in addresses):
+        faults += (
+            f"{given[name].origin}: {name} is set, and no listener has TLS; write tenures:// or "
+            "ydbs:// instead of tenure:// or ydb://"
+            for name in TLS_FILES
+            if given[name].origin
+        )
+    if not any(address.protocol == "ydb" for address in addresses):
+        faults += (
+            f"{given[name].origin}: {name} is for YDB's clients, and no listener is for them; "
+            "add ydb://127.0.0.1:2136"
+            for name in ("database", "advertise")
+            if given[name].origin
+        )
+
+
+def _limits_of(given: Mapping[str, Given], faults: list[str]) -> Limits | None:
+    chosen = {each.limit: given[each.name].value for each in SETTINGS if each.limit}
+    try:
+        return Limits(**chosen)
+    except InvalidArgument as error:
+        origins = {given[each.name].origin for each in SETTINGS if each.limit} - {""}
+        faults.append(f"{', '.join(sorted(origins))}: {error}")
+        return None

@@ -1,0 +1,98 @@
+"""Sockets that a listener does not bind by itself: Unix sockets, and those that systemd passes.
+
+A socket file outlives its server. Whether one is stale is found out by connecting to it: only what
+refuses is replaced, and a file that is no socket never.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Sequence
+
+from tenure.errors import EngineUnavailable
+from tenure.server.addresses import Address
+
+__all__ = ["bind_unix", "claim"]
+
+_PATIENCE = 1.0
+"""Seconds in which a server that lives accepts a connection on its Unix socket."""
+
+
+def bind_unix(path: str, mode: int) -> socket.socket:
+    """A Unix socket at a path, bound and not yet listening, with these permissions.
+
+    Raises:
+        EngineUnavailable: somebody listens there, or it cannot be bound; the message says why.
+    """
+    _remove_stale(path)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # Nobody can connect before listen(), and so there is time to say who may.
+        bound.bind(path)
+        os.chmod(path, mode)
+    except BaseException as error:
+        bound.close()
+        if isinstance(error, OSError):
+            raise _cannot(path, error.strerror or str(error)) from None
+        raise
+    return bound
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _cannot(path, error.strerror or str(error)) from None
+    if not stat.S_ISSOCK(mode):
+        raise _cannot(path, "there is a file that is no socket; remove it, or take another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
+        trial.settimeout(_PATIENCE)
+        try:
+            trial.connect(path)
+        except ConnectionRefusedError:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            return
+        except FileNotFoundError:
+            return
+        except TimeoutError:
+            pass  # a full backlog: somebody listens, and is slow
+        except OSError as error:
+            raise _cannot(path, error.strerror or str(error)) from None
+    raise _cannot(path, "another server listens there")
+
+
+def _cannot(path: str, why: str) -> EngineUnavailable:
+    return EngineUnavailable(f"cannot listen at tenure+unix://{path}: {why}")
+
+
+def claim(passed: list[socket.socket], address: Address) -> Sequence[socket.socket]:
+    """Take those of the passed sockets that are bound to an address out of the list."""
+    mine = [each for each in passed if _is_at(each, address)]
+    for each in mine:
+        passed.remove(each)
+    return mine
+
+
+def _is_at(passed: socket.socket, address: Address) -> bool:
+    name = passed.getsockname()
+    if passed.family == socket.AF_UNIX:
+        return bool(address.path) and os.path.realpath(name) == os.path.realpath(address.path)
+    if address.path or passed.family not in {socket.AF_INET, socket.AF_INET6}:
+        return False
+    if name[1] != address.port:
+        return False
+    if not address.host:
+        return name[0] in {"0.0.0.0", "::"}  # noqa: S104  what it is bound to already
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise EngineUnavailable(
+            f"{address.host!r} is not the name of a host: {error.strerror}"
+        ) from error
+    return name[0] in {each[4][0] for each in found}

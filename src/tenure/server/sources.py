@@ -1,0 +1,162 @@
+"""Where the values of settings come from: options, the environment, a file of TOML.
+
+An option counts more than the environment, that more than the file, that more than the default.
+`load` reads them all, and says all at once what is wrong with them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tenure.server.settings import PREFIX, SETTINGS, Given, Setting, Settings, Wrong, put_together
+
+__all__ = ["load"]
+
+_BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+
+def load(
+    options: Mapping[str, Any], environment: Mapping[str, str], file: str | None = None
+) -> Settings:
+    """The settings, from everywhere.
+
+    Args:
+        options: what the command line says, by the settings' names.
+        environment: of which the variables that begin with `PREFIX` count.
+        file: the TOML file; without one, the one that ``TENURE_SERVE_CONFIG`` names.
+
+    Raises:
+        Wrong: something is.
+    """
+    faults: list[str] = []
+    given = {setting.name: Given(setting.default) for setting in SETTINGS}
+    given["store"] = Given(_default_store(environment))
+    file = file or environment.get(PREFIX + "CONFIG") or None
+    if file is not None:
+        given.update(_from_file(file, faults))
+    given.update(_from_environment(environment, faults))
+    given.update(_from_options(options, faults))
+    settings = put_together(given, faults)
+    if faults or settings is None:
+        raise Wrong(faults)
+    return settings
+
+
+def _default_store(environment: Mapping[str, str]) -> str:
+    from urllib.parse import quote
+
+    home = environment.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return f"sqlite:///{quote(os.path.join(home, 'tenure', 'server.db'))}?durability=full"
+
+
+# Where values come from
+
+
+def _from_file(file: str, faults: list[str]) -> Iterator[tuple[str, Given]]:
+    try:
+        with open(file, "rb") as opened:
+            read = tomllib.load(opened)
+    except OSError as error:
+        faults.append(f"the file {file} cannot be read: {error.strerror}")
+        return
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        faults.append(f"{file} is not TOML: {error}")
+        return
+    for name, value in read.items():
+        setting = _BY_NAME.get(name)
+        if setting is None:
+            faults.append(f"{file}: there is no setting {name!r}{_instead(name, _BY_NAME)}")
+            continue
+        try:
+            checked = _of_its_type(setting, value)
+        except ValueError as error:
+            faults.append(f"{file}: {name} {error}")
+            continue
+        if setting.kind == "file":  # as the file is moved about, so are its neighbours
+            checked = os.path.join(os.path.dirname(os.path.abspath(file)), checked)
+        yield name, Given(checked, file)
+
+
+def _from_environment(
+    environment: Mapping[str, str], faults: list[str]
+) -> Iterator[tuple[str, Given]]:
+    known = {setting.variable: setting for setting in SETTINGS}
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX) or variable == PREFIX + "CONFIG" or not text:
+            continue
+        setting = known.get(variable)
+        if setting is None:
+            faults.append(
+                f"the environment has {variable}, and there is no such setting"
+                + _instead(variable, known)
+            )
+            continue
+        try:
+            yield setting.name, Given(_read(setting, text), variable)
+        except ValueError as error:
+            faults.append(f"{variable} {error}")
+
+
+def _from_options(options: Mapping[str, Any], faults: list[str]) -> Iterator[tuple[str, Given]]:
+    for name, value in options.items():
+        if value is None or value == ():
+            continue
+        setting = _BY_NAME[name]
+        try:
+            checked = tuple(value) if setting.kind == "texts" else _read(setting, value)
+        except ValueError as error:
+            faults.append(f"--{name} {error}")
+            continue
+        yield name, Given(checked, f"--{name}")
+
+
+def _instead(wrong: str, known: Mapping[str, object]) -> str:
+    near = difflib.get_close_matches(wrong, known, n=1)
+    return f"; did you mean {near[0]}?" if near else "; 'tenure serve --help' tells all"
+
+
+# What values are
+
+
+def _of_its_type(setting: Setting, value: object) -> Any:
+    """The value, when it is one of the setting's; ValueError says what would be."""
+    match setting.kind:
+        case "texts":
+            if isinstance(value, list) and value and all(isinstance(x, str) for x in value):
+                return tuple(value)
+            raise ValueError(f"is a list of texts, not {value!r}")
+        case "text" | "file":
+            if isinstance(value, str) and value:
+                return value
+            raise ValueError(f"is a text, not {value!r}")
+        case "choice":
+            if value in setting.choices:
+                return value
+            raise ValueError(f"is one of {', '.join(setting.choices)}, not {value!r}")
+        case "count":
+            if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+                return value
+            raise ValueError(f"is a whole number, one or more, not {value!r}")
+        case "seconds":
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if number and 0 < float(value) < float("inf"):  # type: ignore[arg-type]
+                return float(value)  # type: ignore[arg-type]
+            raise ValueError(f"is a number of seconds, more than zero, not {value!r}")
+
+
+def _read(setting: Setting, text: str) -> Any:
+    """The value that a text means."""
+    value: object = text
+    if setting.kind == "texts":
+        value = text.split()
+    elif setting.kind in {"count", "seconds"}:
+        number = int if setting.kind == "count" else float
+        try:
+            value = number(text)
+        except ValueError:
+            value = text  # for the message
+    return _of_its_type(setting, value)

@@ -1,0 +1,93 @@
+"""What systemd is told, and what it hands over: a few lines of its protocols, without a library.
+
+Telling is one datagram to the socket that ``NOTIFY_SOCKET`` names; without it, nothing is told.
+Sockets that systemd has opened (``LISTEN_FDS``) belong to whoever takes them here, once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Mapping, MutableMapping
+
+__all__ = ["FIRST_DESCRIPTOR", "Notifier", "passed_sockets"]
+
+FIRST_DESCRIPTOR = 3
+"""The first descriptor that is passed; the others follow it."""
+
+
+class Notifier:
+    """Tells the service manager how it goes.
+
+    Args:
+        environment: where its variables are.
+
+    Attributes:
+        watchdog: seconds between two signs of life, ``None`` when none are wanted. It is half of
+            the time after which the manager takes the server for hung.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        self.watchdog = _watchdog(environment) if self._address else None
+
+    def ready(self, status: str) -> None:
+        """The server accepts connections."""
+        self._tell("READY=1", f"STATUS={_line(status)}")
+
+    def reloading(self, now: float) -> None:
+        """It reads its files again; `ready` ends this.
+
+        Args:
+            now: the monotonic clock, which systemd compares with its own.
+        """
+        self._tell("RELOADING=1", f"MONOTONIC_USEC={int(now * 1e6)}")
+
+    def stopping(self, status: str) -> None:
+        """It is on its way out."""
+        self._tell("STOPPING=1", f"STATUS={_line(status)}")
+
+    def alive(self) -> None:
+        """A sign of life."""
+        self._tell("WATCHDOG=1")
+
+    def _tell(self, *facts: str) -> None:
+        if not self._address:
+            return
+        # "@" stands for the NUL byte of Linux's abstract namespace.
+        address = "\0" + self._address[1:] if self._address[0] == "@" else self._address
+        # A manager that is gone, or does not read, is no reason to stop serving.
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as way,
+        ):
+            way.setblocking(False)
+            way.sendto("\n".join(facts).encode(), address)
+
+
+def _watchdog(environment: Mapping[str, str]) -> float | None:
+    pid, microseconds = environment.get("WATCHDOG_PID"), environment.get("WATCHDOG_USEC", "")
+    if pid not in {None, "", str(os.getpid())} or not microseconds.isascii():
+        return None
+    if not microseconds.isdigit() or int(microseconds) == 0:
+        return None
+    return int(microseconds) / 2e6
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def passed_sockets(environment: MutableMapping[str, str]) -> list[socket.socket]:
+    """The listening sockets that were passed to this process; the variables are taken away."""
+    pid = environment.pop("LISTEN_PID", "")
+    count = environment.pop("LISTEN_FDS", "")
+    environment.pop("LISTEN_FDNAMES", None)
+    if pid != str(os.getpid()) or not (count.isascii() and count.isdigit()):
+        return []
+    sockets: list[socket.socket] = []
+    for descriptor in range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + int(count)):
+        os.set_inheritable(descriptor, False)
+        sockets.append(socket.socket(fileno=descriptor))
+    return sockets

@@ -1,0 +1,157 @@
+"""The server's end of TLS: which files, and whether they are right.
+
+At least TLS 1.2. With a file of client authorities, a client must show a certificate that one of
+them has signed; that comes on top of tokens, and does not replace them.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from tenure.errors import InvalidArgument
+
+__all__ = ["Certificate", "TlsFiles", "certificate_of", "server_context"]
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The files of one listener, all PEM.
+
+    Attributes:
+        cert: the server's certificate, followed by those of the authorities in between.
+        key: its private key, not encrypted.
+        client_ca: authorities, one of which must have signed a client's certificate; ``None``: a
+            client needs none.
+    """
+
+    cert: str
+    key: str
+    client_ca: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What a person wants to know of a certificate.
+
+    Attributes:
+        names: the hosts that it is for; without them, its subject.
+        ends: until when it counts.
+    """
+
+    names: tuple[str, ...]
+    ends: datetime
+
+
+def server_context(files: TlsFiles, *, alpn: Sequence[str] = ()) -> ssl.SSLContext:
+    """What a listener needs to speak TLS.
+
+    Args:
+        alpn: the protocols that are spoken inside, by their registered names.
+
+    Raises:
+        InvalidArgument: a file cannot be read or is not what it should be, or certificate and
+            key do not belong together.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    for what, path in (
+        ("certificate", files.cert),
+        ("key", files.key),
+        ("file of client authorities", files.client_ca),
+    ):
+        if path is not None:
+            _check_readable(what, path)
+    try:
+        context.load_cert_chain(files.cert, files.key, password=_no_password)
+    except _Encrypted:
+        raise InvalidArgument(
+            f"the key {files.key} is encrypted, and nobody is there to type its password; "
+            "decrypt it with 'openssl pkey'"
+        ) from None
+    except ssl.SSLError as error:
+        raise InvalidArgument(_fault(files, error)) from None
+    if files.client_ca is not None:
+        try:
+            context.load_verify_locations(files.client_ca)
+        except ssl.SSLError:
+            raise InvalidArgument(
+                f"the file of client authorities {files.client_ca} has no certificate in PEM form"
+            ) from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    if alpn:
+        context.set_alpn_protocols(list(alpn))
+    return context
+
+
+class _Encrypted(Exception):
+    """The key asks for a password."""
+
+
+def _no_password() -> str:
+    raise _Encrypted
+
+
+def _check_readable(what: str, path: str) -> None:
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise InvalidArgument(f"the {what} {path} cannot be read: {error.strerror}") from None
+
+
+def _fault(files: TlsFiles, error: ssl.SSLError) -> str:
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return f"the key {files.key} does not belong to the certificate {files.cert}"
+    alone = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        alone.load_verify_locations(files.cert)
+    except ssl.SSLError:
+        return f"{files.cert} has no certificate in PEM form"
+    return f"{files.key} has no private key in PEM form that goes with {files.cert}"
+
+
+def certificate_of(files: TlsFiles) -> Certificate:
+    """What a client is shown, found out by a handshake in memory.
+
+    Raises:
+        InvalidArgument: as `server_context`; or no client could accept it, because it has
+            expired or does not count yet.
+    """
+    # What clients must have is not the question here.
+    server = server_context(TlsFiles(files.cert, files.key))
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trust it as it is, whoever signed it
+    client.load_verify_locations(files.cert)
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(back, there, server_side=False),
+        server.wrap_bio(there, back, server_side=True),
+    )
+    try:
+        client_done = server_done = False
+        while not (client_done and server_done):
+            client_done, server_done = _shaken(ends[0]), _shaken(ends[1])
+    except ssl.SSLCertVerificationError as error:
+        raise InvalidArgument(f"the certificate {files.cert}: {error.verify_message}") from None
+    # The types of what getpeercert() gives are too wide to be taken apart.
+    shown: Any = ends[0].getpeercert()
+    names = [value for _, value in shown.get("subjectAltName", ())]
+    if not names:
+        names = [value for part in shown["subject"] for _, value in part]
+    return Certificate(
+        tuple(names),
+        datetime.fromtimestamp(ssl.cert_time_to_seconds(shown["notAfter"]), UTC),
+    )
+
+
+def _shaken(end: ssl.SSLObject) -> bool:
+    try:
+        end.do_handshake()
+    except ssl.SSLWantReadError:
+        return False
+    return True
