@@ -80,11 +80,16 @@ class FrameReader:
 
 
 class FrameWriter:
-    """Puts messages, one frame each, into a buffer that is sent as a whole."""
+    """Puts messages, one frame each, into a buffer that is sent as a whole.
 
-    __slots__ = ("_buffer", "_encode")
+    Args:
+        largest: the most bytes that a frame may have, without its length; it may be changed.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_buffer", "_encode", "largest")
+
+    def __init__(self, largest: int) -> None:
+        self.largest = largest
         self._buffer = bytearray()
         self._encode = Encoder().encode_into
 
@@ -96,6 +101,7 @@ class FrameWriter:
         """Put a message behind the others; returns how many bytes it takes.
 
         Raises:
+            BadFrame: it is longer than `largest`; nothing is added.
             UnicodeEncodeError, OverflowError: it has text or a number that cannot be sent;
                 nothing is added.
         """
@@ -104,12 +110,14 @@ class FrameWriter:
         buffer += _ROOM
         try:
             self._encode(message, buffer, -1)
+            length = len(buffer) - before - HEADER_BYTES
+            if length > self.largest:
+                raise BadFrame(f"a message of {length} bytes; {self.largest} are the most")
         except BaseException:
             del buffer[before:]
             raise
-        taken = len(buffer) - before
-        _LENGTH.pack_into(buffer, before, taken - HEADER_BYTES)
-        return taken
+        _LENGTH.pack_into(buffer, before, length)
+        return length + HEADER_BYTES
 
     def take(self) -> bytearray:
         """All that was put in since the last time; it belongs to the caller."""

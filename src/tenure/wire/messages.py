@@ -9,7 +9,8 @@ Rules of the conversation:
 * **Greeting.** The client says `Hello`, the server `Welcome`, and only then anything else is
   said. Whatever else comes first, and what cannot be decoded, ends the connection, with a `Bye`.
 * **Channels.** Over one connection a client has many sessions, each on a *channel*: a number
-  that the client chooses and does not use again on this connection. Channel 0 is no session.
+  that the client chooses, and gives to no other session. It may attach the same session to it
+  again, on another connection or when it was refused on this one. Channel 0 is no session.
 * **Requests** (`rid` is their first field) are numbered by the client, from 1, rising, over all
   channels and for the whole life of the program (its `Hello.program`), so over all connections.
   Each is answered once, with its rid: `Attached`, `Placed`, `Done`, `Failed`, or what it asked
@@ -183,7 +184,9 @@ class Attach(Struct, array_like=True, tag=2, frozen=True):
         key: its protection key, at most 16 bytes. A client that resumes nothing and has no key
             of its own draws one, so that ``again`` can show it.
         resumable: whether another program may resume it. To the store every session of a server
-            is of liveness ``"window"``; this is what its own program asked for.
+            is of liveness ``"window"``; this is what its own program asked for. Where the server
+            knows that a session is not resumable, to ``resume`` it is `InvalidArgument`, whatever
+            the key.
         session_id: 0 for ``new``.
         acknowledged: with ``again``, see the rules.
     """
