@@ -7,11 +7,13 @@ Times are seconds; data is bytes. The rules for names and numbers stand in `tenu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from enum import Enum
+from typing import Final, Literal
 
 __all__ = [
     "DEFAULT_NODE",
     "EPHEMERAL_LIMIT",
+    "UNCHANGED",
     "Capabilities",
     "Consistency",
     "CountersMode",
@@ -24,6 +26,7 @@ __all__ = [
     "RequestDescription",
     "SemaphoreDescription",
     "SessionDescription",
+    "Unchanged",
 ]
 
 DEFAULT_NODE = "/default"
@@ -38,6 +41,16 @@ CountersMode = Literal["unset", "aggregated", "detailed"]
 Liveness = Literal["process", "window"]
 """What keeps a session alive: its process, or its recovery window alone (it may outlive both
 the process and the machine's uptime)."""
+
+
+class Unchanged(Enum):
+    """The type of `UNCHANGED`."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED: Final = Unchanged.UNCHANGED
+"""Leave it as it is: said of what may be ``None`` as well."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,21 @@ class CoreAgainstNaiveModel(RuleBasedStateMachine):
                 if each.hold == request.hold:
                     each.count = new
 
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), timeout=st.sampled_from([None, 0.0, 0.5, 3.0]))
+    def wait_for_as_long_from_now(self, data: st.DataObject, timeout: float | None) -> None:
+        request = data.draw(st.sampled_from(self.requests))
+        if request.hold not in request.session.requests:
+            return
+        self.store.alter(request.session, request.hold, None, None, self.now, timeout)
+        for naive in self.naive.values():
+            owners = naive.owners()
+            for each in naive.queue:
+                if each.hold == request.hold and each not in owners:
+                    each.deadline = None if timeout is None else self.now + timeout
+        if timeout == 0:
+            self.give_up()
+
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
@@ -168,6 +183,12 @@ class CoreAgainstNaiveModel(RuleBasedStateMachine):
         assert all(not session.alive for session in self.sessions if session.id in gone)
         assert ended <= gone
         self.drop(lambda each: each.session in gone)
+        self.give_up()
+        told = {effect[2].hold for effect in self.store.effects if effect[1] == TIMED_OUT}
+        assert not told & {each.hold for naive in self.naive.values() for each in naive.queue}
+
+    def give_up(self) -> None:
+        """Those whose time is over leave, but none that those before it make an owner."""
         for naive in self.naive.values():
             while True:
                 owners = naive.owners()
@@ -179,8 +200,6 @@ class CoreAgainstNaiveModel(RuleBasedStateMachine):
                 if not late:
                     break
                 naive.queue.remove(late[0])
-        told = {effect[2].hold for effect in self.store.effects if effect[1] == TIMED_OUT}
-        assert not told & {each.hold for naive in self.naive.values() for each in naive.queue}
 
     def drop(self, gone: object) -> None:
         for naive in self.naive.values():

@@ -395,6 +395,71 @@ def test_a_waiter_that_shrinks_may_own_at_once(bench: Bench) -> None:
     assert bench.effects() == [(GRANTED, waiter)]
 
 
+def test_a_waiter_may_be_given_more_time_or_less_and_the_last_word_counts(bench: Bench) -> None:
+    session = bench.attach(window=100)
+    bench.put(session)
+    waiter = bench.put(session, "x", EPHEMERAL_LIMIT, 5.0)
+    bench.effects()
+    for at, timeout, deadline in ((1.0, 8.0, 9.0), (2.0, 3.0, 5.0), (4.0, 6.0, 10.0)):
+        bench.store.alter(session, waiter.hold, None, None, at, timeout)
+        assert waiter.deadline == deadline
+    bench.store.alter(session, waiter.hold, None, b"other", 4.5)
+    bench.store.expire(9.9)
+    assert bench.effects() == []
+    bench.store.expire(10.0)
+    assert bench.effects() == [(TIMED_OUT, waiter)]
+
+
+def test_a_waiter_that_was_given_all_the_time_there_is_does_not_give_up(bench: Bench) -> None:
+    session = bench.attach(window=100)
+    bench.put(session)
+    waiter = bench.put(session, "x", EPHEMERAL_LIMIT, 5.0)
+    bench.store.alter(session, waiter.hold, None, None, 1.0, None)
+    bench.store.expire(50.0)
+    assert list(session.requests) == [1, waiter.hold]
+    bench.store.alter(session, waiter.hold, None, None, 50.0, 2.0)
+    assert bench.store.next_deadline() == 52.0
+
+
+def test_a_waiter_left_without_time_goes_and_lets_those_behind_it_in(bench: Bench) -> None:
+    session = bench.attach()
+    bench.create("pool", 4)
+    bench.put(session, "pool", 3, ephemeral=False)
+    two = bench.put(session, "pool", 3, ephemeral=False)
+    one = bench.put(session, "pool", 1, ephemeral=False)
+    bench.store.watch(session, "pool", data=False, owners=True, sink=None)
+    bench.store.alter(session, two.hold, 2, None, 1.0, 0)
+    assert [kind for kind, _ in bench.effects()] == [TIMED_OUT, GRANTED, CHANGED]
+    assert (one.granted_at, two.granted_at) == (1.0, None)
+    assert two.hold not in session.requests
+
+
+def test_a_waiter_left_without_time_owns_when_what_it_asks_for_now_fits(bench: Bench) -> None:
+    session = bench.attach()
+    bench.create("pool", 4)
+    bench.put(session, "pool", 3, ephemeral=False)
+    waiter = bench.put(session, "pool", 2, 5.0, ephemeral=False)
+    bench.store.alter(session, waiter.hold, 1, None, 1.0, 0)
+    assert bench.effects() == [(GRANTED, waiter)]
+    for timeout in (0, 3.0, None):
+        bench.store.alter(session, waiter.hold, None, None, 2.0, timeout)
+    bench.store.expire(9.0)
+    assert bench.effects() == []
+    assert (waiter.granted_at, waiter.deadline) == (1.0, None)
+
+
+def test_a_timeout_that_is_refused_leaves_the_request_alone(bench: Bench) -> None:
+    session = bench.attach()
+    bench.create("pool", 4)
+    bench.put(session, "pool", 4, ephemeral=False)
+    waiter = bench.put(session, "pool", 2, 5.0, ephemeral=False)
+    with pytest.raises(InvalidArgument):
+        bench.store.alter(session, waiter.hold, 1, b"new", 1.0, -1)
+    with pytest.raises(InvalidArgument):
+        bench.store.alter(session, waiter.hold, 3, b"new", 1.0, 1)
+    assert (waiter.count, waiter.data, waiter.deadline) == (2, b"", 5.0)
+
+
 def test_an_administrator_can_evict_one_request(bench: Bench) -> None:
     session, node = bench.attach(), bench.store.node("/default")
     owner, waiter = bench.put(session), bench.put(session)

@@ -26,7 +26,7 @@ from tenure.errors import (
     SessionExpired,
     TenureError,
 )
-from tenure.model import EPHEMERAL_LIMIT, NodeConfig
+from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, NodeConfig, Unchanged
 
 HUGE = b"x" * (rules.DATA_BYTES + 1)
 OF_DATA = (
@@ -71,8 +71,15 @@ class Scene:
             self.session, hold, name, count, data, timeout, ephemeral, 0.0, order_id=hold
         )
 
-    def alter(self, *, hold: int = 1, count: int | None = None, data: bytes | None = None) -> None:
-        self.store.alter(self.session, hold, count, data, 0.0)
+    def alter(
+        self,
+        *,
+        hold: int = 1,
+        count: int | None = None,
+        data: bytes | None = None,
+        timeout: float | Unchanged | None = UNCHANGED,
+    ) -> None:
+        self.store.alter(self.session, hold, count, data, 0.0, timeout)
 
     def ended(self) -> Scene:
         self.store.close(self.session, 0.0)
@@ -268,6 +275,7 @@ NAMED: list[tuple[Call, type[TenureError], str, str]] = [
                 "a timeout is zero or more seconds, or None, not -1",
                 [
                     lambda s: s.enqueue("pool", timeout=-1),
+                    lambda s: s.alter(timeout=-1),
                 ],
             ),
             (

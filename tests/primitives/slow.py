@@ -28,12 +28,14 @@ from tenure.engines.contract import (
 )
 from tenure.errors import SessionExpired
 from tenure.model import (
+    UNCHANGED,
     Capabilities,
     NodeConfig,
     NodeDescription,
     Recovered,
     SemaphoreDescription,
     SessionDescription,
+    Unchanged,
 )
 
 T = TypeVar("T")
@@ -288,8 +290,17 @@ class SlowSession:
             ),
         )
 
-    def alter(self, hold: int, *, count: int | None, data: bytes | None) -> Answer[None]:
-        return self.engine.operate("alter", lambda: self._store.alter(hold, count=count, data=data))
+    def alter(
+        self,
+        hold: int,
+        *,
+        count: int | None,
+        data: bytes | None,
+        timeout: float | Unchanged | None = UNCHANGED,
+    ) -> Answer[None]:
+        return self.engine.operate(
+            "alter", lambda: self._store.alter(hold, count=count, data=data, timeout=timeout)
+        )
 
     def withdraw(self, hold: int) -> Answer[None]:
         return self.engine.operate("withdraw", lambda: self._store.withdraw(hold))

@@ -33,7 +33,14 @@ from tenure.errors import (
     SemaphoreNotFound,
     SessionExpired,
 )
-from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, Liveness, NodeConfig
+from tenure.model import (
+    DEFAULT_NODE,
+    EPHEMERAL_LIMIT,
+    UNCHANGED,
+    Liveness,
+    NodeConfig,
+    Unchanged,
+)
 
 __all__ = [
     "CHANGED",
@@ -340,13 +347,19 @@ class Store:
             if node.watches:
                 self._changed(node, name, data=appears, owners=True)
         elif timeout is not None:
-            request.deadline = now + timeout
-            self._due(request.deadline, request)
+            self._wait_until(now + timeout, request)
         return request
 
     def alter(
-        self, session: Session, hold: int, count: int | None, data: bytes | None, now: float
+        self,
+        session: Session,
+        hold: int,
+        count: int | None,
+        data: bytes | None,
+        now: float,
+        timeout: float | Unchanged | None = UNCHANGED,
     ) -> None:
+        """Change a request in place; a new timeout concerns only one that still waits then."""
         request = session.requests.get(hold)
         node = session.node
         if request is None:
@@ -356,6 +369,8 @@ class Store:
             rules.check_data(data, node.path, semaphore.name)
         if count is not None:
             rules.check_shrink(count, request.count, semaphore.limit, node.path, semaphore.name)
+        if timeout is not UNCHANGED:
+            rules.check_timeout(timeout, node.path, semaphore.name)
         owns = request.granted_at is not None
         changed = False
         if data is not None and data != request.data:
@@ -370,6 +385,11 @@ class Store:
             changed = self._grant(semaphore, now) or changed
         if changed:
             self._changed(node, semaphore.name, data=False, owners=True)
+        if timeout is not UNCHANGED and request.granted_at is None:
+            if timeout == 0:
+                self._give_up(request, now)
+            else:
+                self._wait_until(None if timeout is None else now + timeout, request)
 
     def withdraw(self, session: Session, hold: int, now: float) -> None:
         request = session.requests.get(hold)
@@ -432,9 +452,12 @@ class Store:
             self._advance(affected, instant)
             for request in late:
                 if request.deadline is not None:  # neither granted nor gone since
-                    self._leave(request)
-                    self.effects.append((request.session, TIMED_OUT, request))
-                    self._advance_one(request, instant)
+                    self._give_up(request, instant)
+
+    def _wait_until(self, deadline: float | None, request: Request) -> None:
+        request.deadline = deadline
+        if deadline is not None:
+            self._due(deadline, request)
 
     def _due(self, when: float, entry: Session | Request) -> None:
         if len(self._deadlines) >= self._compact_at:
@@ -463,6 +486,12 @@ class Store:
         """Take a request out of its queue and its session; nobody is granted yet."""
         request.semaphore.remove(request)
         del request.session.requests[request.hold]
+
+    def _give_up(self, request: Request, now: float) -> None:
+        """A waiter has waited for as long as it wanted to."""
+        self._leave(request)
+        self.effects.append((request.session, TIMED_OUT, request))
+        self._advance_one(request, now)
 
     def _advance_one(self, left: Request, now: float) -> None:
         self._advance({left.semaphore: left.granted_at is not None}, now)

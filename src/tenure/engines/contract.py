@@ -42,6 +42,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 from tenure.clock import Clock
 from tenure.errors import SessionExpired
 from tenure.model import (
+    UNCHANGED,
     Capabilities,
     Liveness,
     NodeConfig,
@@ -49,6 +50,7 @@ from tenure.model import (
     Recovered,
     SemaphoreDescription,
     SessionDescription,
+    Unchanged,
 )
 
 __all__ = [
@@ -239,11 +241,26 @@ class EngineSession(Protocol):
         """
         ...
 
-    def alter(self, hold: int, *, count: int | None, data: bytes | None) -> Answer[None]:
-        """Shrink a request, or change its data, in place.
+    def alter(
+        self,
+        hold: int,
+        *,
+        count: int | None,
+        data: bytes | None,
+        timeout: float | Unchanged | None = UNCHANGED,
+    ) -> Answer[None]:
+        """Shrink a request, change its data, or how long it waits, in place: all, or nothing.
+
+        Args:
+            count: ``None`` leaves it alone.
+            data: ``None`` leaves it alone.
+            timeout: of one that waits: seconds from now, in the place of what it asked for
+                before; ``None``: for ever; 0: if it is not granted by this change, it is
+                removed (`Removal.TIMED_OUT`), and told so after the answer. It means nothing to an
+                owner, nor to one that becomes an owner by this change.
 
         Raises:
-            InvalidArgument: the count would grow, or is not positive.
+            InvalidArgument: the count would grow, or is not positive, or the timeout is negative.
             LeaseReleased: the request is not in the queue.
         """
         ...

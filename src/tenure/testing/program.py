@@ -12,7 +12,13 @@ from typing import Generic, TypeVar
 
 from tenure.engines.contract import Answer, Engine, EngineSession, Enqueued, Place, Removal
 from tenure.errors import SemaphoreNotFound, SessionExpired, TenureError
-from tenure.model import EPHEMERAL_LIMIT, Capabilities, SemaphoreDescription
+from tenure.model import (
+    EPHEMERAL_LIMIT,
+    UNCHANGED,
+    Capabilities,
+    SemaphoreDescription,
+    Unchanged,
+)
 from tenure.testing.recorder import PATIENCE, Recorder
 
 __all__ = ["Program", "Request", "Standing", "Watching", "answer_of", "raises"]
@@ -224,10 +230,27 @@ class Program:
         """Call `withdraw`, and wait until it is done."""
         await answer_of(self.send_withdrawal(request))
 
+    def send_change(
+        self,
+        request: Request,
+        *,
+        count: int | None = None,
+        data: bytes | None = None,
+        timeout: float | Unchanged | None = UNCHANGED,
+    ) -> Answer[None]:
+        """Call `alter`, without waiting for its answer."""
+        return self.session.alter(request.hold, count=count, data=data, timeout=timeout)
+
     async def alter(
-        self, request: Request, *, count: int | None = None, data: bytes | None = None
+        self,
+        request: Request,
+        *,
+        count: int | None = None,
+        data: bytes | None = None,
+        timeout: float | Unchanged | None = UNCHANGED,
     ) -> None:
-        await answer_of(self.session.alter(request.hold, count=count, data=data))
+        """Call `alter`, and wait until it is done."""
+        await answer_of(self.send_change(request, count=count, data=data, timeout=timeout))
 
     # Semaphores
 

@@ -36,7 +36,7 @@ from hypothesis.stateful import (
 
 from tenure.engines.contract import Answer
 from tenure.errors import TenureError
-from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, NodeConfig
+from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, UNCHANGED, NodeConfig, Unchanged
 from tenure.testing.program import Program, Request, Watching, answer_of
 from tenure.testing.random_sessions import ANY, Sessions, choose
 from tenure.testing.sides import (
@@ -64,6 +64,7 @@ DATA = st.sampled_from([b"", b"x", b"y"])
 LIMITS = st.sampled_from([1, 2, 3, 3, 5, EXACT, EXACT + 1, EXACT + 2, WHOLE, 0])
 COUNTS = st.sampled_from([1, 1, 1, 1, 2, 2, 3, WHOLE, WHOLE, EXACT, EXACT - 1, EXACT + 1, 5, 0])
 TIMEOUTS = st.sampled_from([None, None, None, 0])
+NEW_TIMEOUTS = st.sampled_from([UNCHANGED, UNCHANGED, UNCHANGED, None, 0])
 
 
 class Histories(Sessions):
@@ -170,12 +171,18 @@ class Histories(Sessions):
         self._both(lambda number, _: asked.session.sides[number].withdraw(asked.sides[number]))
 
     @precondition(Sessions.something)
-    @rule(which=ANY, count=st.none() | COUNTS, data=st.none() | DATA)
-    def alter(self, which: int, count: int | None, data: bytes | None) -> None:
+    @rule(which=ANY, count=st.none() | COUNTS, data=st.none() | DATA, timeout=NEW_TIMEOUTS)
+    def alter(
+        self,
+        which: int,
+        count: int | None,
+        data: bytes | None,
+        timeout: float | Unchanged | None,
+    ) -> None:
         asked = self._request(which)
         self._both(
             lambda number, _: asked.session.sides[number].alter(
-                asked.sides[number], count=count, data=data
+                asked.sides[number], count=count, data=data, timeout=timeout
             )
         )
 

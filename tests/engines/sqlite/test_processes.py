@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tenure.engines.contract import Place
 from tests.engines.sqlite.conftest import Holders, Workers, on_either
+from tests.engines.sqlite.helpers import program, result
 from tests.engines.sqlite.worker import now
 from tests.guarantees import DURABLE_SQLITE, SQLITE, guarantee
 
@@ -61,6 +63,19 @@ async def test_a_try_right_after_the_holders_death_succeeds(workers: Workers) ->
         assert (await other.do("enqueue", hold=1, name="x", timeout=0))[0] == "REFUSED"
         await holder.kill()
         assert (await other.do("enqueue", hold=2, name="x", timeout=0))[0] == "GRANTED"
+
+
+@on_either
+async def test_a_waiter_left_without_time_right_after_the_holders_death_is_granted(
+    workers: Workers, url: str
+) -> None:
+    async with workers(1) as (holder,), program(url) as waiter:
+        await holder.do("enqueue", hold=1, name="x")
+        assert await waiter.enqueue(1, "x") is Place.WAITING
+        holder.kill_unheard()
+        await result(waiter.session.alter(1, count=None, data=None, timeout=0))
+        await waiter.granted(1)
+        assert not waiter.heard.removals
 
 
 @on_either

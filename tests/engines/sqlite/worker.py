@@ -132,6 +132,12 @@ class Worker:
         self.signal(signal.SIGKILL)
         await self.process.wait()
 
+    def kill_unheard(self) -> None:
+        """The same, but the event loop stands still, so that nothing here has heard of it yet."""
+        self.signal(signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # asyncio's own thread was faster
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
     async def end(self) -> None:
         """See to it that it is gone."""
         if self.process.returncode is None:

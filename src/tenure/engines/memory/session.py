@@ -12,7 +12,7 @@ from tenure.core.node import Session
 from tenure.engines.contract import Enqueued, Place, SessionEvents
 from tenure.engines.memory import describe
 from tenure.errors import SessionExpired
-from tenure.model import SemaphoreDescription
+from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
 
 if TYPE_CHECKING:
     from tenure.engines.memory.engine import MemoryEngine, Shared
@@ -203,10 +203,19 @@ class MemorySession:
                 engine.set_timer(store)
             return Enqueued(Place.WAITING, order_id)
 
-    def alter(self, hold: int, *, count: int | None, data: bytes | None) -> None:
+    def alter(
+        self,
+        hold: int,
+        *,
+        count: int | None,
+        data: bytes | None,
+        timeout: float | Unchanged | None = UNCHANGED,
+    ) -> None:
         with self._lock:
-            self._store.alter(self._alive(), hold, count, data, self._now())
+            self._store.alter(self._alive(), hold, count, data, self._now(), timeout)
             self.engine.settle(self._store)
+            if timeout is not UNCHANGED:
+                self.engine.set_timer(self._store)
 
     def withdraw(self, hold: int) -> None:
         store = self._store

@@ -95,6 +95,14 @@ class Lookout:
             self.tick_by(self._store.clock.now() + _FIRST_LOOK)
         self._waiting[session, hold] = (name, order_id)
         if deadline is not None:
+            self.waits_until(session, hold, deadline)
+
+    def waits_until(self, session: int, hold: int, deadline: float) -> None:
+        """A request has been given a time, if it waits. What it was given before is looked at too.
+
+        That does no harm: whose time is over, its row in the store tells.
+        """
+        if (session, hold) in self._waiting:
             heappush(self._deadlines, (deadline, session, hold))
             self.tick_by(deadline)
 

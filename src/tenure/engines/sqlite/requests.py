@@ -24,7 +24,7 @@ from tenure.engines.sqlite.transaction import (
     to_column,
 )
 from tenure.errors import LeaseReleased, SemaphoreNotFound, SessionExpired
-from tenure.model import EPHEMERAL_LIMIT
+from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, Unchanged
 
 __all__ = [
     "END",
@@ -150,11 +150,18 @@ def withdraw(tx: Transaction, me: Attachment, hold: int) -> None:
 
 
 def alter(
-    tx: Transaction, me: Attachment, path: str, hold: int, count: int | None, data: bytes | None
+    tx: Transaction,
+    me: Attachment,
+    path: str,
+    hold: int,
+    count: int | None,
+    data: bytes | None,
+    timeout: float | Unchanged | None,
 ) -> None:
-    """Shrink a request, or change its data, in place."""
+    """Shrink a request, change its data, or how long it waits, in place."""
     row = tx.execute(
-        "SELECT r.node, r.name, r.order_id, r.count, r.granted_at, r.data FROM requests AS r "
+        "SELECT r.node, r.name, r.order_id, r.count, r.granted_at, r.data, r.deadline "
+        "FROM requests AS r "
         "JOIN sessions AS s ON s.id = r.session "
         "WHERE r.session = ? AND s.attach_number = ? AND r.hold = ?",
         (*me, hold),
@@ -162,7 +169,7 @@ def alter(
     if row is None:
         check_alive(tx, me, path)
         raise LeaseReleased(f"the request on {path} is over", node=path)
-    node, name, order_id, old_count, granted_at, old_data = row
+    node, name, order_id, old_count, granted_at, old_data, old_deadline = row
     old = from_column(old_count)
     if data is not None:
         rules.check_data(data, path, name)
@@ -172,20 +179,44 @@ def alter(
         ).fetchone()
         limit = EPHEMERAL_LIMIT if level is None else from_column(level[0])
         rules.check_shrink(count, old, limit, path, name)
+    if timeout is not UNCHANGED:
+        rules.check_timeout(timeout, path, name)
+    owns = granted_at is not None
     new = old if count is None else count
     new_data = old_data if data is None else data
-    if new == old and new_data == old_data:
-        return
-    tx.execute(
-        "UPDATE requests SET count = ?, data = ? WHERE node = ? AND name = ? AND order_id = ?",
-        (to_column(new), new_data, node, name, order_id),
-    )
-    owns = granted_at is not None
+    deadline = old_deadline
+    if not owns and timeout is not UNCHANGED:
+        deadline = tx.now + timeout if timeout else None
+    if (new, new_data, deadline) != (old, old_data, old_deadline):
+        tx.execute(
+            "UPDATE requests SET count = ?, data = ?, deadline = ? "
+            "WHERE node = ? AND name = ? AND order_id = ?",
+            (to_column(new), new_data, deadline, node, name, order_id),
+        )
     if new != old:
         tx.affected[node, name] = (old - new if owns else 0, owns)
         settle(tx)
-    elif owns:
+    elif owns and new_data != old_data:
         tx.changed(node, name, data=False, owners=True)
+    if not owns and timeout == 0:
+        _give_up(tx, node, name, order_id)
+
+
+def _give_up(tx: Transaction, node: int, name: str, order_id: int) -> None:
+    """Take a waiter out that does not want to wait any more, unless it can be granted."""
+    still = (
+        "SELECT r.count, r.session, r.hold, s.participant "
+        "FROM requests AS r JOIN sessions AS s ON s.id = r.session "
+        "WHERE r.node = ? AND r.name = ? AND r.order_id = ? AND r.granted_at IS NULL"
+    )
+    row = tx.execute(still, (node, name, order_id)).fetchone()
+    if row is not None and _end_the_dead(tx, node, name):  # it does not leave because of them
+        row = tx.execute(still, (node, name, order_id)).fetchone()
+    if row is not None:
+        count, session, hold, participant = row
+        leave(tx, node, name, order_id, count, None)
+        tx.tell(participant, TIMED_OUT, session, hold)
+        settle(tx)
 
 
 def evict(tx: Transaction, node: int, path: str, name: str, order_id: int) -> bool:

@@ -16,7 +16,7 @@ from tenure.engines.sqlite.life import Life
 from tenure.engines.sqlite.takeover import Attached, Found
 from tenure.engines.sqlite.transaction import DATA, OWNERS, Push
 from tenure.errors import SessionExpired, TenureError
-from tenure.model import SemaphoreDescription
+from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
 
 if TYPE_CHECKING:
     from tenure.engines.sqlite.engine import SqliteEngine
@@ -273,12 +273,29 @@ class SqliteSession:
             deadline = None if timeout is None else self._now() + timeout
             self._lookout.waits(self.id, hold, (self.node, name), answer.order_id, deadline)
 
-    def alter(self, hold: int, *, count: int | None, data: bytes | None) -> Answer[None]:
+    def alter(
+        self,
+        hold: int,
+        *,
+        count: int | None,
+        data: bytes | None,
+        timeout: float | Unchanged | None = UNCHANGED,
+    ) -> Answer[None]:
         self._check()
-        answer = self._commit(None, requests.alter, self.me, self.path, hold, count, data)
-        if answer is not None:
+        answer = self._commit(
+            partial(self._retimed, hold, timeout),
+            requests.alter,
+            *(self.me, self.path, hold, count, data, timeout),
+        )
+        if answer is None:
+            self._retimed(hold, timeout)
+        else:
             self._lookout.keep_ticking()
         return answer
+
+    def _retimed(self, hold: int, timeout: float | Unchanged | None, _: None = None) -> None:
+        if timeout is not None and timeout is not UNCHANGED:
+            self._lookout.waits_until(self.id, hold, self._now() + timeout)
 
     def withdraw(self, hold: int) -> Answer[None]:
         if self.over:

@@ -137,13 +137,15 @@ async def a_count_on_a_mutex_is_at_most_the_whole(stage: Stage) -> None:
 @behaviour()
 async def a_timeout_is_zero_or_more_seconds(stage: Stage) -> None:
     owner, other = await stage.programs(2)
-    await owner.lock("taken")
+    held, waiting = await owner.lock("taken"), await owner.lock("taken")
     attempts: dict[str, Attempt] = {
         "lock what is free": lambda timeout: other.lock("free", timeout=timeout),
         "lock what is taken": lambda timeout: other.lock("taken", timeout=timeout),
+        "alter what is held": lambda timeout: owner.alter(held, timeout=timeout),
+        "alter what waits": lambda timeout: owner.alter(waiting, timeout=timeout),
     }
     await _refused(attempts, [-1, -0.001, float("-inf"), NAN])
-    assert await stage.queue("taken") == ([owner.id], [])
+    assert await stage.queue("taken") == ([owner.id], [owner.id])
     await _no_trace(stage, ["taken"])
 
 

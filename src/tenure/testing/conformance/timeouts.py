@@ -8,9 +8,9 @@ import asyncio
 
 from tenure.engines.contract import Place, Removal
 from tenure.errors import LeaseReleased
-from tenure.model import DEFAULT_NODE
+from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT
 from tenure.testing.conformance.behaviour import behaviour
-from tenure.testing.program import raises
+from tenure.testing.program import answer_of, raises
 from tenure.testing.stage import Stage
 
 SOON = 0.05
@@ -167,6 +167,134 @@ async def a_try_for_a_new_mutex_that_is_withdrawn_leaves_nothing(stage: Stage) -
     request = await program.lock("m", timeout=0)
     await program.withdraw(request)
     assert not await stage.eye.list_semaphores(DEFAULT_NODE, owners=True, waiters=True)
+
+
+# A time to wait that is replaced
+
+
+@behaviour()
+async def a_waiter_that_is_given_less_time_gives_up_sooner(stage: Stage) -> None:
+    owner, waiter, other = await stage.programs(3)
+    await owner.lock("m")
+    for timeout in (None, 3600.0):
+        waiting = await waiter.lock("m", timeout=timeout)
+        await other.lock("m")
+        began = stage.clock.now()
+        await waiter.alter(waiting, timeout=SOON)
+        assert await waiting.removed() is Removal.TIMED_OUT
+        assert stage.clock.now() - began >= SOON - 1e-6
+    assert await stage.queue("m") == ([owner.id], [other.id, other.id])
+    assert not waiter.heard.grants
+
+
+@behaviour()
+async def a_waiter_that_is_given_more_time_keeps_its_place(stage: Stage) -> None:
+    owner, first, second, sentinel = await stage.programs(4)
+    held = await owner.lock("m")
+    waiting = await first.lock("m", timeout=10 * SOON)
+    behind = await second.lock("m", timeout=10 * SOON)
+    await first.alter(waiting, timeout=None)
+    await second.alter(behind, timeout=3600)
+    await (await sentinel.lock("m", timeout=11 * SOON)).removed()
+    assert await stage.queue("m") == ([owner.id], [first.id, second.id])
+    await owner.withdraw(held)
+    await waiting.granted()
+    await first.withdraw(waiting)
+    await behind.granted()
+
+
+@behaviour("data")
+async def a_timeout_that_is_not_mentioned_is_left_alone(stage: Stage) -> None:
+    owner, waiter = await stage.programs(2)
+    await owner.lock("m")
+    waiting = await waiter.lock("m", timeout=5 * SOON)
+    await waiter.alter(waiting, data=b"changed")
+    assert await waiting.removed() is Removal.TIMED_OUT
+    assert await stage.queue("m") == ([owner.id], [])
+
+
+@behaviour("lasting")
+async def a_waiter_left_without_time_goes_at_once_and_those_behind_it_move_up(
+    stage: Stage,
+) -> None:
+    owner, large, small = await stage.programs(3)
+    await owner.create("pool", 3)
+    await owner.enqueue("pool", 1)
+    blocking, waiting = await large.enqueue("pool", 3), await small.enqueue("pool", 1)
+    await large.alter(blocking, timeout=0)
+    assert await blocking.removed() is Removal.TIMED_OUT
+    await waiting.granted()
+    assert await stage.queue("pool") == ([owner.id, small.id], [])
+    with raises(LeaseReleased):
+        await large.alter(blocking, timeout=None)
+    assert not large.heard.grants
+
+
+@behaviour("lasting")
+async def a_waiter_left_without_time_is_granted_if_what_it_wants_now_fits(stage: Stage) -> None:
+    owner, other = await stage.programs(2)
+    await owner.create("pool", 3)
+    await owner.enqueue("pool", 2)
+    waiting = await other.enqueue("pool", 3)
+    await other.alter(waiting, count=1, timeout=0)
+    await waiting.granted()
+    assert await stage.queue("pool") == ([owner.id, other.id], [])
+    assert not other.heard.removals
+
+
+@behaviour()
+async def an_owner_does_not_mind_a_timeout(stage: Stage) -> None:
+    owner, sentinel = await stage.programs(2)
+    held = await owner.lock("m")
+    for timeout in (SOON, 0, None, SOON):
+        await owner.alter(held, timeout=timeout)
+    await (await sentinel.lock("m", timeout=2 * SOON)).removed()
+    assert await stage.queue("m") == ([owner.id], [])
+    assert not owner.heard.removals
+
+
+@behaviour()
+async def what_was_only_just_asked_for_may_be_given_up_at_once(stage: Stage) -> None:
+    owner, waiter = await stage.programs(2)
+    held = await owner.lock("m")
+    waiting = waiter.send("m", EPHEMERAL_LIMIT, ephemeral=True)
+    changed = waiter.send_change(waiting, timeout=0)
+    assert (await waiting.answered()).place is Place.WAITING
+    await answer_of(changed)
+    assert await waiting.removed() is Removal.TIMED_OUT
+    await owner.withdraw(held)
+    assert await stage.queue("m") == ([], [])
+    assert not waiter.heard.grants
+
+
+@behaviour("waiter_timeout")
+async def a_description_tells_the_time_that_a_waiter_was_given_last(stage: Stage) -> None:
+    owner, waiter = await stage.programs(2)
+    await owner.lock("m")
+    waiting = await waiter.lock("m", timeout=3600)
+    for timeout in (None, 100.0, 1000.0, 60.0):
+        began = stage.clock.now()
+        await waiter.alter(waiting, timeout=timeout)
+        [found] = (await owner.describe("m")).waiters
+        if timeout is None:
+            assert found.timeout is None
+        else:
+            passed = stage.clock.now() - began
+            assert found.timeout is not None
+            assert timeout - passed - 1e-6 <= found.timeout <= timeout + 1e-6
+
+
+@behaviour("virtual")
+async def a_replaced_timeout_counts_from_its_replacement(stage: Stage) -> None:
+    owner, waiter = await stage.programs(2)
+    await owner.lock("m")
+    waiting = await waiter.lock("m", timeout=10)
+    began = stage.clock.now()
+    for _ in range(5):
+        await asyncio.sleep(6)
+        await waiter.alter(waiting, timeout=7.5)
+    await waiting.removed()
+    assert abs(stage.clock.now() - began - 37.5) < 1e-3
 
 
 @behaviour("virtual")

@@ -19,7 +19,7 @@ from tenure.engines.contract import (
     SessionEvents,
 )
 from tenure.errors import SessionExpired
-from tenure.model import Recovered, SemaphoreDescription
+from tenure.model import UNCHANGED, Recovered, SemaphoreDescription, Unchanged
 from tenure.testing.faults.answers import settle
 
 if TYPE_CHECKING:
@@ -128,8 +128,17 @@ class FaultySession:
             partial(enqueue, hold, name, count, data, timeout=timeout, ephemeral=ephemeral)
         )
 
-    def alter(self, hold: int, *, count: int | None, data: bytes | None) -> Answer[None]:
-        return self._operate(partial(self._store.alter, hold, count=count, data=data))
+    def alter(
+        self,
+        hold: int,
+        *,
+        count: int | None,
+        data: bytes | None,
+        timeout: float | Unchanged | None = UNCHANGED,
+    ) -> Answer[None]:
+        return self._operate(
+            partial(self._store.alter, hold, count=count, data=data, timeout=timeout)
+        )
 
     def withdraw(self, hold: int) -> Answer[None]:
         return self._operate(partial(self._store.withdraw, hold))
