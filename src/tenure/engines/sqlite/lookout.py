@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 from tenure.engines.sqlite import requests, sessions
@@ -38,6 +39,9 @@ _NAMES = 64  # looked at in one go
 _REQUESTS = 256  # of each
 
 
+_Waiter = tuple[int, int]  # a session, and a hold of it
+
+
 class Lookout:
     """The lookout of one engine, on its loop.
 
@@ -49,8 +53,9 @@ class Lookout:
         self.newsroom = Newsroom(store, self.waits_no_more, acknowledge)
         self.store = self._store = store
         self._deathwatch = Deathwatch(store.loop, self._died)
-        self._waiting: dict[tuple[int, int], tuple[Name, int]] = {}
-        self._deadlines: list[tuple[float, int, int]] = []
+        self._waiting: dict[_Waiter, tuple[Name, int]] = {}
+        self._looked_at: dict[_Waiter, float] = {}  # whose time may be over, and when next
+        self._deadlines: list[tuple[float, _Waiter]] = []
         self._taking_over: set[SqliteSession] = set()
         self._next_name = 0
         self._cursors: dict[Name, int] = {}
@@ -98,17 +103,25 @@ class Lookout:
             self.waits_until(session, hold, deadline)
 
     def waits_until(self, session: int, hold: int, deadline: float) -> None:
-        """A request has been given a time, if it waits. What it was given before is looked at too.
+        """A request may have been given a time, if it waits. The store knows whether it was.
 
-        That does no harm: whose time is over, its row in the store tells.
+        Only the next look is noted, and that finds out about the one after it.
         """
-        if (session, hold) in self._waiting:
-            heappush(self._deadlines, (deadline, session, hold))
-            self.tick_by(deadline)
+        waiter = (session, hold)
+        if waiter not in self._waiting or self._looked_at.get(waiter, math.inf) <= deadline:
+            return
+        self._looked_at[waiter] = deadline
+        heappush(self._deadlines, (deadline, waiter))
+        if len(self._deadlines) > 2 * len(self._looked_at) + 100:
+            self._deadlines = [(when, each) for each, when in self._looked_at.items()]
+            heapify(self._deadlines)
+        self.tick_by(deadline)
 
     def waits_no_more(self, session: int, hold: int) -> None:
         """A request waits no more, if it did."""
-        if self._waiting.pop((session, hold), None) is not None and not self._waiting:
+        waited = self._waiting.pop((session, hold), None) is not None
+        self._looked_at.pop((session, hold), None)
+        if waited and not self._waiting:
             self._cursors.clear()
             self._deadlines.clear()
             if not self._looks:
@@ -169,8 +182,10 @@ class Lookout:
                 with store.reading() as tx:
                     self.newsroom.read(tx)
                     participants, silent = self._look_around(tx)
+                    somebody_is_late = self._look_at_deadlines(tx, now)
                 self._reap(participants, silent + self._own_silent(now))
-                self._time_out(now)
+                if somebody_is_late:
+                    self._do(requests.time_out)
             self._complaint = ""
         except TenureError as error:
             self._complain(error)
@@ -220,13 +235,20 @@ class Lookout:
                 session.end(why)
         return not why
 
-    def _time_out(self, now: float) -> None:
-        deadlines, late = self._deadlines, False
-        while deadlines and deadlines[0][0] <= now:
-            _, session, hold = heappop(deadlines)
-            late = late or (session, hold) in self._waiting
-        if late:
-            self._do(requests.time_out)
+    def _look_at_deadlines(self, tx: Transaction, now: float) -> bool:
+        """Whether the time of any of our waiters is over."""
+        late = False
+        while self._deadlines and self._deadlines[0][0] <= now:
+            noted, waiter = heappop(self._deadlines)
+            if self._looked_at.get(waiter) != noted:
+                continue
+            del self._looked_at[waiter]
+            deadline = requests.deadline(tx, *waiter)
+            if deadline is not None and deadline <= now:
+                late, deadline = True, now + _TICK_WAITING  # should the store fail
+            if deadline is not None:
+                self.waits_until(*waiter, deadline)
+        return late
 
     def _do(self, work: Any, *args: Any) -> asyncio.Future[Any] | None:
         answer = self._store.committer.do_and_note(None, work, *args)

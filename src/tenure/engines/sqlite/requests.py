@@ -31,6 +31,7 @@ __all__ = [
     "Attachment",
     "alter",
     "check_alive",
+    "deadline",
     "enqueue",
     "evict",
     "exists",
@@ -236,6 +237,15 @@ def evict(tx: Transaction, node: int, path: str, name: str, order_id: int) -> bo
     tx.tell(participant, EVICTED, session, hold)
     settle(tx)
     return True
+
+
+def deadline(tx: Transaction, session: int, hold: int) -> float | None:
+    """Until when a request waits; ``None`` if for ever, or if it does not."""
+    row = tx.execute(
+        "SELECT deadline FROM requests WHERE session = ? AND hold = ?", (session, hold)
+    ).fetchone()
+    until: float | None = None if row is None else row[0]
+    return until
 
 
 def time_out(tx: Transaction) -> None:

@@ -1,0 +1,42 @@
+"""How long a request waits, as the engine that looks after it sees it."""
+
+from __future__ import annotations
+
+from tenure.engines.contract import Place, Removal
+from tests.engines.sqlite.conftest import on_either
+from tests.engines.sqlite.helpers import attached, opened, program, result
+
+
+async def test_timeouts_that_were_replaced_do_not_pile_up(url: str) -> None:
+    async with opened(url) as engine:
+        one = await attached(engine)
+        await one.enqueue(1, "x")
+        for hold in (2, 3):
+            assert await one.enqueue(hold, "x", timeout=3600.0) is Place.WAITING
+        for number in range(1000):
+            sooner, later = 3600.0 - number, 3600.0 + number
+            await result(one.session.alter(2, count=None, data=None, timeout=sooner))
+            await result(one.session.alter(3, count=None, data=None, timeout=later))
+        assert len(engine.lookout._deadlines) < 200
+        await result(one.session.alter(3, count=None, data=None, timeout=0.05))
+        await one.heard.wait_for(lambda heard: 3 in heard.removals, "the end of the time")
+        assert one.heard.removals == {3: Removal.TIMED_OUT}
+
+
+@on_either
+async def test_a_time_that_was_replaced_is_over_when_the_last_one_is(url: str) -> None:
+    async with program(url) as one:
+        await one.enqueue(1, "x")
+        await one.enqueue(2, "x", timeout=3600.0)
+        began = one.session._now()
+        answers = [
+            one.session.alter(2, count=None, data=None, timeout=timeout)
+            for timeout in (0.01, None, 3600.0, 0.2)
+        ]
+        for answer in answers:
+            await result(answer)
+        await one.heard.wait_for(lambda heard: 2 in heard.removals, "the end of the time")
+        assert one.session._now() - began >= 0.2
+        assert one.heard.removals == {2: Removal.TIMED_OUT}
+        await one.withdraw(1)
+        assert not one.heard.grants
