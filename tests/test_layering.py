@@ -67,7 +67,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "tenure.cli": frozenset({"click", "rich"}),
     "tenure.engines.native": frozenset({"msgspec"}),
     "tenure.engines.ydb": frozenset({"google", "grpc", "ydb"}),
-    "tenure.server": frozenset({"google", "grpclib", "msgspec", "uvloop", "ydb"}),
+    "tenure.server": frozenset({"google", "grpclib", "h2", "msgspec", "uvloop", "ydb"}),
     "tenure.testing": frozenset({"hypothesis", "pytest"}),
     "tenure.wire": frozenset({"msgspec"}),
 }

@@ -1,0 +1,12 @@
+"""YDB's coordination API over gRPC, so that YDB's clients in any language work unchanged.
+
+From the bottom up: `transport` (HTTP/2 and gRPC, with their limits), `messages` (YDB's), `core` (a
+session's conversation, without I/O) with `answers` and `operations`, `session` (a stream: a
+conversation and its store), `roll` (the sessions that the listener knows), `nodes` (the other
+calls), `listener`.
+"""
+
+from tenure.server.ydb.listener import YdbListener
+from tenure.server.ydb.paths import DATABASE
+
+__all__ = ["DATABASE", "YdbListener"]

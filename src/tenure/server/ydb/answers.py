@@ -1,0 +1,130 @@
+"""The replies to what is asked of semaphores, one function for each kind of reply."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tenure.model import EPHEMERAL_LIMIT, RequestDescription, SemaphoreDescription
+from tenure.server.ydb.messages import Response, Status, coordination, issue
+
+__all__ = [
+    "aborted",
+    "acquired",
+    "changed",
+    "created",
+    "deleted",
+    "described",
+    "not_acquired",
+    "not_described",
+    "not_released",
+    "pending",
+    "released",
+    "updated",
+]
+
+_Acquired = Response.AcquireSemaphoreResult
+_Released = Response.ReleaseSemaphoreResult
+_Described = Response.DescribeSemaphoreResult
+
+
+def _issues(text: str) -> list[Any]:
+    return [issue(text)] if text else []
+
+
+def pending(asked: int) -> Any:
+    """It waits."""
+    return Response(acquire_semaphore_pending=Response.AcquireSemaphorePending(req_id=asked))
+
+
+def acquired(asked: int, yes: bool) -> Any:
+    """It owns its tokens, or it waited in vain."""
+    result = _Acquired(req_id=asked, status=Status.SUCCESS, acquired=yes)
+    return Response(acquire_semaphore_result=result)
+
+
+def not_acquired(asked: int, status: int, text: str) -> Any:
+    """An acquire has failed, or was refused."""
+    result = _Acquired(req_id=asked, status=status, issues=_issues(text))
+    return Response(acquire_semaphore_result=result)
+
+
+def aborted(asked: int, text: str) -> Any:
+    """A waiting acquire comes to nothing."""
+    return not_acquired(asked, Status.ABORTED, text)
+
+
+def released(asked: int, yes: bool) -> Any:
+    """What was acquired is released; or there was nothing."""
+    result = _Released(req_id=asked, status=Status.SUCCESS, released=yes)
+    return Response(release_semaphore_result=result)
+
+
+def not_released(asked: int, status: int, text: str) -> Any:
+    """A release has failed."""
+    result = _Released(req_id=asked, status=status, issues=_issues(text))
+    return Response(release_semaphore_result=result)
+
+
+def created(asked: int, status: int = Status.SUCCESS, text: str = "") -> Any:
+    """How a create has ended."""
+    result = Response.CreateSemaphoreResult(req_id=asked, status=status, issues=_issues(text))
+    return Response(create_semaphore_result=result)
+
+
+def updated(asked: int, status: int = Status.SUCCESS, text: str = "") -> Any:
+    """How an update has ended."""
+    result = Response.UpdateSemaphoreResult(req_id=asked, status=status, issues=_issues(text))
+    return Response(update_semaphore_result=result)
+
+
+def deleted(asked: int, status: int = Status.SUCCESS, text: str = "") -> Any:
+    """How a delete has ended."""
+    result = Response.DeleteSemaphoreResult(req_id=asked, status=status, issues=_issues(text))
+    return Response(delete_semaphore_result=result)
+
+
+def changed(asked: int, *, data: bool, owners: bool) -> Any:
+    """What was watched has changed, or the watch was replaced."""
+    told = Response.DescribeSemaphoreChanged(req_id=asked, data_changed=data, owners_changed=owners)
+    return Response(describe_semaphore_changed=told)
+
+
+def not_described(asked: int, status: int, text: str) -> Any:
+    """A describe has failed."""
+    result = _Described(req_id=asked, status=status, issues=_issues(text))
+    return Response(describe_semaphore_result=result)
+
+
+def described(asked: int, found: SemaphoreDescription, *, watched: bool) -> Any:
+    """A semaphore as it is."""
+    description = coordination.SemaphoreDescription(
+        name=found.name,
+        data=found.data,
+        count=min(found.held, EPHEMERAL_LIMIT),
+        limit=found.limit,
+        ephemeral=found.ephemeral,
+        owners=[_request(each, 0) for each in found.owners],
+        waiters=[_request(each, _millis(each.timeout)) for each in found.waiters],
+    )
+    result = _Described(
+        req_id=asked,
+        status=Status.SUCCESS,
+        semaphore_description=description,
+        watch_added=watched,
+    )
+    return Response(describe_semaphore_result=result)
+
+
+def _request(found: RequestDescription, timeout_millis: int) -> Any:
+    return coordination.SemaphoreSession(
+        order_id=found.order_id,
+        session_id=found.session_id,
+        timeout_millis=timeout_millis,
+        count=found.count,
+        data=found.data,
+    )
+
+
+def _millis(timeout: float | None) -> int:
+    """What a waiter still waits; for ever where it does not say."""
+    return EPHEMERAL_LIMIT if timeout is None else max(0, round(timeout * 1000))

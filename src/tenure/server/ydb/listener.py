@@ -1,0 +1,254 @@
+"""The listener for YDB's clients: ``ydb://host:port``, or ``ydbs://`` with TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tenure.errors import AuthenticationFailed, EngineUnavailable, InvalidArgument
+from tenure.server import addresses
+from tenure.server.ydb.messages import (
+    DecodeError,
+    Status,
+    coordination,
+    discovery,
+    failure,
+    operation,
+)
+from tenure.server.ydb.nodes import NodeCalls
+from tenure.server.ydb.paths import DATABASE, Database
+from tenure.server.ydb.roll import Roll
+from tenure.server.ydb.session import SessionStream
+from tenure.server.ydb.transport import Call, Connection, GrpcError, Method, frame
+from tenure.server.ydb.transport import Status as GrpcStatus
+
+if TYPE_CHECKING:
+    from tenure.server.context import Context
+
+__all__ = ["YdbListener"]
+
+_COORDINATION = "/Ydb.Coordination.V1.CoordinationService/"
+_DISCOVERY = "/Ydb.Discovery.V1.DiscoveryService/"
+_FLUSHED_IN = 1.0  # seconds in which a client can read that the server goes away
+
+Unary = Callable[[Any, Call, str], Awaitable[Any]]
+
+
+class YdbListener:
+    """Serves YDB's coordination API.
+
+    Args:
+        context: what the listeners of one server share.
+        url: ``ydb://host:port``, as `tenure.server.addresses` has it.
+        tls: for ``ydbs://``.
+        sockets: bound already; then the URL says only how they are called.
+        database: the database whose coordination nodes tenure's nodes are: the node ``/my-app``
+            is ``/local/my-app`` in the database ``/local``.
+        advertise: ``host:port`` that discovery tells clients to connect to; by default the one
+            under which each of them has reached this server.
+
+    Raises:
+        InvalidArgument: the URL, the database or the address to advertise is none.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        url: str,
+        *,
+        tls: ssl.SSLContext | None = None,
+        sockets: Sequence[socket.socket] = (),
+        database: str = DATABASE,
+        advertise: str | None = None,
+    ) -> None:
+        self._context = context
+        where = addresses.parse(url)
+        if where.protocol != "ydb":
+            raise InvalidArgument(f"YDB's clients are listened to at ydb://host:port, not {url!r}")
+        self._host, self._port = where.host, where.port
+        self._advertise = _authority(advertise) if advertise else None
+        if advertise and self._advertise is None:
+            raise InvalidArgument(f"an address to advertise is host:port, not {advertise!r}")
+        self._database = Database(database)
+        self._tls = tls
+        if tls is not None:
+            tls.set_alpn_protocols(["h2"])
+        self._sockets = list(sockets)
+        self._servers: list[asyncio.Server] = []
+        self._connections: set[Connection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._roll = Roll(context)
+        self._streams: set[SessionStream] = set()
+        nodes = NodeCalls(context.engine, self._database)
+        self._methods: dict[str, Method] = {
+            f"{_COORDINATION}Session": self._session,
+            **self._unary(_COORDINATION, "CreateNode", coordination, _without_call(nodes.create)),
+            **self._unary(_COORDINATION, "AlterNode", coordination, _without_call(nodes.alter)),
+            **self._unary(_COORDINATION, "DropNode", coordination, _without_call(nodes.drop)),
+            **self._unary(
+                _COORDINATION, "DescribeNode", coordination, _without_call(nodes.describe)
+            ),
+            **self._unary(_DISCOVERY, "ListEndpoints", discovery, self._list_endpoints),
+            **self._unary(_DISCOVERY, "WhoAmI", discovery, self._who_am_i),
+        }
+
+    # The listener
+
+    @property
+    def address(self) -> str:
+        scheme = "ydb" if self._tls is None else "ydbs"
+        host = f"[{self._host}]" if ":" in self._host else self._host or "localhost"
+        return f"{scheme}://{host}:{self._port}{self._database.path}"
+
+    async def open(self) -> None:
+        loop = asyncio.get_running_loop()
+        tls: dict[str, Any] = {}
+        if self._tls is not None:
+            greeting_time = self._context.limits.greeting_time
+            tls = {"ssl": self._tls, "ssl_handshake_timeout": greeting_time}
+        try:
+            if self._sockets:
+                for each in self._sockets:
+                    server = await loop.create_server(self._connection, sock=each, **tls)
+                    self._servers.append(server)
+            else:
+                self._servers.append(
+                    await loop.create_server(
+                        self._connection, self._host or None, self._port, backlog=1024, **tls
+                    )
+                )
+        except OSError as error:
+            await self.aclose()
+            raise EngineUnavailable(f"cannot listen at {self.address}: {error}") from error
+        bound = self._servers[0].sockets[0]
+        if bound.family in {socket.AF_INET, socket.AF_INET6}:
+            self._port = bound.getsockname()[1]
+
+    async def drain(self) -> None:
+        for server in self._servers:
+            server.close()
+        for stream in list(self._streams):
+            stream.go_elsewhere()
+        for connection in list(self._connections):
+            connection.drain()
+
+    async def aclose(self) -> None:
+        await self.drain()
+        try:
+            if self._tasks:
+                await asyncio.wait(set(self._tasks), timeout=_FLUSHED_IN)
+            connections = list(self._connections)
+            for connection in connections:
+                connection.abort()
+            for connection in connections:
+                await connection.lost.wait()
+            if self._tasks:
+                await asyncio.wait(set(self._tasks))
+            await self._roll.aclose()
+            for server in self._servers:
+                await server.wait_closed()
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+
+    def _connection(self) -> Connection:
+        return Connection(self._context, self._methods, self._connections, self._tasks)
+
+    # Who comes in
+
+    def _authenticate(self, call: Call) -> str:
+        """Who calls. Raises `AuthenticationFailed`."""
+        try:
+            name = self._context.authenticator.authenticate(
+                call.metadata.get("x-ydb-auth-ticket", "")
+            )
+        except AuthenticationFailed:
+            call.connection.log(logging.WARNING, "access denied", call=call.path)
+            raise
+        call.connection.greeted()
+        return name
+
+    def _wrong_database(self, call: Call) -> str:
+        """What is wrong with the database that the client names, or nothing."""
+        named = call.metadata.get("x-ydb-database", "")
+        if self._database.is_meant_by(named):
+            return ""
+        return f"there is no database {named!r} here; this one is {self._database.path}"
+
+    # The calls
+
+    async def _session(self, call: Call) -> None:
+        try:
+            self._authenticate(call)
+        except AuthenticationFailed as error:
+            await call.send(_framed(failure(Status.UNAUTHORIZED, str(error))))
+            return
+        if text := self._wrong_database(call):
+            await call.send(_framed(failure(Status.NOT_FOUND, text)))
+            return
+        stream = SessionStream(self._context, self._roll, call, self._database.node)
+        self._streams.add(stream)
+        try:
+            await stream.run()
+        finally:
+            self._streams.discard(stream)
+
+    def _unary(self, service: str, name: str, messages: Any, answer: Unary) -> dict[str, Method]:
+        request_type = getattr(messages, f"{name}Request")
+        response_type = getattr(messages, f"{name}Response")
+
+        async def serve(call: Call) -> None:
+            message = await call.message()
+            if message is None:
+                raise GrpcError(GrpcStatus.INVALID_ARGUMENT, "the call has no request")
+            try:
+                request = request_type.FromString(message)
+            except DecodeError as error:
+                text = f"not a {name}Request: {error}"
+                raise GrpcError(GrpcStatus.INVALID_ARGUMENT, text) from error
+            try:
+                who = self._authenticate(call)
+            except AuthenticationFailed as error:
+                done = operation(Status.UNAUTHORIZED, str(error))
+            else:
+                text = self._wrong_database(call)
+                done = (
+                    operation(Status.NOT_FOUND, text) if text else await answer(request, call, who)
+                )
+            await call.send(_framed(response_type(operation=done)))
+
+        return {service + name: serve}
+
+    async def _list_endpoints(self, request: Any, call: Call, who: str) -> Any:  # noqa: ARG002
+        host, port = self._advertise or _authority(call.authority) or (self._host, self._port)
+        endpoint = discovery.EndpointInfo(
+            address=host, port=port, ssl=self._tls is not None, node_id=1
+        )
+        result = discovery.ListEndpointsResult(endpoints=[endpoint])
+        return operation(Status.SUCCESS, result=result)
+
+    async def _who_am_i(self, request: Any, call: Call, who: str) -> Any:  # noqa: ARG002
+        return operation(Status.SUCCESS, result=discovery.WhoAmIResult(user=who or "anonymous"))
+
+
+def _without_call(method: Callable[[Any], Awaitable[Any]]) -> Unary:
+    async def answer(request: Any, call: Call, who: str) -> Any:  # noqa: ARG001
+        return await method(request)
+
+    return answer
+
+
+def _framed(message: Any) -> bytes:
+    return frame(message.SerializeToString())
+
+
+def _authority(text: str) -> tuple[str, int] | None:
+    """Host and port of ``host:port``; ``None`` if it is something else."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host or not 0 < int(port) < 65536:
+        return None
+    return host, int(port)

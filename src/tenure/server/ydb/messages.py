@@ -1,0 +1,124 @@
+"""YDB's messages, from the `ydb` package, and the small ones that are made in many places.
+
+The package has its generated modules once for each major version of protobuf, and chooses among
+them when it is imported; the choice is taken from there, for one process can have one definition
+of a message only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.message import DecodeError
+
+from tenure.errors import (
+    AuthenticationFailed,
+    EngineUnavailable,
+    InvalidArgument,
+    NodeBusy,
+    NodeNotFound,
+    SemaphoreBusy,
+    SemaphoreExists,
+    SemaphoreNotFound,
+    SessionExpired,
+    TenureError,
+    Unsupported,
+)
+from tenure.server.limits import LimitReached
+
+if TYPE_CHECKING:
+    from ydb._grpc.v6.protos import (
+        ydb_coordination_pb2 as coordination,
+    )
+    from ydb._grpc.v6.protos import (
+        ydb_discovery_pb2 as discovery,
+    )
+    from ydb._grpc.v6.protos import (
+        ydb_issue_message_pb2 as issues,
+    )
+    from ydb._grpc.v6.protos import (
+        ydb_operation_pb2 as operations,
+    )
+    from ydb._grpc.v6.protos import (
+        ydb_scheme_pb2 as scheme,
+    )
+    from ydb._grpc.v6.protos import (
+        ydb_status_codes_pb2 as codes,
+    )
+else:
+    from ydb._grpc.common.protos import (
+        ydb_coordination_pb2 as coordination,
+    )
+    from ydb._grpc.common.protos import (
+        ydb_discovery_pb2 as discovery,
+    )
+    from ydb._grpc.common.protos import (
+        ydb_issue_message_pb2 as issues,
+    )
+    from ydb._grpc.common.protos import (
+        ydb_operation_pb2 as operations,
+    )
+    from ydb._grpc.common.protos import (
+        ydb_scheme_pb2 as scheme,
+    )
+    from ydb._grpc.common.protos import (
+        ydb_status_codes_pb2 as codes,
+    )
+
+__all__ = [
+    "DecodeError",
+    "Request",
+    "Response",
+    "Status",
+    "coordination",
+    "discovery",
+    "failure",
+    "issue",
+    "operation",
+    "scheme",
+    "status_of",
+]
+
+Status = codes.StatusIds
+Request = coordination.SessionRequest
+Response = coordination.SessionResponse
+
+_STATUSES: tuple[tuple[type[TenureError], int], ...] = (
+    (SemaphoreNotFound, Status.NOT_FOUND),
+    (NodeNotFound, Status.NOT_FOUND),
+    (SemaphoreExists, Status.ALREADY_EXISTS),
+    (SemaphoreBusy, Status.PRECONDITION_FAILED),
+    (NodeBusy, Status.PRECONDITION_FAILED),
+    (InvalidArgument, Status.BAD_REQUEST),
+    (LimitReached, Status.OVERLOADED),
+    (AuthenticationFailed, Status.UNAUTHORIZED),
+    (SessionExpired, Status.SESSION_EXPIRED),
+    (EngineUnavailable, Status.UNAVAILABLE),
+    (Unsupported, Status.UNSUPPORTED),
+)
+
+
+def status_of(error: TenureError) -> int:
+    """The status that says to a client of YDB what the error says to one of ours."""
+    return next(
+        (status for kind, status in _STATUSES if isinstance(error, kind)), Status.INTERNAL_ERROR
+    )
+
+
+def issue(text: str) -> Any:
+    """What people are to read of an error."""
+    return issues.IssueMessage(message=text, severity=1)
+
+
+def failure(status: int, text: str) -> Any:
+    """What ends a session's stream when something is wrong."""
+    return Response(failure=Response.Failure(status=status, issues=[issue(text)]))
+
+
+def operation(status: int, text: str = "", result: Any = None) -> Any:
+    """How a call that is not a stream has ended."""
+    issues_found = [issue(text)] if text else []
+    made = operations.Operation(ready=True, status=status, issues=issues_found)
+    if result is not None:
+        made.result.Pack(result)
+    return made

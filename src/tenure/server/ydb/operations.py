@@ -1,0 +1,124 @@
+"""What a conversation asks of its session's store.
+
+Each is made by `tenure.server.ydb.core`, which knows no session, and carried out by
+`tenure.server.ydb.session`, which does not know what for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tenure.engines.contract import Answer, EngineSession, Enqueued
+from tenure.model import SemaphoreDescription
+
+__all__ = [
+    "Alter",
+    "Create",
+    "Delete",
+    "Describe",
+    "Enqueue",
+    "Operation",
+    "Update",
+    "Withdraw",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueue:
+    """Answered with where the request stands."""
+
+    hold: int
+    name: str
+    count: int
+    data: bytes
+    timeout: float | None
+    ephemeral: bool
+
+    def start(self, session: EngineSession) -> Answer[Enqueued]:
+        return session.enqueue(
+            self.hold,
+            self.name,
+            self.count,
+            self.data,
+            timeout=self.timeout,
+            ephemeral=self.ephemeral,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Alter:
+    """Replace count and data of a request, and of one that waits how long it does."""
+
+    hold: int
+    name: str
+    count: int
+    data: bytes
+    waiting: bool
+    timeout: float | None
+
+    def start(self, session: EngineSession) -> Answer[None]:
+        if self.waiting:
+            return session.alter(self.hold, count=self.count, data=self.data, timeout=self.timeout)
+        return session.alter(self.hold, count=self.count, data=self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Take a request out of its queue."""
+
+    hold: int
+    name: str
+
+    def start(self, session: EngineSession) -> Answer[None]:
+        return session.withdraw(self.hold)
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Create a lasting semaphore."""
+
+    name: str
+    limit: int
+    data: bytes
+
+    def start(self, session: EngineSession) -> Awaitable[None]:
+        return session.create_semaphore(self.name, self.limit, self.data, exist_ok=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Replace a semaphore's data."""
+
+    name: str
+    data: bytes
+
+    def start(self, session: EngineSession) -> Awaitable[None]:
+        return session.update_semaphore(self.name, self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a semaphore."""
+
+    name: str
+    force: bool
+
+    def start(self, session: EngineSession) -> Awaitable[None]:
+        return session.delete_semaphore(self.name, force=self.force)
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Answered with the semaphore as it is."""
+
+    name: str
+    owners: bool = False
+    waiters: bool = False
+
+    def start(self, session: EngineSession) -> Awaitable[SemaphoreDescription]:
+        return session.describe_semaphore(self.name, owners=self.owners, waiters=self.waiters)
+
+
+Operation: TypeAlias = Enqueue | Alter | Withdraw | Create | Update | Delete | Describe

@@ -1,0 +1,37 @@
+"""What tenure's nodes are called in YDB.
+
+The node ``/my-app`` is ``/local/my-app`` in the database ``/local``.
+"""
+
+from __future__ import annotations
+
+from tenure.core import rules
+
+__all__ = ["DATABASE", "Database"]
+
+DATABASE = "/local"
+"""The database when none is named."""
+
+
+class Database:
+    """The one database of a listener.
+
+    Raises:
+        InvalidArgument: the path is not one.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path.rstrip("/")
+        rules.check_path(self.path)
+
+    def is_meant_by(self, header: str) -> bool:
+        """Whether a client that names this database, or none, means this one."""
+        return not header or header.rstrip("/") == self.path
+
+    def node(self, path: str) -> str | None:
+        """The node of that path, or ``None`` if it is not inside the database."""
+        return path[len(self.path) :] if self.has(path) else None
+
+    def has(self, path: str) -> bool:
+        """Whether that path is inside the database, and not the database itself."""
+        return path.startswith(self.path + "/")

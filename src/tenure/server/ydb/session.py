@@ -1,0 +1,489 @@
+"""One session's stream: it attaches the session to the store, and drives its conversation.
+
+A session is attached with liveness ``window`` and the client's protection key. It is renewed at the
+store whenever the client answers a ping or pings itself, and by nothing else. When the stream is
+over, in whatever way but SessionStop, the session is detached and lives for its window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tenure.core import rules
+from tenure.engines.contract import Attach, EngineSession, Removal
+from tenure.errors import (
+    AuthenticationFailed,
+    InvalidArgument,
+    NodeNotFound,
+    SessionExpired,
+    TenureError,
+)
+from tenure.model import Recovered
+from tenure.server.limits import Count, LimitReached
+from tenure.server.ydb.core import Conversation, Job
+from tenure.server.ydb.messages import DecodeError, Request, Status, failure, status_of
+from tenure.server.ydb.operations import Create, Delete
+from tenure.server.ydb.transport import Call, GrpcError, frame
+from tenure.server.ydb.transport import Status as GrpcStatus
+
+if TYPE_CHECKING:
+    from tenure.server.context import Context
+    from tenure.server.ydb.roll import Roll
+
+__all__ = ["SessionStream"]
+
+PING_EVERY = 2.0
+"""Seconds between two pings, at the most: the official Python client waits for three."""
+_HOLDS_PER_ATTACHMENT = 2**32
+_MUCH = 256 * 1024  # bytes to send, from which on the client's messages are not read
+
+
+class Refused(Exception):
+    """The session cannot be attached: what to say."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+class SessionStream:
+    """One stream, and as long as it lasts the session's `SessionEvents` and the call's `Receiver`.
+
+    Args:
+        context: what the server's listeners share.
+        roll: the sessions that the listener knows.
+        call: the stream.
+        node: finds the node of a path; ``None`` if it is outside the database.
+    """
+
+    def __init__(
+        self, context: Context, roll: Roll, call: Call, node: Callable[[str], str | None]
+    ) -> None:
+        self._context = context
+        self._roll = roll
+        self._call = call
+        self._node_of = node
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._wake = asyncio.Event()
+        self._frames: list[bytes] = []
+        self._bytes = 0
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._counted = 0
+        self._pumping = self._looking = self._half_closed = False
+        self._error: GrpcError | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._ping_every = PING_EVERY
+        self._keep = True
+        self._node = ""
+        self._session: EngineSession | None = None
+        self._conversation: Conversation
+
+    async def run(self) -> None:
+        """Serve the stream; returns when it is over.
+
+        Raises:
+            GrpcError: the stream is to end with that.
+        """
+        message = await self._call.message()
+        if message is None:
+            return
+        request = _decode(message)
+        if request.WhichOneof("request") != "session_start":
+            raise GrpcError(GrpcStatus.INVALID_ARGUMENT, "First message must be a SessionStart")
+        connection = self._call.connection
+        per_connection = self._context.limits.sessions_per_connection
+        here = Count("sessions_per_connection", per_connection, "this connection")
+        here.taken = connection.sessions
+        try:
+            here.take()
+        except LimitReached as error:
+            await self._refuse(Refused(Status.PRECONDITION_FAILED, str(error)))
+            return
+        connection.sessions += 1
+        try:
+            await self._attach_and_serve(request.session_start)
+        except Refused as refused:
+            await self._refuse(refused)
+        finally:
+            connection.sessions -= 1
+
+    async def _refuse(self, refused: Refused) -> None:
+        self._call.connection.log(
+            logging.INFO,
+            "session refused",
+            status=Status.StatusCode.Name(refused.status),
+            reason=refused.text,
+        )
+        await self._call.send(frame(failure(refused.status, refused.text).SerializeToString()))
+
+    async def _attach_and_serve(self, start: Any) -> None:
+        try:
+            try:
+                timeout_millis = await self._attach(start)
+            finally:
+                session = self._session
+            assert session is not None
+            self._ping_every = min(PING_EVERY, max(1.0, timeout_millis / 1000) / 3)
+            self._conversation.started(
+                session.id,
+                timeout_millis,
+                session.attach_number * _HOLDS_PER_ATTACHMENT,
+                _opaque(),
+            )
+            self._set_timer()
+            self._pump()
+            self._call.listen(self)
+            await self._serve(session)
+        finally:
+            self._leave()
+
+    async def _serve(self, session: EngineSession) -> None:
+        conversation = self._conversation
+        while not (conversation.over or self._half_closed or self._error):
+            await self._wake.wait()
+            self._wake.clear()
+            await self._flush()
+        if conversation.stopped:
+            await session.close()
+            self._roll.over(self._node, session.id)
+            self._session = None
+            conversation.closed()
+            self._encode()
+        self._leave()
+        await self._flush()
+        if self._error is not None:
+            raise self._error
+
+    # Attaching
+
+    async def _attach(self, start: Any) -> int:
+        """Attach the session that is asked for; returns its window in milliseconds.
+
+        Raises:
+            Refused: it cannot be.
+        """
+        if not start.path:
+            raise Refused(Status.BAD_REQUEST, "the path of a node is missing")
+        node = self._node_of(start.path)
+        if node is None:
+            raise Refused(Status.NOT_FOUND, f"there is no node {start.path} in this database")
+        self._node = node
+        millis, key = start.timeout_millis, start.protection_key
+        window = max(rules.MIN_WINDOW, millis / 1000)  # a shorter one is not in the model
+        try:
+            rules.check_window(window, node)
+            rules.check_description(start.description, node)
+            rules.check_key(key, node)
+        except InvalidArgument as error:
+            raise Refused(Status.BAD_REQUEST, str(error)) from error
+        self._conversation = Conversation(
+            node,
+            self._context.limits,
+            self._context.counts.semaphores,
+            self._start_watch,
+            self._look,
+        )
+        how = Attach(node, window, start.description, "window", key)
+        try:
+            if start.session_id:
+                return await self._attach_again(start, how)
+            self._keep = millis > 0
+            self._session = await self._attach_new(how)
+        except (NodeNotFound, InvalidArgument) as error:
+            raise Refused(Status.NOT_FOUND, str(error)) from error
+        except LimitReached as error:
+            raise Refused(Status.PRECONDITION_FAILED, str(error)) from error
+        except TenureError as error:
+            raise Refused(status_of(error), str(error)) from error
+        self._roll.join(node, self._session.id, millis, start.seq_no, self)
+        return int(millis)
+
+    async def _attach_new(self, how: Attach) -> EngineSession:
+        sessions = self._context.counts.sessions
+        sessions.take(node=how.node)
+        try:
+            return await self._context.engine.attach(how, self)
+        except BaseException:
+            sessions.give_back()
+            raise
+
+    async def _attach_again(self, start: Any, how: Attach) -> int:
+        number, node = start.session_id, how.node
+        async with self._roll.turn(node, number):
+            member = self._roll.find(node, number)
+            if member is not None and start.seq_no < member.seq_no:
+                raise Refused(Status.BAD_SESSION, f"session {number}: a lower sequence number")
+            if member is not None:
+                millis: int | None = member.timeout_millis
+            else:
+                millis = await self._roll.timeout_of(node, number)
+            try:
+                if millis is None:
+                    raise rules.not_there_to_resume(node, number)
+                self._session = await self._take_over(how, number)
+            except SessionExpired:
+                self._roll.over(node, number)
+                raise
+            except (AuthenticationFailed, InvalidArgument) as error:
+                raise Refused(Status.BAD_SESSION, str(error)) from error
+            if member is None or self._roll.find(node, number) is None:
+                self._context.counts.sessions.take_anyway()
+            self._keep = millis > 0
+            self._roll.join(node, number, millis, start.seq_no, self)
+            return millis
+
+    async def _take_over(self, how: Attach, number: int) -> EngineSession:
+        """Attach a session that the store has. One that has no key is anybody's."""
+        attach = self._context.engine.attach
+        keys = [how.key, b""] if how.key else [b""]
+        for key in keys:
+            again = Attach(
+                how.node,
+                how.recovery_window,
+                liveness="window",
+                key=key,
+                session_id=number,
+                assume_dead=True,
+            )
+            try:
+                return await attach(again, self)
+            except AuthenticationFailed:
+                if key == keys[-1]:
+                    raise
+        raise AssertionError("one of the keys is tried last")
+
+    def _leave(self) -> None:
+        """The stream is over: nobody speaks for the session through it. Safe to call twice."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for task in list(self._tasks):
+            task.cancel()
+        if self._node and hasattr(self, "_conversation"):
+            self._conversation.leave()
+        self._call.connection.operations(-self._counted)
+        self._counted = 0
+        session, self._session = self._session, None
+        if session is None:
+            return
+        if self._roll.leave(self._node, session.id, self) and not self._keep:
+            self._roll.over(self._node, session.id)
+            self._roll.end(session, self._node)
+        else:
+            self._roll.detach(session, self._node)
+
+    def go_elsewhere(self) -> None:
+        """The server is going away: the client is to attach its session at another one."""
+        self._keep = True
+        self._fail(Status.UNAVAILABLE, "this server is going away; attach at another one")
+
+    def _fail(self, status: int, text: str) -> None:
+        self._conversation.fail(status, text)
+        self._pump()
+
+    # The call's receiver
+
+    @property
+    def choked(self) -> bool:
+        return self._bytes > _MUCH
+
+    def received(self, message: bytes) -> None:
+        request = _decode(message)
+        self._conversation.received(request, self._context.clock.now())
+        self._pump()
+
+    def half_closed(self) -> None:
+        self._half_closed = True
+        self._wake.set()
+
+    def broken(self, error: GrpcError) -> None:
+        self._error = error
+        self._wake.set()
+
+    # The session's events
+
+    def ended(self, error: SessionExpired) -> None:
+        session = self._session
+        if str(error) == str(rules.taken_over(self._node)):
+            status = Status.BAD_SESSION
+        else:
+            status = Status.SESSION_EXPIRED
+            if session is not None:
+                self._roll.over(self._node, session.id)
+        self._fail(status, str(error))
+
+    def proven(self, at: float) -> None:
+        if threading.get_ident() == self._thread:
+            self._proven(at)
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._proven, at)
+
+    def _proven(self, at: float) -> None:
+        self._conversation.proven(at)
+        self._pump()
+
+    def resumed(self, requests: Sequence[Recovered]) -> None:
+        self._conversation.resumed(requests)
+
+    def granted(self, hold: int, order_id: int | None) -> None:  # noqa: ARG002  (the contract's)
+        self._conversation.granted(hold)
+        self._pump()
+
+    def removed(self, hold: int, why: Removal) -> None:
+        self._conversation.removed(hold, why)
+        self._pump()
+
+    def detached(self) -> None:
+        """The store is out of reach: nothing is proven to the client, and nothing lost yet."""
+
+    def attached(self) -> None:
+        """It is back."""
+
+    # Driving the conversation
+
+    def _pump(self) -> None:
+        """Do what the conversation asks for, and have its replies sent."""
+        conversation, session = self._conversation, self._session
+        if self._pumping or session is None:
+            return
+        self._pumping = True
+        try:
+            while conversation.operations:
+                self._carry_out(conversation.operations.popleft(), session)
+            if conversation.renew:
+                conversation.renew = False
+                session.renew()
+        finally:
+            self._pumping = False
+        self._encode()
+        counted = 0 if conversation.over else conversation.unanswered
+        if counted != self._counted:
+            more, self._counted = counted - self._counted, counted
+            self._call.connection.operations(more)
+        if conversation.over:
+            self._wake.set()
+
+    def _encode(self) -> None:
+        replies = self._conversation.replies
+        if not replies:
+            return
+        for reply in replies:
+            encoded = frame(reply.SerializeToString())
+            self._frames.append(encoded)
+            self._bytes += len(encoded)
+        replies.clear()
+        self._wake.set()
+        if self._bytes > self._context.limits.output_bytes:
+            self._call.connection.cut_off("output_bytes")
+
+    async def _flush(self) -> None:
+        while self._frames:
+            frames = b"".join(self._frames)
+            self._frames.clear()
+            try:
+                await self._call.send(frames)
+            finally:
+                self._bytes -= len(frames)
+            self._call.more()
+
+    def _carry_out(self, job: Job, session: EngineSession) -> None:
+        operation = job.operation
+        try:
+            if isinstance(operation, Create):
+                answer: Any = self._create(operation, session)
+            elif isinstance(operation, Delete):
+                answer = self._delete(operation, session)
+            else:
+                answer = operation.start(session)
+        except TenureError as error:
+            self._refused(job, error)
+            return
+        if asyncio.iscoroutine(answer):
+            answer = self._loop.create_task(answer)
+        if isinstance(answer, asyncio.Future):
+            self._tasks.add(answer)
+            answer.add_done_callback(partial(self._done, job))
+        else:
+            self._conversation.answered(job, answer)
+
+    async def _create(self, operation: Create, session: EngineSession) -> None:
+        semaphores = self._context.counts.semaphores
+        await semaphores.create(self._node, operation.name)
+        await operation.start(session)
+        semaphores.created(self._node, operation.name)
+
+    async def _delete(self, operation: Delete, session: EngineSession) -> None:
+        await operation.start(session)
+        self._context.counts.semaphores.deleted(self._node, operation.name)
+
+    def _done(self, job: Job, future: asyncio.Future[Any]) -> None:
+        self._tasks.discard(future)
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            self._conversation.answered(job, future.result())
+        elif isinstance(error, TenureError):
+            self._refused(job, error)
+        else:
+            self._context.logger.error("an operation failed", exc_info=error)
+            self._conversation.fail(Status.INTERNAL_ERROR, "an error of this server")
+        self._pump()
+
+    def _refused(self, job: Job, error: TenureError) -> None:
+        if isinstance(error, SessionExpired):
+            self.ended(error)
+            return
+        if isinstance(error, LimitReached):
+            self._call.connection.log(logging.WARNING, "refused", limit=error.limit)
+        self._conversation.refused(job, error)
+
+    def _start_watch(
+        self, name: str, data: bool, owners: bool, changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        assert self._session is not None
+        return self._session.watch(name, data=data, owners=owners, changed=changed)
+
+    def _look(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self._loop.call_soon(self._tell_changes)
+
+    def _tell_changes(self) -> None:
+        self._looking = False
+        self._conversation.tell_changes()
+        self._pump()
+
+    # Pings
+
+    def _set_timer(self) -> None:
+        due = self._loop.time() + self._ping_every
+        self._timer = self._loop.call_at(due, self._tick, due)
+
+    def _tick(self, due: float) -> None:
+        late = self._loop.time() - due > self._ping_every / 2
+        reading = not (self.choked or self._call.connection.overloaded)
+        if reading and not late:  # or else the answer may have come, and have not been read
+            self._conversation.tick(_opaque())
+            self._pump()
+        if not self._conversation.over:
+            self._set_timer()
+
+
+def _opaque() -> int:
+    return random.randrange(1, 2**64)
+
+
+def _decode(message: bytes) -> Any:
+    try:
+        return Request.FromString(message)
+    except DecodeError as error:
+        raise GrpcError(GrpcStatus.INVALID_ARGUMENT, f"not a SessionRequest: {error}") from error

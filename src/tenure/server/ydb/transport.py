@@ -1,0 +1,555 @@
+"""gRPC over HTTP/2, as far as a server needs it: connections, calls, messages, and their limits.
+
+HTTP/2 itself, its flow control included, is `grpclib.protocol`; what grpclib puts on top of it has
+no bounds for what clients send and do not read, so that half is here. Rules:
+
+* A message is handed to its call's `Receiver` from within `data_received`; one task for each call
+  does whatever has to wait.
+* **Who does not read is not read from.** While the connection's transport is full, nothing is read
+  from it; while a call has much to send, or its connection has too many unanswered operations, that
+  call's messages stay unread and HTTP/2's flow control tells the client. What nobody reads for
+  `output_time`, or is more than `output_bytes`, ends the connection.
+* A connection that has made no authenticated call within `greeting_time` is closed.
+* Pings of HTTP/2 are answered whenever they come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from grpclib.config import Configuration
+from grpclib.const import Status
+from grpclib.exceptions import StreamTerminatedError
+from grpclib.metadata import encode_grpc_message
+from grpclib.protocol import AbstractHandler, EventsProcessor, H2Protocol, Stream
+from grpclib.protocol import Connection as Http2Connection
+from grpclib.utils import Wrapper
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.exceptions import H2Error
+from h2.settings import SettingCodes, Settings
+
+from tenure.server.limits import LimitReached
+
+if TYPE_CHECKING:
+    from tenure.server.context import Context
+
+__all__ = ["Call", "Connection", "GrpcError", "Method", "Receiver", "Status"]
+
+_HEADER = 5  # bytes before each message: whether it is compressed, and its length
+_CHUNK = 256 * 1024  # bytes that are sent before it is looked whether the client has read them
+_CONTENT_TYPES = frozenset({"application/grpc", "application/grpc+proto"})
+_INITIAL = [(":status", "200"), ("content-type", "application/grpc+proto")]
+_CONFIG = Configuration().__for_server__()
+_H2_CONFIG = H2Configuration(client_side=False, header_encoding="ascii")
+_KEEP_ALIVE = (("SO_KEEPALIVE", 1), ("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 3))
+
+
+class GrpcError(Exception):
+    """Ends a call with this status."""
+
+    def __init__(self, status: Status, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+class Receiver(Protocol):
+    """Who gets a call's messages. None of these raises, but `received` a `GrpcError`."""
+
+    @property
+    def choked(self) -> bool:
+        """Whether it should get no more for now; `Call.more` is then called when it should."""
+        ...
+
+    def received(self, message: bytes) -> None: ...
+
+    def half_closed(self) -> None:
+        """The client sends no more."""
+
+    def broken(self, error: GrpcError) -> None:
+        """What came cannot be understood; the call is to end with that."""
+
+
+Method = Callable[["Call"], Awaitable[None]]
+"""What serves a call. It returns when the call is over; a `GrpcError` sets its status."""
+
+
+def frame(message: bytes) -> bytes:
+    """A message as it is on the wire."""
+    return b"\x00" + len(message).to_bytes(4, "big") + message
+
+
+class Call:
+    """One call. To grpclib it is the buffer of its stream: `add`, `eof`, `unacked_size`.
+
+    Attributes:
+        metadata: what the client sent with the call, by lower-case names.
+        path: which method is called, ``/package.Service/Method``.
+        authority: how the client calls this server, ``host:port``.
+        connection: on which it came.
+    """
+
+    def __init__(self, connection: Connection, stream: Stream, headers: list[Any]) -> None:
+        self.connection = connection
+        self.metadata: dict[str, str] = dict(headers)
+        self.path = self.metadata.get(":path", "")
+        self.authority = self.metadata.get(":authority", "")
+        self._stream = stream
+        self._receiver: Receiver | None = None
+        self._unread: deque[tuple[bytes, int]] = deque()
+        self._partial = bytearray()
+        self._ended = False
+        self._over = False
+        self._decoding = False
+        self._begun = False
+
+    # What grpclib calls
+
+    def add(self, data: bytes, ack_size: int) -> None:
+        self._unread.append((data, ack_size))
+        self.more()
+
+    def eof(self) -> None:
+        self._ended = True
+        self.more()
+
+    def unacked_size(self) -> int:
+        """How much of the client's data was not acknowledged; it is forgotten."""
+        size = sum(ack_size for _, ack_size in self._unread)
+        self._unread.clear()
+        return size
+
+    # Receiving
+
+    def listen(self, receiver: Receiver) -> None:
+        """From now on `receiver` gets the messages, those first that have come already."""
+        self._receiver = receiver
+        self.more()
+
+    def more(self) -> None:
+        """Hand out what has come, as far as it is wanted."""
+        if self._decoding or self._receiver is None or self._over:
+            return
+        self._decoding = True
+        try:
+            self._hand_out(self._receiver)
+        except GrpcError as error:
+            self._over = True
+            self._receiver.broken(error)
+        finally:
+            self._decoding = False
+
+    def _hand_out(self, receiver: Receiver) -> None:
+        partial, connection = self._partial, self.connection
+        while True:
+            if receiver.choked or connection.overloaded:
+                connection.choked.add(self)
+                return
+            if (message := self._next_message()) is not None:
+                receiver.received(message)
+            elif self._unread:
+                data, ack_size = self._unread.popleft()
+                partial += data
+                connection.account(len(data))
+                connection.http2.ack(self._id, ack_size)
+            else:
+                break
+        if self._ended:
+            self._over = True
+            if partial:
+                raise GrpcError(Status.INTERNAL, "the stream ended within a message")
+            receiver.half_closed()
+
+    def _next_message(self) -> bytes | None:
+        partial = self._partial
+        if len(partial) < _HEADER:
+            return None
+        if partial[0]:
+            raise GrpcError(Status.UNIMPLEMENTED, "compressed messages are not understood here")
+        size = _HEADER + int.from_bytes(partial[1:_HEADER], "big")
+        most = self.connection.context.limits.message_bytes
+        if size - _HEADER > most:
+            raise GrpcError(
+                Status.RESOURCE_EXHAUSTED,
+                f"a message of {size - _HEADER} bytes; the limit message_bytes is {most}",
+            )
+        if len(partial) < size:
+            return None
+        message = bytes(partial[_HEADER:size])
+        del partial[:size]
+        self.connection.account(-size)
+        return message
+
+    async def message(self) -> bytes | None:
+        """The next message, or ``None`` if the client sends no more. `listen` takes over later.
+
+        Raises:
+            GrpcError: what came cannot be understood.
+        """
+        one = _One()
+        self.listen(one)
+        try:
+            return await one.got
+        finally:
+            if self._receiver is one:
+                self._receiver = None
+
+    @property
+    def _id(self) -> int:
+        return cast(int, self._stream.id)
+
+    # Sending
+
+    async def send(self, frames: bytes) -> None:
+        """Send whole frames, as fast as the client reads; who does not read at all is cut off."""
+        stream = self._stream
+        if not self._begun:
+            self._begun = True
+            await self._in_time(stream.send_headers(_INITIAL))
+        for start in range(0, len(frames), _CHUNK):
+            chunk = frames[start : start + _CHUNK]
+            if self.connection.takes(self._id, len(chunk)):
+                await stream.send_data(chunk)
+            else:
+                await self._in_time(stream.send_data(chunk))
+
+    async def finish(self, status: Status, text: str = "") -> None:
+        """End the call; the client may send on, but nobody listens."""
+        self._over = True
+        trailers = [] if self._begun else [*_INITIAL]
+        trailers.append(("grpc-status", str(status.value)))
+        if text:
+            trailers.append(("grpc-message", encode_grpc_message(text)))
+        await self._in_time(self._stream.send_headers(trailers, end_stream=True))
+        if status is not Status.OK and self._stream.closable:
+            self._stream.reset_nowait()
+
+    async def _in_time(self, sending: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(self.connection.context.limits.output_time):
+                await sending
+        except TimeoutError:
+            self.connection.cut_off("output_time")
+            raise StreamTerminatedError("the client does not read") from None
+
+    def closed(self) -> None:
+        """The call is over, in whatever way."""
+        self._over = True
+        self._receiver = None
+        self.connection.account(-len(self._partial))
+        self._partial.clear()
+        self.connection.choked.discard(self)
+
+
+class _One:
+    """Gets one message, and then wants no more."""
+
+    def __init__(self) -> None:
+        self.got: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def choked(self) -> bool:
+        return self.got.done()
+
+    def received(self, message: bytes) -> None:
+        self.got.set_result(message)
+
+    def half_closed(self) -> None:
+        if not self.got.done():
+            self.got.set_result(None)
+
+    def broken(self, error: GrpcError) -> None:
+        if not self.got.done():
+            self.got.set_exception(error)
+
+
+class Connection(H2Protocol, AbstractHandler):
+    """One client's connection.
+
+    Args:
+        context: what the server's listeners share.
+        methods: what serves which calls, by path.
+        connections: where it stands while it is open.
+        tasks: where the tasks of its calls stand while they run.
+
+    Attributes:
+        sessions: how many sessions are attached through it.
+        choked: calls whose messages are not read for now.
+        lost: set when the transport is no more.
+    """
+
+    http2: Http2Connection
+    _h2: H2Connection
+    _transport: asyncio.Transport
+
+    def __init__(
+        self,
+        context: Context,
+        methods: dict[str, Method],
+        connections: set[Connection],
+        tasks: set[asyncio.Task[None]],
+    ) -> None:
+        super().__init__(self, _CONFIG, _H2_CONFIG)
+        self.context = context
+        self.sessions = 0
+        self.choked: set[Call] = set()
+        self.lost = asyncio.Event()
+        self._methods = methods
+        self._connections = connections
+        self._tasks = tasks
+        self._operations = 0
+        self._partial = 0
+        self._calls = 0
+        self._counted = False
+        self._greeting: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+        self._draining = False
+        self._open = False
+
+    # The transport's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        counts, limits = self.context.counts, self.context.limits
+        try:
+            counts.connections.take()
+        except LimitReached as error:
+            self._refuse(error)
+            return
+        try:
+            counts.greetings.take()
+        except LimitReached as error:
+            counts.connections.give_back()
+            self._refuse(error)
+            return
+        self._counted = self._open = True
+        self._connections.add(self)
+        self._greeting = asyncio.get_running_loop().call_later(
+            limits.greeting_time, self._has_not_greeted
+        )
+        _keep_alive(transport.get_extra_info("socket"))
+        window = 2 * limits.message_bytes
+        self._h2 = H2Connection(config=_H2_CONFIG)
+        self._h2.local_settings = Settings(
+            client=False,
+            initial_values={
+                SettingCodes.MAX_CONCURRENT_STREAMS: limits.sessions_per_connection + 100,
+                SettingCodes.INITIAL_WINDOW_SIZE: window,
+                SettingCodes.MAX_HEADER_LIST_SIZE: 64 * 1024,
+            },
+        )
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(2 * window)
+        self.connection = self.http2 = Http2Connection(self._h2, self._transport, config=_CONFIG)
+        self.http2.flush()
+        self.http2.initialize()
+        self.processor = EventsProcessor(self, self.http2)
+        self._known_events = frozenset(self.processor.processors)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._open:
+            return
+        try:
+            events = self.http2.feed(data)
+        except H2Error as error:
+            self.log(logging.WARNING, "not HTTP/2 as it should be", error=str(error))
+            self.http2.flush()  # says so to the client
+            self.processor.close("protocol error")
+            return
+        self.http2.flush()
+        for event in events:
+            if type(event) in self._known_events:
+                self.processor.process(event)
+        if self._open:
+            self.http2.flush()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._transport.pause_reading()
+        self._stalled = asyncio.get_running_loop().call_later(
+            self.context.limits.output_time, self.cut_off, "output_time"
+        )
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+        self._transport.resume_reading()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if not self._counted:
+            return
+        self._counted = self._open = False
+        self.lost.set()
+        self._connections.discard(self)
+        self.context.counts.connections.give_back()
+        self._end_greeting()
+        if self._stalled is not None:
+            self._stalled.cancel()
+        super().connection_lost(exc)
+
+    # What grpclib calls
+
+    def accept(
+        self, stream: Stream, headers: list[Any], release_stream: Callable[[], None]
+    ) -> None:
+        call = Call(self, stream, headers)
+        stream.buffer = call  # type: ignore[assignment]  # it asks no more of one
+        stream.wrapper = Wrapper()
+        self._calls += 1
+        task = asyncio.get_running_loop().create_task(
+            self._serve(call, stream.wrapper, release_stream)
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self, stream: Stream) -> None:
+        """A stream was reset: its wrapper has cancelled its task."""
+
+    def close(self) -> None:
+        """The connection is over: so are the streams, each of whose wrappers cancels its task."""
+        self._open = False
+
+    # Calls
+
+    async def _serve(self, call: Call, wrapper: Wrapper, release: Callable[[], None]) -> None:
+        try:
+            with wrapper:
+                status, text = await self._answer(call)
+                await call.finish(status, text)
+        except (StreamTerminatedError, H2Error):
+            pass  # the client has gone, or does not want this call any more
+        finally:
+            call.closed()
+            with contextlib.suppress(H2Error):
+                release()
+            self._calls -= 1
+            self._close_if_drained()
+
+    async def _answer(self, call: Call) -> tuple[Status, str]:
+        try:
+            headers = call.metadata
+            if headers.get("content-type") not in _CONTENT_TYPES:
+                raise GrpcError(Status.UNKNOWN, "the content type is not application/grpc")
+            method = self._methods.get(call.path)
+            if method is None:
+                raise GrpcError(Status.UNIMPLEMENTED, f"there is no method {call.path} here")
+            if self._draining:
+                raise GrpcError(Status.UNAVAILABLE, "this server is going away; try another")
+            await method(call)
+        except GrpcError as error:
+            self.log(logging.WARNING, "call refused", status=error.status.name, reason=error.text)
+            return error.status, error.text
+        except (StreamTerminatedError, H2Error):
+            raise
+        except Exception:
+            self.context.logger.exception("a call failed: %s", call.path)
+            return Status.INTERNAL, "an error of this server; its log has more"
+        return Status.OK, ""
+
+    def greeted(self) -> None:
+        """The client has said who it is."""
+        self._end_greeting()
+
+    def _has_not_greeted(self) -> None:
+        self.log(logging.WARNING, "connection closed: no call in time", limit="greeting_time")
+        self._end_greeting()
+        self._go_away()
+
+    def _end_greeting(self) -> None:
+        if self._greeting is not None:
+            self._greeting.cancel()
+            self._greeting = None
+            self.context.counts.greetings.give_back()
+
+    # Limits
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether it has as many unanswered operations as may be."""
+        return self._operations >= self.context.limits.operations_in_flight
+
+    def operations(self, more: int) -> None:
+        """So many more operations are unanswered; negative for fewer."""
+        was_overloaded = self.overloaded
+        self._operations += more
+        if was_overloaded and not self.overloaded:
+            choked = list(self.choked)
+            self.choked.clear()
+            for call in choked:
+                call.more()
+
+    def account(self, size: int) -> None:
+        """So many more bytes are there of messages that have not come whole.
+
+        Raises:
+            GrpcError: it is too much.
+        """
+        self._partial += size
+        most = 8 * self.context.limits.message_bytes
+        if size > 0 and self._partial > most:
+            raise GrpcError(
+                Status.RESOURCE_EXHAUSTED,
+                f"more than {most} bytes of unfinished messages (8 x the limit message_bytes)",
+            )
+
+    def takes(self, stream_id: int, size: int) -> bool:
+        """Whether so many bytes can be sent on a stream at once."""
+        ready = self.http2.write_ready.is_set()
+        return ready and self._h2.local_flow_control_window(stream_id) >= size
+
+    def cut_off(self, limit: str) -> None:
+        """The client does not read what it gets: it gets no more."""
+        if self._counted:
+            self.log(logging.WARNING, "connection cut off: the client does not read", limit=limit)
+            self._transport.abort()
+
+    def _refuse(self, error: LimitReached) -> None:
+        self.log(logging.WARNING, "connection refused", limit=error.limit)
+        self._transport.abort()
+
+    # Going away
+
+    def drain(self) -> None:
+        """Serve no new calls, and close when those that run are over."""
+        self._draining = True
+        self._close_if_drained()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._transport.abort()
+
+    def _close_if_drained(self) -> None:
+        if self._draining and not self._calls:
+            self._go_away()
+
+    def _go_away(self) -> None:
+        if self._open:
+            self._h2.close_connection()
+            self.http2.flush()
+            self.processor.close("the server has closed the connection")
+
+    def log(self, level: int, event: str, **facts: object) -> None:
+        """A line in the log, with the client's address."""
+        peer = self._transport.get_extra_info("peername")
+        address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
+        self.context.log(level, event, listener="ydb", peer=address, **facts)
+
+
+def _keep_alive(sock: socket.socket | None) -> None:
+    """Have the system find out that a client is gone without a word, and send small things now."""
+    if sock is None or sock.family not in {socket.AF_INET, socket.AF_INET6}:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for name, value in _KEEP_ALIVE:
+        option = getattr(socket, name, None)
+        if option is not None:
+            level = socket.SOL_SOCKET if name.startswith("SO_") else socket.IPPROTO_TCP
+            sock.setsockopt(level, option, value)
