@@ -11,12 +11,16 @@ That is the store, the limits and what counts against them, who may come in, and
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tenure.clock import Clock
 from tenure.engines.contract import Engine
 from tenure.errors import NodeNotFound
 from tenure.server.limits import Count, LimitReached, Limits
+from tenure.server.log import tell
+
+if TYPE_CHECKING:
+    from tenure.server.hosting import Hosting
 
 __all__ = ["Anybody", "Authenticator", "Context", "Counts", "Semaphores"]
 
@@ -178,6 +182,9 @@ class Context:
         limits: what clients may make the server hold.
         authenticator: who may come in.
         logger: where it is told.
+
+    Attributes:
+        hosting: the native protocol's sessions, while one of its listeners is open.
     """
 
     def __init__(
@@ -192,6 +199,7 @@ class Context:
         self.authenticator = authenticator
         self.logger = logger
         self.counts = Counts(engine, limits)
+        self.hosting: Hosting | None = None
 
     @property
     def clock(self) -> Clock:
@@ -199,6 +207,5 @@ class Context:
         return self.engine.clock
 
     def log(self, level: int, event: str, **facts: object) -> None:
-        """A line in the log: what happened, and the facts by name (the record's ``facts``)."""
-        if self.logger.isEnabledFor(level):
-            self.logger.log(level, event, extra={"facts": facts})
+        """A line in the log; see `tenure.server.log.tell`."""
+        tell(self.logger, level, event, **facts)

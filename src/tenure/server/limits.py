@@ -65,9 +65,8 @@ class Limits:
         1_024, "unanswered operations of one connection; beyond them it is not read from"
     )
     kept_answers: int = _limit(
-        4_096, "answers of one session that are kept until its client says that it has them"
+        2_048, "answers of one session that are kept until its client says that it has them"
     )
-    kept_bytes: int = _limit(4 * 1024 * 1024, "bytes of such answers of one session")
     output_bytes: int = _limit(
         16 * 1024 * 1024, "bytes that wait for a client to read them; then it is cut off"
     )

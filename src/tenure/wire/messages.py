@@ -34,7 +34,7 @@ Rules of the conversation:
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.msgpack import Decoder
@@ -119,7 +119,9 @@ FEATURES: frozenset[str] = frozenset()
 GREETING_BYTES = 16 * 1024
 """The most that a `Hello` or a `Welcome` may have: an end accepts no more before the greeting."""
 
-GRANTED, WAITING, REFUSED = 0, 1, 2
+GRANTED: Final = 0
+WAITING: Final = 1
+REFUSED: Final = 2
 """Where a request stands (`Placed.place`)."""
 
 AttachKind: TypeAlias = Literal["new", "again", "resume"]

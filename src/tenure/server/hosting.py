@@ -1,0 +1,479 @@
+"""The sessions that a server keeps for remote holders, and how they come, move and go.
+
+A session comes here in one of four ways (`Attach.kind`):
+
+* ``new``: the store begins it. If the answer was lost with its connection, the same request, sent
+  again, finds it.
+* ``again``, and it is here: it moves from its former connection, which may be half open, to the new
+  one. The store is not asked; nothing is lost; no limit is looked at.
+* ``again``, and it is not here (this server was started anew, or it was at another one): it is
+  taken over from the store at once, because its program knows what it believes. It is counted,
+  and no limit refuses it.
+* ``resume``: another program takes it over. First the store does so, which checks the key and
+  refuses what the former attachment still sends; then it is kept alive until nobody can believe
+  that he has it.
+
+**Who may believe.** A former program that was hosted here believes until it has said `Heard`,
+`Detach` or `Close`, or until the window has passed since the last proof that this server can have
+told it of (`Hosted.believes_until`). That the store has told *this server* of the taking over is
+not enough, and neither is that a former server is dead: what counts is the program. Where nobody
+here knows it, since it was attached through another server or before a restart, it is taken to
+have been heard of in the instant before the store took the session away from it: what the store
+says before (`SessionDescription.silent_for`) may be out of date by then, and afterwards it speaks
+of this attachment. So the whole window is waited for, unless the session was detached here, and
+nobody has attached it since; that is seen from its attach number.
+
+Who owns what: `Hosting` owns the registry, the tasks of attaching and of what hosted sessions have
+begun, and one timer. Listeners of the native protocol share one `Hosting`: the first to open makes
+it, and the last to close ends it (`share`, `unshare`).
+
+* **Disconnect** while attaching: the attaching is cancelled. A new session is not left behind, and
+  one that was to be resumed is detached.
+* **Close**: everything under way is cancelled, and every session is detached in the store, where it
+  lives on for its window. A caller that cannot wait for a store that hangs cancels it; then the
+  store must not be closed in order (that would end the sessions), only left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from tenure.core import rules
+from tenure.engines.contract import Attach as StoreAttach
+from tenure.errors import (
+    AuthenticationFailed,
+    NodeNotFound,
+    SessionClosed,
+    SessionExpired,
+    TenureError,
+)
+from tenure.model import Liveness
+from tenure.server.context import Context
+from tenure.server.hosted import Hosted, Link, State
+from tenure.wire.errors import to_wire
+from tenure.wire.messages import Attach, Attached, Done, Ended, Failed
+
+__all__ = ["Arrival", "Hosting", "Switchboard"]
+
+_REMEMBERED = 10_000  # sessions that were detached here
+_TICK = 1.0  # seconds between two looks at renewals that wait
+_CONNECTIONS = 4  # of one program, in spite of the limit: old ones, the new one, one aside
+_DETACHING = 64  # sessions that are detached in the store at a time
+
+
+class Switchboard(Link, Protocol):
+    """A connection that has channels, as seen from here."""
+
+    def connect(self, channel: int, hosted: Hosted) -> None:
+        """The channel has that session from now on."""
+
+
+class Arrival:
+    """A session on its way to a channel.
+
+    Attributes:
+        leaving: the rid of the `Close` or `Detach` that came meanwhile; 0 for none.
+    """
+
+    __slots__ = ("closing", "leaving", "link", "message", "task")
+
+    task: asyncio.Task[None]
+
+    def __init__(self, link: Switchboard, message: Attach) -> None:
+        self.link = link
+        self.message = message
+        self.leaving = 0
+        self.closing = False
+
+
+class Hosting:
+    """The registry of hosted sessions of one server.
+
+    Attributes:
+        sessions: by their ids.
+        unproven: those with renewals that the store has not answered.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.limits = context.limits
+        self.semaphores = context.counts.semaphores
+        self.sessions: dict[int, Hosted] = {}
+        self.unproven: set[Hosted] = set()
+        self.loop = asyncio.get_running_loop()
+        self.thread = threading.get_ident()
+        self._engine = context.engine
+        self._users = 0
+        self._begun: dict[tuple[bytes, int], Arrival | Hosted] = {}
+        self._programs: dict[bytes, int] = {}  # how many sessions each has here
+        self._connections: dict[bytes, int] = {}  # and how many connections
+        self._detached: OrderedDict[int, int] = OrderedDict()  # session id to attach number
+        self._waiting: set[Hosted] = set()  # those that are being resumed
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    # Its own life
+
+    @classmethod
+    def share(cls, context: Context) -> Hosting:
+        """The server's `Hosting`, for one listener more."""
+        hosting = context.hosting
+        if hosting is None:
+            context.hosting = hosting = cls(context)
+            hosting._tick()
+        hosting._users += 1
+        return hosting
+
+    def unshare(self) -> bool:
+        """One listener less. If it was the last, all is cancelled, and `aclose` is to be called.
+
+        Returns:
+            whether it was the last.
+        """
+        self._users -= 1
+        if self._users:
+            return False
+        self.context.hosting = None
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        return True
+
+    async def aclose(self) -> None:
+        """Detach every session in the store."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        gate = asyncio.Semaphore(_DETACHING)
+        await asyncio.gather(*(self._detach(each, gate) for each in list(self.sessions.values())))
+
+    async def _detach(self, hosted: Hosted, gate: asyncio.Semaphore) -> None:
+        async with gate:
+            try:
+                await hosted.store.detach()
+            except TenureError as error:
+                self.context.log(
+                    logging.WARNING, "a session could not be detached", node=hosted.node, why=error
+                )
+            finally:
+                hosted.end(None)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Have something done in the background."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _tick(self) -> None:
+        self._timer = self.loop.call_later(_TICK, self._tick)
+        if self.unproven:
+            now = self.context.clock.now()
+            for each in list(self.unproven):
+                each.give_up_renewals(now)
+
+    # What hosted sessions say
+
+    def forget(self, hosted: Hosted) -> None:
+        """A session is over here, or has another attachment."""
+        self.unproven.discard(hosted)
+        key = hosted.program, hosted.born
+        if self._begun.get(key) is hosted:
+            del self._begun[key]
+        number = _id_of(hosted)
+        if number and self.sessions.get(number) is hosted:
+            del self.sessions[number]
+        self.context.counts.sessions.give_back()
+        self._programs[hosted.program] -= 1
+        if not self._programs[hosted.program]:
+            del self._programs[hosted.program]
+
+    def remember_leaving(self, hosted: Hosted) -> None:
+        """Its program has detached it: whoever resumes it next need not wait for that program."""
+        self._detached[hosted.store.id] = hosted.store.attach_number
+        self._detached.move_to_end(hosted.store.id)
+        if len(self._detached) > _REMEMBERED:
+            self._detached.popitem(last=False)
+
+    def look(self) -> None:
+        """Some program has ceased to believe."""
+        for each in self._waiting:
+            each.look()
+
+    # What connections say
+
+    def connected(self, program: bytes) -> None:
+        """A program has one connection more."""
+        self._connections[program] = self._connections.get(program, 0) + 1
+
+    def disconnected(self, program: bytes) -> None:
+        """It has one less."""
+        self._connections[program] -= 1
+        if not self._connections[program]:
+            del self._connections[program]
+
+    def lets_in_anyway(self, program: bytes) -> bool:
+        """Whether a connection is let in though there are as many as may be.
+
+        That is so where a program has sessions here and comes back for them, also when its former
+        connections are half open and count still.
+        """
+        return program in self._programs and self._connections.get(program, 0) < _CONNECTIONS
+
+    def of_program(self, program: bytes, node: str, number: int, key: bytes) -> Hosted | None:
+        """A program's own session, if it is here."""
+        hosted = self.sessions.get(number)
+        if hosted is None or hosted.state not in {State.ATTACHED, State.LINKLESS}:
+            return None
+        mine = hosted.program == program and hosted.node == node
+        return hosted if mine and hmac.compare_digest(hosted.key, key) else None
+
+    # Attaching
+
+    def attach(self, link: Switchboard, message: Attach) -> Arrival | None:
+        """Attach a session to a channel of a connection, as it asks.
+
+        Returns:
+            the attaching that is under way; ``None`` when it has been answered.
+        """
+        if message.kind == "again":
+            hosted = self.sessions.get(message.session_id)
+            if hosted is not None and hosted.node == message.node:
+                self._again(link, message, hosted)
+                return None
+        elif message.kind == "new":
+            begun = self._begun.get((link.program, message.rid))
+            if isinstance(begun, Hosted):
+                self._again(link, message, begun)
+                return None
+            if begun is not None:
+                self.cancel(begun)
+        arrival = Arrival(link, message)
+        if message.kind == "new":
+            self._begun[link.program, message.rid] = arrival
+        arrival.task = self.start(self._arrive(arrival))
+        return arrival
+
+    def cancel(self, arrival: Arrival) -> None:
+        """It is not wanted any more; its connection is lost, for one."""
+        self._unbegin(arrival)
+        arrival.task.cancel()
+
+    def _unbegin(self, arrival: Arrival) -> None:
+        key = arrival.link.program, arrival.message.rid
+        if self._begun.get(key) is arrival:
+            del self._begun[key]
+
+    def leave(self, arrival: Arrival, rid: int, *, closing: bool) -> None:
+        """`Close` or `Detach`, before the attaching is answered."""
+        arrival.leaving, arrival.closing = rid, closing
+        if arrival.message.kind != "again":
+            self.cancel(arrival)
+            arrival.link.over(arrival.message.channel)
+            self._say_it_is_not_wanted(arrival)
+
+    def _say_it_is_not_wanted(self, arrival: Arrival) -> None:
+        node = arrival.message.node
+        error = SessionClosed(f"the session on {node} was left while it was attached", node=node)
+        arrival.link.send(Failed(arrival.message.rid, to_wire(error)))
+        arrival.link.send(Done(arrival.leaving))
+
+    def _again(self, link: Switchboard, message: Attach, hosted: Hosted) -> None:
+        """The session is here: move it, if it is this program's."""
+        error: TenureError | None = None
+        if not hmac.compare_digest(hosted.key, message.key):
+            error = AuthenticationFailed(
+                f"session {message.session_id} on {hosted.node} has another key", node=hosted.node
+            )
+        elif hosted.program != link.program:
+            error = rules.taken_over(hosted.node)
+            self._let_hear(link, message.channel, hosted)
+        elif hosted.state is State.LEAVING:
+            error = SessionExpired(
+                f"the session on {hosted.node} was closed or detached by its program",
+                node=hosted.node,
+            )
+        if error is not None:
+            link.send(Failed(message.rid, to_wire(error)))
+            return
+        hosted.acknowledge(message.acknowledged)
+        self._tell_attached(link, message, hosted, kept=True)
+
+    def _let_hear(self, link: Switchboard, channel: int, hosted: Hosted) -> None:
+        """A former program asks for its session: it is told the end, and says when it has heard."""
+        for former in hosted.former:
+            if former.program == link.program and former.link is None:
+                former.link, former.channel = link, channel
+                link.connect(channel, former)
+                assert former.error is not None
+                link.send(Ended(channel, to_wire(former.error)))
+
+    def _tell_attached(
+        self, link: Switchboard, message: Attach, hosted: Hosted, *, kept: bool
+    ) -> None:
+        hosted.attach(link, message.channel)
+        link.connect(message.channel, hosted)
+        comes_back = message.kind != "new"
+        link.send(
+            Attached(
+                message.rid,
+                hosted.store.id,
+                hosted.store.attach_number,
+                hosted.age(),
+                kept,
+                hosted.found() if comes_back else [],
+                hosted.gone() if comes_back else [],
+            )
+        )
+        hosted.tell_of_store()
+
+    async def _arrive(self, arrival: Arrival) -> None:
+        link, message = arrival.link, arrival.message
+        try:
+            if message.kind == "new":
+                hosted = await self._begin(link, message)
+                self._begun[link.program, message.rid] = hosted
+            elif message.kind == "again":
+                hosted = await self._fetch(link, message)
+            else:
+                hosted = await self._resume(link, message)
+        except Exception as error:
+            if not isinstance(error, TenureError):
+                self.context.log(
+                    logging.ERROR, "the store failed", node=message.node, error=repr(error)
+                )
+            self._unbegin(arrival)
+            link.over(message.channel)
+            link.send(Failed(message.rid, to_wire(error)))
+            if arrival.leaving:
+                link.send(Done(arrival.leaving))
+            return
+        self._tell_attached(link, message, hosted, kept=False)
+        if arrival.leaving:
+            hosted.leave(arrival.leaving, closing=arrival.closing)
+
+    def _new(self, link: Switchboard, message: Attach, window: float) -> Hosted:
+        """What there will be here; its session is counted already, and it gives it back."""
+        self._programs[link.program] = self._programs.get(link.program, 0) + 1
+        return Hosted(
+            self,
+            link.program,
+            born=message.rid if message.kind == "new" else 0,
+            node=message.node,
+            window=window,
+            key=message.key,
+            resumable=message.resumable,
+        )
+
+    async def _begin(self, link: Switchboard, message: Attach) -> Hosted:
+        """A new session."""
+        self.context.counts.sessions.take(node=message.node)
+        hosted = self._new(link, message, message.window)
+        return await self._attach(hosted, message, assume_dead=False)
+
+    async def _fetch(self, link: Switchboard, message: Attach) -> Hosted:
+        """A session of this program, from the store."""
+        self.context.counts.sessions.take_anyway()
+        hosted = self._new(link, message, message.window)
+        try:
+            await self._attach(hosted, message, assume_dead=True)
+        except NodeNotFound as error:
+            raise rules.not_there_to_resume(message.node, message.session_id) from error
+        hosted.came_at = self.context.clock.now()
+        self._register(hosted)
+        return hosted
+
+    async def _resume(self, link: Switchboard, message: Attach) -> Hosted:
+        """A session of another program."""
+        former = self.sessions.get(message.session_id)
+        if former is not None and former.node != message.node:
+            former = None
+        if former is None:
+            window = await self._window_of(message)
+            self.context.counts.sessions.take(node=message.node)
+        else:
+            liveness: Liveness = "window" if former.resumable else "process"
+            key = message.key if former.resumable else former.key  # whatever the key
+            rules.check_resumable(liveness, former.key, key, former.node, message.session_id)
+            window = former.window
+            self.context.counts.sessions.take_anyway()
+        hosted = self._new(link, message, window)
+        await self._attach(hosted, message, assume_dead=message.assume_dead)
+        try:
+            until = self._who_may_believe(hosted, former)
+            self._register(hosted)
+            if former is not None:
+                former.end(rules.taken_over(former.node))  # before the store says so
+            if not message.assume_dead:
+                self._waiting.add(hosted)
+                await hosted.until_nobody_believes(until)
+            if hosted.error is not None:
+                raise hosted.error
+        except BaseException:
+            hosted.end(None)
+            with contextlib.suppress(TenureError):
+                await hosted.store.detach()
+            raise
+        finally:
+            self._waiting.discard(hosted)
+        return hosted
+
+    async def _attach(self, hosted: Hosted, message: Attach, *, assume_dead: bool) -> Hosted:
+        """Have the store attach it. If that fails nothing is left of it here."""
+        how = StoreAttach(
+            message.node,
+            message.window,
+            message.description,
+            "window",
+            message.key,
+            message.session_id or None,
+            assume_dead,
+        )
+        try:
+            hosted.store = await self._engine.attach(how, hosted)
+        except BaseException:
+            hosted.end(None)
+            raise
+        if hosted.error is not None:
+            raise hosted.error
+        if message.kind == "new":
+            self._register(hosted)
+        return hosted
+
+    def _register(self, hosted: Hosted) -> None:
+        """It is the session's attachment here, unless a later one is there already."""
+        there = self.sessions.get(hosted.store.id)
+        if there is None or there.store.attach_number < hosted.store.attach_number:
+            self.sessions[hosted.store.id] = hosted
+
+    async def _window_of(self, message: Attach) -> float:
+        """The window of a session that is not here: its own, and not what somebody says it is."""
+        for each in await self._engine.list_sessions(message.node):
+            if each.id == message.session_id:
+                return each.recovery_window
+        return message.window  # it is over, or will be found to be
+
+    def _who_may_believe(self, hosted: Hosted, former: Hosted | None) -> float:
+        """Those who are known become its `former`; until when may somebody unknown believe?"""
+        number, before = hosted.store.id, hosted.store.attach_number - 1
+        if former is not None and former.store.attach_number == before:
+            now = self.context.clock.now()
+            known = [former, *former.former]
+            hosted.former = [each for each in known if each.believes_until() > now]
+            return float("-inf")
+        if self._detached.pop(number, None) == before:
+            return float("-inf")
+        return self.context.clock.now() + hosted.window
+
+
+def _id_of(hosted: Hosted) -> int:
+    """The session's id; 0 while the store has not given one."""
+    store = getattr(hosted, "store", None)
+    return 0 if store is None else int(store.id)

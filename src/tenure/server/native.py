@@ -1,0 +1,197 @@
+"""The native protocol's listener: binds, accepts, looks after its connections, drains, closes.
+
+States: made ─open─► open ─drain─► draining ─aclose─► closed; and from each of them to closed.
+
+Who owns what: the listener owns its `Door` (sockets, handshakes), its connections, and one timer
+that has them look at their deadlines. It has a share in the server's `Hosting`, which owns the
+sessions.
+
+* **Drain.** The door is closed, and every client is told `Bye`: it attaches its sessions elsewhere,
+  or here again after a restart. Who stays is served on. No session ends.
+* **Close.** Connections are cut off, and the share in `Hosting` is given up: the last listener's
+  has every session detached in the store, which may take as long as the store takes.
+* **Cancel.** `open` leaves nothing open. `aclose` has closed everything of its own before it waits
+  for the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+from collections.abc import Sequence
+
+from tenure.errors import EngineUnavailable
+from tenure.server.accept import Door
+from tenure.server.addresses import Address, parse
+from tenure.server.context import Context
+from tenure.server.hosting import Hosting
+from tenure.server.native_connection import Connection
+from tenure.server.sockets import bind_unix
+
+__all__ = ["NativeListener"]
+
+_TICK = 1.0  # seconds between two looks at the connections' deadlines
+
+
+class NativeListener:
+    """``tenure://``, ``tenures://`` and ``tenure+unix://``.
+
+    Args:
+        context, url, tls, sockets: see `tenure.server.listener.ListenerFactory`.
+    """
+
+    hosting: Hosting
+
+    def __init__(
+        self,
+        context: Context,
+        url: str,
+        *,
+        tls: ssl.SSLContext | None = None,
+        sockets: Sequence[socket.socket] = (),
+    ) -> None:
+        self.context = context
+        self._address = parse(url)
+        self._url = self._address.url
+        self._tls = tls
+        self._given = list(sockets)
+        self._door: Door | None = None
+        self._socket_file: tuple[int, int] | None = None  # device and inode of a Unix socket
+        self._connections: set[Connection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        return self._url
+
+    @property
+    def connections(self) -> int:
+        """How many there are, greetings that have spoken no word yet included."""
+        return len(self._connections)
+
+    async def open(self) -> None:
+        given, self._given = self._given, []
+        sockets = given or await self._bind()
+        self._url = _bound_url(self._address, sockets[0])
+        self.hosting = Hosting.share(self.context)
+        self._door = Door(self.context, sockets, lambda each: Connection(self, each), self._tls)
+        self._door.open()
+        self._tick()
+
+    async def _bind(self) -> list[socket.socket]:
+        address = self._address
+        if address.path:
+            bound = bind_unix(address.path, address.mode)
+            status = os.stat(address.path)
+            self._socket_file = status.st_dev, status.st_ino
+            return [bound]
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(
+                address.host or None,
+                address.port,
+                type=socket.SOCK_STREAM,
+                flags=socket.AI_PASSIVE,
+            )
+            return _bind_all(found)
+        except OSError as error:
+            raise EngineUnavailable(
+                f"cannot listen at {address.url}: {error.strerror or error}"
+            ) from error
+
+    async def drain(self) -> None:
+        if self._door is None:
+            return
+        await self._door.close()
+        self._remove_socket_file()
+        farewell = EngineUnavailable(f"the server at {self._url} is going to be stopped")
+        for connection in list(self._connections):
+            connection.say_bye(farewell, again=True)
+
+    async def aclose(self) -> None:
+        door, self._door = self._door, None
+        for each in self._given:
+            each.close()
+        self._given.clear()
+        if door is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        lost = [connection.gone for connection in self._connections]
+        try:
+            await door.aclose()
+        finally:
+            self._remove_socket_file()
+            for connection in list(self._connections):
+                connection.cut_off()
+            last = self.hosting.unshare()
+        if lost:
+            await asyncio.wait(lost)
+        if last:
+            await self.hosting.aclose()
+
+    def _remove_socket_file(self) -> None:
+        """Remove the file of a Unix socket, if it is this listener's still."""
+        if self._socket_file is not None:
+            mine, self._socket_file = self._socket_file, None
+            with contextlib.suppress(OSError):
+                status = os.stat(self._address.path)
+                if (status.st_dev, status.st_ino) == mine:
+                    os.unlink(self._address.path)
+
+    # What connections say
+
+    def joined(self, connection: Connection) -> None:
+        """There is one more."""
+        self._connections.add(connection)
+        if self._door is None:
+            connection.cut_off()
+
+    def left(self, connection: Connection) -> None:
+        """There is one less."""
+        self._connections.discard(connection)
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_TICK, self._tick)
+        now = self.context.clock.now()
+        for connection in list(self._connections):
+            connection.tick(now)
+
+
+def _bind_all(
+    found: Sequence[tuple[int, int, int, str, tuple[object, ...]]],
+) -> list[socket.socket]:
+    """A socket for each address, all on one port."""
+    bound: list[socket.socket] = []
+    try:
+        port = 0
+        for family, kind, protocol, _, where in dict.fromkeys(found):
+            try:
+                made = socket.socket(family, kind, protocol)
+            except OSError:
+                continue  # a family that this machine has not
+            bound.append(made)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            host, asked, *rest = where
+            made.bind((host, asked or port, *rest))
+            port = made.getsockname()[1]
+    except BaseException:
+        for each in bound:
+            each.close()
+        raise
+    if not bound:
+        raise OSError("this machine has none of its addresses")
+    return bound
+
+
+def _bound_url(address: Address, bound: socket.socket) -> str:
+    if address.path:
+        return address.url
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"{address.url.partition('://')[0]}://{host}:{bound.getsockname()[1]}"

@@ -1,0 +1,535 @@
+"""One connection of the native protocol.
+
+States (`Stage`)::
+
+    GREETING ──Hello──► OPEN ──bad input, drain's end──► LEAVING ──► GONE
+        └── too late, wrong, refused ──────────────────────┘
+    and from each of them to GONE, when the connection is lost or cut off
+
+Who owns what, and what happens:
+
+* The connection owns its transport, what has been read and not been carried out, what has been said
+  and not been written, its channels, and the tasks of what it asked of the engine as a whole.
+  Sessions it does not own: they belong to `Hosting`.
+* **Reading.** What arrives is carried out within `data_received`. After so many messages, while
+  too many operations are under way, and while its client does not read, it is not read from, and
+  what has been read waits.
+* **Writing.** What is said in one turn of the loop is one write. While the client does not read,
+  nothing is given to the transport; beyond the limit, in bytes or in seconds, it is cut off.
+* **Deadlines.** The greeting's, the client's silence (three heartbeats), its not reading, and that
+  of a farewell that nobody reads are looked at once a second (`tick`).
+* **Cancel.** A client cannot cancel what it has asked for. When the connection is lost, what it
+  asked of the engine as a whole is cancelled, attaching too; what it asked of sessions goes on.
+* **Close.** `bye` says why, then closes; `cut_off` closes at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import DecodeError, Struct
+
+from tenure.errors import (
+    AuthenticationFailed,
+    EngineError,
+    EngineUnavailable,
+    InvalidArgument,
+    TenureError,
+    Unsupported,
+)
+from tenure.server.accept import Greeting
+from tenure.server.hosted import SESSION_MESSAGES, Hosted
+from tenure.server.hosting import Arrival
+from tenure.server.limits import LimitReached
+from tenure.server.native_operations import ENGINE_MESSAGES, ask
+from tenure.wire.errors import to_wire
+from tenure.wire.frames import FrameReader, FrameWriter
+from tenure.wire.messages import (
+    FEATURES,
+    GREETING_BYTES,
+    VERSION,
+    Attach,
+    Bye,
+    Changed,
+    Close,
+    Detach,
+    Done,
+    Failed,
+    Heard,
+    Hello,
+    Ping,
+    Pong,
+    Renew,
+    RenewAside,
+    Unproven,
+    Watch,
+    WatchRefused,
+    Welcome,
+    client_message,
+)
+from tenure.wire.values import Abilities
+
+if TYPE_CHECKING:
+    from tenure.server.native import NativeListener
+
+__all__ = ["HEARTBEAT", "Connection", "Stage"]
+
+HEARTBEAT = 5.0
+"""Seconds without a message after which a client says `Ping`; three of them are silence."""
+
+_TURN = 256  # messages of one connection that are carried out before others have their turn
+_FAREWELL = 5.0  # seconds for a client to read why it is sent away
+_MUCH = 128 * 1024  # bytes that are written before the turn is over
+
+_decode = client_message().decode
+_PONG = Pong()
+
+
+class Stage(IntEnum):
+    """Where a connection stands."""
+
+    GREETING = 0
+    OPEN = 1
+    LEAVING = 2
+    GONE = 3
+
+
+class _OutOfOrder(Exception):
+    """A message that may not be sent then."""
+
+
+class Connection(asyncio.Protocol):
+    """The server's end of one connection.
+
+    Attributes:
+        program: whose it is, once it has said so.
+        peer: where it comes from.
+        stage: where it stands.
+        gone: done when the connection is lost.
+    """
+
+    def __init__(self, listener: NativeListener, greeting: Greeting) -> None:
+        self.program = b""
+        self.peer = greeting.peer
+        self.stage = Stage.GREETING
+        self._listener = listener
+        self._context = listener.context
+        self._hosting = listener.hosting
+        self._limits = listener.context.limits
+        self._now = listener.context.clock.now
+        self._greeting = greeting
+        self._counted = False
+        self._loop = asyncio.get_running_loop()
+        self.gone: asyncio.Future[None] = self._loop.create_future()
+        self._transport: asyncio.Transport | None = None
+        self._channels: dict[int, Hosted | Arrival] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._deadline = greeting.deadline  # of the greeting, then of the farewell
+        self._heard_at = self._now()
+        # Reading
+        self._reader = FrameReader(GREETING_BYTES)
+        self._frames: Iterator[memoryview] | None = None  # read, and not yet carried out
+        self._behind = bytearray()  # what was read after them
+        self._reading = True
+        self._in_flight = 0
+        self._going_on = False
+        # Writing
+        self._writer = FrameWriter(self._limits.output_bytes)
+        self._changed: dict[tuple[int, int], None] = {}
+        self._flushing = False
+        self._blocked_at: float | None = None  # since when the client does not read
+        self._drained: asyncio.Future[None] | None = None  # what waits for it to read
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._heard_at = self._now()
+        self._listener.joined(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        was, self.stage = self.stage, Stage.GONE
+        self._greeting.over()
+        if self._counted:
+            self._counted = False
+            self._context.counts.connections.give_back()
+            self._hosting.disconnected(self.program)
+        self._frames = None
+        self._behind.clear()
+        channels, self._channels = self._channels, {}
+        for each in channels.values():
+            if isinstance(each, Hosted):
+                each.leave_link()
+            else:
+                self._hosting.cancel(each)
+        for task in self._tasks:
+            task.cancel()
+        self._listener.left(self)
+        self.gone.set_result(None)
+        if was is not Stage.GREETING:
+            self._context.log(
+                logging.DEBUG, "connection lost", peer=self.peer, why=exc, sessions=len(channels)
+            )
+
+    def eof_received(self) -> bool:
+        return False  # nobody says half of a farewell here
+
+    def pause_writing(self) -> None:
+        self._blocked_at = self._now()
+        self._settle_reading()
+
+    def resume_writing(self) -> None:
+        self._blocked_at = None
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._flush()
+        self._go_on_soon()
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._now()
+        if self._frames is not None:
+            self._behind += data
+            return
+        self._frames = self._reader.feed(data)
+        self._go_on()
+
+    # Reading
+
+    @property
+    def _may_go_on(self) -> bool:
+        return (
+            self.stage <= Stage.OPEN
+            and self._blocked_at is None
+            and self._in_flight < self._limits.operations_in_flight
+        )
+
+    def _go_on(self) -> None:
+        """Carry out what has been read, as far as may be; and say what there is to say."""
+        self._going_on = False
+        self._flushing = True  # at the end of this, whatever is said
+        if self._frames is not None and self._may_go_on:
+            try:
+                self._carry_out_frames()
+            except (DecodeError, RecursionError, _OutOfOrder) as error:
+                self._refuse_to_go_on(error)
+        self._flush()
+        self._settle_reading()
+
+    def _carry_out_frames(self) -> None:
+        count = 0
+        most = self._limits.operations_in_flight
+        while self._frames is not None:
+            for frame in self._frames:
+                self._carry_out(_decode(frame))
+                count += 1
+                if self._in_flight >= most or self.stage > Stage.OPEN:
+                    return
+                if count >= _TURN:
+                    self._go_on_soon()
+                    return
+            behind, self._behind = self._behind, bytearray()
+            self._frames = self._reader.feed(behind) if behind else None
+
+    def _go_on_soon(self) -> None:
+        if self._frames is not None and not self._going_on:
+            self._going_on = True
+            self._loop.call_soon(self._go_on)
+
+    def _settle_reading(self) -> None:
+        """Read from the client if there is nothing left to do first, and it reads too."""
+        reading = self._frames is None and self._blocked_at is None
+        if reading is self._reading or self.stage > Stage.OPEN:
+            return
+        self._reading = reading
+        assert self._transport is not None
+        if reading:
+            self._heard_at = self._now()  # what it said meanwhile could not be heard
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def _refuse_to_go_on(self, error: Exception) -> None:
+        """What arrives makes no sense: the client is told, and nothing more is read from it."""
+        what = str(error) or type(error).__name__
+        self._context.log(logging.WARNING, "bad message", peer=self.peer, why=what)
+        self.bye(InvalidArgument(f"the server cannot read what this client sends: {what}"))
+
+    def begun(self) -> None:
+        """An operation is under way."""
+        self._in_flight += 1
+
+    def finished(self) -> None:
+        """An operation is not under way any more."""
+        if self._in_flight == self._limits.operations_in_flight:
+            self._go_on_soon()
+        self._in_flight -= 1
+
+    # Writing
+
+    def send(self, message: Struct) -> None:
+        """Say something, in this turn of the loop or when the client reads."""
+        if self.stage is Stage.GONE:
+            return
+        try:
+            self._writer.add(message)
+        except (DecodeError, UnicodeEncodeError, OverflowError) as error:
+            self._cannot_say(message, error)
+        if len(self._writer) > self._limits.output_bytes:
+            self._cut_off_slow("it does not read fast enough")
+        elif not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _cannot_say(self, message: Struct, error: Exception) -> None:
+        """The answer cannot be sent: that is the answer."""
+        self._context.log(logging.ERROR, "an answer cannot be sent", peer=self.peer, why=str(error))
+        rid = getattr(message, "rid", 0)
+        if rid:
+            failure = EngineError(f"the server's answer cannot be sent: {error}")
+            self._writer.add(Failed(rid, to_wire(failure)))
+
+    def changed(self, channel: int, number: int) -> None:
+        """Say `Changed`, once however often it is said until it is written."""
+        self._changed[channel, number] = None
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._blocked_at is not None or self.stage is Stage.GONE:
+            return
+        if self._changed:
+            for channel, number in self._changed:
+                if channel in self._channels:
+                    self._writer.add(Changed(channel, number))
+            self._changed.clear()
+        if len(self._writer):
+            assert self._transport is not None
+            self._transport.write(self._writer.take())
+
+    # The connection's life
+
+    def bye(self, error: TenureError, *, again: bool = False) -> None:
+        """Say why the connection is closed, and close it."""
+        if self.stage < Stage.LEAVING:
+            self.say_bye(error, again=again)
+            self.stage = Stage.LEAVING
+            self._deadline = self._now() + _FAREWELL
+            self._flush()
+            assert self._transport is not None
+            self._transport.close()
+
+    def say_bye(self, error: TenureError, *, again: bool) -> None:
+        """Tell the client to go elsewhere; the connection serves it until it does."""
+        if self.stage is Stage.OPEN or self.stage is Stage.GREETING:
+            self.send(Bye(to_wire(error), again))
+
+    def cut_off(self) -> None:
+        """Close the connection at once."""
+        if self.stage is not Stage.GONE and self._transport is not None:
+            self.stage = Stage.LEAVING
+            self._transport.abort()
+
+    def _cut_off_slow(self, why: str) -> None:
+        self._context.log(logging.WARNING, "connection cut off", peer=self.peer, why=why)
+        self.cut_off()
+
+    def tick(self, now: float) -> None:
+        """Look at the deadlines."""
+        if self.stage is Stage.GREETING or self.stage is Stage.LEAVING:
+            if now >= self._deadline:
+                if self.stage is Stage.GREETING:
+                    self._context.log(
+                        logging.WARNING,
+                        "connection cut off",
+                        peer=self.peer,
+                        why="it did not say who it is in time",
+                    )
+                self.cut_off()
+        elif self._blocked_at is not None:
+            if now - self._blocked_at > self._limits.output_time:
+                self._cut_off_slow("it does not read")
+        elif self._reading and now - self._heard_at > 3 * HEARTBEAT:
+            self._context.log(logging.INFO, "connection silent", peer=self.peer)
+            self.cut_off()
+
+    # Messages
+
+    def _carry_out(self, message: Struct) -> None:
+        kind = type(message)
+        if self.stage is Stage.GREETING:
+            if kind is not Hello:
+                raise _OutOfOrder("the first message is Hello")
+            self._greet(cast("Hello", message))
+            return
+        if kind in SESSION_MESSAGES:
+            session = self._channels.get(message.channel)  # type: ignore[attr-defined]
+            if isinstance(session, Hosted) and session.error is None:
+                session.take(self, message)  # type: ignore[arg-type]
+            else:
+                self._without_session(message, session)
+        elif kind in ENGINE_MESSAGES:
+            self._start(message)
+        elif kind is Ping:
+            self.send(_PONG)
+        else:
+            self._others[kind](self, message)
+
+    def _greet(self, hello: Hello) -> None:
+        context = self._context
+        try:
+            if not hello.oldest <= VERSION <= hello.newest:
+                raise Unsupported(
+                    f"this server speaks version {VERSION} of the native protocol, and this client "
+                    f"{hello.oldest} to {hello.newest}: install the same version of tenure on both"
+                )
+            if not 1 <= len(hello.program) <= 64:
+                raise InvalidArgument("a program is named by 1 to 64 bytes")
+            who = context.authenticator.authenticate(hello.token)
+            if self._hosting.lets_in_anyway(hello.program):
+                context.counts.connections.take_anyway()
+            else:
+                context.counts.connections.take()
+        except LimitReached as error:
+            context.log(logging.WARNING, "connection refused", peer=self.peer, limit=error.limit)
+            self.bye(EngineUnavailable(str(error)), again=True)
+            return
+        except TenureError as error:
+            wrong_token = isinstance(error, AuthenticationFailed)
+            event = "wrong token" if wrong_token else "wrong greeting"
+            context.log(logging.WARNING, event, peer=self.peer, why=error)
+            self.bye(error)
+            return
+        self._greeting.over()
+        self._counted = True
+        self.program = hello.program
+        self._hosting.connected(hello.program)
+        self.stage = Stage.OPEN
+        self._reader.largest = self._limits.message_bytes
+        context.log(logging.DEBUG, "connection greeted", peer=self.peer, who=who or None)
+        self.send(
+            Welcome(
+                VERSION,
+                sorted(FEATURES & set(hello.features)),
+                HEARTBEAT,
+                Abilities.of(context.engine.capabilities),
+                self._limits.message_bytes,
+                self._limits.operations_in_flight,
+                self._limits.kept_answers,
+            )
+        )
+
+    def _again_hello(self, _: Hello) -> None:
+        raise _OutOfOrder("Hello is said once")
+
+    def _attach(self, message: Attach) -> None:
+        channel = message.channel
+        if channel == 0 or channel in self._channels:
+            raise _OutOfOrder(f"a session is attached to channel {channel}, which is none or taken")
+        if message.kind != "again" and len(self._channels) >= self._limits.sessions_per_connection:
+            most = self._limits.sessions_per_connection
+            refusal = LimitReached(
+                f"this connection has reached the server's limit sessions_per_connection = {most}",
+                "sessions_per_connection",
+                node=message.node,
+            )
+            self._context.log(
+                logging.WARNING, "session refused", peer=self.peer, limit=refusal.limit
+            )
+            self.send(Failed(message.rid, to_wire(refusal)))
+            return
+        arrival = self._hosting.attach(self, message)
+        if arrival is not None:
+            self._channels[channel] = arrival
+
+    def connect(self, channel: int, hosted: Hosted) -> None:
+        """The channel has a session."""
+        self._channels[channel] = hosted
+
+    def over(self, channel: int) -> None:
+        """The channel has none any more."""
+        self._channels.pop(channel, None)
+
+    def _renew_aside(self, message: RenewAside) -> None:
+        hosted = self._hosting.of_program(
+            self.program, message.node, message.session_id, message.key
+        )
+        if hosted is None:
+            self.send(Unproven(0, message.number))
+        else:
+            hosted.renew(self, 0, message.number)
+
+    def _heard(self, message: Heard) -> None:
+        session = self._channels.get(message.channel)
+        if isinstance(session, Hosted) and session.error is not None:
+            session.leave_link()
+            session.disbelieve()
+
+    def _without_session(self, message: Any, session: Hosted | Arrival | None) -> None:
+        """What is for a session that is over, is not attached yet, or never was."""
+        kind = type(message)
+        if kind is Close or kind is Detach:
+            if isinstance(session, Arrival):
+                self._hosting.leave(session, message.rid, closing=kind is Close)
+            else:
+                if isinstance(session, Hosted):
+                    session.leave_link()
+                    session.disbelieve()
+                self.send(Done(message.rid))
+        elif kind is Renew:
+            self.send(Unproven(message.channel, message.number))
+        elif isinstance(session, Hosted):
+            pass  # that it is over has been told
+        elif kind is Watch or hasattr(message, "rid"):
+            error = to_wire(EngineError(f"no session is attached to channel {message.channel}"))
+            if kind is Watch:
+                self.send(WatchRefused(message.channel, message.number, error))
+            else:
+                self.send(Failed(message.rid, error))
+
+    _others: dict[type[Struct], Callable[[Connection, Any], None]] = {  # noqa: RUF012
+        Attach: _attach,
+        Heard: _heard,
+        Hello: _again_hello,
+        RenewAside: _renew_aside,
+    }
+
+    # The engine as a whole
+
+    def _start(self, message: Any) -> None:
+        self.begun()
+        task = self._loop.create_task(self._ask(message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, message: Any) -> None:
+        try:
+            most = self._limits.output_bytes // 2
+            for part in await ask(self._context.engine, message, most):
+                self.send(part)
+                if len(self._writer) > _MUCH:
+                    self._flush()
+                await self._writable()
+        except TenureError as error:
+            if isinstance(error, LimitReached):
+                self._context.log(
+                    logging.WARNING, "operation refused", peer=self.peer, limit=error.limit
+                )
+            self.send(Failed(message.rid, to_wire(error)))
+        except Exception as error:
+            self._context.log(logging.ERROR, "the store failed", error=repr(error))
+            self.send(Failed(message.rid, to_wire(error)))
+        finally:
+            self.finished()
+
+    async def _writable(self) -> None:
+        """Return when the client reads. When the connection is lost, who waits is cancelled."""
+        while self._blocked_at is not None:
+            if self._drained is None or self._drained.done():
+                self._drained = self._loop.create_future()
+            await asyncio.shield(self._drained)

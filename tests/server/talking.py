@@ -1,0 +1,192 @@
+"""A client that says exactly what it is told to say, and remembers what it hears."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from tenure.clock import Clock, SystemClock
+from tenure.engines import connect_engine
+from tenure.engines.contract import Engine
+from tenure.server.context import Anybody, Authenticator, Context
+from tenure.server.limits import Limits
+from tenure.server.native import NativeListener
+from tenure.wire.frames import FrameReader, FrameWriter
+from tenure.wire.messages import (
+    VERSION,
+    Attach,
+    Attached,
+    Failed,
+    Hello,
+    Welcome,
+    server_message,
+)
+
+__all__ = ["PATIENCE", "Caller", "Raw", "called", "serving"]
+
+PATIENCE = 30.0
+"""Seconds after which what a test waits for is taken to be lost."""
+
+M = TypeVar("M", bound=Struct)
+
+_MOST = 64 * 1024 * 1024
+
+
+class Raw(asyncio.Protocol):
+    """A connection: bytes out, messages in.
+
+    Attributes:
+        heard: all messages, in order.
+        lost: whether the server has closed it.
+    """
+
+    def __init__(self) -> None:
+        self.heard: list[Struct] = []
+        self.lost = False
+        self.transport: asyncio.Transport | None = None
+        self._reader = FrameReader(_MOST)
+        self._decode = server_message().decode
+        self._news = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard += [self._decode(frame) for frame in self._reader.feed(data)]
+        self._news.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        self._news.set()
+
+    def write(self, data: bytes) -> None:
+        assert self.transport is not None
+        self.transport.write(data)
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Return as soon as the condition is true of what was heard."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while not condition():
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise AssertionError(f"never came: {what}; heard {self.heard[-5:]}") from None
+
+    async def until_lost(self) -> None:
+        await self.until(lambda: self.lost, "the end of the connection")
+
+    def close(self) -> None:
+        assert self.transport is not None
+        self.transport.abort()
+
+
+class Caller(Raw):
+    """A client that has been greeted, or may be."""
+
+    def __init__(self, program: bytes | None = None) -> None:
+        super().__init__()
+        self.program = os.urandom(16) if program is None else program
+        self._writer = FrameWriter(_MOST)
+        self._read = 0
+        self.rid = 0
+
+    def say(self, *messages: Struct) -> None:
+        """Send messages, in one write."""
+        for message in messages:
+            self._writer.add(message)
+        self.write(bytes(self._writer.take()))
+
+    async def hear(self, kind: type[M], *, skip: bool = False) -> M:
+        """The next message, which is of that kind; with `skip`, the next of that kind."""
+        while True:
+            await self.until(
+                lambda: self._read < len(self.heard) or self.lost, f"a {kind.__name__}"
+            )
+            if self._read >= len(self.heard):
+                raise AssertionError(f"lost before a {kind.__name__}; heard {self.heard[-5:]}")
+            message = self.heard[self._read]
+            self._read += 1
+            if isinstance(message, kind):
+                return message
+            assert skip, f"a {kind.__name__} was expected, not {message}"
+
+    @property
+    def unread(self) -> list[Struct]:
+        return self.heard[self._read :]
+
+    async def greet(self, token: str = "") -> Welcome:
+        self.say(Hello(VERSION, VERSION, [], token, self.program))
+        return await self.hear(Welcome)
+
+    def next_rid(self) -> int:
+        self.rid += 1
+        return self.rid
+
+    async def attach(self, channel: int = 1, kind: str = "new", **more: Any) -> Attached:
+        """Attach a session; raises `AssertionError` with what it failed with."""
+        more = {"node": "/default", "window": 10.0, "key": b"key", **more}
+        self.say(Attach(self.next_rid(), channel, kind, **more))  # type: ignore[arg-type]
+        await self.until(
+            lambda: self.lost or any(isinstance(each, Attached | Failed) for each in self.unread),
+            "the answer to Attach",
+        )
+        return await self.hear(Attached)
+
+
+@asynccontextmanager
+async def serving(
+    store: str = "memory://",
+    *,
+    limits: Limits | None = None,
+    authenticator: Authenticator | None = None,
+    clock: Clock | None = None,
+    url: str = "tenure://127.0.0.1:0",
+    engine: Engine | None = None,
+    **more: Any,
+) -> AsyncIterator[NativeListener]:
+    """A listener on a store of its own, or on an engine that is open."""
+    mine = engine is None
+    if engine is None:
+        engine = connect_engine(store, clock or SystemClock())
+        await engine.open()
+    context = Context(
+        engine, limits or Limits(), authenticator or Anybody(), logging.getLogger("tenure.server")
+    )
+    listener = NativeListener(context, url, **more)
+    try:
+        await listener.open()
+        yield listener
+    finally:
+        await listener.aclose()
+        if mine:
+            await engine.aclose()
+
+
+@asynccontextmanager
+async def called(
+    listener: NativeListener, program: bytes | None = None, *, greet: bool = True
+) -> AsyncIterator[Caller]:
+    """A connection to it, greeted."""
+    caller = Caller(program)
+    where = urlsplit(listener.address)
+    assert where.hostname is not None
+    assert where.port is not None
+    loop = asyncio.get_running_loop()
+    await loop.create_connection(lambda: caller, where.hostname, where.port)
+    try:
+        if greet:
+            await caller.greet()
+        yield caller
+    finally:
+        with contextlib.suppress(AssertionError):
+            caller.close()
+        await caller.until_lost()
