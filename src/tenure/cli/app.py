@@ -64,6 +64,7 @@ class LazyGroup(CommandGroup):
         "session": ("tenure.cli.admin", "session", "Look at sessions, and end them."),
         "evict": ("tenure.cli.admin", "evict", "Take one owner or waiter away from NAME."),
         "doctor": ("tenure.cli.doctor", "doctor", "Examine the store, and try it out."),
+        "serve": ("tenure.cli.serve", "serve", "Put a store on the network."),
         "demo": ("tenure.cli.demo.command", "demo", "See processes share locks and a leader."),
         "simulate": (
             "tenure.cli.simulate",

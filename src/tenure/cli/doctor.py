@@ -12,7 +12,7 @@ from tenure.cli.status import Status
 from tenure.cli.store import asked_for
 from tenure.doctor import Finding, examine, healthy, summary
 
-__all__ = ["doctor"]
+__all__ = ["doctor", "finding_json", "show_finding"]
 
 _STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red"}
 _SIGNS = {"ok": "✓", "warning": "!", "failure": "✗"}
@@ -35,23 +35,25 @@ def doctor(*, as_json: bool) -> int:
     for finding in examine(asked_for()):
         findings.append(finding)
         if not as_json:
-            _show(finding)
+            show_finding(finding)
     fine = healthy(findings)
     if as_json:
-        print_json({"usable": fine, "findings": [_json(each) for each in findings]})
+        print_json({"usable": fine, "findings": [finding_json(each) for each in findings]})
     else:
         say()
         say(summary(findings), style="bold green" if fine else "bold red")
     return Status.DONE if fine else Status.STORE
 
 
-def _json(finding: Finding) -> dict[str, str]:
+def finding_json(finding: Finding) -> dict[str, str]:
+    """A finding, for scripts."""
     described = dataclasses.asdict(finding)
     del described["absent"]
     return described
 
 
-def _show(finding: Finding) -> None:
+def show_finding(finding: Finding) -> None:
+    """A finding, for a person."""
     what, found, remedy = safe(finding.what), safe(finding.found), safe(finding.remedy)
     if not is_terminal():
         say(f"{finding.level:<8} {what:<16}  {found}")

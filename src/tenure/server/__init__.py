@@ -4,8 +4,9 @@ A server opens one store, through the engine's contract and nothing else, and of
 *listeners*, each one way in. It keeps no state that its store does not have, but for connections
 and for what it has said to them: two servers on one store can serve one session in turn.
 
-The parts: `app` (what `tenure serve` runs), `settings` and `sources` (what it is told, and by
-whom), `addresses`, `sockets`, `tls`, `auth`, `log` and `systemd` (what their names say); `limits`
-(what clients may make it hold), `context` (what all listeners share), `listener` (what a listener
-is), `hosting` (sessions kept for remote holders), `native` (tenure's own protocol).
+The parts: `app` (the server), `process` (what runs it), `settings` and `sources` (what it is told,
+and by whom), `examination` (whether that will do), `addresses`, `sockets`, `tls`, `auth`, `log` and
+`systemd` (what their names say); `limits` (what clients may make it hold), `context` (what all
+listeners share), `listener` (what a listener is), `hosting` (sessions kept for remote holders),
+`native` (tenure's own protocol).
 """

@@ -14,7 +14,7 @@ from typing import Any
 
 from tenure.errors import InvalidArgument
 
-__all__ = ["Certificate", "TlsFiles", "certificate_of", "server_context"]
+__all__ = ["Certificate", "TlsFiles", "certificate_of", "renew_certificate", "server_context"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,16 @@ def server_context(files: TlsFiles, *, alpn: Sequence[str] = ()) -> ssl.SSLConte
     if alpn:
         context.set_alpn_protocols(list(alpn))
     return context
+
+
+def renew_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
+    """Read certificate and key again, for the connections that come from now on.
+
+    Raises:
+        InvalidArgument: as `server_context`; all is as it was then.
+    """
+    server_context(files)
+    context.load_cert_chain(files.cert, files.key, password=_no_password)
 
 
 class _Encrypted(Exception):

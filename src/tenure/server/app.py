@@ -1,0 +1,198 @@
+"""The server: a store, its listeners, and their end. `tenure.server.process` runs one.
+
+Rules:
+
+* The store is opened first and closed last, when no listener has a session on it any more: closing
+  a store ends the sessions that are attached to it, and the end of a server must end none.
+* What is refused is refused before anything is bound, as far as that can be known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tenure.clock import SystemClock
+from tenure.engines import connect_engine
+from tenure.errors import InvalidArgument, Unsupported
+from tenure.server.addresses import Address
+from tenure.server.auth import Authenticator, read_tokens
+from tenure.server.context import Context
+from tenure.server.examination import examine_files
+from tenure.server.listener import Listener
+from tenure.server.log import LOGGER, tell
+from tenure.server.settings import Settings, Wrong
+from tenure.server.sockets import bind_unix, claim
+from tenure.server.tls import renew_certificate, server_context
+
+__all__ = ["Server", "listener_factory"]
+
+_LISTENERS = {
+    "tenure": ("tenure.server.native", "NativeListener"),
+    "ydb": ("tenure.server.ydb", "YdbListener"),
+}
+"""Where the listener of a protocol is; imported when asked for, because it needs much."""
+
+_ALPN = {"tenure": (), "ydb": ("h2",)}
+
+
+class Server:
+    """One store on the network. It belongs to one event loop.
+
+    Args:
+        settings: what it is to do.
+        passed: sockets that the service manager has opened; the server owns them.
+
+    Raises:
+        Wrong: files that the settings name are not what they should be.
+        InvalidArgument, Unsupported: the store's URL is wrong, or there is no engine for it.
+    """
+
+    def __init__(self, settings: Settings, passed: list[socket.socket]) -> None:
+        self._settings = settings
+        self._passed = passed
+        self._tokens = Authenticator()
+        self._read_files()
+        self._tls: dict[Address, ssl.SSLContext] = {
+            address: server_context(files, alpn=_ALPN[address.protocol])
+            for address, files in settings.tls.items()
+        }
+        self._engine = connect_engine(settings.store, SystemClock())
+        self._listeners: list[Listener] = []
+        self._socket_files: dict[str, int] = {}  # with their inodes
+
+    @property
+    def store(self) -> str:
+        """The store's URL, without secrets."""
+        return self._engine.url
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it can be reached, once it is open."""
+        return [listener.address for listener in self._listeners]
+
+    async def open(self) -> None:
+        """Open the store, then the listeners.
+
+        Raises:
+            EngineUnavailable: the store or an address cannot be used.
+            Unsupported, AuthenticationFailed, EngineError: the store cannot be used.
+            InvalidArgument: an address is not one for its listener.
+        """
+        await self._engine.open()
+        can = self._engine.capabilities
+        if not can.resume:
+            raise Unsupported(
+                f"a server needs a store whose sessions outlive a connection, and {self.store} has "
+                "none; use sqlite:///FILE"
+            )
+        if not can.durable:
+            tell(LOGGER, logging.WARNING, "the store ends with the server", store=self.store)
+        context = Context(self._engine, self._settings.limits, self._tokens, LOGGER)
+        for address in self._settings.listen:
+            listener = self._listener(context, address)
+            self._listeners.append(listener)
+            await listener.open()
+            tell(
+                LOGGER,
+                logging.INFO,
+                "listening",
+                address=listener.address,
+                tls="with client certificates"
+                if address in self._settings.tls and self._settings.tls[address].client_ca
+                else "yes"
+                if address.tls
+                else "no",
+                tokens=len(self._tokens),
+            )
+        if self._passed:
+            raise InvalidArgument(
+                f"a socket was passed for {self._passed[0].getsockname()}, and no --listen has "
+                "this address"
+            )
+
+    async def drain(self) -> None:
+        """Accept nobody any more, and tell who is connected to go elsewhere."""
+        for listener in self._listeners:
+            await listener.drain()
+
+    async def aclose(self) -> None:
+        """Cut everybody off, then close the store. No session ends."""
+        ends = await asyncio.gather(
+            *(listener.aclose() for listener in self._listeners), return_exceptions=True
+        )
+        for path, inode in self._socket_files.items():
+            with contextlib.suppress(FileNotFoundError):
+                if os.lstat(path).st_ino == inode:  # and not that of a successor
+                    os.unlink(path)
+        for each in self._passed:
+            each.close()
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end  # the store stays open: it may still have sessions attached
+        await self._engine.aclose()
+
+    def reload(self) -> None:
+        """Read tokens and certificates again; when they are wrong, those from before go on."""
+        try:
+            self._read_files()
+            for address, files in self._settings.tls.items():
+                renew_certificate(self._tls[address], files)
+        except InvalidArgument as error:
+            tell(LOGGER, logging.ERROR, "not reloaded, and all goes on as before", why=str(error))
+        else:
+            tell(LOGGER, logging.INFO, "reloaded", tokens=len(self._tokens))
+
+    def _read_files(self) -> None:
+        faults = []
+        for finding in examine_files(self._settings):
+            if finding.level == "failure":
+                faults.append(finding.found)
+            elif finding.level == "warning":
+                tell(LOGGER, logging.WARNING, finding.found, remedy=finding.remedy or None)
+        if faults:
+            raise Wrong(faults)
+        if self._settings.auth_token_file is not None:
+            self._tokens.replace(read_tokens(self._settings.auth_token_file))
+
+    def _listener(self, context: Context, address: Address) -> Listener:
+        sockets: Sequence[socket.socket] = claim(self._passed, address)
+        if address.path and not sockets:
+            bound = bind_unix(address.path, address.mode)
+            self._socket_files[address.path] = os.lstat(address.path).st_ino
+            sockets = [bound]
+        more: dict[str, Any] = {}
+        if address.protocol == "ydb":
+            more = {"database": self._settings.database, "advertise": self._settings.advertise}
+        factory = listener_factory(address)
+        listener: Listener = factory(
+            context, address.url, tls=self._tls.get(address), sockets=sockets, **more
+        )
+        return listener
+
+
+def listener_factory(address: Address) -> Callable[..., Any]:
+    """What makes the listener of an address.
+
+    Raises:
+        Unsupported: what it needs is not installed.
+    """
+    module, name = _LISTENERS[address.protocol]
+    try:
+        factory: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        if not missing or missing == "tenure":
+            raise
+        raise Unsupported(
+            f"{address.url} needs {missing}, which is not installed; install it with: "
+            "pip install 'tenure[server]'"
+        ) from error
+    return factory

@@ -1,0 +1,136 @@
+"""Whether the settings will do: what `tenure serve --check` finds out, and a start makes sure of.
+
+Nothing listens for it, and no store is made: one that is not there yet is left so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+
+from tenure.clock import SystemClock
+from tenure.engines import connect_engine, diagnose
+from tenure.engines.contract import Finding
+from tenure.errors import InvalidArgument, TenureError
+from tenure.server.addresses import Address
+from tenure.server.auth import read_tokens, readable_by_others
+from tenure.server.settings import Settings
+from tenure.server.tls import TlsFiles, certificate_of, server_context
+
+__all__ = ["examine_files", "examine_store"]
+
+_SOON = timedelta(days=14)
+"""A certificate that ends within this time is worth a warning."""
+
+_PATIENCE = 10.0
+"""Seconds after which a store does not answer."""
+
+
+def examine_files(settings: Settings) -> Iterator[Finding]:
+    """Tokens, certificates and addresses: what is wrong, or dangerous, or fine. Raises nothing."""
+    yield from _tokens(settings)
+    for address, files in settings.tls.items():
+        yield _certificate(address, files)
+        with contextlib.suppress(OSError):  # told above
+            loose = readable_by_others(files.key)
+            if loose is not None:
+                yield _warning("key", loose)
+    for address in settings.exposed:
+        yield Finding(
+            "warning",
+            "address",
+            f"whoever can reach {address.url} is let in, from other machines too",
+            "ask for tokens with --auth-token-file"
+            + ("" if address.tls else ", and encrypt them with TLS")
+            + ", or listen at 127.0.0.1",
+        )
+    for address in settings.legible:
+        yield Finding(
+            "warning",
+            "address",
+            f"tokens come to {address.url} unencrypted, and the network can read them",
+            f"use TLS: {address.protocol}s://",
+        )
+
+
+def _warning(what: str, text: str) -> Finding:
+    found, _, remedy = text.partition("; ")
+    return Finding("warning", what, found, remedy)
+
+
+def _tokens(settings: Settings) -> Iterator[Finding]:
+    path = settings.auth_token_file
+    if path is None:
+        return
+    try:
+        tokens = read_tokens(path)
+    except InvalidArgument as error:
+        yield Finding("failure", "tokens", str(error))
+        return
+    several = f"{len(tokens)} tokens" if len(tokens) > 1 else "1 token"
+    yield Finding("ok", "tokens", f"{several} in {path}")
+    loose = readable_by_others(path)
+    if loose is not None:
+        yield _warning("tokens", loose)
+
+
+def _certificate(address: Address, files: TlsFiles) -> Finding:
+    try:
+        server_context(files)
+        found = certificate_of(files)
+    except InvalidArgument as error:
+        return Finding("failure", "certificate", str(error))
+    left = found.ends - datetime.now(UTC)
+    told = f"{address.url} is for {', '.join(found.names)} until {found.ends:%Y-%m-%d}"
+    if files.client_ca is not None:
+        told += "; clients need one too"
+    if left < _SOON:
+        return Finding(
+            "warning", "certificate", told, f"renew {files.cert}, which ends in {left.days} days"
+        )
+    return Finding("ok", "certificate", told)
+
+
+async def examine_store(settings: Settings) -> AsyncIterator[Finding]:
+    """Whether the store can be opened, and is one for a server. Raises nothing."""
+    absent = broken = False
+    try:
+        engine = connect_engine(settings.store, SystemClock())
+        for finding in diagnose(settings.store):
+            absent = absent or finding.absent
+            broken = broken or finding.level == "failure"
+            if finding.level != "ok" or finding.absent:
+                yield finding
+        if broken:
+            return
+        if not engine.capabilities.resume:
+            yield Finding(
+                "failure",
+                "store",
+                f"{engine.url} has no sessions that outlive a connection",
+                "a server needs them; use sqlite:///FILE",
+            )
+            return
+        if not engine.capabilities.durable:
+            yield Finding(
+                "warning",
+                "store",
+                f"{engine.url} ends with the server, with everything in it",
+                "use sqlite:///FILE",
+            )
+        if absent:
+            return
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await engine.open()
+                nodes = await engine.list_nodes()
+        finally:
+            await engine.aclose()
+        yield Finding("ok", "store", f"{engine.url} opens; it has {len(nodes)} nodes")
+    except TimeoutError:
+        yield Finding("failure", "store", f"no answer within {_PATIENCE:g} s", "see tenure doctor")
+    except TenureError as error:
+        found, _, remedy = str(error).partition("; ")
+        yield Finding("failure", "store", found, remedy)

@@ -1,0 +1,218 @@
+"""A server as a process: its event loop, the signals that end it, and the service manager.
+
+Rules:
+
+* The first SIGTERM or SIGINT asks for an end in order, which has ``drain-time``. What is not done
+  by then, or when the second comes, is left as it is, as if the server had been killed: sessions
+  live on in the store.
+* `_serve` owns all tasks. Only an end by force leaves some behind; then the process must end
+  without waiting for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from tenure.engines.contract import Finding
+from tenure.errors import Unsupported
+from tenure.server.app import Server, listener_factory
+from tenure.server.examination import examine_files, examine_store
+from tenure.server.log import LOGGER, tell
+from tenure.server.settings import Settings
+from tenure.server.systemd import Notifier, passed_sockets
+
+__all__ = ["Ending", "examine", "run"]
+
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the server came to its end.
+
+    Attributes:
+        in_order: all that had to be done was done; else something is left that still runs, and the
+            process must end without waiting for it.
+        signal: the one that ended it at once, 0 when time ran out.
+    """
+
+    in_order: bool = True
+    signal: int = 0
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    """What `tenure serve --check` finds out, beyond the settings themselves. Raises nothing."""
+    findings = list(examine_files(settings))
+    for address in settings.listen:
+        try:
+            listener_factory(address)
+        except Unsupported as error:
+            findings.append(_refused("address", error))
+    try:
+        loop_factory(settings)
+    except Unsupported as error:
+        findings.append(_refused("loop", error))
+    return findings + [each async for each in examine_store(settings)]
+
+
+def _refused(what: str, error: Unsupported) -> Finding:
+    found, _, remedy = str(error).partition("; ")
+    return Finding("failure", what, found, remedy)
+
+
+def run(settings: Settings, environment: MutableMapping[str, str]) -> Ending:
+    """Serve until a signal ends it. After an ending that is not in order, call `os._exit`.
+
+    Args:
+        environment: where the service manager's variables are.
+
+    Raises:
+        as `Server` and `Server.open`; nothing runs any more then.
+    """
+    runner = asyncio.Runner(loop_factory=loop_factory(settings))
+    ending = Ending()
+    try:
+        ending = runner.run(_serve(settings, environment))
+        return ending
+    finally:
+        if ending.in_order:
+            runner.close()
+
+
+def loop_factory(settings: Settings) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What makes the event loop; ``None`` for asyncio's own.
+
+    Raises:
+        Unsupported: uvloop is asked for, and not installed.
+    """
+    if settings.loop == "asyncio":
+        return None
+    try:
+        import uvloop
+    except ImportError:
+        if settings.loop == "auto":
+            return None
+        raise Unsupported(
+            "--loop uvloop needs uvloop, which is not installed; install it with: "
+            "pip install uvloop"
+        ) from None
+    new: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return new
+
+
+async def _serve(settings: Settings, environment: MutableMapping[str, str]) -> Ending:
+    loop = asyncio.get_running_loop()
+    tell(
+        LOGGER,
+        logging.INFO,
+        "starting",
+        pid=os.getpid(),
+        loop=type(loop).__module__.partition(".")[0],
+    )
+    server = Server(settings, passed_sockets(environment))
+    notifier = Notifier(environment)
+    heard = _Signals(loop)
+    life = loop.create_task(_live(server, notifier, heard))
+    signs = loop.create_task(_signs_of_life(notifier))
+    with heard.listening(lambda: _reload(server, notifier)):
+        try:
+            await _either(life, heard.first)
+            await _either(life, heard.second, timeout=settings.drain_time)
+            if not life.done():
+                return _forced(heard, settings)
+            life.result()
+        finally:
+            signs.cancel()
+            await asyncio.wait({signs})
+    tell(LOGGER, logging.INFO, "ended")
+    return Ending()
+
+
+async def _live(server: Server, notifier: Notifier, heard: _Signals) -> None:
+    try:
+        opening = asyncio.get_running_loop().create_task(server.open())
+        await _either(opening, heard.first)
+        if not opening.done():
+            opening.cancel()
+            await asyncio.wait({opening})
+        if not opening.cancelled():
+            opening.result()
+            where = " ".join(server.addresses)
+            tell(LOGGER, logging.INFO, "ready", store=server.store, addresses=where)
+            notifier.ready(f"serving {server.store} at {where}")
+            number = await heard.first
+            tell(LOGGER, logging.INFO, "draining", signal=signal.Signals(number).name)
+            notifier.stopping("draining")
+            await server.drain()
+    finally:
+        await server.aclose()
+
+
+async def _either(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
+    """Wait until one of them is done."""
+    await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _signs_of_life(notifier: Notifier) -> None:
+    """As long as the loop turns, the service manager hears so."""
+    while notifier.watchdog is not None:
+        notifier.alive()
+        await asyncio.sleep(notifier.watchdog)
+
+
+def _reload(server: Server, notifier: Notifier) -> None:
+    notifier.reloading(time.monotonic())
+    server.reload()
+    notifier.ready(f"serving {server.store} at {' '.join(server.addresses)}")
+
+
+def _forced(heard: _Signals, settings: Settings) -> Ending:
+    number = heard.second.result() if heard.second.done() else 0
+    tell(
+        LOGGER,
+        logging.ERROR,
+        "ended by force; sessions live on in the store",
+        why=f"a second signal, {signal.Signals(number).name}"
+        if number
+        else f"not done within drain-time, {settings.drain_time:g} s",
+    )
+    return Ending(in_order=False, signal=number)
+
+
+class _Signals:
+    """The first signal that asks for the end, and the second.
+
+    Attributes:
+        first, second: their numbers, when they come.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.first: asyncio.Future[int] = loop.create_future()
+        self.second: asyncio.Future[int] = loop.create_future()
+
+    @contextlib.contextmanager
+    def listening(self, reload: Callable[[], None]) -> Iterator[None]:
+        """Hear signals while inside; SIGHUP asks for a reload."""
+        for number in _ENDING:
+            self._loop.add_signal_handler(number, self._hear, number)
+        self._loop.add_signal_handler(signal.SIGHUP, reload)
+        try:
+            yield
+        finally:
+            for number in (*_ENDING, signal.SIGHUP):
+                self._loop.remove_signal_handler(number)
+
+    def _hear(self, number: int) -> None:
+        for future in (self.first, self.second):
+            if not future.done():
+                future.set_result(number)
+                return
