@@ -137,7 +137,8 @@ def _serve(settings: Settings) -> int:
 def _check(settings: Settings, *, as_json: bool) -> int:
     from tenure.server.process import examine
 
-    findings = asyncio.run(examine(settings))
+    named, store = asyncio.run(examine(settings))
+    findings = named + store
     fine = healthy(findings)
     if as_json:
         print_json(
@@ -149,10 +150,9 @@ def _check(settings: Settings, *, as_json: bool) -> int:
         )
     else:
         _show(settings, findings, fine=fine)
-    if fine:
-        return Status.DONE
-    store = any(each.level == "failure" and each.what == "store" for each in findings)
-    return Status.STORE if store else Status.USAGE
+    if not healthy(named):
+        return Status.USAGE
+    return Status.DONE if fine else Status.STORE
 
 
 def _as_json(settings: Settings, name: str) -> dict[str, Any]:

@@ -53,7 +53,8 @@ class Address:
     """A URL, understood.
 
     Attributes:
-        url: without its parameters; this is what a listener is made of.
+        given: the URL as it was given.
+        url: without its parameters.
         protocol: what is spoken there.
         tls: whether inside TLS.
         host: a name or an IP address; empty for all of this machine's.
@@ -63,6 +64,7 @@ class Address:
         files: its own TLS files, by the names of the settings.
     """
 
+    given: str
     url: str
     protocol: Protocol
     tls: bool
@@ -111,7 +113,7 @@ def parse(url: str) -> Address:
                 f" not {mode!r}"
             )
         path = _path(url, place)
-        return Address(f"{scheme}://{place}", protocol, tls, "", 0, path, _MODES[mode])
+        return Address(url, f"{scheme}://{place}", protocol, tls, "", 0, path, _MODES[mode])
     if parameters and not tls:
         raise InvalidArgument(
             f"{url!r} has a certificate and would not use it; with TLS the scheme is {protocol}s://"
@@ -120,7 +122,7 @@ def parse(url: str) -> Address:
     host, port = _host_and_port(url, place, _PORTS[protocol])
     shown = f"[{host}]" if ":" in host else host
     clean = f"{scheme}://{shown}:{port}"
-    return Address(clean, protocol, tls, host, port, "", files=tuple(parameters.items()))
+    return Address(url, clean, protocol, tls, host, port, "", files=tuple(parameters.items()))
 
 
 def _path(url: str, place: str) -> str:

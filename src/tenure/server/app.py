@@ -10,13 +10,11 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import logging
-import os
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tenure.clock import SystemClock
@@ -29,7 +27,7 @@ from tenure.server.examination import examine_files
 from tenure.server.listener import Listener
 from tenure.server.log import LOGGER, tell
 from tenure.server.settings import Settings, Wrong
-from tenure.server.sockets import bind_unix, claim
+from tenure.server.sockets import claim
 from tenure.server.tls import renew_certificate, server_context
 
 __all__ = ["Server", "listener_factory"]
@@ -39,8 +37,6 @@ _LISTENERS = {
     "ydb": ("tenure.server.ydb", "YdbListener"),
 }
 """Where the listener of a protocol is; imported when asked for, because it needs much."""
-
-_ALPN = {"tenure": (), "ydb": ("h2",)}
 
 
 class Server:
@@ -61,12 +57,10 @@ class Server:
         self._tokens = Authenticator()
         self._read_files()
         self._tls: dict[Address, ssl.SSLContext] = {
-            address: server_context(files, alpn=_ALPN[address.protocol])
-            for address, files in settings.tls.items()
+            address: server_context(files) for address, files in settings.tls.items()
         }
         self._engine = connect_engine(settings.store, SystemClock())
         self._listeners: list[Listener] = []
-        self._socket_files: dict[str, int] = {}  # with their inodes
 
     @property
     def store(self) -> str:
@@ -128,10 +122,6 @@ class Server:
         ends = await asyncio.gather(
             *(listener.aclose() for listener in self._listeners), return_exceptions=True
         )
-        for path, inode in self._socket_files.items():
-            with contextlib.suppress(FileNotFoundError):
-                if os.lstat(path).st_ino == inode:  # and not that of a successor
-                    os.unlink(path)
         for each in self._passed:
             each.close()
         for end in ends:
@@ -156,24 +146,29 @@ class Server:
             if finding.level == "failure":
                 faults.append(finding.found)
             elif finding.level == "warning":
-                tell(LOGGER, logging.WARNING, finding.found, remedy=finding.remedy or None)
+                tell(
+                    LOGGER,
+                    logging.WARNING,
+                    "take care",
+                    found=finding.found,
+                    remedy=finding.remedy or None,
+                )
         if faults:
             raise Wrong(faults)
         if self._settings.auth_token_file is not None:
             self._tokens.replace(read_tokens(self._settings.auth_token_file))
 
     def _listener(self, context: Context, address: Address) -> Listener:
-        sockets: Sequence[socket.socket] = claim(self._passed, address)
-        if address.path and not sockets:
-            bound = bind_unix(address.path, address.mode)
-            self._socket_files[address.path] = os.lstat(address.path).st_ino
-            sockets = [bound]
         more: dict[str, Any] = {}
         if address.protocol == "ydb":
             more = {"database": self._settings.database, "advertise": self._settings.advertise}
         factory = listener_factory(address)
         listener: Listener = factory(
-            context, address.url, tls=self._tls.get(address), sockets=sockets, **more
+            context,
+            address.given,
+            tls=self._tls.get(address),
+            sockets=claim(self._passed, address),
+            **more,
         )
         return listener
 

@@ -48,19 +48,22 @@ class Ending:
     signal: int = 0
 
 
-async def examine(settings: Settings) -> list[Finding]:
-    """What `tenure serve --check` finds out, beyond the settings themselves. Raises nothing."""
-    findings = list(examine_files(settings))
+async def examine(settings: Settings) -> tuple[list[Finding], list[Finding]]:
+    """What is found out beyond the settings themselves: of what they name, and of the store.
+
+    Raises nothing.
+    """
+    named = list(examine_files(settings))
     for address in settings.listen:
         try:
             listener_factory(address)
         except Unsupported as error:
-            findings.append(_refused("address", error))
+            named.append(_refused("address", error))
     try:
         loop_factory(settings)
     except Unsupported as error:
-        findings.append(_refused("loop", error))
-    return findings + [each async for each in examine_store(settings)]
+        named.append(_refused("loop", error))
+    return named, [each async for each in examine_store(settings)]
 
 
 def _refused(what: str, error: Unsupported) -> Finding:

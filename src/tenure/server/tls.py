@@ -7,7 +7,6 @@ them has signed; that comes on top of tokens, and does not replace them.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -46,11 +45,8 @@ class Certificate:
     ends: datetime
 
 
-def server_context(files: TlsFiles, *, alpn: Sequence[str] = ()) -> ssl.SSLContext:
+def server_context(files: TlsFiles) -> ssl.SSLContext:
     """What a listener needs to speak TLS.
-
-    Args:
-        alpn: the protocols that are spoken inside, by their registered names.
 
     Raises:
         InvalidArgument: a file cannot be read or is not what it should be, or certificate and
@@ -82,8 +78,6 @@ def server_context(files: TlsFiles, *, alpn: Sequence[str] = ()) -> ssl.SSLConte
                 f"the file of client authorities {files.client_ca} has no certificate in PEM form"
             ) from None
         context.verify_mode = ssl.CERT_REQUIRED
-    if alpn:
-        context.set_alpn_protocols(list(alpn))
     return context
 
 
