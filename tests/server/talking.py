@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
@@ -16,9 +17,11 @@ from msgspec import Struct
 from tenure.clock import Clock, SystemClock
 from tenure.engines import connect_engine
 from tenure.engines.contract import Engine
+from tenure.server.accept import Greeting
 from tenure.server.context import Anybody, Authenticator, Context
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
+from tenure.server.native_connection import Connection
 from tenure.wire.frames import FrameReader, FrameWriter
 from tenure.wire.messages import (
     VERSION,
@@ -30,7 +33,7 @@ from tenure.wire.messages import (
     server_message,
 )
 
-__all__ = ["PATIENCE", "Caller", "Raw", "called", "serving"]
+__all__ = ["PATIENCE", "Caller", "Direct", "Raw", "called", "linked", "serving"]
 
 PATIENCE = 30.0
 """Seconds after which what a test waits for is taken to be lost."""
@@ -105,16 +108,17 @@ class Caller(Raw):
             self._writer.add(message)
         self.write(bytes(self._writer.take()))
 
+    async def listen(self) -> Struct:
+        """The next message."""
+        await self.until(lambda: bool(self.unread) or self.lost, "another message")
+        assert self.unread, f"the connection was lost; heard {self.heard[-5:]}"
+        self._read += 1
+        return self.heard[self._read - 1]
+
     async def hear(self, kind: type[M], *, skip: bool = False) -> M:
         """The next message, which is of that kind; with `skip`, the next of that kind."""
         while True:
-            await self.until(
-                lambda: self._read < len(self.heard) or self.lost, f"a {kind.__name__}"
-            )
-            if self._read >= len(self.heard):
-                raise AssertionError(f"lost before a {kind.__name__}; heard {self.heard[-5:]}")
-            message = self.heard[self._read]
-            self._read += 1
+            message = await self.listen()
             if isinstance(message, kind):
                 return message
             assert skip, f"a {kind.__name__} was expected, not {message}"
@@ -161,6 +165,8 @@ async def serving(
     context = Context(
         engine, limits or Limits(), authenticator or Anybody(), logging.getLogger("tenure.server")
     )
+    if engine.clock.virtual:  # nobody looks a name up then, and nobody connects
+        more["sockets"] = [socket.create_server(("127.0.0.1", 0))]
     listener = NativeListener(context, url, **more)
     try:
         await listener.open()
@@ -190,3 +196,99 @@ async def called(
         with contextlib.suppress(AssertionError):
             caller.close()
         await caller.until_lost()
+
+
+class _InMemory(asyncio.Transport):
+    """What the server writes to: everything reaches the caller, unless it does not read."""
+
+    def __init__(self, caller: Direct) -> None:
+        super().__init__()
+        self.caller = caller
+        self.kept = bytearray()
+        self.reading = True
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        assert not self.caller.gone, "written to a connection that is lost"
+        if self.caller.reads:
+            self.caller.loop.call_soon(self.caller.arrive, bytes(data))
+        else:
+            self.kept += data
+            self.caller.connection.pause_writing()
+
+    def pause_reading(self) -> None:
+        assert self.reading, "paused twice"
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading, "resumed twice"
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        if not self.kept:
+            self.abort()
+        self.closed = True
+
+    def abort(self) -> None:
+        if not self.closed or self.kept:
+            self.closed = True
+            self.kept.clear()
+            self.caller.loop.call_soon(self.caller.lose)
+
+
+class Direct(Caller):
+    """A client without a network: it speaks to the server's connection itself, in virtual time.
+
+    Attributes:
+        reads: whether it reads what the server writes.
+        half_open: nothing of what the server says arrives, and nobody is told so.
+    """
+
+    def __init__(self, listener: NativeListener, program: bytes | None = None) -> None:
+        super().__init__(program)
+        self.loop = asyncio.get_running_loop()
+        self.reads = True
+        self.half_open = False
+        self.gone = False
+        self.connection = Connection(listener, Greeting(listener.context, "memory"))
+        self.way = _InMemory(self)
+        self.connection.connection_made(self.way)
+
+    def write(self, data: bytes) -> None:
+        assert not self.half_open
+        self.connection.data_received(data)
+
+    def arrive(self, data: bytes) -> None:
+        if not self.half_open and not self.gone:
+            self.data_received(data)
+
+    def read_again(self) -> None:
+        """Read what has been written, and whatever will be."""
+        self.reads = True
+        kept, self.way.kept = bytes(self.way.kept), bytearray()
+        self.data_received(kept)
+        self.connection.resume_writing()
+
+    def lose(self) -> None:
+        """Both ends learn that the connection is lost."""
+        if not self.gone:
+            self.gone = True
+            self.connection.connection_lost(None)
+            self.connection_lost(None)
+
+    def close(self) -> None:
+        self.lose()
+
+
+@asynccontextmanager
+async def linked(listener: NativeListener, program: bytes | None = None) -> AsyncIterator[Direct]:
+    """Such a client, greeted."""
+    direct = Direct(listener, program)
+    try:
+        await direct.greet()
+        yield direct
+    finally:
+        direct.lose()

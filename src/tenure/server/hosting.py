@@ -369,7 +369,7 @@ class Hosting:
             node=message.node,
             window=window,
             key=message.key,
-            resumable=message.resumable,
+            resumable=message.resumable or message.kind == "resume",
         )
 
     async def _begin(self, link: Switchboard, message: Attach) -> Hosted:
