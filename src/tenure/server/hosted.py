@@ -432,8 +432,7 @@ class Hosted:
             link.send(Proven(channel, number, max(0.0, clock.now() - self.proof)))
             return
         if len(self._renewals) >= _RENEWALS:
-            link, channel, number, _ = self._renewals.popleft()
-            link.send(Unproven(channel, number))
+            self._give_up_renewal()
         self._renewals.append((link, channel, number, asked))
         self._hosting.unproven.add(self)
 
@@ -449,10 +448,13 @@ class Hosted:
     def give_up_renewals(self, now: float) -> None:
         """Say of those that have waited for too long that they have proven nothing."""
         while self._renewals and now - self._renewals[0][3] > self.window / 3:
-            link, channel, number, _ = self._renewals.popleft()
-            link.send(Unproven(channel, number))
+            self._give_up_renewal()
         if not self._renewals:
             self._hosting.unproven.discard(self)
+
+    def _give_up_renewal(self) -> None:
+        link, channel, number, _ = self._renewals.popleft()
+        link.send(Unproven(channel, number))
 
     # Requests
 
@@ -766,9 +768,8 @@ class Hosted:
         self._answers.clear()
         self._unanswered.clear()
         self._gone.clear()
-        for link, channel, number, _ in self._renewals:
-            link.send(Unproven(channel, number))
-        self._renewals.clear()
+        while self._renewals:
+            self._give_up_renewal()
         self._hosting.forget(self)
         if error is not None and self.link is not None:
             self.link.send(Ended(self.channel, to_wire(error)))
