@@ -1,12 +1,14 @@
-"""The log: one line an event, that no client can forge."""
+"""The log: one line an event, that no client can forge and none can flood."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
 import time
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
@@ -88,3 +90,31 @@ def test_an_exception_comes_with_its_traceback() -> None:
     except OSError:
         LOGGER.exception("it failed")
     assert "OSError: the disk" in json.loads(stream.getvalue())["traceback"]
+
+
+@contextlib.contextmanager
+def at(second: int) -> Iterator[None]:
+    """As if it were that second, for `logging` of any Python version."""
+    with (
+        mock.patch("time.time", return_value=float(second)),
+        mock.patch("time.time_ns", return_value=second * 10**9),
+    ):
+        yield
+
+
+def test_what_clients_can_cause_without_end_is_said_a_few_times_then_counted() -> None:
+    stream = io.StringIO()
+    set_up("json", "info", stream)
+    with at(1000):
+        for _ in range(1000):
+            tell(LOGGER, logging.WARNING, "refused")
+        tell(LOGGER, logging.WARNING, "something else")
+    with at(1011):
+        tell(LOGGER, logging.WARNING, "refused")
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == [
+        *["refused"] * 20,
+        "something else",
+        "refused",
+    ]
+    assert lines[-1]["unsaid"] == 980

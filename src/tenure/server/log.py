@@ -6,7 +6,9 @@ address=...)`` writes
     2026-11-22T10:00:00.123Z info     listening  address=tenure://127.0.0.1:7070
 
 or, as JSON, an object on one line with ``time``, ``level``, ``event`` and the facts. What clients
-have sent is quoted and escaped, so that no client can forge a line. No secret is ever a fact.
+have sent is quoted and escaped, so that no client can forge a line; what they could make the server
+say a thousand times a second, it says a few times and then how often (``unsaid``). No secret is
+ever a fact.
 """
 
 from __future__ import annotations
@@ -23,6 +25,12 @@ LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 LOGGER = logging.getLogger("tenure.server")
 """The server's; each listener has a child of it."""
+
+_OFTEN = 20
+"""Lines of one event that are said in a period."""
+
+_PERIOD = 10.0
+"""Seconds after which the counting begins anew."""
 
 
 def tell(log: logging.Logger, level: int, event: str, /, **facts: object) -> None:
@@ -44,6 +52,7 @@ def set_up(form: LogFormat, level: LogLevel, stream: IO[str]) -> logging.Handler
     """
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Json() if form == "json" else _Text())
+    handler.addFilter(_Seldom())
     root = logging.getLogger()
     for former in list(root.handlers):
         root.removeHandler(former)
@@ -51,6 +60,25 @@ def set_up(form: LogFormat, level: LogLevel, stream: IO[str]) -> logging.Handler
     root.setLevel(logging.WARNING)
     logging.getLogger("tenure").setLevel(level.upper())
     return handler
+
+
+class _Seldom(logging.Filter):
+    """Lets an event through so many times a period, then counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        key = record.name, str(record.msg)
+        since, times = self._seen.get(key, (record.created, 0))
+        # A wall clock that jumps back must not silence anything for long.
+        if not 0 <= record.created - since < _PERIOD:
+            if times > _OFTEN:
+                record.unsaid = times - _OFTEN
+            since, times = record.created, 0
+        self._seen[key] = since, times + 1
+        return times < _OFTEN
 
 
 class _Text(logging.Formatter):
@@ -85,6 +113,9 @@ def _content(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
     }
     if not record.name.startswith("tenure.server"):
         facts["logger"] = record.name
+    unsaid = getattr(record, "unsaid", 0)
+    if unsaid:
+        facts["unsaid"] = unsaid
     return record.getMessage(), facts
 
 
