@@ -33,9 +33,9 @@ from tenure.wire.messages import (
     server_message,
 )
 
-__all__ = ["PATIENCE", "Caller", "Direct", "Raw", "called", "linked", "serving"]
+__all__ = ["PATIENCE", "Caller", "Direct", "Raw", "called", "linked", "port_of", "serving"]
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which what a test waits for is taken to be lost."""
 
 M = TypeVar("M", bound=Struct)
@@ -101,6 +101,10 @@ class Caller(Raw):
         self._writer = FrameWriter(_MOST)
         self._read = 0
         self.rid = 0
+
+    async def dial(self, host: str, port: int, **more: Any) -> None:
+        """Connect, as this caller; `more` is what asyncio takes."""
+        await asyncio.get_running_loop().create_connection(lambda: self, host, port, **more)
 
     def say(self, *messages: Struct) -> None:
         """Send messages, in one write."""
@@ -177,17 +181,20 @@ async def serving(
             await engine.aclose()
 
 
+def port_of(listener: NativeListener) -> int:
+    """Where it listens."""
+    port = urlsplit(listener.address).port
+    assert port
+    return port
+
+
 @asynccontextmanager
 async def called(
     listener: NativeListener, program: bytes | None = None, *, greet: bool = True
 ) -> AsyncIterator[Caller]:
     """A connection to it, greeted."""
     caller = Caller(program)
-    where = urlsplit(listener.address)
-    assert where.hostname is not None
-    assert where.port is not None
-    loop = asyncio.get_running_loop()
-    await loop.create_connection(lambda: caller, where.hostname, where.port)
+    await caller.dial("127.0.0.1", port_of(listener))
     try:
         if greet:
             await caller.greet()

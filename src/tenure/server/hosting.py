@@ -49,6 +49,7 @@ from tenure.core import rules
 from tenure.engines.contract import Attach as StoreAttach
 from tenure.errors import (
     AuthenticationFailed,
+    EngineError,
     NodeNotFound,
     SessionClosed,
     SessionExpired,
@@ -148,22 +149,36 @@ class Hosting:
         return True
 
     async def aclose(self) -> None:
-        """Detach every session in the store."""
+        """Detach every session in the store.
+
+        Raises:
+            EngineError: some could not be.
+        """
         if self._tasks:
             await asyncio.wait(self._tasks)
         gate = asyncio.Semaphore(_DETACHING)
-        await asyncio.gather(*(self._detach(each, gate) for each in list(self.sessions.values())))
+        failed = await asyncio.gather(
+            *(self._detach(each, gate) for each in list(self.sessions.values()))
+        )
+        if any(failed):
+            raise EngineError(
+                f"{sum(failed)} sessions could not be detached in the store, which must not be "
+                "closed in order now, since that would end them; the log says why"
+            )
 
-    async def _detach(self, hosted: Hosted, gate: asyncio.Semaphore) -> None:
+    async def _detach(self, hosted: Hosted, gate: asyncio.Semaphore) -> bool:
+        """Returns whether it has failed."""
         async with gate:
             try:
                 await hosted.store.detach()
             except TenureError as error:
                 self.context.log(
-                    logging.WARNING, "a session could not be detached", node=hosted.node, why=error
+                    logging.ERROR, "a session could not be detached", node=hosted.node, why=error
                 )
+                return True
             finally:
                 hosted.end(None)
+        return False
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Have something done in the background."""

@@ -43,7 +43,11 @@ class Listener(Protocol):
         """Cut off who is still connected; their sessions live on in the store. Safe to call twice.
 
         It may wait for the store; a caller that cannot wait any longer cancels it, after which
-        nothing of the listener runs any more.
+        nothing of the listener runs any more. Whether it was cancelled or has failed, sessions may
+        still be attached then, and the store is not to be closed in order: that would end them.
+
+        Raises:
+            EngineError: sessions could not be detached in the store.
         """
 
 
