@@ -1,4 +1,8 @@
-"""A server for a test, and a client that says exactly what it is told to, over grpc.aio."""
+"""A server for a test, and a client that says exactly what it is told to.
+
+The client is grpclib's, because grpc.aio overwrites a call's status when something is written after
+the server has ended it. The official SDK, whose gRPC is the other one, has tests of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,12 @@ import contextlib
 import itertools
 import logging
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-import grpc
-import grpc.aio
+from grpclib.client import Channel, UnaryUnaryMethod
+from grpclib.const import Cardinality, Status
+from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
@@ -86,35 +91,32 @@ async def serving(
     assert counts.semaphores._queues == {}, "requests are still counted"
 
 
+async def eventually(so: Callable[[], Awaitable[bool]]) -> None:
+    """Return when it is so: what another end has to find out by itself cannot be waited for."""
+    async with asyncio.timeout(PATIENCE):
+        while not await so():  # noqa: ASYNC110  (there is no event at this end)
+            await asyncio.sleep(0.01)
+
+
+class Over:
+    """A connection to a server, and the calls on it."""
+
+    def __init__(self, target: str, **how: Any) -> None:
+        host, _, port = target.rpartition(":")
+        self.channel = Channel(host, int(port), **how)
+        self.calls = contextlib.AsyncExitStack()
+
+
 @contextlib.asynccontextmanager
-async def channel(target: str, **how: Any) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel; when it is closed, the tasks that its calls leave behind are waited for."""
-    credentials = how.pop("credentials", None)
-    options = how.pop("options", [])
-    if credentials is None:
-        made = grpc.aio.insecure_channel(target, options=options)
-    else:
-        made = grpc.aio.secure_channel(target, credentials, options=options)
+async def channel(target: str, **how: Any) -> AsyncIterator[Over]:
+    """A connection. At its end the calls that are still open are cut off with it."""
+    over = Over(target, **how)
     try:
-        yield made
+        yield over
     finally:
-        await made.close()
-        await grpcs_own_tasks()
-
-
-async def grpcs_own_tasks() -> None:
-    """Wait for the tasks with which grpc.aio waits for each call's status."""
-    while True:
-        running = asyncio.all_tasks() - {asyncio.current_task()}
-        theirs = [each for each in running if "grpc/aio" in _file_of(each)]
-        if not theirs:
-            return
-        await asyncio.wait(theirs)
-
-
-def _file_of(task: asyncio.Task[Any]) -> str:
-    code = getattr(task.get_coro(), "cr_code", None)
-    return code.co_filename if code is not None else ""
+        over.channel.close()
+        with contextlib.suppress(StreamTerminatedError, GRPCError):
+            await over.calls.aclose()
 
 
 class Client:
@@ -133,20 +135,32 @@ class Client:
         return self._next
 
     async def send(self, **what: Any) -> None:
-        await self.call.write(Request(**what))
+        await self.call.send_message(Request(**what))
+
+    async def hear(self) -> Any:
+        """The next message; ``None`` at the end of the stream."""
+        async with asyncio.timeout(PATIENCE):
+            return await self.call.recv_message()
 
     async def receive(self) -> Any:
         """The next message but pings; ``None`` at the end of the stream."""
         while True:
-            async with asyncio.timeout(PATIENCE):
-                message = await self.call.read()
-            if message is grpc.aio.EOF:
-                return None
-            if not message.HasField("ping"):
+            message = await self.hear()
+            if message is None or not message.HasField("ping"):
                 return message
             self.pings.append(message.ping.opaque)
             if self.answers_pings:
                 await self.send(pong=Request.PingPong(opaque=message.ping.opaque))
+
+    async def status(self) -> Status:
+        """How the call has ended for gRPC, when nothing more is received."""
+        try:
+            assert await self.receive() is None
+            await self.call.end()
+            await self.call.recv_trailing_metadata()
+        except GRPCError as error:
+            return error.status
+        return Status.OK
 
     async def expect(self, kind: str) -> Any:
         """The next message, which is of that kind."""
@@ -157,9 +171,7 @@ class Client:
 
     async def ends(self) -> None:
         """The stream ends with gRPC's OK, and nothing more is said."""
-        assert await self.receive() is None
-        async with asyncio.timeout(PATIENCE):
-            assert await self.call.code() is grpc.StatusCode.OK
+        assert await self.status() is Status.OK
 
     async def fails(self, status: int) -> str:
         """A Failure with that status, and then the end; returns what it says."""
@@ -252,37 +264,31 @@ class Client:
 Metadata = Sequence[tuple[str, str]]
 
 
-def stream(
-    over: grpc.aio.Channel, *, metadata: Metadata = (), answers_pings: bool = True
-) -> Client:
+async def stream(over: Over, *, metadata: Metadata = (), answers_pings: bool = True) -> Client:
     """A stream on which nothing has been said."""
-    method = over.stream_stream(
-        SERVICE + "Session",
-        request_serializer=Request.SerializeToString,
-        response_deserializer=Response.FromString,
+    call = over.channel.request(
+        SERVICE + "Session", Cardinality.STREAM_STREAM, Request, Response, metadata=metadata
     )
-    return Client(method(metadata=tuple(metadata)), answers_pings=answers_pings)
+    await over.calls.enter_async_context(call)
+    await call.send_request()
+    return Client(call, answers_pings=answers_pings)
 
 
-async def session(
-    over: grpc.aio.Channel, path: str = NODE, timeout: float = 30, **how: Any
-) -> Client:
+async def session(over: Over, path: str = NODE, timeout: float = 30, **how: Any) -> Client:
     """A stream with a session."""
-    client = stream(over)
+    client = await stream(over)
     await client.start(path, timeout, **how)
     return client
 
 
-async def call(over: grpc.aio.Channel, name: str, metadata: Metadata = (), **request: Any) -> Any:
+async def call(over: Over, name: str, metadata: Metadata = (), **request: Any) -> Any:
     """The operation with which a call that is no stream is answered."""
     service, messages = (
         (DISCOVERY, discovery) if hasattr(discovery, f"{name}Request") else (SERVICE, coordination)
     )
     request_type = getattr(messages, f"{name}Request")
-    method = over.unary_unary(
-        service + name,
-        request_serializer=request_type.SerializeToString,
-        response_deserializer=getattr(messages, f"{name}Response").FromString,
+    method = UnaryUnaryMethod(
+        over.channel, service + name, request_type, getattr(messages, f"{name}Response")
     )
-    response = await method(request_type(**request), metadata=tuple(metadata), timeout=PATIENCE)
+    response = await method(request_type(**request), metadata=metadata, timeout=PATIENCE)
     return response.operation

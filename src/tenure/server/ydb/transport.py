@@ -44,6 +44,7 @@ __all__ = ["Call", "Connection", "GrpcError", "Method", "Receiver", "Status"]
 
 _HEADER = 5  # bytes before each message: whether it is compressed, and its length
 _CHUNK = 256 * 1024  # bytes that are sent before it is looked whether the client has read them
+_LINGER = 0.5  # seconds between the end of a connection's last call and its own
 _CONTENT_TYPES = frozenset({"application/grpc", "application/grpc+proto"})
 _INITIAL = [(":status", "200"), ("content-type", "application/grpc+proto")]
 _CONFIG = Configuration().__for_server__()
@@ -221,15 +222,16 @@ class Call:
                 await self._in_time(stream.send_data(chunk))
 
     async def finish(self, status: Status, text: str = "") -> None:
-        """End the call; the client may send on, but nobody listens."""
+        """End the call; the client may send on, but nobody listens.
+
+        The stream is not reset: some clients forget what they have not read yet when it is.
+        """
         self._over = True
         trailers = [] if self._begun else [*_INITIAL]
         trailers.append(("grpc-status", str(status.value)))
         if text:
             trailers.append(("grpc-message", encode_grpc_message(text)))
         await self._in_time(self._stream.send_headers(trailers, end_stream=True))
-        if status is not Status.OK and self._stream.closable:
-            self._stream.reset_nowait()
 
     async def _in_time(self, sending: Awaitable[None]) -> None:
         try:
@@ -310,6 +312,7 @@ class Connection(H2Protocol, AbstractHandler):
         self._counted = False
         self._greeting: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
+        self._lingering: asyncio.TimerHandle | None = None
         self._draining = False
         self._open = False
 
@@ -391,8 +394,9 @@ class Connection(H2Protocol, AbstractHandler):
         self._connections.discard(self)
         self.context.counts.connections.give_back()
         self._end_greeting()
-        if self._stalled is not None:
-            self._stalled.cancel()
+        for timer in (self._stalled, self._lingering):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     # What grpclib calls
@@ -527,8 +531,9 @@ class Connection(H2Protocol, AbstractHandler):
         self._transport.abort()
 
     def _close_if_drained(self) -> None:
-        if self._draining and not self._calls:
-            self._go_away()
+        if self._draining and not self._calls and self._open and self._lingering is None:
+            # Some clients drop what they have not read yet when they are told to go away.
+            self._lingering = asyncio.get_running_loop().call_later(_LINGER, self._go_away)
 
     def _go_away(self) -> None:
         if self._open:
