@@ -345,15 +345,18 @@ async def test_who_was_granted_while_nobody_listened_is_told_when_it_asks(store:
 
 async def test_a_waiter_times_out_while_nobody_listens(store: str) -> None:
     async with serving(store) as server, channel(server.target) as over:
-        owner, waiter = await session(over), await session(over)
+        owner, waiter, other = [await session(over) for _ in range(3)]
         await owner.acquired(await owner.acquire("m", **MUTEX))
         await waiter.pending(await waiter.acquire("m", **MUTEX, timeout_millis=100))
         await waiter.call.cancel()
 
-        async def gone() -> bool:
-            return not (await owner.described("m", include_waiters=True)).waiters
+        async def over_time() -> bool:
+            found = (await owner.described("m", include_waiters=True)).waiters
+            return not any(each.timeout_millis for each in found)
 
-        await eventually(gone)
+        await eventually(over_time)
+        await owner.released(await owner.release("m"))
+        assert await other.acquired(await other.acquire("m", **MUTEX, timeout_millis=0))
         again = await session(over, session_id=waiter.session_id)
         assert not await again.released(await again.release("m"))
 

@@ -95,7 +95,7 @@ def not_described(asked: int, status: int, text: str) -> Any:
     return Response(describe_semaphore_result=result)
 
 
-def described(asked: int, found: SemaphoreDescription, *, watched: bool) -> Any:
+def described(asked: int, found: SemaphoreDescription, *, owners: bool, watched: bool) -> Any:
     """A semaphore as it is."""
     description = coordination.SemaphoreDescription(
         name=found.name,
@@ -103,7 +103,7 @@ def described(asked: int, found: SemaphoreDescription, *, watched: bool) -> Any:
         count=min(found.held, EPHEMERAL_LIMIT),
         limit=found.limit,
         ephemeral=found.ephemeral,
-        owners=[_request(each, 0) for each in found.owners],
+        owners=[_request(each, 0) for each in found.owners] if owners else [],
         waiters=[_request(each, _millis(each.timeout)) for each in found.waiters],
     )
     result = _Described(

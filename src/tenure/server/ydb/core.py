@@ -28,8 +28,6 @@ from tenure.engines.contract import Enqueued, Place, Removal
 from tenure.errors import (
     InvalidArgument,
     LeaseReleased,
-    SemaphoreNotFound,
-    SessionExpired,
     TenureError,
 )
 from tenure.model import Recovered, SemaphoreDescription
@@ -103,23 +101,32 @@ class _Place:
 
 
 class _Watch:
-    """What a describe asked to be told of, once."""
+    """What a describe asked to be told of, once.
 
-    __slots__ = ("asked", "data", "data_changed", "name", "owners", "owners_changed", "stops")
+    Attributes:
+        seen: the state that the describe was answered with. Stores may tell of changes that are
+            in it already, and clients are not told of these.
+    """
+
+    __slots__ = ("asked", "data", "name", "owners", "seen", "stop")
 
     def __init__(self, name: str, asked: int, data: bool, owners: bool) -> None:
         self.name = name
         self.asked = asked
         self.data = data
         self.owners = owners
-        self.data_changed = False
-        self.owners_changed = False
-        self.stops: list[Callable[[], None]] = []
+        self.seen = (0, 0)
+        self.stop: Callable[[], None] = _nothing
 
-    def stop(self) -> None:
-        for stop in self.stops:
-            stop()
-        self.stops.clear()
+
+def _nothing() -> None:
+    """There is nothing to stop yet."""
+
+
+def _state(found: SemaphoreDescription) -> tuple[int, int]:
+    """What differs when the data, and when the owners have changed."""
+    owners = tuple((each.order_id, each.count, each.data) for each in found.owners)
+    return hash(found.data), hash(owners)
 
 
 class Conversation:
@@ -558,24 +565,27 @@ class Conversation:
             if ask.watch_data or ask.watch_owners:
                 new = self._watch(ask, replaces=old is not None)
             found: SemaphoreDescription = yield Describe(
-                ask.name, ask.include_owners, ask.include_waiters
+                ask.name, ask.include_owners or ask.watch_owners, ask.include_waiters
             )
         except TenureError as error:
             if new is not None:
                 self._drop(new)
             self.replies.append(answers.not_described(ask.req_id, status_of(error), str(error)))
             return
-        if new is not None:
-            if old is not None:
-                self._drop(old)
-                self.replies.append(answers.changed(old.asked, data=False, owners=False))
-            self._watches[ask.name] = new
-        described = answers.described(ask.req_id, found, watched=new is not None)
+        described = answers.described(
+            ask.req_id, found, owners=ask.include_owners, watched=new is not None
+        )
         if (size := described.ByteSize()) > self._limits.output_bytes // 2:
             text = f"the description has {size} bytes; ask without owners and waiters"
             described = answers.not_described(ask.req_id, Status.OVERLOADED, text)
             if new is not None:
                 self._drop(new)
+        elif new is not None:
+            new.seen = _state(found)
+            if old is not None:
+                self._drop(old)
+                self.replies.append(answers.changed(old.asked, data=False, owners=False))
+            self._watches[ask.name] = new
         self.replies.append(described)
 
     def _watch(self, ask: Any, *, replaces: bool) -> _Watch:
@@ -586,46 +596,30 @@ class Conversation:
                 "watches_per_session",
             )
         watch = _Watch(ask.name, ask.req_id, ask.watch_data, ask.watch_owners)
-
-        def data_changed() -> None:
-            watch.data_changed = True
-            if watch.data:
-                self._note(watch)
-
-        def owners_changed() -> None:
-            watch.owners_changed = True
-            self._note(watch)
-
-        try:
-            # The data are watched in any case: owners and data change together when the
-            # semaphore is deleted, and that is told as both.
-            watch.stops.append(self._start_watch(ask.name, True, False, data_changed))
-            if watch.owners:
-                watch.stops.append(self._start_watch(ask.name, False, True, owners_changed))
-        except SessionExpired:
-            watch.stop()
-            raise
+        watch.stop = self._start_watch(
+            ask.name, watch.data, watch.owners, lambda: self._note(watch)
+        )
         return watch
 
     def _note(self, watch: _Watch) -> None:
-        """What is watched has changed; it is told when nothing else goes on there."""
-        if watch.stops:
-            self._changed[watch] = None
-            self._look()
+        """What is watched may have changed; it is told when nothing else goes on there."""
+        self._changed[watch] = None
+        self._look()
 
     def _tell_change(self, watch: _Watch) -> Script:
         if self._watches.get(watch.name) is not watch:
             return
-        owners = watch.owners_changed
-        if not watch.owners:  # then only a look tells whether the semaphore is still there
-            try:
-                yield Describe(watch.name)
-            except SemaphoreNotFound:
-                owners = True
-            except TenureError:
-                pass  # the client is told that the data have changed, and will look itself
-        self._drop(watch)
-        self.replies.append(answers.changed(watch.asked, data=watch.data_changed, owners=owners))
+        try:
+            found: SemaphoreDescription = yield Describe(watch.name, owners=watch.owners)
+        except TenureError:
+            data = owners = True  # it is gone; or else the client will look itself
+        else:
+            now = _state(found)
+            data = watch.data and now[0] != watch.seen[0]
+            owners = watch.owners and now[1] != watch.seen[1]
+        if data or owners:
+            self._drop(watch)
+            self.replies.append(answers.changed(watch.asked, data=data, owners=owners))
 
     def _drop(self, watch: _Watch) -> None:
         watch.stop()
