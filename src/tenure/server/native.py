@@ -29,7 +29,7 @@ from tenure.server.addresses import Address, parse
 from tenure.server.context import Context
 from tenure.server.hosting import Hosting
 from tenure.server.native_connection import Connection
-from tenure.server.sockets import bind_unix
+from tenure.server.sockets import bind_ports, bind_unix
 
 __all__ = ["NativeListener"]
 
@@ -89,19 +89,7 @@ class NativeListener:
             status = os.stat(address.path)
             self._socket_file = status.st_dev, status.st_ino
             return [bound]
-        loop = asyncio.get_running_loop()
-        try:
-            found = await loop.getaddrinfo(
-                address.host or None,
-                address.port,
-                type=socket.SOCK_STREAM,
-                flags=socket.AI_PASSIVE,
-            )
-            return _bind_all(found)
-        except OSError as error:
-            raise EngineUnavailable(
-                f"cannot listen at {address.url}: {error.strerror or error}"
-            ) from error
+        return await bind_ports(address)
 
     async def drain(self) -> None:
         if self._door is None:
@@ -160,34 +148,6 @@ class NativeListener:
         now = self.context.clock.now()
         for connection in list(self._connections):
             connection.tick(now)
-
-
-def _bind_all(
-    found: Sequence[tuple[int, int, int, str, tuple[object, ...]]],
-) -> list[socket.socket]:
-    """A socket for each address, all on one port."""
-    bound: list[socket.socket] = []
-    try:
-        port = 0
-        for family, kind, protocol, _, where in dict.fromkeys(found):
-            try:
-                made = socket.socket(family, kind, protocol)
-            except OSError:
-                continue  # a family that this machine has not
-            bound.append(made)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            host, asked, *rest = where
-            made.bind((host, asked or port, *rest))
-            port = made.getsockname()[1]
-    except BaseException:
-        for each in bound:
-            each.close()
-        raise
-    if not bound:
-        raise OSError("this machine has none of its addresses")
-    return bound
 
 
 def _bound_url(address: Address, bound: socket.socket) -> str:

@@ -1,4 +1,4 @@
-"""Sockets that a listener does not bind by itself: Unix sockets, and those that systemd passes.
+"""The sockets that listeners accept on: ports, Unix sockets, and those that systemd passes.
 
 A socket file outlives its server. Whether one is stale is found out by connecting to it: only what
 refuses is replaced, and a file that is no socket never.
@@ -6,6 +6,7 @@ refuses is replaced, and a file that is no socket never.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -15,10 +16,56 @@ from collections.abc import Sequence
 from tenure.errors import EngineUnavailable
 from tenure.server.addresses import Address
 
-__all__ = ["bind_unix", "claim"]
+__all__ = ["bind_ports", "bind_unix", "claim"]
 
 _PATIENCE = 1.0
 """Seconds in which a server that lives accepts a connection on its Unix socket."""
+
+
+async def bind_ports(address: Address) -> list[socket.socket]:
+    """A socket for each address of a host, all on one port, bound and not yet listening.
+
+    Raises:
+        EngineUnavailable: it cannot be bound; the message says why.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(
+            address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        return _bind_all(found)
+    except OSError as error:
+        raise EngineUnavailable(
+            f"cannot listen at {address.url}: {error.strerror or error}"
+        ) from error
+
+
+def _bind_all(
+    found: Sequence[tuple[int, int, int, str, tuple[object, ...]]],
+) -> list[socket.socket]:
+    """A socket for each address, all on one port."""
+    bound: list[socket.socket] = []
+    try:
+        port = 0
+        for family, kind, protocol, _, where in dict.fromkeys(found):
+            try:
+                made = socket.socket(family, kind, protocol)
+            except OSError:
+                continue  # a family that this machine has not
+            bound.append(made)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            host, asked, *rest = where
+            made.bind((host, asked or port, *rest))
+            port = made.getsockname()[1]
+    except BaseException:
+        for each in bound:
+            each.close()
+        raise
+    if not bound:
+        raise OSError("this machine has none of its addresses")
+    return bound
 
 
 def bind_unix(path: str, mode: int) -> socket.socket:

@@ -9,8 +9,10 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tenure.errors import AuthenticationFailed, EngineUnavailable, InvalidArgument
-from tenure.server import addresses
+from tenure.errors import AuthenticationFailed, InvalidArgument
+from tenure.server.accept import Door, Greeting
+from tenure.server.addresses import parse
+from tenure.server.sockets import bind_ports
 from tenure.server.ydb.messages import (
     DecodeError,
     Status,
@@ -66,10 +68,10 @@ class YdbListener:
         advertise: str | None = None,
     ) -> None:
         self._context = context
-        where = addresses.parse(url)
-        if where.protocol != "ydb":
+        self._address = parse(url)
+        if self._address.protocol != "ydb":
             raise InvalidArgument(f"YDB's clients are listened to at ydb://host:port, not {url!r}")
-        self._host, self._port = where.host, where.port
+        self._port = self._address.port
         self._advertise = _authority(advertise) if advertise else None
         if advertise and self._advertise is None:
             raise InvalidArgument(f"an address to advertise is host:port, not {advertise!r}")
@@ -77,8 +79,8 @@ class YdbListener:
         self._tls = tls
         if tls is not None:
             tls.set_alpn_protocols(["h2"])
-        self._sockets = list(sockets)
-        self._servers: list[asyncio.Server] = []
+        self._given = list(sockets)
+        self._door: Door | None = None
         self._connections: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._roll = Roll(context)
@@ -101,62 +103,49 @@ class YdbListener:
     @property
     def address(self) -> str:
         scheme = "ydb" if self._tls is None else "ydbs"
-        host = f"[{self._host}]" if ":" in self._host else self._host or "localhost"
-        return f"{scheme}://{host}:{self._port}{self._database.path}"
+        return f"{scheme}://{_shown(self._address.host)}:{self._port}{self._database.path}"
 
     async def open(self) -> None:
-        loop = asyncio.get_running_loop()
-        tls: dict[str, Any] = {}
-        if self._tls is not None:
-            greeting_time = self._context.limits.greeting_time
-            tls = {"ssl": self._tls, "ssl_handshake_timeout": greeting_time}
-        try:
-            if self._sockets:
-                for each in self._sockets:
-                    server = await loop.create_server(self._connection, sock=each, **tls)
-                    self._servers.append(server)
-            else:
-                self._servers.append(
-                    await loop.create_server(
-                        self._connection, self._host or None, self._port, backlog=1024, **tls
-                    )
-                )
-        except OSError as error:
-            await self.aclose()
-            raise EngineUnavailable(f"cannot listen at {self.address}: {error}") from error
-        bound = self._servers[0].sockets[0]
-        if bound.family in {socket.AF_INET, socket.AF_INET6}:
-            self._port = bound.getsockname()[1]
+        given, self._given = self._given, []
+        sockets = given or await bind_ports(self._address)
+        if sockets[0].family in {socket.AF_INET, socket.AF_INET6}:
+            self._port = sockets[0].getsockname()[1]
+        self._door = Door(self._context, sockets, self._connection, self._tls)
+        self._door.open()
 
     async def drain(self) -> None:
-        for server in self._servers:
-            server.close()
+        if self._door is not None:
+            await self._door.close()
         for stream in list(self._streams):
             stream.go_elsewhere()
         for connection in list(self._connections):
             connection.drain()
 
     async def aclose(self) -> None:
-        await self.drain()
+        for each in self._given:
+            each.close()
+        self._given.clear()
+        if self._door is None:
+            return
         try:
+            await self.drain()
+            await self._door.aclose()
             if self._tasks:
                 await asyncio.wait(set(self._tasks), timeout=_FLUSHED_IN)
-            connections = list(self._connections)
-            for connection in connections:
+        finally:
+            for connection in list(self._connections):
                 connection.abort()
-            for connection in connections:
-                await connection.lost.wait()
+        try:
+            await asyncio.gather(*(each.lost.wait() for each in self._connections))
             if self._tasks:
                 await asyncio.wait(set(self._tasks))
-            await self._roll.aclose()
-            for server in self._servers:
-                await server.wait_closed()
         finally:
             for task in list(self._tasks):
                 task.cancel()
+            await self._roll.aclose()
 
-    def _connection(self) -> Connection:
-        return Connection(self._context, self._methods, self._connections, self._tasks)
+    def _connection(self, greeting: Greeting) -> Connection:
+        return Connection(self._context, greeting, self._methods, self._connections, self._tasks)
 
     # Who comes in
 
@@ -224,7 +213,8 @@ class YdbListener:
         return {service + name: serve}
 
     async def _list_endpoints(self, request: Any, call: Call, who: str) -> Any:  # noqa: ARG002
-        host, port = self._advertise or _authority(call.authority) or (self._host, self._port)
+        own = _shown(self._address.host), self._port
+        host, port = self._advertise or _authority(call.authority) or own
         endpoint = discovery.EndpointInfo(
             address=host, port=port, ssl=self._tls is not None, node_id=1
         )
@@ -244,6 +234,11 @@ def _without_call(method: Callable[[Any], Awaitable[Any]]) -> Unary:
 
 def _framed(message: Any) -> bytes:
     return frame(message.SerializeToString())
+
+
+def _shown(host: str) -> str:
+    """A host as it is in an address; all of this machine's are reached by its own name."""
+    return f"[{host}]" if ":" in host else host or "localhost"
 
 
 def _authority(text: str) -> tuple[str, int] | None:

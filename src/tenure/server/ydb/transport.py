@@ -38,6 +38,7 @@ from h2.settings import SettingCodes, Settings
 from tenure.server.limits import LimitReached
 
 if TYPE_CHECKING:
+    from tenure.server.accept import Greeting
     from tenure.server.context import Context
 
 __all__ = ["Call", "Connection", "GrpcError", "Method", "Receiver", "Status"]
@@ -277,6 +278,7 @@ class Connection(H2Protocol, AbstractHandler):
 
     Args:
         context: what the server's listeners share.
+        greeting: over with the first call of somebody who may call.
         methods: what serves which calls, by path.
         connections: where it stands while it is open.
         tasks: where the tasks of its calls stand while they run.
@@ -294,6 +296,7 @@ class Connection(H2Protocol, AbstractHandler):
     def __init__(
         self,
         context: Context,
+        greeting: Greeting,
         methods: dict[str, Method],
         connections: set[Connection],
         tasks: set[asyncio.Task[None]],
@@ -310,7 +313,8 @@ class Connection(H2Protocol, AbstractHandler):
         self._partial = 0
         self._calls = 0
         self._counted = False
-        self._greeting: asyncio.TimerHandle | None = None
+        self._greeting = greeting
+        self._greeting_timer: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._lingering: asyncio.TimerHandle | None = None
         self._draining = False
@@ -320,22 +324,18 @@ class Connection(H2Protocol, AbstractHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        counts, limits = self.context.counts, self.context.limits
+        limits = self.context.limits
         try:
-            counts.connections.take()
+            self.context.counts.connections.take()
         except LimitReached as error:
-            self._refuse(error)
-            return
-        try:
-            counts.greetings.take()
-        except LimitReached as error:
-            counts.connections.give_back()
-            self._refuse(error)
+            self.log(logging.WARNING, "connection refused", limit=error.limit)
+            self._greeting.over()
+            self._transport.abort()
             return
         self._counted = self._open = True
         self._connections.add(self)
-        self._greeting = asyncio.get_running_loop().call_later(
-            limits.greeting_time, self._has_not_greeted
+        self._greeting_timer = asyncio.get_running_loop().call_later(
+            self._greeting.deadline - self.context.clock.now(), self._has_not_greeted
         )
         _keep_alive(transport.get_extra_info("socket"))
         window = 2 * limits.message_bytes
@@ -393,7 +393,7 @@ class Connection(H2Protocol, AbstractHandler):
         self.lost.set()
         self._connections.discard(self)
         self.context.counts.connections.give_back()
-        self._end_greeting()
+        self.greeted()
         for timer in (self._stalled, self._lingering):
             if timer is not None:
                 timer.cancel()
@@ -459,19 +459,15 @@ class Connection(H2Protocol, AbstractHandler):
         return Status.OK, ""
 
     def greeted(self) -> None:
-        """The client has said who it is."""
-        self._end_greeting()
+        """The client has said who it is, or has gone. Safe to call twice."""
+        self._greeting.over()
+        if self._greeting_timer is not None:
+            self._greeting_timer.cancel()
+            self._greeting_timer = None
 
     def _has_not_greeted(self) -> None:
         self.log(logging.WARNING, "connection closed: no call in time", limit="greeting_time")
-        self._end_greeting()
         self._go_away()
-
-    def _end_greeting(self) -> None:
-        if self._greeting is not None:
-            self._greeting.cancel()
-            self._greeting = None
-            self.context.counts.greetings.give_back()
 
     # Limits
 
@@ -515,10 +511,6 @@ class Connection(H2Protocol, AbstractHandler):
             self.log(logging.WARNING, "connection cut off: the client does not read", limit=limit)
             self._transport.abort()
 
-    def _refuse(self, error: LimitReached) -> None:
-        self.log(logging.WARNING, "connection refused", limit=error.limit)
-        self._transport.abort()
-
     # Going away
 
     def drain(self) -> None:
@@ -543,9 +535,7 @@ class Connection(H2Protocol, AbstractHandler):
 
     def log(self, level: int, event: str, **facts: object) -> None:
         """A line in the log, with the client's address."""
-        peer = self._transport.get_extra_info("peername")
-        address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
-        self.context.log(level, event, listener="ydb", peer=address, **facts)
+        self.context.log(level, event, listener="ydb", peer=self._greeting.peer, **facts)
 
 
 def _keep_alive(sock: socket.socket | None) -> None:
