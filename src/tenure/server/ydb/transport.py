@@ -32,6 +32,7 @@ from grpclib.protocol import Connection as Http2Connection
 from grpclib.utils import Wrapper
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.events import PingReceived
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
@@ -286,6 +287,7 @@ class Connection(H2Protocol, AbstractHandler):
     Attributes:
         sessions: how many sessions are attached through it.
         choked: calls whose messages are not read for now.
+        pings: how many of HTTP/2's it has answered.
         lost: set when the transport is no more.
     """
 
@@ -305,6 +307,7 @@ class Connection(H2Protocol, AbstractHandler):
         self.context = context
         self.sessions = 0
         self.choked: set[Call] = set()
+        self.pings = 0
         self.lost = asyncio.Event()
         self._methods = methods
         self._connections = connections
@@ -370,6 +373,7 @@ class Connection(H2Protocol, AbstractHandler):
         for event in events:
             if type(event) in self._known_events:
                 self.processor.process(event)
+                self.pings += type(event) is PingReceived
         if self._open:
             self.http2.flush()
 
