@@ -15,8 +15,7 @@ Who owns what, and what happens:
   watches). Nobody renews it, so the store's window runs from the holder's last renewal.
 * **Proof.** The store's session is renewed when its holder says `Renew`, and not otherwise. The
   answer waits for the store's proof, as long as that is worth anything: a third of the window. Its
-  age is taken from the clock when the answer is made, and is real: near 0 when the store answers at
-  once, and as much as the store took when it does not.
+  age is what it was when the renewal came: 0 when the server asked its store after that.
 * **Once only.** The answer to what changes something is kept, by its rid, until the holder
   acknowledges it; what is sent again meanwhile gets the same answer. How many are kept is limited.
 * **Order.** What the engine answers by a coroutine is begun in a task. What came behind it waits
@@ -82,7 +81,10 @@ from tenure.wire.values import Found, SemaphoreInfo
 if TYPE_CHECKING:
     from tenure.server.hosting import Hosting
 
-__all__ = ["SESSION_MESSAGES", "Hosted", "Link", "SessionMessage", "State"]
+__all__ = ["SESSION_MESSAGES", "UNKNOWN", "Hosted", "Link", "SessionMessage", "State"]
+
+UNKNOWN = float("inf")
+"""Of `Hosted.strangers_until`: it is not known who had the session before."""
 
 T = TypeVar("T")
 
@@ -166,6 +168,7 @@ class Hosted:
         proof: the latest time that the store's session is proven to have lived at.
         came_at: when its program came here from another server, or from this one's former life.
         former: those from whom it was taken over, and who may still believe that they have it.
+        strangers_until: until when programs that attached it elsewhere may believe so.
     """
 
     __slots__ = (
@@ -197,6 +200,7 @@ class Hosted:
         "resumable",
         "state",
         "store",
+        "strangers_until",
         "window",
     )
 
@@ -226,6 +230,7 @@ class Hosted:
         self.error: SessionExpired | None = None
         self.proof = _NEVER
         self.former: list[Hosted] = []
+        self.strangers_until = UNKNOWN
         self.came_at = _NEVER
         self._disbelieves = True  # until it has been told that it is attached
         self._look: asyncio.Event | None = None
@@ -294,10 +299,11 @@ class Hosted:
         """Which requests have left their queues by others' doing, and why."""
         return list(self._gone.items())
 
-    def age(self) -> float | None:
-        """How old the server's own proof is; ``None`` if it is none."""
-        age = max(0.0, self._hosting.context.clock.now() - self.proof)
-        return age if age <= self.window / 3 else None
+    def age(self, asked: float) -> float | None:
+        """How old the server's own proof was when it was asked; ``None`` if it is none now."""
+        if self._hosting.context.clock.now() - self.proof > self.window / 3:
+            return None
+        return max(0.0, asked - self.proof)
 
     # Belief
 
@@ -316,11 +322,8 @@ class Hosted:
         self._disbelieves = True
         self._hosting.look()
 
-    async def until_nobody_believes(self, until: float) -> None:
-        """Keep the session alive until nobody can believe that he has it.
-
-        Args:
-            until: until when somebody unknown may.
+    async def until_nobody_believes(self) -> None:
+        """Keep the session alive until nobody else can believe that he has it.
 
         Raises:
             SessionExpired: it has ended meanwhile, or was taken over once more.
@@ -332,7 +335,8 @@ class Hosted:
                 if self.error is not None:
                     raise self.error
                 look.clear()
-                last = max([until, *(each.believes_until() for each in self.former)])
+                believers = (each.believes_until() for each in self.former)
+                last = max(self.strangers_until, *believers, _NEVER)
                 wait = last - clock.now()
                 if wait <= 0:
                     self.former.clear()
@@ -425,11 +429,10 @@ class Hosted:
 
     def renew(self, link: Link, channel: int, number: int) -> None:
         """Renew it, and say on that connection what that proves."""
-        clock = self._hosting.context.clock
-        asked = clock.now()
+        asked = self._hosting.context.clock.now()
         self.store.renew()
         if self.proof >= asked:
-            link.send(Proven(channel, number, max(0.0, clock.now() - self.proof)))
+            link.send(Proven(channel, number, 0.0))
             return
         if len(self._renewals) >= _RENEWALS:
             self._give_up_renewal()
@@ -438,10 +441,9 @@ class Hosted:
 
     def _answer_renewals(self) -> None:
         """There is a new proof."""
-        age = self.age()
-        if age is not None:
-            for link, channel, number, _ in self._renewals:
-                link.send(Proven(channel, number, age))
+        if self.age(self.proof) is not None:
+            for link, channel, number, asked in self._renewals:
+                link.send(Proven(channel, number, max(0.0, asked - self.proof)))
             self._renewals.clear()
             self._hosting.unproven.discard(self)
 
@@ -722,25 +724,25 @@ class Hosted:
     # Leaving
 
     def _on_detach(self, message: Detach) -> None:
-        self._leave(message.rid, self.store.detach, keep=True)
+        self._leave(message.rid, self.store.detach)
 
     def _on_close(self, message: Close) -> None:
-        self._leave(message.rid, self.store.close, keep=False)
+        self._leave(message.rid, self.store.close)
 
     def leave(self, rid: int, *, closing: bool) -> None:
         """`Close` or `Detach`, which came before the session did."""
-        self._leave(rid, self.store.close if closing else self.store.detach, keep=not closing)
+        self._leave(rid, self.store.close if closing else self.store.detach)
 
-    def _leave(self, rid: int, work: _Work[None], *, keep: bool) -> None:
+    def _leave(self, rid: int, work: _Work[None]) -> None:
         link = self.link
         assert link is not None
         self.state = State.LEAVING
         self.leave_link()
         self.disbelieve()
         link.begun()
-        self._hosting.start(self._see_off(link, rid, work, keep))
+        self._hosting.start(self._see_off(link, rid, work))
 
-    async def _see_off(self, link: Link, rid: int, work: _Work[None], keep: bool) -> None:
+    async def _see_off(self, link: Link, rid: int, work: _Work[None]) -> None:
         answer: Struct
         try:
             await work()
@@ -749,8 +751,6 @@ class Hosted:
             answer = self._failed(rid, error)
         finally:
             link.finished()
-            if keep and self.error is None:
-                self._hosting.remember_leaving(self)
             self.end(None)
         link.send(answer)
 

@@ -43,7 +43,8 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 from tenure.core import rules
 from tenure.engines.contract import Attach as StoreAttach
@@ -57,13 +58,13 @@ from tenure.errors import (
 )
 from tenure.model import Liveness
 from tenure.server.context import Context
-from tenure.server.hosted import Hosted, Link, State
+from tenure.server.hosted import UNKNOWN, Hosted, Link, State
 from tenure.wire.errors import to_wire
 from tenure.wire.messages import Attach, Attached, Done, Ended, Failed
 
 __all__ = ["Arrival", "Hosting", "Switchboard"]
 
-_REMEMBERED = 10_000  # sessions that were detached here
+_REMEMBERED = 10_000  # sessions that are over here
 _TICK = 1.0  # seconds between two looks at renewals that wait
 _CONNECTIONS = 4  # of one program, in spite of the limit: old ones, the new one, one aside
 _DETACHING = 64  # sessions that are detached in the store at a time
@@ -76,20 +77,43 @@ class Switchboard(Link, Protocol):
         """The channel has that session from now on."""
 
 
+class _Left(NamedTuple):
+    """A session that is over here: its attach number then, and who may still believe."""
+
+    attach_number: int
+    believers: list[Hosted]
+    strangers_until: float
+
+
 class Arrival:
     """A session on its way to a channel.
 
     Attributes:
+        came_at: when the `Attach` came.
         leaving: the rid of the `Close` or `Detach` that came meanwhile; 0 for none.
+        wanted: nobody has cancelled it.
+        hurries: it is not cancelled just now, but looks at `wanted` in a moment.
     """
 
-    __slots__ = ("closing", "leaving", "link", "message", "task")
+    __slots__ = (
+        "came_at",
+        "closing",
+        "hurries",
+        "leaving",
+        "link",
+        "message",
+        "task",
+        "wanted",
+    )
 
     task: asyncio.Task[None]
 
-    def __init__(self, link: Switchboard, message: Attach) -> None:
+    def __init__(self, link: Switchboard, message: Attach, came_at: float) -> None:
         self.link = link
         self.message = message
+        self.came_at = came_at
+        self.wanted = True
+        self.hurries = False
         self.leaving = 0
         self.closing = False
 
@@ -115,7 +139,8 @@ class Hosting:
         self._begun: dict[tuple[bytes, int], Arrival | Hosted] = {}
         self._programs: dict[bytes, int] = {}  # how many sessions each has here
         self._connections: dict[bytes, int] = {}  # and how many connections
-        self._detached: OrderedDict[int, int] = OrderedDict()  # session id to attach number
+        self._left: OrderedDict[int, _Left] = OrderedDict()
+        self._taking: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         self._waiting: set[Hosted] = set()  # those that are being resumed
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -203,19 +228,26 @@ class Hosting:
         if self._begun.get(key) is hosted:
             del self._begun[key]
         number = _id_of(hosted)
-        if number and self.sessions.get(number) is hosted:
-            del self.sessions[number]
+        if number:
+            self._remember(hosted)
+            if self.sessions.get(number) is hosted:
+                del self.sessions[number]
         self.context.counts.sessions.give_back()
         self._programs[hosted.program] -= 1
         if not self._programs[hosted.program]:
             del self._programs[hosted.program]
 
-    def remember_leaving(self, hosted: Hosted) -> None:
-        """Its program has detached it: whoever resumes it next need not wait for that program."""
-        self._detached[hosted.store.id] = hosted.store.attach_number
-        self._detached.move_to_end(hosted.store.id)
-        if len(self._detached) > _REMEMBERED:
-            self._detached.popitem(last=False)
+    def _remember(self, hosted: Hosted) -> None:
+        """It is over here: whoever has it next asks who before may still believe."""
+        now, number = self.context.clock.now(), hosted.store.id
+        there = self._left.get(number)
+        if there is not None and there.attach_number > hosted.store.attach_number:
+            return
+        believers = [each for each in (hosted, *hosted.former) if each.believes_until() > now]
+        self._left[number] = _Left(hosted.store.attach_number, believers, hosted.strangers_until)
+        self._left.move_to_end(number)
+        if len(self._left) > _REMEMBERED:
+            self._left.popitem(last=False)
 
     def look(self) -> None:
         """Some program has ceased to believe."""
@@ -270,7 +302,7 @@ class Hosting:
                 return None
             if begun is not None:
                 self.cancel(begun)
-        arrival = Arrival(link, message)
+        arrival = Arrival(link, message, self.context.clock.now())
         if message.kind == "new":
             self._begun[link.program, message.rid] = arrival
         arrival.task = self.start(self._arrive(arrival))
@@ -279,7 +311,9 @@ class Hosting:
     def cancel(self, arrival: Arrival) -> None:
         """It is not wanted any more; its connection is lost, for one."""
         self._unbegin(arrival)
-        arrival.task.cancel()
+        arrival.wanted = False
+        if not arrival.hurries:
+            arrival.task.cancel()
 
     def _unbegin(self, arrival: Arrival) -> None:
         key = arrival.link.program, arrival.message.rid
@@ -319,7 +353,8 @@ class Hosting:
             link.send(Failed(message.rid, to_wire(error)))
             return
         hosted.acknowledge(message.acknowledged)
-        self._tell_attached(link, message, hosted, kept=True)
+        now = self.context.clock.now()
+        self._tell_attached(link, message, hosted, now, kept=True)
 
     def _let_hear(self, link: Switchboard, channel: int, hosted: Hosted) -> None:
         """A former program asks for its session: it is told the end, and says when it has heard."""
@@ -331,7 +366,7 @@ class Hosting:
                 link.send(Ended(channel, to_wire(former.error)))
 
     def _tell_attached(
-        self, link: Switchboard, message: Attach, hosted: Hosted, *, kept: bool
+        self, link: Switchboard, message: Attach, hosted: Hosted, asked: float, *, kept: bool
     ) -> None:
         hosted.attach(link, message.channel)
         link.connect(message.channel, hosted)
@@ -341,7 +376,7 @@ class Hosting:
                 message.rid,
                 hosted.store.id,
                 hosted.store.attach_number,
-                hosted.age(),
+                hosted.age(asked),
                 kept,
                 hosted.found() if comes_back else [],
                 hosted.gone() if comes_back else [],
@@ -358,7 +393,7 @@ class Hosting:
             elif message.kind == "again":
                 hosted = await self._fetch(link, message)
             else:
-                hosted = await self._resume(link, message)
+                hosted = await self._resume(arrival)
         except Exception as error:
             if not isinstance(error, TenureError):
                 self.context.log(
@@ -370,7 +405,7 @@ class Hosting:
             if arrival.leaving:
                 link.send(Done(arrival.leaving))
             return
-        self._tell_attached(link, message, hosted, kept=False)
+        self._tell_attached(link, message, hosted, arrival.came_at, kept=False)
         if arrival.leaving:
             hosted.leave(arrival.leaving, closing=arrival.closing)
 
@@ -391,6 +426,7 @@ class Hosting:
         """A new session."""
         self.context.counts.sessions.take(node=message.node)
         hosted = self._new(link, message, message.window)
+        hosted.strangers_until = float("-inf")
         return await self._attach(hosted, message, assume_dead=False)
 
     async def _fetch(self, link: Switchboard, message: Attach) -> Hosted:
@@ -402,11 +438,13 @@ class Hosting:
         except NodeNotFound as error:
             raise rules.not_there_to_resume(message.node, message.session_id) from error
         hosted.came_at = self.context.clock.now()
+        hosted.strangers_until = hosted.came_at + hosted.window
         self._register(hosted)
         return hosted
 
-    async def _resume(self, link: Switchboard, message: Attach) -> Hosted:
+    async def _resume(self, arrival: Arrival) -> Hosted:
         """A session of another program."""
+        message = arrival.message
         former = self.sessions.get(message.session_id)
         if former is not None and former.node != message.node:
             former = None
@@ -419,16 +457,13 @@ class Hosting:
             rules.check_resumable(liveness, former.key, key, former.node, message.session_id)
             window = former.window
             self.context.counts.sessions.take_anyway()
-        hosted = self._new(link, message, window)
-        await self._attach(hosted, message, assume_dead=message.assume_dead)
+        hosted = await self._take_over(arrival, window)
         try:
-            until = self._who_may_believe(hosted, former)
-            self._register(hosted)
-            if former is not None:
-                former.end(rules.taken_over(former.node))  # before the store says so
+            if not arrival.wanted:
+                raise asyncio.CancelledError
             if not message.assume_dead:
                 self._waiting.add(hosted)
-                await hosted.until_nobody_believes(until)
+                await hosted.until_nobody_believes()
             if hosted.error is not None:
                 raise hosted.error
         except BaseException:
@@ -439,6 +474,49 @@ class Hosting:
         finally:
             self._waiting.discard(hosted)
         return hosted
+
+    async def _take_over(self, arrival: Arrival, window: float) -> Hosted:
+        """Have the store give it to us, and refuse what a former attachment still sends.
+
+        If the one before was here, what it was told is known here, and the store need not wait.
+        That takes no time; it is done by one after the other, and not cancelled, or else the next
+        one would not know who came before. If the one before was not here, the store takes care
+        that whoever attached it has been told.
+        """
+        link, message = arrival.link, arrival.message
+        number = message.session_id
+        hosted = self._new(link, message, window)
+        if number in self.sessions or number in self._left or message.assume_dead:
+            lock = self._taking.setdefault(number, asyncio.Lock())
+            try:
+                await lock.acquire()
+            except BaseException:
+                hosted.end(None)
+                raise
+            arrival.hurries = True
+            try:
+                await self._attach(hosted, message, assume_dead=True)
+                known = self._came_before(hosted) is not None
+                if known or message.assume_dead or not arrival.wanted:
+                    self._follow(hosted)
+                    return hosted
+            finally:
+                arrival.hurries = False
+                lock.release()
+            hosted.end(None)
+            self.context.counts.sessions.take_anyway()
+            hosted = self._new(link, message, window)
+        await self._attach(hosted, message, assume_dead=False)
+        self._follow(hosted)
+        return hosted
+
+    def _follow(self, hosted: Hosted) -> None:
+        """It is the session's attachment now, and what was before it is over."""
+        self._note_who_may_believe(hosted)
+        former = self.sessions.get(hosted.store.id)
+        self._register(hosted)
+        if former is not None:
+            former.end(rules.taken_over(former.node))  # before the store says so
 
     async def _attach(self, hosted: Hosted, message: Attach, *, assume_dead: bool) -> Hosted:
         """Have the store attach it. If that fails nothing is left of it here."""
@@ -475,17 +553,25 @@ class Hosting:
                 return each.recovery_window
         return message.window  # it is over, or will be found to be
 
-    def _who_may_believe(self, hosted: Hosted, former: Hosted | None) -> float:
-        """Those who are known become its `former`; until when may somebody unknown believe?"""
+    def _came_before(self, hosted: Hosted) -> _Left | None:
+        """Who had the session until then, and before; ``None`` if that is not known here."""
         number, before = hosted.store.id, hosted.store.attach_number - 1
+        former = self.sessions.get(number)
         if former is not None and former.store.attach_number == before:
-            now = self.context.clock.now()
-            known = [former, *former.former]
-            hosted.former = [each for each in known if each.believes_until() > now]
-            return float("-inf")
-        if self._detached.pop(number, None) == before:
-            return float("-inf")
-        return self.context.clock.now() + hosted.window
+            left = _Left(before, [former, *former.former], former.strangers_until)
+        else:
+            left = self._left.get(number, _Left(0, [], UNKNOWN))
+        known = left.attach_number == before and left.strangers_until != UNKNOWN
+        return left if known else None
+
+    def _note_who_may_believe(self, hosted: Hosted) -> None:
+        now = self.context.clock.now()
+        known = self._came_before(hosted)
+        if known is None:
+            hosted.strangers_until = now + hosted.window
+        else:
+            hosted.strangers_until = known.strangers_until
+            hosted.former = [each for each in known.believers if each.believes_until() > now]
 
 
 def _id_of(hosted: Hosted) -> int:

@@ -524,8 +524,8 @@ class Attached(Struct, array_like=True, tag=3, frozen=True):
 
     Attributes:
         session_id, attach_number: as the store has them.
-        age: seconds since the server's own proof towards the store; ``None``: there is none
-            younger than a third of the window. After a long wait the client asks for another.
+        age: as in `Proven`, counted to when the `Attach` came; ``None``: there is no proof. After
+            a long wait the client asks for another.
         kept: with ``again``: this server has had the session all the time. It knows which
             operations it has carried out, and answers those that are sent again. If false, only
             `requests` tells what became of them.
@@ -640,8 +640,10 @@ class Proven(Struct, array_like=True, tag=16, frozen=True):
     """The store has extended the session's expiry.
 
     Attributes:
-        age: seconds since the server sent for what proves it, at the moment of this answer; at
-            most a third of the window. The client counts it from when it sent the renewal.
+        age: how old the server's own proof was when the renewal came, counted from when the
+            server sent for it: 0 if it did so afterwards. It is proven, then, for `age` seconds
+            before the client sent the renewal. At the moment of this answer that proof is at
+            most a third of the window old; an older one is none.
     """
 
     channel: Number
