@@ -8,8 +8,16 @@ from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 
 from tenure.testing.conformance import Stores
+from tests.server.served import served
 
-__all__ = ["DURABLE_SQLITE", "MEMORY", "MEMORY_IN_REAL_TIME", "SQLITE"]
+__all__ = [
+    "DURABLE_SQLITE",
+    "MEMORY",
+    "MEMORY_IN_REAL_TIME",
+    "SERVED_MEMORY",
+    "SERVED_SQLITE",
+    "SQLITE",
+]
 
 _numbers = itertools.count(1)
 
@@ -31,7 +39,21 @@ def a_file_on_disk() -> Iterator[str]:
         yield f"{url}?durability=full"
 
 
+@contextmanager
+def a_server_on_memory() -> Iterator[str]:
+    with a_name_in_memory() as store, served(store) as server:
+        yield server.address
+
+
+@contextmanager
+def a_server_on_a_file() -> Iterator[str]:
+    with a_file() as store, served(store) as server:
+        yield server.address
+
+
 MEMORY = Stores(a_name_in_memory, virtual=True)
 MEMORY_IN_REAL_TIME = Stores(a_name_in_memory)
 SQLITE = Stores(a_file)
 DURABLE_SQLITE = Stores(a_file_on_disk)
+SERVED_MEMORY = Stores(a_server_on_memory)
+SERVED_SQLITE = Stores(a_server_on_a_file)

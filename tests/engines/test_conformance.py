@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from tests.engines.stores import DURABLE_SQLITE, MEMORY, SQLITE
+from tenure.testing.conformance import conformance_tests
+from tests.engines.stores import DURABLE_SQLITE, MEMORY, SERVED_MEMORY, SERVED_SQLITE, SQLITE
 from tests.guarantees.conformance import conformance_of
 
 TestMemory = conformance_of("memory", MEMORY)
 TestSQLite = conformance_of("sqlite", SQLITE)
 TestDurableSQLite = conformance_of("sqlite-full", DURABLE_SQLITE)
+TestServedMemory = conformance_tests(SERVED_MEMORY)
+TestServedSQLite = conformance_tests(SERVED_SQLITE)

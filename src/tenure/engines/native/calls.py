@@ -1,0 +1,60 @@
+"""What a client has asked and not been answered."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from tenure.engines.native.session import NativeSession
+
+__all__ = ["Call", "ConnectionGone"]
+
+
+class ConnectionGone(Exception):
+    """The connection was lost before the answer came. It never leaves this engine."""
+
+
+class Call:
+    """One request under way: the message that asks, and a future of the answer.
+
+    Attributes:
+        rid: the number of the request.
+        future: of the answer; who does not want it any more has cancelled it.
+        session: whose operation it is; ``None``: its caller sees to its being asked again.
+        number: of an operation, its number among those of its session.
+        until: of an `Enqueue` with a timeout, when that is over.
+        parts: what has arrived of an answer that comes in parts.
+        sent: it was sent, over this connection or one before, and may have been done.
+    """
+
+    __slots__ = ("future", "message", "number", "parts", "rid", "sent", "session", "until")
+
+    def __init__(
+        self,
+        rid: int,
+        message: Struct,
+        future: asyncio.Future[Any],
+        session: NativeSession | None = None,
+    ) -> None:
+        self.rid = rid
+        self.message = message
+        self.future = future
+        self.session = session
+        self.number = 0
+        self.until: float | None = None
+        self.parts: list[Any] = []
+        self.sent = False
+
+    def succeed(self, result: object) -> None:
+        """That is the answer."""
+        if not self.future.done():
+            self.future.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """It could not be done. Nobody is reproached for not looking."""
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.future.exception()

@@ -1,0 +1,278 @@
+"""One connection to a server, from its greeting to its end.
+
+Rules:
+
+* It is used on its loop alone. What is to be sent in one turn of the loop is sent together at the
+  end of the turn; but who asks while nothing is under way does not wait for that.
+* No more requests are under way than the server said it reads, and none are added while the
+  transport says that the server does not read: the rest wait here, in order. What is not a request
+  (proof, heartbeats, acknowledgements) does not wait.
+* Where nothing was said for a while, in either direction, `Ping` is; a server that says nothing for
+  three times that is given up. A loop that was held up itself first reads what has arrived.
+* Whatever ends it, `connection_lost` follows, `gone` is done then, and its owner is told once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import DecodeError, Struct
+
+from tenure.engines.native.calls import Call
+from tenure.engines.native.hearing import hearing
+from tenure.engines.native.url import Target
+from tenure.errors import EngineUnavailable, InvalidArgument, TenureError, Unsupported
+from tenure.wire import messages as wire
+from tenure.wire.errors import from_wire
+from tenure.wire.frames import BadFrame, FrameReader, FrameWriter
+
+if TYPE_CHECKING:
+    from tenure.engines.native.link import Link
+
+__all__ = ["LARGEST_ANSWER", "Connection"]
+
+LARGEST_ANSWER = 256 * 1024 * 1024
+"""Bytes of a message that is accepted from a server that has been greeted."""
+
+_ENOUGH = 64 * 1024
+"""Bytes that are sent at once, though the turn of the loop is not over."""
+
+
+class Connection(asyncio.Protocol):
+    """A connection, as its `Link` has it.
+
+    Attributes:
+        target: the server.
+        greeting: a future of the server's `Welcome`.
+        welcome: that, once it has come.
+        calls: the requests that were sent and have not been answered, by their numbers.
+        useful: the server has answered a request.
+        gone: done when the connection is lost.
+        why: in words, why it was given up or lost.
+        dismissed: other servers should be asked before this one is asked again.
+    """
+
+    welcome: wire.Welcome
+
+    def __init__(self, link: Link, target: Target, hello: wire.Hello) -> None:
+        loop = asyncio.get_running_loop()
+        self.target = target
+        self.greeting: asyncio.Future[wire.Welcome] = loop.create_future()
+        self.greeting.add_done_callback(_look_at)
+        self.calls: dict[int, Call] = {}
+        self.useful = False
+        self.gone: asyncio.Future[None] = loop.create_future()
+        self.why = ""
+        self.dismissed = False
+        self._link = link
+        self._hello = hello
+        self._loop = loop
+        self._now = link.clock.now
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader(wire.GREETING_BYTES)
+        self._writer = FrameWriter(wire.GREETING_BYTES)
+        self._decode = link.decode
+        self._handlers: dict[type[Struct], Any] = {
+            wire.Welcome: self._welcomed,
+            wire.Bye: self._dismissed,
+        }
+        self._most = 0
+        self._waiting: deque[Call] = deque()
+        self._paused = False
+        self._flushing = False
+        self._heard_at = self._sent_at = self._now()
+        self._ticked_at = self._tick_due = 0.0
+        self._ticking: asyncio.TimerHandle | None = None
+
+    # What the link asks
+
+    @property
+    def made(self) -> bool:
+        """Whether there is a transport, which must be closed."""
+        return self._transport is not None
+
+    def submit(self, call: Call) -> None:
+        """Send a request, as soon as the server reads it."""
+        if self._waiting or self._paused or len(self.calls) >= self._most:
+            self._waiting.append(call)
+        else:
+            self._launch(call)
+
+    def send(self, message: Struct) -> None:
+        """Send what is no request."""
+        self._writer.add(message)
+        self._soon()
+
+    def unanswered(self) -> list[Call]:
+        """The requests that were not answered, in the order in which they were made."""
+        calls = [*self.calls.values(), *self._waiting]
+        self.calls.clear()
+        self._waiting.clear()
+        return calls
+
+    def close(self, why: str) -> None:
+        """Give it up, after what is written has been sent. Safe to call twice."""
+        self._end(why)
+        if self._transport is not None:
+            self.flush()
+            self._transport.close()
+
+    def abort(self, why: str) -> None:
+        """Give it up at once. Safe to call twice."""
+        self._end(why)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _end(self, why: str) -> None:
+        self.why = self.why or why
+        if not self.greeting.done():
+            self.greeting.set_exception(EngineUnavailable(f"{self.target}: {self.why}"))
+        if self._ticking is not None:
+            self._ticking.cancel()
+            self._ticking = None
+
+    # Sending
+
+    def _launch(self, call: Call) -> None:
+        try:
+            self._writer.add(call.message)
+        except BadFrame:
+            self._link.refuse(
+                call,
+                InvalidArgument(
+                    f"the server at {self.target} accepts messages of at most "
+                    f"{self._writer.largest} bytes; store the data elsewhere and keep its "
+                    "address here"
+                ),
+            )
+            return
+        call.sent = True
+        calls = self.calls
+        calls[call.rid] = call
+        if len(calls) == 1:
+            self.flush()  # nobody is expected to speak: waiting would gain nothing
+        else:
+            self._soon()
+
+    def _soon(self) -> None:
+        if len(self._writer) >= _ENOUGH:
+            self.flush()
+        elif not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send what was written."""
+        self._flushing = False
+        transport = self._transport
+        if len(self._writer) and transport is not None and not transport.is_closing():
+            self._sent_at = self._now()
+            transport.write(self._writer.take())
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._launch_waiting()
+
+    def _launch_waiting(self) -> None:
+        waiting = self._waiting
+        while waiting and not self._paused and len(self.calls) < self._most:
+            self._launch(waiting.popleft())
+
+    # Reading
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if self.why:  # it was given up meanwhile
+            self._transport.abort()
+            return
+        self._writer.add(self._hello)
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._now()
+        decode, handlers = self._decode, self._handlers
+        try:
+            for frame in self._reader.feed(data):
+                if self.why:
+                    return
+                message = decode(frame)
+                handle = handlers.get(type(message))
+                if handle is None:
+                    raise BadFrame(f"{type(message).__name__} before the greeting, or a second one")
+                handle(message)
+        except (DecodeError, RecursionError, UnicodeDecodeError) as error:
+            self.abort(
+                f"what it says cannot be understood ({error}); is it a tenure server, and does "
+                "the URL's scheme say rightly whether it speaks TLS?"
+            )
+        if self._waiting:
+            self._launch_waiting()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(str(error) if error is not None else "the server closed the connection")
+        self._transport = None
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+    def _welcomed(self, welcome: wire.Welcome) -> None:
+        if self.greeting.done():  # nobody waits for it any more
+            self.abort("it was too late")
+            return
+        if welcome.version != wire.VERSION:
+            self._fail_greeting(
+                Unsupported(
+                    f"{self.target} speaks version {welcome.version} of the protocol, and this "
+                    f"program version {wire.VERSION}; update the older of the two"
+                )
+            )
+            return
+        self.welcome = welcome
+        self._reader.largest = LARGEST_ANSWER
+        self._writer.largest = welcome.message_bytes
+        self._most = max(1, welcome.operations)
+        self._handlers = hearing(self._link, self) | {wire.Bye: self._dismissed}
+        self.greeting.set_result(welcome)
+        self._tick()
+
+    def _dismissed(self, bye: wire.Bye) -> None:
+        error = from_wire(bye.error)
+        self.dismissed = True
+        if self.greeting.done():
+            self.abort(f"it says: {error}")
+        else:
+            self._fail_greeting(error)
+
+    def _fail_greeting(self, error: TenureError) -> None:
+        self.greeting.set_exception(error)
+        self.abort(str(error))
+
+    # Heartbeat
+
+    def _tick(self) -> None:
+        now = self._now()
+        limit = self._link.silence_limit(self.welcome.heartbeat)
+        beat = limit / 3
+        if self._ticking is not None and now - self._tick_due > beat:
+            # This loop stood still: what has arrived is read before anything is judged.
+            self._heard_at = max(self._heard_at, now - beat)
+        silent = now - self._heard_at
+        if silent >= limit:
+            self.dismissed = True  # perhaps another one is better
+            self.abort(f"nothing was heard of it for {silent:.1f} s")
+            return
+        if silent >= beat or self._sent_at < self._ticked_at:
+            self.send(wire.Ping())
+        self._ticked_at = now
+        self._tick_due = now + beat
+        self._ticking = self._loop.call_later(beat, self._tick)
+
+
+def _look_at(greeting: asyncio.Future[wire.Welcome]) -> None:
+    """Who does not wait for a greeting any more is not told of its failure."""
+    if not greeting.cancelled():
+        greeting.exception()

@@ -1,0 +1,173 @@
+"""The engine: one program's way to a server, or to one of several on one store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from tenure.clock import Clock
+from tenure.core import rules
+from tenure.engines.contract import Attach, SessionEvents
+from tenure.engines.native.arguments import plain_name, plain_path
+from tenure.engines.native.attaching import attach
+from tenure.engines.native.calls import Call, ConnectionGone
+from tenure.engines.native.dial import Dial, dialler
+from tenure.engines.native.link import PATIENCE, Link
+from tenure.engines.native.session import NativeSession
+from tenure.engines.native.sideline import Sideline
+from tenure.engines.native.url import Address
+from tenure.errors import EngineError, EngineUnavailable
+from tenure.model import (
+    Capabilities,
+    NodeConfig,
+    NodeDescription,
+    SemaphoreDescription,
+    SessionDescription,
+)
+from tenure.wire import messages as wire
+from tenure.wire.values import Config
+
+__all__ = ["NativeEngine"]
+
+_CLOSING = 5.0
+"""Seconds that a server is given to close the sessions of an engine that is closed."""
+
+
+class NativeEngine:
+    """A connection to tenure's own server.
+
+    Args:
+        dial: how a server is reached, where that is not over a network.
+
+    Attributes:
+        capabilities: what the server's store can do; before it has said so, what it may.
+    """
+
+    def __init__(self, address: Address, clock: Clock, dial: Dial | None = None) -> None:
+        self.url = address.url
+        self.clock = clock
+        self.capabilities = Capabilities(resume=True)
+        self._address = address
+        self._dial = dial
+        self._program = os.urandom(16)
+        self._link: Link | None = None
+        self._sideline: Sideline | None = None
+
+    async def open(self) -> None:
+        address = self._address
+        tls = None if address.tls is None else address.tls.context()
+        dial = self._dial or dialler(address, tls)
+        link = Link(address, self.clock, self._program, dial)
+        await link.open()
+        assert link.connection is not None
+        self._link = link
+        self.capabilities = link.connection.welcome.abilities.model()
+        if self._dial is None:
+            self._sideline = Sideline(address, tls, self.clock, self._program)
+
+    async def aclose(self) -> None:
+        link, self._link = self._link, None
+        if link is None:
+            return
+        try:
+            await self._close_sessions(link)
+        finally:
+            if self._sideline is not None:
+                await self._sideline.aclose()
+            await link.aclose()
+
+    async def _close_sessions(self, link: Link) -> None:
+        """As far as the server can be reached now; the others end with their windows."""
+        if link.connection is None or not link.sessions:
+            return
+        closing = [link.loop.create_task(each.close()) for each in list(link.sessions.values())]
+        try:
+            await asyncio.wait(closing, timeout=_CLOSING)
+        finally:
+            for each in closing:
+                each.cancel()
+            await asyncio.gather(*closing, return_exceptions=True)
+
+    def _opened(self) -> Link:
+        if self._link is None:
+            raise EngineUnavailable(f"{self.url} is not open")
+        return self._link
+
+    # Sessions
+
+    async def attach(self, how: Attach, events: SessionEvents) -> NativeSession:
+        link = self._opened()
+        plain_path(how.node)
+        rules.check_window(how.recovery_window, how.node)
+        rules.check_description(how.description, how.node)
+        rules.check_key(how.key, how.node)
+        session = NativeSession(link, self._sideline, how, events)
+        await attach(link, session)
+        return session
+
+    # Nodes
+
+    async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        await self._ask(wire.CreateNode, plain_path(path), Config.of(config), bool(exist_ok))
+
+    async def alter_node(self, path: str, config: NodeConfig) -> None:
+        await self._ask(wire.AlterNode, plain_path(path), Config.of(config))
+
+    async def drop_node(self, path: str, *, force: bool) -> None:
+        await self._ask(wire.DropNode, plain_path(path), bool(force))
+
+    async def describe_node(self, path: str) -> NodeDescription:
+        found: NodeDescription = await self._ask(wire.DescribeNode, plain_path(path))
+        return found
+
+    async def list_nodes(self) -> Sequence[str]:
+        found: list[str] = await self._ask(wire.ListNodes)
+        return found
+
+    async def list_semaphores(
+        self, path: str, *, owners: bool, waiters: bool
+    ) -> Sequence[SemaphoreDescription]:
+        found: list[SemaphoreDescription] = await self._ask(
+            wire.ListSemaphores, plain_path(path), bool(owners), bool(waiters)
+        )
+        return found
+
+    async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        found: list[SessionDescription] = await self._ask(wire.ListSessions, plain_path(path))
+        return found
+
+    async def end_session(self, path: str, session_id: int) -> bool:
+        return bool(await self._ask(wire.EndSession, plain_path(path), session_id))
+
+    async def evict(self, path: str, name: str, order_id: int) -> bool:
+        path = plain_path(path)
+        return bool(await self._ask(wire.Evict, path, plain_name(name, path), order_id))
+
+    async def _ask(self, kind: Callable[..., Struct], *facts: object) -> Any:
+        """Ask, through reconnects if need be.
+
+        Raises:
+            EngineError: there was no server to answer for a while.
+        """
+        link = self._opened()
+        began = self.clock.now()
+        while True:
+            try:
+                connection = await link.connected()
+            except EngineUnavailable as error:
+                raise EngineError(str(error)) from None
+            rid = link.next_rid()
+            call = Call(rid, kind(rid, *facts), link.loop.create_future())
+            connection.submit(call)
+            try:
+                return await call.future
+            except ConnectionGone as gone:
+                if self.clock.now() - began > PATIENCE:
+                    raise EngineError(
+                        f"{self.url} did not answer within {PATIENCE:g} s, and whether it has done "
+                        f"what it was asked is not known: {gone}"
+                    ) from None

@@ -1,0 +1,268 @@
+"""The way from a program to its server: one connection at a time, made anew when it is lost.
+
+Rules:
+
+* All servers of the URL are tried in turn, beginning with a random one. After a lost connection
+  the same server comes first, since it still has the sessions; after one that was silent, that
+  dismissed us or that could not take a session up again, it comes last.
+* Between two rounds there is a pause, which grows, never beyond what the sessions can bear, and
+  is never the same for two programs (jitter). A connection that was good for nothing counts as a
+  failed try, so that a server which answers and refuses is not asked in a tight loop.
+* Dialling, TLS and the greeting together have a time limit, a share of the shortest window.
+* What goes on here is told in the log, without anything secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from typing import TYPE_CHECKING
+
+from tenure.clock import Clock
+from tenure.engines.native.calls import Call, ConnectionGone
+from tenure.engines.native.connection import Connection
+from tenure.engines.native.dial import Dial
+from tenure.engines.native.url import Address, Target
+from tenure.errors import EngineUnavailable, TenureError
+from tenure.wire import messages as wire
+
+if TYPE_CHECKING:
+    from tenure.engines.native.session import NativeSession
+
+__all__ = ["PATIENCE", "Link"]
+
+PATIENCE = 10.0
+"""Seconds for which somebody who needs a connection waits for one to be made again."""
+
+_DIALLING = (0.5, 5.0)  # seconds that may be spent on one server: the least, and the most
+_SILENCE = 0.5  # seconds of silence before a server is given up, at the least
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_LONGEST_WINDOW = 1800.0
+
+_log = logging.getLogger("tenure")
+
+
+class Link:
+    """An engine's connection to one server of several.
+
+    Attributes:
+        sessions: those that are attached, are being attached, or are to be attached again, by
+            their channels.
+        connection: the one that can be used; ``None`` while there is none.
+    """
+
+    def __init__(self, address: Address, clock: Clock, program: bytes, dial: Dial) -> None:
+        self.address = address
+        self.clock = clock
+        self.loop = asyncio.get_running_loop()
+        self.decode = wire.server_message().decode
+        self.sessions: dict[int, NativeSession] = {}
+        self.connection: Connection | None = None
+        self._program = program
+        self._dial = dial
+        self._targets = list(address.targets)
+        random.shuffle(self._targets)
+        self._made: set[Connection] = set()  # those whose transports are not closed yet
+        self._up = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self._tries = 0  # in vain, since the last connection that was of use
+        self._trouble: TenureError = EngineUnavailable(f"{address.url} is not open")
+        self._last_rid = 0
+        self._last_channel = 0
+
+    # Life
+
+    async def open(self) -> None:
+        """Connect to any server of the URL; each is tried once.
+
+        Raises:
+            EngineUnavailable, AuthenticationFailed, Unsupported, EngineError: what the last one
+                said, or what hindered us from asking it.
+        """
+        connection = await self._try_all()
+        if connection is None:
+            await self._until_closed()
+            raise self._trouble
+        self._warn_of_an_open_token(connection)
+        self._use(connection)
+        self._running = self.loop.create_task(self._run(connection))
+
+    async def aclose(self) -> None:
+        """Close the connection. Safe to call twice."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+        if self.connection is not None:
+            self.connection.close("the program closes it")
+            self._lose(self.connection)
+        for session in list(self.sessions.values()):
+            session.stop()
+        await self._until_closed()
+
+    async def _until_closed(self) -> None:
+        """No transport is left open, whatever the other side does."""
+        if self._made:
+            await asyncio.wait([each.gone for each in self._made], timeout=1.0)
+        while self._made:
+            for each in self._made:
+                each.abort("the program closes it")
+            await asyncio.wait([each.gone for each in self._made])
+
+    async def connected(self, patience: float = PATIENCE) -> Connection:
+        """The connection, waiting for one if need be.
+
+        Raises:
+            EngineUnavailable: there was none for so long; or the engine is closed.
+        """
+        if self._running is None:
+            raise EngineUnavailable(f"{self.address.url} is not open")
+        try:
+            async with asyncio.timeout(patience):
+                while self.connection is None:
+                    await self._up.wait()
+                return self.connection
+        except TimeoutError:
+            raise EngineUnavailable(
+                f"{self.address.url} has been out of reach for {patience:g} s: {self._trouble}"
+            ) from None
+
+    def next_rid(self) -> int:
+        """The number of the next request of this program."""
+        self._last_rid += 1
+        return self._last_rid
+
+    @property
+    def last_rid(self) -> int:
+        """The number of the latest request."""
+        return self._last_rid
+
+    def next_channel(self) -> int:
+        """A channel for one more session."""
+        self._last_channel += 1
+        return self._last_channel
+
+    def elsewhere(self, connection: Connection, why: str) -> None:
+        """This server cannot do what must be done: try the others, and this one last."""
+        connection.dismissed = True
+        connection.close(why)
+        self._lose(connection)
+
+    @property
+    def several(self) -> bool:
+        """Whether there is another server to try."""
+        return len(self._targets) > 1
+
+    def silence_limit(self, heartbeat: float) -> float:
+        """Seconds of silence after which a server is given up."""
+        return max(_SILENCE, min(3 * heartbeat, self._shortest_window / 3))
+
+    @property
+    def _shortest_window(self) -> float:
+        return min((each.window for each in self.sessions.values()), default=_LONGEST_WINDOW)
+
+    def pause(self, tries: int) -> float:
+        """Seconds before the next try, after so many in vain."""
+        longest = min(_LONGEST_PAUSE, self._shortest_window / 8)
+        return min(longest, _FIRST_PAUSE * 2.0 ** min(tries, 16)) * random.uniform(0.5, 1.0)
+
+    # Connecting
+
+    async def _run(self, connection: Connection) -> None:
+        while True:
+            await asyncio.wait([connection.gone])
+            self._lose(connection)
+            connection = await self._connect_again(connection)
+            _log.info("connected to %s again", connection.target)
+            self._use(connection)
+
+    async def _connect_again(self, lost: Connection) -> Connection:
+        if lost.useful and not lost.dismissed:
+            self._tries = 0
+        else:
+            self._to_the_end(lost.target)
+            self._tries += 1
+        _log.warning("the connection to %s is lost: %s; trying again", lost.target, lost.why)
+        while True:
+            if self._tries and self._tries % len(self._targets) == 0:
+                await asyncio.sleep(self.pause(self._tries // len(self._targets) - 1))
+            connection = await self._try_all()
+            if connection is not None:
+                return connection
+            self._tries += len(self._targets) - self._tries % len(self._targets)
+
+    def _to_the_end(self, target: Target) -> None:
+        self._targets.remove(target)
+        self._targets.append(target)
+
+    async def _try_all(self) -> Connection | None:
+        """A connection that was greeted, to the first server in turn that will have us."""
+        for target in list(self._targets):
+            try:
+                return await self._greet(target)
+            except TenureError as error:
+                self._trouble = error
+                self._to_the_end(target)
+        return None
+
+    async def _greet(self, target: Target) -> Connection:
+        hello = wire.Hello(
+            wire.VERSION, wire.VERSION, sorted(wire.FEATURES), self.address.token, self._program
+        )
+        connection = Connection(self, target, hello)
+        least, most = _DIALLING
+        limit = max(least, min(most, self._shortest_window / 4))
+        try:
+            async with asyncio.timeout(limit):
+                await self._dial(target, connection)
+                self._made.add(connection)
+                connection.gone.add_done_callback(lambda _: self._made.discard(connection))
+                await asyncio.wait([connection.greeting])
+            connection.greeting.result()
+        except TimeoutError:
+            connection.abort("it was too late")
+            raise EngineUnavailable(f"{target} did not answer within {limit:.1f} s") from None
+        except OSError as error:
+            connection.abort("it could not be made")
+            raise EngineUnavailable(f"{target} cannot be reached: {error}") from None
+        except BaseException:
+            connection.abort("it is not wanted any more")
+            raise
+        return connection
+
+    def _warn_of_an_open_token(self, connection: Connection) -> None:
+        if self.address.token and self.address.tls is None and not connection.target.local:
+            _log.warning(
+                "the token for %s goes over the network for everybody on the way to read; "
+                "tenures:// would encrypt it",
+                self.address.url,
+            )
+
+    def _use(self, connection: Connection) -> None:
+        """It has been greeted: every session is attached again over it."""
+        self.connection = connection
+        self._up.set()
+        for session in list(self.sessions.values()):
+            session.reattach(connection)
+
+    def _lose(self, connection: Connection) -> None:
+        """It is of no more use, if that is not known yet."""
+        if self.connection is not connection:
+            return
+        self.connection = None
+        self._up.clear()
+        self._trouble = EngineUnavailable(f"{connection.target}: {connection.why}")
+        for call in connection.unanswered():
+            if call.session is None:
+                call.fail(ConnectionGone(connection.why))
+        for session in list(self.sessions.values()):
+            session.cut_off()
+
+    def refuse(self, call: Call, error: TenureError) -> None:
+        """A request has failed."""
+        if call.session is not None:
+            call.session.refused(call)
+        call.fail(error)

@@ -1,0 +1,116 @@
+"""What a session that is attached again has to do: from what it knew and what the server says.
+
+A pure function of what both sides have written down. A server that has had the session all the
+time would answer every operation that is sent again; even then the list of requests is believed
+first, because it also tells what has happened since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from math import inf
+from typing import NamedTuple, TypeAlias
+
+from tenure.engines.contract import Enqueued, Place, Removal
+from tenure.engines.native.calls import Call
+from tenure.wire import messages as wire
+from tenure.wire.values import Found
+
+__all__ = ["OWNED", "REFUSED", "REMOVALS", "Holds", "Plan", "reconcile"]
+
+OWNED = -inf
+"""In `Holds`: the request is an owner."""
+
+Holds: TypeAlias = dict[int, float]
+"""What a session has in queues, by its holds: until when each waits, or `OWNED`."""
+
+REFUSED = Enqueued(Place.REFUSED, None)
+
+REMOVALS: Mapping[str, Removal] = {
+    "timed out": Removal.TIMED_OUT,
+    "deleted": Removal.DELETED,
+    "evicted": Removal.EVICTED,
+}
+
+
+class Plan(NamedTuple):
+    """What is to be done, in this order.
+
+    Attributes:
+        holds: what the session has in queues now.
+        placed: `Enqueue`s that need not be asked again, and their answers.
+        granted: requests that have become owners.
+        removed: requests that are out of their queues, and why.
+        orphans: the holds of requests that nobody here wants any more, to be withdrawn.
+        again: operations to be asked again, in order.
+    """
+
+    holds: Holds
+    placed: list[tuple[Call, Enqueued]]
+    granted: list[Found]
+    removed: list[tuple[int, Removal]]
+    orphans: list[int]
+    again: list[Call]
+
+
+def reconcile(holds: Holds, calls: Collection[Call], answer: wire.Attached, now: float) -> Plan:
+    """Compare.
+
+    Args:
+        holds: what the session has in queues, as far as it knows, and what it has asked for; what
+            it has withdrawn is not among it.
+        calls: its unanswered operations, in order.
+        answer: what the server has of it.
+    """
+    found = {each.hold: each for each in answer.requests}
+    why = {hold: REMOVALS[word] for hold, word in answer.removed}
+    withdrawn = {call.message.hold for call in calls if isinstance(call.message, wire.Withdraw)}
+    plan = Plan({}, [], [], [], [], [])
+    asked = _compare_calls(plan, calls, found, why, withdrawn)
+    for hold, until in holds.items():
+        if hold in asked:
+            continue
+        here = found.get(hold)
+        if here is None or (until == OWNED and not here.granted):
+            # (What owned and waits now has lost what it owned, whatever came between.)
+            late = Removal.TIMED_OUT if until != OWNED and until <= now else Removal.EVICTED
+            plan.removed.append((hold, why.get(hold, late)))
+            continue
+        if here.granted and until != OWNED:
+            plan.granted.append(here)
+        plan.holds[hold] = OWNED if here.granted else until
+    plan.orphans.extend(hold for hold in found if hold not in plan.holds and hold not in withdrawn)
+    return plan
+
+
+def _compare_calls(
+    plan: Plan,
+    calls: Collection[Call],
+    found: Mapping[int, Found],
+    why: Mapping[int, Removal],
+    withdrawn: Collection[int],
+) -> Collection[int]:
+    """Sort the calls out; returns the holds that were asked for and not answered."""
+    asked = set()
+    for call in calls:
+        message = call.message
+        if not isinstance(message, wire.Enqueue):
+            plan.again.append(call)
+            continue
+        hold, here = message.hold, found.get(message.hold)
+        asked.add(hold)
+        waits_until = inf if call.until is None else call.until
+        if here is not None:
+            place = Place.GRANTED if here.granted else Place.WAITING
+            plan.placed.append((call, Enqueued(place, here.order_id)))
+        elif call.sent and hold in withdrawn:
+            plan.placed.append((call, REFUSED))
+        elif call.sent and hold in why:
+            plan.placed.append((call, Enqueued(Place.WAITING, None)))
+            plan.removed.append((hold, why[hold]))
+            continue
+        else:
+            plan.again.append(call)
+        if hold not in withdrawn:
+            plan.holds[hold] = OWNED if here is not None and here.granted else waits_until
+    return asked

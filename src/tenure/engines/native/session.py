@@ -1,0 +1,492 @@
+"""One session, over whatever connection there is.
+
+States::
+
+    beginning --> attached <--> away        the connection is lost, and it is attached again
+                     |           |
+                     +-----------+--> over  closed, detached, ended by the server's word, or away
+                                            until nobody can believe any more that it lives
+
+Rules:
+
+* Only these end it: the program, the word of the server that it is over, or has been taken over,
+  or has another key, and the end of its window. Whatever else a server refuses it with is a
+  reason to try again, there or elsewhere.
+* What was not answered when the connection was lost is asked again over the next one, under the
+  same number (`reconcile` says what need not be), before anything new.
+* Once the program has closed it or left it, it hears no more of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, structs
+
+from tenure.core import rules
+from tenure.engines.contract import Answer, Attach, Enqueued, Place, SessionEvents
+from tenure.engines.native.arguments import plain_count, plain_data, plain_name, plain_timeout
+from tenure.engines.native.calls import Call, ConnectionGone
+from tenure.engines.native.operations import Operations
+from tenure.engines.native.proofs import Proofs
+from tenure.engines.native.reconcile import OWNED, REFUSED, REMOVALS, Holds, reconcile
+from tenure.engines.native.watches import Watches
+from tenure.errors import AuthenticationFailed, SessionExpired
+from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
+from tenure.wire import messages as wire
+from tenure.wire.errors import from_wire
+
+if TYPE_CHECKING:
+    from tenure.engines.native.connection import Connection
+    from tenure.engines.native.link import Link
+    from tenure.engines.native.sideline import Sideline
+
+__all__ = ["NativeSession"]
+
+
+class NativeSession:
+    """What the contract calls a session.
+
+    Attributes:
+        id, attach_number: as the store has them.
+        window: its recovery window, in seconds.
+        channel: where it is on every connection.
+        begun: it has been attached once.
+        why_over: why it is over, by the server's word or the clock; else ``None``.
+        proofs: what is known of its life.
+        look: set when something has happened that its beginning waits for.
+    """
+
+    def __init__(
+        self, link: Link, sideline: Sideline | None, how: Attach, events: SessionEvents
+    ) -> None:
+        self.id = 0
+        self.attach_number = 0
+        self.window = float(how.recovery_window)
+        self.channel = link.next_channel()
+        self.node = how.node
+        self.key = how.key
+        if how.liveness == "process" and not how.key:
+            self.key = os.urandom(rules.ATTACH_KEY_BYTES)  # nobody else is to attach it
+        self.begun = False
+        self.why_over: SessionExpired | None = None
+        self.proofs = Proofs(self.window)
+        self.look = asyncio.Event()
+        self._how = how
+        self._events = events
+        self._link = link
+        self._sideline = sideline
+        self._loop = link.loop
+        self._thread = threading.get_ident()
+        self._now = link.clock.now
+        self._over = False
+        self._connection: Connection | None = None  # while it is attached over it
+        self._attach_sent = 0.0
+        self._operations = Operations(self, link)
+        self._holds: Holds = {}
+        self._watches = Watches(self.channel)
+        self._leaving: asyncio.Future[object] | None = None
+        self._window_ends: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._refusals = 0
+
+    # Attaching
+
+    def ask_to_attach(self, rid: int, connection: Connection) -> Call:
+        """Send an `Attach`, the first one or another."""
+        how = self._how
+        kind: wire.AttachKind = "new" if how.session_id is None else "resume"
+        message = wire.Attach(
+            rid,
+            self.channel,
+            "again" if self.begun else kind,
+            self.node,
+            self.window,
+            how.description,
+            self.key,
+            how.liveness == "window",
+            self.id or how.session_id or 0,
+            how.assume_dead,
+            self._operations.answered_up_to(),
+        )
+        self._attach_sent = self._now()
+        call = Call(rid, message, self._loop.create_future())
+        connection.submit(call)
+        return call
+
+    def attached(self, answer: wire.Attached, connection: Connection) -> None:
+        """The server has attached it, for the first time or again."""
+        self.id, self.attach_number = answer.session_id, answer.attach_number
+        self._connection = connection
+        self._refusals = 0
+        self._stop_timers()
+        if self.begun:
+            self._go_on(answer, connection)
+        else:
+            self.begun = True
+            self._operations.go_on(connection)
+            if self._how.session_id is not None:
+                for each in answer.requests:
+                    self._holds[each.hold] = OWNED if each.granted else inf
+                self._events.resumed([each.model() for each in answer.requests])
+        if answer.age is not None:
+            self._prove(self._attach_sent - answer.age)
+        self.look.set()
+
+    def _go_on(self, answer: wire.Attached, connection: Connection) -> None:
+        """It is attached again: find out what became of everything, and ask again what is open."""
+        operations = self._operations
+        plan = reconcile(self._holds, operations.calls.values(), answer, self._now())
+        self._holds = plan.holds
+        for call, placed in plan.placed:
+            operations.landed(call)
+            call.succeed(placed)
+        again = [each for each in map(self._renewed, plan.again) if each is not None]
+        operations.go_on(connection, again)
+        for hold in plan.orphans:
+            self._ask(wire.Withdraw, hold)
+        if self._leaving is not None:
+            return
+        for found in plan.granted:
+            self._events.granted(found.hold, found.order_id)
+        for hold, why in plan.removed:
+            self._events.removed(hold, why)
+        self._events.attached()
+        self._watches.begin_anew(connection)
+
+    def _renewed(self, call: Call) -> Call | None:
+        """An operation as it is asked again; ``None`` when it is too late for it."""
+        if call.until is not None:
+            left = call.until - self._now()
+            if left <= 0:
+                self.refused(call)
+                call.succeed(REFUSED)
+                return None
+            call.message = structs.replace(call.message, timeout=left)
+        return call
+
+    def cut_off(self) -> None:
+        """The connection is lost."""
+        if not self.begun:
+            return
+        was_attached, self._connection = self._connection is not None, None
+        self._operations.cut_off()
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        if self._window_ends is None:
+            now = self._now()
+            until = (now if self.proofs.last is None else self.proofs.last) + self.window
+            self._window_ends = self._loop.call_later(max(0.0, until - now), self._give_up)
+        if was_attached and self._leaving is None:
+            self._events.detached()
+
+    def reattach(self, connection: Connection) -> None:
+        """There is a connection: attach it again, if it is to be."""
+        self._retry = None
+        if self.begun:
+            call = self.ask_to_attach(self._link.next_rid(), connection)
+            call.future.add_done_callback(partial(self._reattached, connection))
+
+    def _reattached(self, connection: Connection, answer: asyncio.Future[object]) -> None:
+        error = answer.exception()
+        if error is None or self._over or connection is not self._link.connection:
+            return
+        if isinstance(error, SessionExpired | AuthenticationFailed):
+            self._end(SessionExpired(str(error), node=self.node))
+        elif isinstance(error, ConnectionGone):
+            return
+        elif self._link.several:
+            self._link.elsewhere(connection, f"it cannot attach a session again: {error}")
+        else:
+            pause = self._link.pause(self._refusals)
+            self._refusals += 1
+            self._retry = self._loop.call_later(pause, self.reattach, connection)
+
+    def _give_up(self) -> None:
+        """Its window has passed: nobody can believe any more that it lives."""
+        self._window_ends = None
+        self._end(
+            SessionExpired(
+                f"the session on {self.node} is over: no server that has it could be reached "
+                f"within its window of {self.window:g} s",
+                node=self.node,
+            )
+        )
+
+    def _stop_timers(self) -> None:
+        for timer in (self._window_ends, self._retry):
+            if timer is not None:
+                timer.cancel()
+        self._window_ends = self._retry = None
+
+    # Proof
+
+    def is_fresh(self) -> bool:
+        """Whether there is a proof that leaves most of the window."""
+        return self.proofs.fresh(self._now())
+
+    def renew(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._renew()
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._renew)
+        if self._sideline is not None and not self._over:
+            self._sideline.renew(self)
+
+    def _renew(self) -> None:
+        connection = self._connection
+        if connection is not None and not self._over:
+            number = self.proofs.send(self._now())
+            acknowledged = self._operations.answered_up_to()
+            connection.send(wire.Renew(self.channel, number, acknowledged))
+
+    def _prove(self, at: float) -> None:
+        self.proofs.note(at)
+        if self._leaving is None:
+            self._events.proven(at)
+
+    def proven_aside(self, at: float) -> None:
+        """The same, by an answer to the sideline. From its thread."""
+        if not self._over:
+            self._prove(at)
+
+    # The end
+
+    async def close(self) -> None:
+        await self._leave(wire.Close)
+
+    async def detach(self) -> None:
+        await self._leave(wire.Detach)
+
+    async def _leave(self, how: type[wire.Close | wire.Detach]) -> None:
+        """Have it ended, or left; whoever is cancelled meanwhile does not stop that."""
+        if self._leaving is None:
+            if self._over:
+                return
+            self._leaving = self._ask(how).future
+            self._leaving.add_done_callback(self._left)
+            self._watches.clear(self._connection)
+        await asyncio.wait([self._leaving])
+        self._leaving.result()
+
+    def _left(self, _: asyncio.Future[object]) -> None:
+        self._finish(None)
+
+    def abandon(self, attaching: Call | None) -> None:
+        """Its beginning failed or was cancelled: a new one is closed, one taken over is left."""
+        connection = self._connection or self._link.connection
+        unanswered = attaching is not None and not attaching.future.done()
+        if attaching is not None and unanswered:
+            attaching.future.cancel()
+        self._leaving = self._loop.create_future()  # nothing is told any more
+        self._finish(None)
+        if connection is not None and (unanswered or self.begun):
+            leave = wire.Close if self._how.session_id is None else wire.Detach
+            rid = self._link.next_rid()
+            connection.submit(Call(rid, leave(rid, self.channel), self._loop.create_future()))
+
+    def stop(self) -> None:
+        """The engine is closed, though the server may not know that this session is."""
+        self._finish(None)
+
+    def ended(self, push: wire.Ended) -> None:
+        """The server says that it is over."""
+        error = from_wire(push.error)
+        self._end(SessionExpired(str(error), node=self.node))
+
+    def _end(self, why: SessionExpired) -> None:
+        if not self._over:
+            silent = self._leaving is not None or not self.begun
+            self._finish(why)
+            if not silent:
+                self._events.ended(why)
+
+    def _finish(self, why: SessionExpired | None) -> None:
+        """It is over. Safe to call twice."""
+        if self._over:
+            return
+        self._over = True
+        self.why_over = why
+        self._connection = None
+        self._stop_timers()
+        self._watches.clear(None)
+        self._link.sessions.pop(self.channel, None)
+        self._operations.end(self._expired())
+        self._holds.clear()
+        self.look.set()
+
+    def _expired(self) -> SessionExpired:
+        if self.why_over is not None:
+            return SessionExpired(str(self.why_over), node=self.node)
+        return SessionExpired(f"the session on {self.node} is over", node=self.node)
+
+    # What the server says
+
+    def placed(self, call: Call, answer: wire.Placed) -> None:
+        """An `Enqueue` was answered."""
+        self._operations.landed(call)
+        message = call.message
+        assert isinstance(message, wire.Enqueue)
+        if answer.place == wire.REFUSED:
+            self._holds.pop(message.hold, None)
+            call.succeed(REFUSED)
+            return
+        granted = answer.place == wire.GRANTED
+        if message.hold in self._holds:  # or else it has been withdrawn meanwhile
+            waits_until = inf if call.until is None else call.until
+            self._holds[message.hold] = OWNED if granted else waits_until
+        call.succeed(Enqueued(Place.GRANTED if granted else Place.WAITING, answer.order_id))
+
+    def landed(self, call: Call) -> None:
+        """An operation was answered."""
+        self._operations.landed(call)
+
+    def refused(self, call: Call) -> None:
+        """An operation has failed."""
+        self._operations.landed(call)
+        if isinstance(call.message, wire.Enqueue):
+            self._holds.pop(call.message.hold, None)
+
+    def granted(self, push: wire.Granted) -> None:
+        """A request is an owner now."""
+        if push.hold in self._holds and self._leaving is None:
+            self._holds[push.hold] = OWNED
+            self._events.granted(push.hold, push.order_id)
+
+    def removed(self, push: wire.Removed) -> None:
+        """A request has left its queue."""
+        if self._holds.pop(push.hold, None) is not None and self._leaving is None:
+            self._events.removed(push.hold, REMOVALS[push.why])
+
+    def changed(self, push: wire.Changed) -> None:
+        """Something that is watched has changed."""
+        self._watches.changed(push.number)
+
+    def watch_refused(self, push: wire.WatchRefused) -> None:
+        """A watch must do without the server."""
+        self._watches.refused(push)
+
+    def proven(self, answer: wire.Proven) -> None:
+        """A renewal was answered."""
+        at = self.proofs.answered(answer.number, answer.age)
+        if at is not None:
+            self._prove(at)
+            self.look.set()
+
+    def contact(self, push: wire.Contact) -> None:
+        """The server has lost, or found, the contact to its store."""
+        if self._leaving is None:
+            if push.there:
+                self._events.attached()
+            else:
+                self._events.detached()
+
+    # What the program asks
+
+    def _check(self) -> None:
+        if self._over or self._leaving is not None:
+            raise self._expired()
+
+    def _ask(self, kind: Callable[..., Struct], *facts: object) -> Call:
+        rid = self._link.next_rid()
+        return self._operations.ask(rid, kind(rid, self.channel, *facts))
+
+    async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        self._check()
+        name = plain_name(name, self.node)
+        limit = plain_count(limit, "limit", self.node, name)
+        data = plain_data(data, self.node, name)
+        await self._ask(wire.CreateSemaphore, name, limit, data, bool(exist_ok)).future
+
+    async def update_semaphore(self, name: str, data: bytes) -> None:
+        self._check()
+        name = plain_name(name, self.node)
+        data = plain_data(data, self.node, name)
+        await self._ask(wire.UpdateSemaphore, name, data).future
+
+    async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        self._check()
+        name = plain_name(name, self.node)
+        await self._ask(wire.DeleteSemaphore, name, bool(force)).future
+
+    async def describe_semaphore(
+        self, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        self._check()
+        name = plain_name(name, self.node)
+        call = self._ask(wire.DescribeSemaphore, name, bool(owners), bool(waiters))
+        found: SemaphoreDescription = await call.future
+        return found
+
+    def enqueue(
+        self,
+        hold: int,
+        name: str,
+        count: int,
+        data: bytes,
+        *,
+        timeout: float | None,
+        ephemeral: bool,
+    ) -> Answer[Enqueued]:
+        if self._over or self._leaving is not None:
+            raise self._expired()
+        node = self.node
+        timeout = plain_timeout(timeout, node, name)
+        name = plain_name(name, node)
+        data = plain_data(data, node, name)
+        count = plain_count(count, "count", node, name)
+        rid = self._link.next_rid()
+        self._holds[hold] = inf  # it may be in the queue before the answer is here
+        call = self._operations.ask(
+            rid,
+            wire.Enqueue(rid, self.channel, hold, name, count, data, timeout, bool(ephemeral)),
+        )
+        if timeout:
+            call.until = self._now() + timeout
+        return call.future
+
+    def alter(
+        self,
+        hold: int,
+        *,
+        count: int | None,
+        data: bytes | None,
+        timeout: float | Unchanged | None = UNCHANGED,
+    ) -> Answer[None]:
+        self._check()
+        node = self.node
+        if data is not None:
+            data = plain_data(data, node)
+        if count is not None:
+            count = plain_count(count, "count", node)
+        if isinstance(timeout, Unchanged):
+            return self._ask(wire.Alter, hold, count, data).future
+        timeout = plain_timeout(timeout, node)
+        if self._holds.get(hold, OWNED) != OWNED:
+            self._holds[hold] = inf if timeout is None else self._now() + timeout
+        return self._ask(wire.Alter, hold, count, data, True, timeout).future
+
+    def withdraw(self, hold: int) -> Answer[None]:
+        if self._over or self._leaving is not None:
+            return None
+        self._holds.pop(hold, None)
+        rid = self._link.next_rid()
+        return self._operations.ask(rid, wire.Withdraw(rid, self.channel, hold)).future
+
+    def watch(
+        self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        self._check()
+        name = plain_name(name, self.node)
+        watches = self._watches
+        number = watches.add(self._connection, name, changed, data=bool(data), owners=bool(owners))
+        return lambda: watches.remove(self._connection, number)

@@ -1,0 +1,207 @@
+"""What a ``tenure://`` URL says: which servers, with what token, and whether inside TLS.
+
+    tenure://coord.example                      one server, at port 7070
+    tenure://TOKEN@coord.example:7070           with a token; else TENURE_TOKEN is the token
+    tenure://a.example,b.example:7071,[::1]     several servers on one store: any of them will do
+    tenures://coord.example                     inside TLS
+    tenure+unix:///run/tenure/tenure.sock       a socket on this machine
+
+With ``tenures://`` there may be parameters, as in ``?tls-ca=FILE``: ``tls-ca``, whom to trust
+instead of the system's authorities; ``tls-cert`` and ``tls-key``, a certificate to show; and
+``tls-server-name``, the name that the server's certificate is for, where it is not the host's.
+
+A token is a secret: no message, description or log has it, nor anything else of a URL in front
+of the hosts.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import ssl
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+from tenure.errors import InvalidArgument
+
+__all__ = ["DEFAULT_PORT", "Address", "Target", "TlsFiles", "parse"]
+
+DEFAULT_PORT = 7070
+_TLS_PARAMETERS = ("tls-ca", "tls-cert", "tls-key", "tls-server-name")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_LONGEST_TOKEN = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One server, as it is dialled: a host and a port, or the path of a socket."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.path:
+            return self.path
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def local(self) -> bool:
+        """Whether what is sent there stays on this machine."""
+        if self.path or self.host.lower() == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The files of one end of TLS, all PEM; ``None``: the system's authorities; no certificate."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """What is needed to speak TLS.
+
+        Raises:
+            InvalidArgument: a file cannot be read, or is not what it should be.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if self.cert is not None:
+                context.load_cert_chain(self.cert, self.key, password=_no_password)
+        except OSError as error:  # ssl.SSLError is one
+            files = ", ".join(filter(None, (self.ca, self.cert, self.key)))
+            raise InvalidArgument(
+                f"a file for TLS ({files}) cannot be used: {error.strerror or error}"
+            ) from None
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        return context
+
+
+def _no_password() -> str:
+    raise ssl.SSLError("the key is encrypted, and nobody is there to type its password")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A URL, understood.
+
+    Attributes:
+        url: where the store is, without secrets and parameters.
+        targets: the servers, in the order in which they stand there.
+        tls: the files for speaking TLS with them; ``None``: they do not.
+        server_name: the name that their certificates are for; empty: each one's host.
+        token: what shows that the program may come in; empty: nothing.
+    """
+
+    url: str
+    targets: tuple[Target, ...]
+    tls: TlsFiles | None = None
+    server_name: str = ""
+    token: str = field(default="", repr=False)
+
+
+def parse(url: str) -> Address:
+    """Understand a URL.
+
+    Raises:
+        InvalidArgument: it is wrong; the message shows it without its token.
+    """
+    scheme, _, rest = url.partition("://")
+    scheme = scheme.lower()
+    user, _, place = rest.rpartition("@")
+    shown = f"{scheme}://{place}"
+    if "#" in place:
+        raise InvalidArgument(f"{shown!r} has a '#', which means nothing here")
+    place, _, query = place.partition("?")
+    parameters = _parameters(shown, query)
+    token = _token(shown, user)
+    if parameters and scheme != "tenures":
+        raise InvalidArgument(
+            f"{shown!r} has parameters for TLS and would not use them; with TLS the scheme is "
+            "tenures"
+        )
+    if scheme == "tenure+unix":
+        path = unquote(place)
+        if not path.startswith("/") or path.endswith("/") or "\0" in path:
+            raise InvalidArgument(
+                f"{shown!r} names no socket; write the whole path after the two slashes, for "
+                "example tenure+unix:///run/tenure/tenure.sock"
+            )
+        return Address(f"{scheme}://{place}", (Target(path=path),), token=token)
+    targets = tuple(_target(shown, each) for each in place.removesuffix("/").split(","))
+    if len(set(targets)) < len(targets):
+        raise InvalidArgument(f"{shown!r} names a server twice")
+    return Address(
+        f"{scheme}://{','.join(map(str, targets))}",
+        targets,
+        _tls(shown, parameters) if scheme == "tenures" else None,
+        parameters.get("tls-server-name", ""),
+        token,
+    )
+
+
+def _token(shown: str, user: str) -> str:
+    token = unquote(user) if user else os.environ.get("TENURE_TOKEN", "")
+    if len(token) > _LONGEST_TOKEN or not token.isprintable():
+        raise InvalidArgument(
+            f"the token for {shown!r} is none: a token is printable text of at most "
+            f"{_LONGEST_TOKEN} characters, and in a URL written with %-escapes where it has to be"
+        )
+    return token
+
+
+def _target(shown: str, place: str) -> Target:
+    if "/" in place:
+        raise InvalidArgument(f"{shown!r}: nothing follows the hosts, apart from parameters")
+    if place.startswith("["):
+        host, bracket, after = place[1:].partition("]")
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            bracket = ""
+        if not bracket or (after and not after.startswith(":")):
+            raise InvalidArgument(f"{shown!r}: in brackets stands an IPv6 address, as in [::1]")
+        port = after[1:]
+    else:
+        host, _, port = place.partition(":")
+        if ":" in port:
+            raise InvalidArgument(f"{shown!r}: write an IPv6 address in brackets, as in [::1]")
+        if not _HOST.fullmatch(host):
+            raise InvalidArgument(
+                f"{shown!r}: {host!r} is not a host; write for example tenure://127.0.0.1:7070"
+            )
+    if not port:
+        return Target(host, DEFAULT_PORT)
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise InvalidArgument(f"{shown!r}: {port!r} is no port; a port is 1 to 65535")
+    return Target(host, int(port))
+
+
+def _parameters(shown: str, query: str) -> dict[str, str]:
+    parameters: dict[str, str] = {}
+    for part in filter(None, query.split("&")):
+        name, _, value = part.partition("=")
+        if name not in _TLS_PARAMETERS:
+            raise InvalidArgument(
+                f"{shown!r}: there is no parameter {name!r}; there are {', '.join(_TLS_PARAMETERS)}"
+            )
+        if name in parameters:
+            raise InvalidArgument(f"{shown!r} has {name} twice")
+        if not value:
+            raise InvalidArgument(f"{shown!r}: {name} has no value")
+        parameters[name] = unquote(value)
+    return parameters
+
+
+def _tls(shown: str, parameters: dict[str, str]) -> TlsFiles:
+    cert, key = parameters.get("tls-cert"), parameters.get("tls-key")
+    if key is not None and cert is None:
+        raise InvalidArgument(f"{shown!r} has tls-key, and not the tls-cert that it belongs to")
+    return TlsFiles(parameters.get("tls-ca"), cert, key)

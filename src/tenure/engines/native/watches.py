@@ -1,0 +1,105 @@
+"""A session's watches, which outlive connections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tenure.wire import messages as wire
+from tenure.wire.errors import from_wire
+
+if TYPE_CHECKING:
+    from tenure.engines.native.connection import Connection
+
+__all__ = ["Watches"]
+
+POLLING = 1.0
+"""Seconds between two looks at what the server refuses to watch."""
+
+_log = logging.getLogger("tenure")
+
+
+class _Watch:
+    __slots__ = ("changed", "message", "polling")
+
+    def __init__(self, message: wire.Watch, changed: Callable[[], None]) -> None:
+        self.message = message
+        self.changed = changed
+        self.polling: asyncio.TimerHandle | None = None
+
+
+class Watches:
+    """The watches of one session, on its channel."""
+
+    def __init__(self, channel: int) -> None:
+        self._channel = channel
+        self._watches: dict[int, _Watch] = {}
+        self._last = 0
+
+    def add(
+        self,
+        connection: Connection | None,
+        name: str,
+        changed: Callable[[], None],
+        *,
+        data: bool,
+        owners: bool,
+    ) -> int:
+        """Begin one; returns its number."""
+        self._last += 1
+        message = wire.Watch(self._channel, self._last, name, data, owners)
+        self._watches[self._last] = _Watch(message, changed)
+        if connection is not None:
+            connection.send(message)
+        return self._last
+
+    def remove(self, connection: Connection | None, number: int) -> None:
+        """End one. Safe to call twice."""
+        watch = self._watches.pop(number, None)
+        if watch is None:
+            return
+        if watch.polling is not None:
+            watch.polling.cancel()
+        if connection is not None:
+            connection.send(wire.Unwatch(self._channel, number))
+
+    def clear(self, connection: Connection | None) -> None:
+        """End them all."""
+        for number in list(self._watches):
+            self.remove(connection, number)
+
+    def changed(self, number: int) -> None:
+        """The server says that something has changed."""
+        watch = self._watches.get(number)
+        if watch is not None:
+            watch.changed()
+
+    def begin_anew(self, connection: Connection) -> None:
+        """The session is attached again: watch again, and look at what may have been missed."""
+        watches = list(self._watches.values())
+        for watch in watches:
+            if watch.polling is not None:
+                watch.polling.cancel()
+                watch.polling = None
+            connection.send(watch.message)
+        for watch in watches:
+            watch.changed()
+
+    def refused(self, push: wire.WatchRefused) -> None:
+        """The server will not say when something changes: it is looked at again and again."""
+        watch = self._watches.get(push.number)
+        if watch is not None:
+            _log.warning(
+                "watching %r is refused, so that it is looked at every %g s instead: %s",
+                watch.message.name,
+                POLLING,
+                from_wire(push.error),
+            )
+            self._poll(watch)
+
+    def _poll(self, watch: _Watch) -> None:
+        loop = asyncio.get_running_loop()
+        watch.polling = loop.call_later(POLLING, self._poll, watch)
+        watch.changed()
