@@ -149,7 +149,7 @@ class Client:
             if message is None or not message.HasField("ping"):
                 return message
             self.pings.append(message.ping.opaque)
-            if self.answers_pings:
+            if self.answers_pings and not self.call._end_done:
                 await self.send(pong=Request.PingPong(opaque=message.ping.opaque))
 
     async def status(self) -> Status:

@@ -97,6 +97,7 @@ async def test_deleted_by_force_waiters_and_watchers_learn_it_before_who_asked(
         assert await client.refused(asked, "delete_semaphore_result") == Status.SUCCESS
         assert await other.refused(others) == Status.ABORTED
         assert not await owner.released(await owner.release("s"))
+        assert not await client.released(await client.release("s"))  # and nothing more before it
 
 
 # --- acquire

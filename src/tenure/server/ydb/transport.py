@@ -32,6 +32,7 @@ from grpclib.protocol import Connection as Http2Connection
 from grpclib.utils import Wrapper
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.errors import ErrorCodes
 from h2.events import PingReceived
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Connection", "GrpcError", "Method", "Receiver", "Status"]
 
 _HEADER = 5  # bytes before each message: whether it is compressed, and its length
+_PREFACE, _FRAME_HEADER, _LONGEST_FRAME = 24, 9, 16384  # bytes, as HTTP/2 has them
 _CHUNK = 256 * 1024  # bytes that are sent before it is looked whether the client has read them
 _LINGER = 0.5  # seconds between the end of a connection's last call and its own
 _CONTENT_TYPES = frozenset({"application/grpc", "application/grpc+proto"})
@@ -322,6 +324,7 @@ class Connection(H2Protocol, AbstractHandler):
         self._lingering: asyncio.TimerHandle | None = None
         self._draining = False
         self._open = False
+        self._frames = _FrameLengths()
 
     # The transport's callbacks
 
@@ -362,12 +365,14 @@ class Connection(H2Protocol, AbstractHandler):
     def data_received(self, data: bytes) -> None:
         if not self._open:
             return
+        if (length := self._frames.too_long(data)) is not None:
+            self._h2.close_connection(ErrorCodes.FRAME_SIZE_ERROR)
+            self._end_badly(f"a frame of {length} bytes")
+            return
         try:
             events = self.http2.feed(data)
         except H2Error as error:
-            self.log(logging.WARNING, "not HTTP/2 as it should be", error=str(error))
-            self.http2.flush()  # says so to the client
-            self.processor.close("protocol error")
+            self._end_badly(str(error))
             return
         self.http2.flush()
         for event in events:
@@ -376,6 +381,11 @@ class Connection(H2Protocol, AbstractHandler):
                 self.pings += type(event) is PingReceived
         if self._open:
             self.http2.flush()
+
+    def _end_badly(self, reason: str) -> None:
+        self.log(logging.WARNING, "not HTTP/2 as it should be", reason=reason)
+        self.http2.flush()  # says so to the client
+        self.processor.close("protocol error")
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -444,6 +454,8 @@ class Connection(H2Protocol, AbstractHandler):
     async def _answer(self, call: Call) -> tuple[Status, str]:
         try:
             headers = call.metadata
+            if headers.get(":method") != "POST":
+                raise GrpcError(Status.UNKNOWN, "the method is not POST")
             if headers.get("content-type") not in _CONTENT_TYPES:
                 raise GrpcError(Status.UNKNOWN, "the content type is not application/grpc")
             method = self._methods.get(call.path)
@@ -540,6 +552,36 @@ class Connection(H2Protocol, AbstractHandler):
     def log(self, level: int, event: str, **facts: object) -> None:
         """A line in the log, with the client's address."""
         self.context.log(level, event, listener="ydb", peer=self._greeting.peer, **facts)
+
+
+class _FrameLengths:
+    """Finds a frame that is too long by its header; h2 would wait for all of it, up to 16 MiB."""
+
+    __slots__ = ("_header", "_skip")
+
+    def __init__(self) -> None:
+        self._skip = _PREFACE
+        self._header = b""
+
+    def too_long(self, data: bytes) -> int | None:
+        """The length of a frame in `data` that is longer than it may be, if there is one."""
+        at, end = 0, len(data)
+        while at < end:
+            step = min(self._skip, end - at)
+            at += step
+            self._skip -= step
+            if self._skip:
+                break
+            header = self._header + data[at : at + _FRAME_HEADER - len(self._header)]
+            at += len(header) - len(self._header)
+            if len(header) < _FRAME_HEADER:
+                self._header = header
+                break
+            self._header = b""
+            self._skip = int.from_bytes(header[:3], "big")
+            if self._skip > _LONGEST_FRAME:
+                return self._skip
+        return None
 
 
 def _keep_alive(sock: socket.socket | None) -> None:

@@ -1,0 +1,385 @@
+"""HTTP/2 and gRPC below the calls: bad input, clients that do not read or say nothing, limits.
+
+What one client does wrong is told to it, or ends its connection, is a line in the log, and harms no
+other one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import h2.config
+import h2.connection
+import pytest
+from grpclib.const import Status as GrpcStatus
+from grpclib.exceptions import GRPCError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tenure.server.limits import Limits
+from tenure.server.ydb.messages import Request, Status
+from tests.server.ydb.raw import (
+    NODE,
+    PATIENCE,
+    SERVICE,
+    Server,
+    channel,
+    eventually,
+    serving,
+    session,
+    stream,
+)
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    server: Server,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A bare TCP connection."""
+    host, _, port = server.target.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def cut_off(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the other end closes the connection."""
+    got = b""
+    with contextlib.suppress(ConnectionResetError):
+        async with asyncio.timeout(PATIENCE):
+            while data := await reader.read(65536):
+                got += data
+    return got
+
+
+async def serves_others(server: Server) -> None:
+    async with channel(server.target) as over:
+        client = await session(over)
+        assert await client.acquired(await client.acquire("m", 1, ephemeral=True))
+        await client.send(session_stop=Request.SessionStop())
+        await client.expect("session_stopped")
+
+
+class Http2:
+    """A client of HTTP/2 that does what a test wants, above all what it should not."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self.h2 = h2.connection.H2Connection(
+            h2.config.H2Configuration(
+                client_side=True, validate_outbound_headers=False, header_encoding="ascii"
+            )
+        )
+        self.h2.initiate_connection()
+
+    def call(self, path: str = SERVICE + "Session", **changes: str) -> int:
+        """Begin a call; returns its stream's number."""
+        number = self.h2.get_next_available_stream_id()
+        headers = {
+            ":method": "POST",
+            ":scheme": "http",
+            ":path": path,
+            ":authority": "here",
+            "te": "trailers",
+            "content-type": "application/grpc",
+            **changes,
+        }
+        self.h2.send_headers(number, list(headers.items()))
+        return number
+
+    async def flush(self) -> None:
+        self._writer.write(self.h2.data_to_send())
+        await self._writer.drain()
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
+        b"\x00" * 100,
+        PREFACE + b"\xff" * 200,
+        PREFACE + b"\x00\x00\x04\x00\x00\x00\x00\x00\x01abcd",  # data on a stream that is none
+        PREFACE + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01",  # a frame too large
+    ],
+)
+async def test_what_is_not_http2_ends_the_connection_with_a_line_in_the_log(
+    nonsense: bytes,
+) -> None:
+    async with serving() as server:
+        async with connected(server) as (reader, writer):
+            writer.write(nonsense)
+            await cut_off(reader)
+        assert "not HTTP/2 as it should be" in server.lines.events()
+        await serves_others(server)
+
+
+@settings(max_examples=5)
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.binary(max_size=200), max_size=5))))
+async def test_random_bytes_harm_nobody(clients: list[tuple[bool, list[bytes]]]) -> None:
+    async with serving() as server:
+        for with_preface, chunks in clients:
+            async with connected(server) as (reader, writer):
+                writer.write(PREFACE * with_preface)
+                for chunk in chunks:
+                    writer.write(chunk)
+                writer.write_eof()
+                await cut_off(reader)
+        assert not any("failed" in event for event in server.lines.events())
+        await serves_others(server)
+
+
+@settings(max_examples=5)
+@given(st.lists(st.tuples(st.booleans(), st.binary(min_size=1, max_size=100))))
+async def test_random_messages_on_streams_harm_nobody(clients: list[tuple[bool, bytes]]) -> None:
+    async with serving() as server:
+        async with channel(server.target) as over:
+            for started, message in clients:
+                client = await session(over) if started else await stream(over)
+                frame = b"\x00" + len(message).to_bytes(4, "big") + message
+                await client.call._stream.send_data(frame)
+                await client.call.end()
+                try:
+                    while (said := await client.receive()) is not None:
+                        assert said.WhichOneof("response") in {"failure", "pong"}
+                except GRPCError as error:  # not even a stream was begun
+                    assert error.status is GrpcStatus.INVALID_ARGUMENT
+        assert not any("failed" in event for event in server.lines.events())
+        await serves_others(server)
+
+
+async def test_a_message_that_is_no_session_request_ends_the_stream() -> None:
+    async with serving() as server, channel(server.target) as over:
+        client = await session(over)
+        await client.call._stream.send_data(b"\x00\x00\x00\x00\x02\xff\xff")
+        assert await client.status() is GrpcStatus.INVALID_ARGUMENT
+        assert "call refused" in server.lines.events()
+
+
+async def test_a_message_that_is_too_large_is_refused_before_it_is_read() -> None:
+    async with serving() as server, channel(server.target) as over:
+        client = await session(over)
+        await client.call._stream.send_data(b"\x00\xff\xff\xff\xff")
+        assert await client.status() is GrpcStatus.RESOURCE_EXHAUSTED
+        (refused,) = [facts for _, event, facts in server.lines.seen if event == "call refused"]
+        assert "message_bytes" in refused["reason"]
+
+
+async def test_a_compressed_message_is_not_understood() -> None:
+    async with serving() as server, channel(server.target) as over:
+        client = await session(over)
+        await client.call._stream.send_data(b"\x01\x00\x00\x00\x01x")
+        assert await client.status() is GrpcStatus.UNIMPLEMENTED
+
+
+async def test_a_stream_that_ends_within_a_message_is_an_error() -> None:
+    async with serving() as server, channel(server.target) as over:
+        client = await session(over)
+        await client.call._stream.send_data(b"\x00\x00\x00\x00\x09abc")
+        await client.call.end()
+        assert await client.receive() is None
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(GRPCError) as caught:
+                await client.call.recv_trailing_metadata()
+        assert caught.value.status is GrpcStatus.INTERNAL
+
+
+async def test_a_message_may_come_in_pieces_of_any_size() -> None:
+    async with serving() as server, channel(server.target) as over:
+        client = await session(over)
+        message = Request(ping=Request.PingPong(opaque=77)).SerializeToString()
+        for byte in b"\x00" + len(message).to_bytes(4, "big") + message:
+            await client.call._stream.send_data(bytes([byte]))
+        assert (await client.expect("pong")).opaque == 77
+
+
+@pytest.mark.parametrize(
+    "changes", [{"content-type": "text/html"}, {":method": "GET"}, {"path": "/x"}]
+)
+async def test_a_call_that_is_no_grpc_is_refused(changes: dict[str, str]) -> None:
+    async with serving() as server:
+        async with connected(server) as (reader, writer):
+            client = Http2(writer)
+            client.call(**changes)
+            await client.flush()
+            ended = False
+            async with asyncio.timeout(PATIENCE):
+                while not ended:
+                    for event in client.h2.receive_data(await reader.read(65536)):
+                        ended = ended or type(event).__name__ == "StreamEnded"
+        assert "call refused" in server.lines.events()
+
+
+async def test_frames_of_a_kind_that_nobody_knows_are_ignored() -> None:
+    async with serving() as server, connected(server) as (reader, writer):
+        client = Http2(writer)
+        client.call()
+        await client.flush()
+        writer.write(b"\x00\x00\x03\xee\x00\x00\x00\x00\x00abc")
+        client.h2.ping(b"12345678")
+        await client.flush()
+        answered = False
+        async with asyncio.timeout(PATIENCE):
+            while not answered:
+                for event in client.h2.receive_data(await reader.read(65536)):
+                    answered = answered or type(event).__name__ == "PingAckReceived"
+
+
+async def test_streams_that_are_opened_and_reset_without_end_leave_nothing_behind() -> None:
+    async with serving() as server:
+        async with connected(server) as (_, writer):
+            client = Http2(writer)
+            for _ in range(500):
+                number = client.call()
+                client.h2.reset_stream(number)
+            await client.flush()
+            await serves_others(server)
+
+        async def nothing_runs() -> bool:
+            return not server.listener._tasks
+
+        await eventually(nothing_runs)
+
+
+async def test_connections_that_are_opened_and_dropped_leave_nothing_behind() -> None:
+    async with serving() as server:
+        for number in range(200):
+            async with connected(server) as (_, writer):
+                writer.write(PREFACE[: number % len(PREFACE)])
+        await serves_others(server)
+
+        async def nobody() -> bool:
+            counts = server.context.counts
+            return counts.connections.taken == counts.greetings.taken == 0
+
+        await eventually(nobody)
+
+
+# --- limits
+
+
+async def test_who_says_nothing_is_sent_away() -> None:
+    async with serving(limits=Limits(greeting_time=0.1)) as server:
+        async with connected(server) as (reader, writer):
+            writer.write(PREFACE)
+            await cut_off(reader)
+        async with connected(server) as (reader, _):
+            await cut_off(reader)
+        assert server.lines.events().count("connection closed: no call in time") == 2
+        async with channel(server.target) as over:
+            client = await session(over)
+            await asyncio.sleep(0.3)  # who has called stays, whether it goes on or not
+            assert await client.acquired(await client.acquire("m", 1, ephemeral=True))
+
+
+async def test_connections_are_limited() -> None:
+    async with (
+        serving(limits=Limits(connections=1)) as server,
+        channel(server.target) as over,
+    ):
+        await session(over)
+        async with connected(server) as (reader, _):
+            assert await cut_off(reader) == b""
+        (refused,) = [
+            facts for _, event, facts in server.lines.seen if event == "connection refused"
+        ]
+        assert refused["limit"] == "connections"
+
+
+async def test_sessions_of_a_connection_are_limited() -> None:
+    async with (
+        serving(limits=Limits(sessions_per_connection=1)) as server,
+        channel(server.target) as over,
+    ):
+        first = await session(over)
+        second = await stream(over)
+        await second.send(session_start=Request.SessionStart(path=NODE, timeout_millis=5000))
+        assert "sessions_per_connection" in await second.fails(Status.PRECONDITION_FAILED)
+        await first.call.cancel()
+
+        async def left() -> bool:
+            return not server.listener._streams
+
+        await eventually(left)
+        await session(over)
+
+
+async def test_of_operations_without_end_so_many_are_under_way() -> None:
+    limits = Limits(operations_in_flight=10)
+    async with serving(limits=limits) as server, channel(server.target) as over:
+        client, other = await session(over), await session(over)
+        most = 0
+        (connection,) = server.listener._connections
+        counting = connection.operations
+
+        def count(more: int) -> None:
+            nonlocal most
+            counting(more)
+            most = max(most, connection._operations)
+
+        connection.operations = count  # type: ignore[method-assign]
+        asked = [await client.describe("none") for _ in range(500)]
+        for number in asked:
+            kind = "describe_semaphore_result"
+            assert await client.refused(number, kind) == Status.NOT_FOUND
+        assert 1 < most <= 10
+        assert await other.acquired(await other.acquire("m", 1, ephemeral=True))
+
+
+@pytest.mark.parametrize("limit", ["output_bytes", "output_time"])
+async def test_who_does_not_read_is_not_read_from_and_then_cut_off(limit: str) -> None:
+    smallest = {"data_bytes": 64 * 1024, "message_bytes": 128 * 1024}
+    limits = Limits(
+        **smallest,
+        output_bytes=256 * 1024 if limit == "output_bytes" else 64 * 1024 * 1024,
+        output_time=0.5 if limit == "output_time" else 60.0,
+    )
+    async with serving(limits=limits) as server, channel(server.target) as over:
+        writer = await session(over)
+        await writer.create("s", 1, b"d" * 64 * 1024)
+        async with connected(server) as (_, raw):
+            client = Http2(raw)
+            number = client.call()
+            start = Request.SessionStart(path=NODE, timeout_millis=30_000)
+            ask = Request.DescribeSemaphore(name="s")
+            messages = [Request(session_start=start)]
+            messages += [Request(describe_semaphore=ask)] * 1000
+            data = b"".join(
+                b"\x00" + len(each).to_bytes(4, "big") + each
+                for each in (message.SerializeToString() for message in messages)
+            )
+            for begin in range(0, len(data), 8192):
+                client.h2.send_data(number, data[begin : begin + 8192])
+            await client.flush()
+            await eventually_logged(server, "connection cut off: the client does not read")
+        (told,) = [facts for _, event, facts in server.lines.seen if "cut off" in event]
+        assert told["limit"] in {limit, "output_time"}
+        assert await writer.acquired(await writer.acquire("m", 1, ephemeral=True))
+
+
+async def eventually_logged(server: Server, event: str) -> None:
+    async def logged() -> bool:
+        return event in server.lines.events()
+
+    await eventually(logged)
+
+
+async def test_no_line_of_the_log_has_a_token_or_what_a_client_sent() -> None:
+    async with serving() as server, channel(server.target) as over:
+        metadata: Any = [("x-ydb-auth-ticket", "a secret of mine")]
+        client = await stream(over, metadata=metadata)
+        await client.send(session_start=Request.SessionStart(path="/local/none"))
+        await client.fails(Status.NOT_FOUND)
+        assert server.lines.seen
+        assert not any("secret" in str(line) for line in server.lines.seen)
