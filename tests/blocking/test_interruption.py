@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
+import itertools
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -29,15 +34,25 @@ def signal_main(number: int = signal.SIGUSR1) -> None:
     signal.pthread_kill(main, number)
 
 
+def first_try(function: Callable[..., object]) -> int:
+    """The number of the line of a function's first ``try``."""
+    lines, first = inspect.getsourcelines(function)
+    return first + [line.strip() for line in lines].index("try:")
+
+
 class Alarms:
-    """A handler that raises in the main thread: once when armed, and only within a call."""
+    """A handler that raises in the main thread: once when armed, and only within a call.
+
+    An interruption before the first line of the call is one before the call.
+    """
 
     def __init__(self) -> None:
         self.armed = False
+        self._begins = first_try(Portal._call)
 
     def handle(self, _: int, frame: FrameType | None) -> None:
         while self.armed and frame is not None:
-            if frame.f_code is Portal._call.__code__:
+            if frame.f_code is Portal._call.__code__ and frame.f_lineno > self._begins:
                 self.armed = False
                 raise Alarm
             frame = frame.f_back
@@ -131,6 +146,197 @@ def test_interruptions_at_any_moment_of_a_call_leave_nothing_behind(
             while True:
                 mutex.lock(timeout=5).release()
     assert is_free(eye, "a")
+
+
+def no_loop_is_left() -> bool:
+    return "tenure-blocking" not in [thread.name for thread in threading.enumerate()]
+
+
+TraceFunction: TypeAlias = Callable[[FrameType, str, Any], Any]
+
+
+class Interruption:
+    """Ctrl-C at the n-th moment of what functions do that have come to their first ``try``.
+
+    The moments are those in which Python looks for signals: when a function begins, after a call
+    and on the way back in a loop.
+
+    Attributes:
+        struck: whether there were so many.
+    """
+
+    def __init__(self, moment: int, *functions: Callable[..., object]) -> None:
+        self.struck = False
+        self._left = moment
+        self._last: dict[FrameType, str] = {}
+        self._begins = {each.__code__: first_try(each) for each in functions}
+        self._inside: FrameType | None = None
+
+    @contextmanager
+    def expected(self) -> Iterator[None]:
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            yield
+        except KeyboardInterrupt:
+            assert self.struck
+        finally:
+            sys.settrace(before)
+            self._last.clear()
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> TraceFunction:
+        frame.f_trace_opcodes = True
+        begins = self._begins.get(frame.f_code)
+        if self._inside is None and begins is not None and frame.f_lineno > begins:
+            self._inside = frame
+        if event == "return" and frame is self._inside:
+            self._inside = None
+        elif self._inside is not None and self._looks_for_signals(frame, event):
+            self._left -= 1
+            if self._left == 0:
+                self.struck = True
+                raise KeyboardInterrupt
+        return self._trace
+
+    def _looks_for_signals(self, frame: FrameType, event: str) -> bool:
+        if not frame.f_globals["__name__"].startswith("tenure."):
+            return False  # perhaps the collector's, where an interruption is printed and lost
+        if event != "opcode":
+            return event == "call"
+        before = self._last.get(frame, "")
+        self._last[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+        return before.startswith(("CALL", "JUMP_BACKWARD"))
+
+
+def at_each_moment(*functions: Callable[..., object]) -> Iterator[Interruption]:
+    """Interruptions at the first moment, the second, the third, and so on to the last."""
+    for moment in itertools.count(1):
+        interruption = Interruption(moment, *functions)
+        yield interruption
+        if not interruption.struck:
+            assert moment > 10
+            return
+
+
+def held_by_a_lease(client: blocking.Client) -> Callable[[], object]:
+    return client.mutex("a").lock().release
+
+
+def held_by_a_block(client: blocking.Client) -> Callable[[], object]:
+    lease = client.mutex("a").lock()
+    lease.__enter__()
+    return lambda: lease.__exit__(None, None, None)
+
+
+def held_by_a_ticket(client: blocking.Client) -> Callable[[], object]:
+    return client.semaphore("a").enqueue().withdraw
+
+
+def held_by_a_session(client: blocking.Client) -> Callable[[], object]:
+    session = client.session()
+    session.mutex("a").lock()
+    return session.close
+
+
+def held_by_a_sessions_block(client: blocking.Client) -> Callable[[], object]:
+    session = client.session()
+    session.__enter__().mutex("a").lock()
+    return lambda: session.__exit__(None, None, None)
+
+
+@guarantee("cancelled", "nothing leaks", on=MEMORY)
+@pytest.mark.parametrize(
+    "take",
+    [
+        held_by_a_lease,
+        held_by_a_block,
+        held_by_a_ticket,
+        held_by_a_session,
+        held_by_a_sessions_block,
+    ],
+)
+def test_what_gives_back_does_so_at_whatever_moment_it_is_interrupted(
+    client: blocking.Client,
+    eye: blocking.Client,
+    take: Callable[[blocking.Client], Callable[[], object]],
+) -> None:
+    if take is held_by_a_ticket:
+        client.semaphore("a").create(limit=1)
+
+    def check_that_it_is_free() -> None:
+        if take is held_by_a_ticket:
+            eye.semaphore("a").acquire(timeout=10).release()
+        else:
+            eye.mutex("a").lock(timeout=10).release()
+
+    for interruption in at_each_moment(Portal._call):
+        give_back = take(client)
+        with interruption.expected():
+            give_back()
+        check_that_it_is_free()
+
+
+def test_the_first_call_of_a_thread_gives_back_at_whatever_moment_it_is_interrupted(
+    client: blocking.Client, eye: blocking.Client
+) -> None:
+    for interruption in at_each_moment(Portal._call):
+        lease = client.mutex("a").lock()
+
+        def give_back(
+            interruption: Interruption = interruption, lease: blocking.Lease = lease
+        ) -> None:
+            with interruption.expected():
+                lease.release()
+
+        Thread(give_back).result()
+        eye.mutex("a").lock(timeout=10).release()
+
+
+def test_a_client_is_closed_at_whatever_moment_its_closing_is_interrupted(url: str) -> None:
+    for interruption in at_each_moment(Portal._call, Portal.let_go):
+        client = blocking.connect(url)
+        lease = client.mutex("a").lock()
+        with interruption.expected():
+            client.close()
+        until(no_loop_is_left)
+        assert not is_held(lease)
+        with blocking.connect(url) as another:
+            another.mutex("a").lock(timeout=10).release()
+
+
+def test_a_client_is_served_or_not_at_whatever_moment_its_beginning_is_interrupted(
+    url: str,
+) -> None:
+    for interruption in at_each_moment(Portal.serve):
+        with interruption.expected():
+            blocking.connect(url).close()
+        if interruption.struck:
+            until(no_loop_is_left)
+        with blocking.connect(url) as another:
+            another.mutex("a").lock(timeout=10).release()
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_an_interruption_while_the_thread_is_started_leaves_no_doubt_whether_it_runs(
+    client: blocking.Client, url: str, monkeypatch: pytest.MonkeyPatch, started: bool
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if started:
+            start(thread)
+        raise KeyboardInterrupt
+
+    lease = client.mutex("a").lock()
+    client.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            blocking.connect(url)
+    until(no_loop_is_left)
+    assert not is_held(lease)
+    with blocking.connect(url) as another:
+        another.mutex("a").lock(timeout=10).release()
 
 
 def test_one_more_interruption_does_not_end_the_giving_back(

@@ -11,6 +11,7 @@ Rules:
 * Every call ends, and the thread that made it waits until then, whatever interrupts it.
 * A call that an exception interrupts (Ctrl-C, a signal handler that raises) is cancelled. What it
   had obtained all the same is undone, on the loop, before the exception goes on in the thread.
+  What gives back is begun first, as it would be by a task: nobody gives it back a second time.
 * Inside the block of a lost lease or an expired session, a call raises that loss. What gives back
   (a release, a close, the end of a block) is carried out all the same.
 * A cancellation that finds the agent idle is for the thread's next call, which looks at the
@@ -105,7 +106,7 @@ class Agent:
 
     def take(self, call: Call) -> None:
         """Carry a call out: here and now as far as that goes, and the rest in the task."""
-        if call.over:
+        if call.over or call is self._call:
             return  # abandoned already
         loop = asyncio.get_running_loop()
         task = self.task
@@ -127,15 +128,21 @@ class Agent:
         # The end of a block may have taken one back.
         self._rest = _Rest(work, waits_for, min(cancelled, task.cancelling()))
         self._rouse()
+        if call.abandoned:
+            self._cancel()
 
     def abandon(self, call: Call) -> None:
         """The thread that made the call has been interrupted."""
+        if call.abandoned:
+            return
         call.abandoned = True
         if call.over:
             call.settle()
         elif self._call is call:
             self._cancel()
-        else:  # the thread was interrupted before it was taken
+        elif call.gives_back:  # the thread was interrupted before it was taken
+            asyncio.get_running_loop().call_soon(self.take, call)
+        else:
             call.error = asyncio.CancelledError()
             self._over(call)
 

@@ -55,8 +55,9 @@ def connect(url: str | None = None, *, clock: Clock | None = None) -> Client:
     portal = the_portal()
     portal.check_caller()
     twin = twins.connect(url, clock=clock)
+    client = Client(portal, twin)
     portal.serve(twin)
-    return Client(portal, twin)
+    return client
 
 
 @mirrors(Nodes)

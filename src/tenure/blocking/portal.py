@@ -91,9 +91,23 @@ class _LoopThread(threading.Thread):
         super().__init__(name="tenure-blocking", daemon=True)
         self._loop = loop
         self._before = before
+        self._begun: bool | None = None
+        self._beginning = threading.Lock()
         self.ended = False
 
+    def begins(self, begun: bool) -> bool:
+        """Settle whether it is to turn the loop; the first word counts, and is returned.
+
+        Whoever was interrupted while it started it cannot tell whether it did.
+        """
+        with self._beginning:
+            if self._begun is None:
+                self._begun = begun
+            return self._begun
+
     def run(self) -> None:
+        if not self.begins(True):
+            return
         if self._before is not None:
             self._before.join()
             self._before = None
@@ -109,13 +123,17 @@ class _Mine:
         self._all: list[Agent] = []
         self.free: list[Agent] = []
 
-    def another(self) -> Agent:
-        agent = self._portal._new_agent()
-        self._all.append(agent)
-        return agent
+    def next(self) -> Agent:
+        """Who carries out the next call; it stays among the free ones."""
+        if not self.free:
+            agent = self._portal._new_agent()
+            self._all.append(agent)
+            self.free.append(agent)
+        return self.free[-1]
 
     def __del__(self) -> None:
-        for agent in self._all:  # the thread has ended
+        # The thread has ended; or this was interrupted while it was made.
+        for agent in getattr(self, "_all", ()):
             self._portal._post(self._portal._dismiss, agent)
 
 
@@ -148,11 +166,11 @@ class Portal:
     def serve(self, client: Client) -> None:
         """Turn the loop until that client is closed, and `let_go`."""
         self.check_caller()
-        self._clients.add(client)
         try:
+            self._clients.add(client)
             self._ensure_running()
         except BaseException:
-            self._clients.discard(client)
+            self._discard(client)
             raise
 
     def let_go(self, client: Client) -> None:
@@ -163,12 +181,16 @@ class Portal:
         closing = client._closing
         if closing is None:
             return
-        if not closing.done():  # whoever closes it was interrupted
-            self._post(closing.add_done_callback, lambda _: self._discard(client))
-            return
-        ended = self._discard(client)
-        if ended is not None:
-            ended.join()
+        let_go = False
+        try:
+            if closing.done():
+                ended = self._discard(client)
+                let_go = True
+                if ended is not None:
+                    ended.join()
+        finally:
+            if not let_go:  # this call, or the one that closes it, was interrupted
+                self._post(closing.add_done_callback, lambda _: self._discard(client))
 
     def _discard(self, client: Client) -> _LoopThread | None:
         self._clients.discard(client)
@@ -187,18 +209,15 @@ class Portal:
             fork.check(self._born, "what tenure.blocking made")
         if self._loop.is_closed():
             raise SessionClosed("this program ends, and its clients have been closed")
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return
-        raise Misuse(
-            "tenure.blocking would stop this thread's event loop while it waits; in async code "
-            "use tenure itself, or call this in a thread (asyncio.to_thread)"
-        )
+        if asyncio._get_running_loop() is not None:
+            raise Misuse(
+                "tenure.blocking would stop this thread's event loop while it waits; in async code "
+                "use tenure itself, or call this in a thread (asyncio.to_thread)"
+            )
 
     def call(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Have a coroutine function called on the loop, wait for it, and give what it gives."""
-        given: T = self._call(Call(partial(function, *args, **kwargs)))
+        given: T = self._call(function, args, kwargs)
         return given
 
     def obtain(
@@ -220,14 +239,17 @@ class Portal:
             args, kwargs: its arguments.
         """
         # No call stands between the end of `_call` and the caller: no signal is handled there.
-        given: R = self._call(Call(partial(function, *args, **kwargs), undo=undo), handle)
+        given: R = self._call(function, args, kwargs, undo=undo, handle=handle)
         return given
 
     def give_back(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """The same for what is done even inside the block of a lost lease."""
-        given: T = self._call(Call(partial(function, *args, **kwargs), gives_back=True))
+        """The same for what is done even inside the block of a lost lease.
+
+        It is begun even if an interruption comes before the loop has heard of it.
+        """
+        given: T = self._call(function, args, kwargs, gives_back=True)
         return given
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -246,27 +268,37 @@ class Portal:
         trace: Trace,
     ) -> T | None:
         """Have the end of a block carried out, by the asynchronous block's `__aexit__`."""
-        if isinstance(error, GeneratorExit):
+        if kind is GeneratorExit:
             # A generator that is thrown away ends in whatever thread, and cannot wait.
             self._post(self._in_background, partial(leave, kind, error, trace))
             return None
         try:
-            self.check_caller()
+            return self.give_back(leave, kind, error, trace)
         except Misuse as misuse:
+            if self._may_call():
+                raise  # it is about the block
             note_failure(error, misuse, "leaving the block")
             return None
-        return self.give_back(leave, kind, error, trace)
 
-    def _call(self, call: Call, handle: Callable[[Portal, Any], Any] | None = None) -> Any:
-        self.check_caller()
-        mine: _Mine | None = None
+    def _call(
+        self,
+        function: Callable[..., Awaitable[Any]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        undo: Callable[[Any], object] | None = None,
+        handle: Callable[[Portal, Any], Any] | None = None,
+        gives_back: bool = False,
+    ) -> Any:
+        call: Call | None = None
         agent: Agent | None = None
         given = None
         try:
-            mine = self._local.mine
-            if mine is None:
-                mine = self._local.mine = _Mine(self)
-            agent = mine.free.pop() if mine.free else mine.another()
+            self.check_caller()
+            call = Call(partial(function, *args, **kwargs), undo=undo, gives_back=gives_back)
+            mine = self._mine()
+            agent = mine.next()
+            mine.free.remove(agent)
             self._calls.add(call)
             self._inbox.append((agent.take, call))
             self._bell.ring()
@@ -278,10 +310,14 @@ class Portal:
                 given = call.result if handle is None else handle(self, call.result)
             mine.free.append(agent)
         except BaseException as interruption:
-            if mine is not None and agent is not None:
+            if gives_back and agent is None and self._may_call():
+                call = call or Call(partial(function, *args, **kwargs), gives_back=True)
+                agent = self._mine().next()
+            if call is not None and agent is not None:
                 self._abandon(agent, call, interruption)
-                if agent not in mine.free:
-                    mine.free.append(agent)
+                free = self._mine().free
+                if agent not in free:
+                    free.append(agent)
             raise
         error = call.error
         if error is None:
@@ -293,13 +329,16 @@ class Portal:
 
     def _abandon(self, agent: Agent, call: Call, interruption: BaseException) -> None:
         """See a call to its end that the calling thread cannot wait for any more."""
-        call.settled = settled = threading.Event()
-        self._inbox.append((agent.abandon, call))
-        while not settled.is_set():
+        while call.settled is None or not call.settled.is_set():
             try:
+                if call.settled is None:
+                    call.settled = threading.Event()
+                if call not in self._calls and not call.over:  # in this order: see `_finished`
+                    self._calls.add(call)
+                self._inbox.append((agent.abandon, call))  # a second time does nothing
                 self._bell.ring()
                 self._ensure_running()
-                settled.wait()
+                call.settled.wait()
             except BaseException as another:
                 # The first is on its way already, and leaves nothing behind.
                 interruption.add_note(f"and meanwhile: {another!r}")
@@ -311,7 +350,20 @@ class Portal:
         if call.failure is not None:
             interruption.add_note(f"and giving back failed: {call.failure}")
 
+    def _may_call(self) -> bool:
+        try:
+            self.check_caller()
+        except (Misuse, SessionClosed):
+            return False
+        return True
+
     # What a thread is inside
+
+    def _mine(self) -> _Mine:
+        mine = self._local.mine
+        if mine is None:
+            mine = self._local.mine = _Mine(self)
+        return mine
 
     def task(self) -> asyncio.Task[None]:
         """The calling thread's task, for a block that it enters."""
@@ -363,6 +415,7 @@ class Portal:
         task.add_done_callback(self._background.discard)
 
     def _finished(self, call: Call) -> None:
+        # It is over already: a call that is neither announced nor over was not announced yet.
         self._calls.discard(call)
         if not self._clients:
             self._stop_if_idle()
@@ -373,29 +426,38 @@ class Portal:
         with self._lock:
             if self._thread is not None:
                 return
-            self._thread = thread = _LoopThread(self._loop, self._before)
-            try:
-                thread.start()
-            except RuntimeError:  # there can be no more threads
-                self._thread = None
-                raise
+            thread = _LoopThread(self._loop, self._before)
             self._interval_before = sys.getswitchinterval()
-            if self._interval_before > SWITCH_INTERVAL:
-                sys.setswitchinterval(SWITCH_INTERVAL)
+            try:
+                self._thread = thread
+                if self._interval_before > SWITCH_INTERVAL:
+                    sys.setswitchinterval(SWITCH_INTERVAL)
+                thread.start()
+            except BaseException:  # there can be no more threads; or this one was interrupted
+                if not thread.begins(False):
+                    self._thread = None
+                    self._restore_interval()
+                raise
 
     def _stop_if_idle(self) -> _LoopThread | None:
         """End the thread if nobody needs it; returns the thread that ends."""
         with self._lock:
-            # In this order: whoever announces a call too late to be seen sees that none runs.
-            thread, self._thread = self._thread, None
-            if self._clients or self._calls or thread is None:
-                self._thread = thread
+            thread = self._thread
+            if thread is None:
                 return None
-            self._before = thread
-            self._restore_interval()
-            thread.ended = True
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            return thread
+            try:
+                # First of all: whoever announces a call too late to be seen sees that none runs.
+                self._thread = None
+                if not self._clients and not self._calls:
+                    self._before = thread
+                    self._restore_interval()
+                    thread.ended = True
+            finally:  # even if this was interrupted
+                if thread.ended:
+                    self._loop.call_soon_threadsafe(self._loop.stop)
+                else:
+                    self._thread = thread
+            return thread if thread.ended else None
 
     def _restore_interval(self) -> None:
         """Set the switch interval to what it was, unless the program has set it meanwhile."""
