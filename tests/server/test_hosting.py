@@ -503,6 +503,59 @@ async def test_a_resume_that_is_given_up_leaves_the_session_detached(clock: Virt
         assert listener.context.counts.sessions.taken == 0
 
 
+@pytest.mark.parametrize("after", [0.0, 0.15, 0.25, 0.5, 2.0])
+async def test_what_is_known_of_belief_outlasts_a_resume_that_is_given_up(
+    clock: VirtualClock, after: float
+) -> None:
+    way = Way(delay=lambda: 0.1)
+    async with slow_store(clock, way) as listener, linked(listener) as former:
+        first = await former.attach(resumable=True)
+        asked = clock.now()
+        async with resuming(listener, first.session_id):
+            await asyncio.sleep(after)
+        async with resuming(listener, first.session_id) as client:
+            await former.hear(Ended)
+            former.say(Heard(1))
+            await client.hear(Attached)
+            assert clock.now() - asked < after + 1.0
+
+
+async def test_of_many_that_resume_at_once_the_last_has_the_session(clock: VirtualClock) -> None:
+    way = Way(delay=lambda: 0.1)
+    async with slow_store(clock, way) as listener, linked(listener) as former:
+        first = await former.attach(resumable=True)
+        former.say(Detach(former.next_rid(), 1))
+        await former.hear(Done)
+        asked = clock.now()
+        async with (
+            resuming(listener, first.session_id) as one,
+            resuming(listener, first.session_id) as two,
+            resuming(listener, first.session_id) as three,
+        ):
+            for client in (one, two):
+                if isinstance(await client.listen(), Attached):
+                    await client.hear(Ended)
+                    client.say(Heard(1))
+            await three.hear(Attached)
+            assert clock.now() - asked < 2.0
+            assert (await mutex(three, 1, 1)).place == 0
+            assert all(isinstance(each.heard[-1], Ended | Failed) for each in (one, two))
+
+
+async def test_a_resume_that_is_given_up_does_not_hide_those_whom_nobody_here_knows(
+    clock: VirtualClock,
+) -> None:
+    async with two_servers(clock) as (one, other), linked(one) as former:
+        first = await former.attach(resumable=True, window=10.0)
+        before = clock.now()
+        for passed in (1.0, 2.0):
+            async with resuming(other, first.session_id):
+                await asyncio.sleep(passed)
+        async with resuming(other, first.session_id) as client:
+            await client.hear(Attached)
+            assert clock.now() - before >= 10
+
+
 @pytest.mark.parametrize(
     ("made", "asked", "error"),
     [
@@ -547,19 +600,31 @@ async def test_a_session_that_is_not_wanted_any_more_is_not_left_behind(
 # --- proof ---------------------------------------------------------------------------------
 
 
-async def test_a_proof_counts_from_when_it_was_asked_for_however_long_the_store_takes(
+async def test_a_proof_that_answers_an_earlier_renewal_says_how_old_it_is(
     clock: VirtualClock,
 ) -> None:
     way = Way(delay=lambda: 0.75)
     async with slow_store(clock, way) as listener, linked(listener) as client:
         attached = await client.attach(window=9.0)
-        assert attached.age == 0
+        assert attached.age == 0  # the store was asked because of it
         sent = clock.now()
         client.say(Renew(1, 5))
-        proven = await client.hear(Proven)
-        assert proven.number == 5
+        await asyncio.sleep(0.5)
+        client.say(Renew(1, 6))
+        proven = [await client.hear(Proven) for _ in range(2)]
         assert clock.now() - sent == pytest.approx(1.5)
-        assert proven.age == 0
+        assert [(each.number, each.age) for each in proven] == [(5, 0), (6, pytest.approx(0.5))]
+
+
+async def test_who_comes_back_is_told_how_old_the_proof_is(clock: VirtualClock) -> None:
+    async with serving(clock=clock) as listener, linked(listener) as client:
+        first = await client.attach(window=9.0)
+        for passed in (2.5, 1.0):
+            await asyncio.sleep(passed)
+            async with linked(listener, client.program) as again:
+                again.rid = client.rid
+                found = await again.attach(kind="again", session_id=first.session_id)
+                assert found.age == (pytest.approx(2.5) if passed == 2.5 else None)
 
 
 async def test_a_server_that_cannot_prove_says_so_after_a_third_of_the_window(

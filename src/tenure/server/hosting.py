@@ -498,7 +498,7 @@ class Hosting:
                 await self._attach(hosted, message, assume_dead=True)
                 known = self._came_before(hosted) is not None
                 if known or message.assume_dead or not arrival.wanted:
-                    self._follow(hosted)
+                    self._follow(hosted, told=False)
                     return hosted
             finally:
                 arrival.hurries = False
@@ -507,12 +507,16 @@ class Hosting:
             self.context.counts.sessions.take_anyway()
             hosted = self._new(link, message, window)
         await self._attach(hosted, message, assume_dead=False)
-        self._follow(hosted)
+        self._follow(hosted, told=True)
         return hosted
 
-    def _follow(self, hosted: Hosted) -> None:
-        """It is the session's attachment now, and what was before it is over."""
-        self._note_who_may_believe(hosted)
+    def _follow(self, hosted: Hosted, *, told: bool) -> None:
+        """It is the session's attachment now, and what was before it is over.
+
+        Args:
+            told: the store has made sure that whoever had it will get no more proof.
+        """
+        self._note_who_may_believe(hosted, told)
         former = self.sessions.get(hosted.store.id)
         self._register(hosted)
         if former is not None:
@@ -564,11 +568,11 @@ class Hosting:
         known = left.attach_number == before and left.strangers_until != UNKNOWN
         return left if known else None
 
-    def _note_who_may_believe(self, hosted: Hosted) -> None:
+    def _note_who_may_believe(self, hosted: Hosted, told: bool) -> None:
         now = self.context.clock.now()
         known = self._came_before(hosted)
         if known is None:
-            hosted.strangers_until = now + hosted.window
+            hosted.strangers_until = now + hosted.window if told else UNKNOWN
         else:
             hosted.strangers_until = known.strangers_until
             hosted.former = [each for each in known.believers if each.believes_until() > now]
