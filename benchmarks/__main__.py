@@ -15,7 +15,15 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import blocking, core_size, in_process, processes, sqlite_full, sqlite_pairs
+from benchmarks import (
+    blocking,
+    core_size,
+    in_process,
+    processes,
+    served,
+    sqlite_full,
+    sqlite_pairs,
+)
 from benchmarks.measure import Measured
 
 PARTS: list[tuple[str, Callable[[], list[Measured]]]] = [
@@ -25,6 +33,7 @@ PARTS: list[tuple[str, Callable[[], list[Measured]]]] = [
     ("one SQLite file, threads", blocking.measure),
     ("one SQLite file, every commit on disk", sqlite_full.measure),
     ("one SQLite file, several processes", processes.measure),
+    ("a server", served.measure),
 ]
 
 
