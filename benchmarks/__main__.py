@@ -23,6 +23,7 @@ from benchmarks import (
     served,
     sqlite_full,
     sqlite_pairs,
+    ydb_surface,
 )
 from benchmarks.measure import Measured
 
@@ -34,6 +35,7 @@ PARTS: list[tuple[str, Callable[[], list[Measured]]]] = [
     ("one SQLite file, every commit on disk", sqlite_full.measure),
     ("one SQLite file, several processes", processes.measure),
     ("a server", served.measure),
+    ("the server, through YDB's API", ydb_surface.measure),
 ]
 
 
