@@ -7,7 +7,7 @@ import os
 from hypothesis import HealthCheck, settings
 
 from tenure.testing.random_histories import histories
-from tests.engines.stores import DURABLE_SQLITE, MEMORY, SQLITE
+from tests.engines.stores import DURABLE_SQLITE, MEMORY, SERVED_MEMORY, SERVED_SQLITE, SQLITE
 from tests.guarantees import guarantee
 
 MORE = int(os.environ.get("HISTORIES", "1"))
@@ -36,3 +36,13 @@ TestMemoryAndDurableSQLite.settings = settings(
 TestMemoryAndDurableSQLite.pytestmark = [  # type: ignore[attr-defined]  # pytest looks there
     guarantee("none", "one owner", "in order", on="sqlite-full")
 ]
+
+TestMemoryAndServedMemory = histories(MEMORY, SERVED_MEMORY).TestCase
+TestMemoryAndServedMemory.settings = settings(
+    max_examples=20 * MORE, stateful_step_count=40, deadline=None, suppress_health_check=SLOW
+)
+
+TestMemoryAndServedSQLite = histories(MEMORY, SERVED_SQLITE).TestCase
+TestMemoryAndServedSQLite.settings = settings(
+    max_examples=20 * MORE, stateful_step_count=40, deadline=None, suppress_health_check=SLOW
+)

@@ -561,7 +561,9 @@ async def test_a_resume_that_is_given_up_does_not_hide_those_whom_nobody_here_kn
     [
         ({"resumable": True}, {"key": b"wrong"}, "AuthenticationFailed"),
         ({"resumable": False}, {}, "InvalidArgument"),
-        ({"resumable": False}, {"key": b"wrong"}, "InvalidArgument"),
+        ({"resumable": False}, {"key": b"wrong"}, "AuthenticationFailed"),
+        ({"resumable": False, "drawn": True}, {"key": b""}, "InvalidArgument"),
+        ({"resumable": False, "drawn": True}, {}, "AuthenticationFailed"),
     ],
 )
 async def test_who_may_not_resume_disturbs_nobody(

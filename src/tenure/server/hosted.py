@@ -162,6 +162,7 @@ class Hosted:
         program: whose it is (`Hello.program`).
         born: the rid of the `Attach` that began it, if it is new.
         node, window, key, resumable: as the program said.
+        drawn: its client drew the key.
         store: the store's session, once there is one.
         link, channel: over which, and on which channel, the holder is connected.
         error: why it is over.
@@ -190,6 +191,7 @@ class Hosted:
         "born",
         "came_at",
         "channel",
+        "drawn",
         "error",
         "former",
         "key",
@@ -216,6 +218,7 @@ class Hosted:
         window: float,
         key: bytes,
         resumable: bool,
+        drawn: bool,
     ) -> None:
         self._hosting = hosting
         self.program = program
@@ -224,6 +227,7 @@ class Hosted:
         self.window = window
         self.key = key
         self.resumable = resumable
+        self.drawn = drawn
         self.state = State.ARRIVING
         self.link: Link | None = None
         self.channel = 0

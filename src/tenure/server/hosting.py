@@ -420,6 +420,7 @@ class Hosting:
             window=window,
             key=message.key,
             resumable=message.resumable or message.kind == "resume",
+            drawn=message.drawn,
         )
 
     async def _begin(self, link: Switchboard, message: Attach) -> Hosted:
@@ -453,8 +454,8 @@ class Hosting:
             self.context.counts.sessions.take(node=message.node)
         else:
             liveness: Liveness = "window" if former.resumable else "process"
-            key = message.key if former.resumable else former.key  # whatever the key
-            rules.check_resumable(liveness, former.key, key, former.node, message.session_id)
+            key = b"" if former.drawn else former.key
+            rules.check_resumable(liveness, key, message.key, former.node, message.session_id)
             window = former.window
             self.context.counts.sessions.take_anyway()
         hosted = await self._take_over(arrival, window)

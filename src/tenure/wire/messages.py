@@ -187,10 +187,10 @@ class Attach(Struct, array_like=True, tag=2, frozen=True):
             of its own draws one, so that ``again`` can show it.
         resumable: whether another program may resume it. To the store every session of a server
             is of liveness ``"window"``; this is what its own program asked for. Where the server
-            knows that a session is not resumable, to ``resume`` it is `InvalidArgument`, whatever
-            the key.
+            knows that a session is not resumable, to ``resume`` it is `InvalidArgument`.
         session_id: 0 for ``new``.
         acknowledged: with ``again``, see the rules.
+        drawn: the client drew the key: to other programs it is as if there were none.
     """
 
     rid: Number
@@ -204,6 +204,7 @@ class Attach(Struct, array_like=True, tag=2, frozen=True):
     session_id: Number = 0
     assume_dead: bool = False
     acknowledged: Number = 0
+    drawn: bool = False
 
 
 class Renew(Struct, array_like=True, tag=3, frozen=True):

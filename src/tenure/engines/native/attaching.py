@@ -25,7 +25,7 @@ async def attach(link: Link, session: NativeSession) -> None:
     """
     rid = link.next_rid()  # one, for as often as it is asked
     call: Call | None = None
-    link.sessions[session.channel] = session
+    link.add(session)
     refusals = 0
     try:
         while True:

@@ -253,6 +253,13 @@ class Connection(asyncio.Protocol):
 
     # Heartbeat
 
+    def look_sooner(self) -> None:
+        """The server may be given up after a shorter silence than before."""
+        beat = self._link.silence_limit(self.welcome.heartbeat) / 3
+        if self._ticking is not None and self._now() + beat < self._tick_due:
+            self._ticking.cancel()
+            self._tick_in(beat)
+
     def _tick(self) -> None:
         now = self._now()
         limit = self._link.silence_limit(self.welcome.heartbeat)
@@ -268,8 +275,11 @@ class Connection(asyncio.Protocol):
         if silent >= beat or self._sent_at < self._ticked_at:
             self.send(wire.Ping())
         self._ticked_at = now
-        self._tick_due = now + beat
-        self._ticking = self._loop.call_later(beat, self._tick)
+        self._tick_in(beat)
+
+    def _tick_in(self, seconds: float) -> None:
+        self._tick_due = self._now() + seconds
+        self._ticking = self._loop.call_later(seconds, self._tick)
 
 
 def _look_at(greeting: asyncio.Future[wire.Welcome]) -> None:

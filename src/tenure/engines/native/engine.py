@@ -16,7 +16,7 @@ from tenure.engines.native.arguments import plain_name, plain_path
 from tenure.engines.native.attaching import attach
 from tenure.engines.native.calls import Call, ConnectionGone
 from tenure.engines.native.dial import Dial, dialler
-from tenure.engines.native.link import PATIENCE, Link
+from tenure.engines.native.link import Link
 from tenure.engines.native.session import NativeSession
 from tenure.engines.native.sideline import Sideline
 from tenure.engines.native.url import Address
@@ -166,8 +166,8 @@ class NativeEngine:
             try:
                 return await call.future
             except ConnectionGone as gone:
-                if self.clock.now() - began > PATIENCE:
+                if self.clock.now() - began > link.patience:
                     raise EngineError(
-                        f"{self.url} did not answer within {PATIENCE:g} s, and whether it has done "
+                        f"{self.url} did not answer within {link.patience:g} s, and whether it has done "
                         f"what it was asked is not known: {gone}"
                     ) from None

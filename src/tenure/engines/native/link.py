@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["PATIENCE", "Link"]
 
 PATIENCE = 10.0
-"""Seconds for which somebody who needs a connection waits for one to be made again."""
+"""Seconds for which somebody who needs a connection waits for one, if not told otherwise."""
 
 _DIALLING = (0.5, 5.0)  # seconds that may be spent on one server: the least, and the most
 _SILENCE = 0.5  # seconds of silence before a server is given up, at the least
@@ -51,6 +51,7 @@ class Link:
         sessions: those that are attached, are being attached, or are to be attached again, by
             their channels.
         connection: the one that can be used; ``None`` while there is none.
+        patience: seconds for which somebody who needs a connection waits for one.
     """
 
     def __init__(self, address: Address, clock: Clock, program: bytes, dial: Dial) -> None:
@@ -60,6 +61,7 @@ class Link:
         self.decode = wire.server_message().decode
         self.sessions: dict[int, NativeSession] = {}
         self.connection: Connection | None = None
+        self.patience = PATIENCE
         self._program = program
         self._dial = dial
         self._targets = list(address.targets)
@@ -112,7 +114,7 @@ class Link:
                 each.abort("the program closes it")
             await asyncio.wait([each.gone for each in self._made])
 
-    async def connected(self, patience: float = PATIENCE) -> Connection:
+    async def connected(self) -> Connection:
         """The connection, waiting for one if need be.
 
         Raises:
@@ -121,13 +123,13 @@ class Link:
         if self._running is None:
             raise EngineUnavailable(f"{self.address.url} is not open")
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(self.patience):
                 while self.connection is None:
                     await self._up.wait()
                 return self.connection
         except TimeoutError:
             raise EngineUnavailable(
-                f"{self.address.url} has been out of reach for {patience:g} s: {self._trouble}"
+                f"{self.address.url} has been out of reach for {self.patience:g} s: {self._trouble}"
             ) from None
 
     def next_rid(self) -> int:
@@ -144,6 +146,12 @@ class Link:
         """A channel for one more session."""
         self._last_channel += 1
         return self._last_channel
+
+    def add(self, session: NativeSession) -> None:
+        """There is one more; a server must not be silent for longer than it can bear."""
+        self.sessions[session.channel] = session
+        if self.connection is not None:
+            self.connection.look_sooner()
 
     def elsewhere(self, connection: Connection, why: str) -> None:
         """This server cannot do what must be done: try the others, and this one last."""

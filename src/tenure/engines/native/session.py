@@ -72,9 +72,9 @@ class NativeSession:
         self.window = float(how.recovery_window)
         self.channel = link.next_channel()
         self.node = how.node
-        self.key = how.key
-        if how.liveness == "process" and not how.key:
-            self.key = os.urandom(rules.ATTACH_KEY_BYTES)  # nobody else is to attach it
+        # Without a key anybody could attach it; one that is to be resumed has its own.
+        self._drawn = how.liveness == "process" and how.session_id is None and not how.key
+        self.key = os.urandom(rules.ATTACH_KEY_BYTES) if self._drawn else how.key
         self.begun = False
         self.why_over: SessionExpired | None = None
         self.proofs = Proofs(self.window)
@@ -115,6 +115,7 @@ class NativeSession:
             self.id or how.session_id or 0,
             how.assume_dead,
             self._operations.answered_up_to(),
+            self._drawn,
         )
         self._attach_sent = self._now()
         call = Call(rid, message, self._loop.create_future())
