@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks import (
     blocking,
     core_size,
+    idle,
     in_process,
     processes,
     served,
@@ -36,6 +37,7 @@ PARTS: list[tuple[str, Callable[[], list[Measured]]]] = [
     ("one SQLite file, several processes", processes.measure),
     ("a server", served.measure),
     ("the server, through YDB's API", ydb_surface.measure),
+    ("sessions that do nothing, at a server", idle.measure),
 ]
 
 

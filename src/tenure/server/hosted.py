@@ -81,7 +81,7 @@ from tenure.wire.values import Found, SemaphoreInfo
 if TYPE_CHECKING:
     from tenure.server.hosting import Hosting
 
-__all__ = ["SESSION_MESSAGES", "UNKNOWN", "Hosted", "Link", "SessionMessage", "State"]
+__all__ = ["SESSION_HANDLERS", "UNKNOWN", "Hosted", "Link", "State"]
 
 UNKNOWN = float("inf")
 """Of `Hosted.strangers_until`: it is not known who had the session before."""
@@ -169,6 +169,7 @@ class Hosted:
         proof: the latest time that the store's session is proven to have lived at.
         came_at: when its program came here from another server, or from this one's former life.
         former: those from whom it was taken over, and who may still believe that they have it.
+        starting: something has been asked for that the engine will hear of in a moment.
         strangers_until: until when programs that attached it elsewhere may believe so.
     """
 
@@ -184,7 +185,6 @@ class Hosted:
         "_recovered",
         "_renewals",
         "_requests",
-        "_starting",
         "_store_there",
         "_unanswered",
         "_watches",
@@ -200,6 +200,7 @@ class Hosted:
         "program",
         "proof",
         "resumable",
+        "starting",
         "state",
         "store",
         "strangers_until",
@@ -248,8 +249,8 @@ class Hosted:
         self._last_rid = 0
         self._watches: dict[int, Callable[[], None]] = {}
         self._renewals: deque[tuple[Link, int, int, float]] = deque()
-        self._backlog: deque[tuple[Link, SessionMessage]] = deque()
-        self._starting = False
+        self._backlog: deque[tuple[Link, Struct]] = deque()
+        self.starting = False
 
     # Coming and going of the holder
 
@@ -357,22 +358,19 @@ class Hosted:
 
     # What the holder asks for
 
-    def take(self, link: Link, message: SessionMessage) -> None:
-        """Carry out what the holder has sent, now or as soon as its turn comes."""
-        if self._starting:
-            self._backlog.append((link, message))
-            link.begun()
-        else:
-            _HANDLERS[type(message)](self, message)
+    def put_by(self, link: Link, message: Struct) -> None:
+        """What the holder has sent while something is `starting` waits for its turn."""
+        self._backlog.append((link, message))
+        link.begun()
 
     def _go_on(self) -> None:
         """What was to begin has begun; the next."""
-        self._starting = False
-        while self._backlog and not self._starting:
+        self.starting = False
+        while self._backlog and not self.starting:
             link, message = self._backlog.popleft()
             link.finished()
             if link is self.link:
-                _HANDLERS[type(message)](self, message)
+                SESSION_HANDLERS[type(message)](self, message)
 
     def _is_new(self, rid: int) -> bool:
         """Whether an operation has not been seen yet. If it has, it is answered as it was."""
@@ -661,7 +659,7 @@ class Hosted:
         assert self.link is not None
         self.link.begun()
         self._hosting.start(self._carry_out(self.link, rid, work, reads))
-        self._starting = True
+        self.starting = True
         asyncio.get_running_loop().call_soon(self._go_on)  # behind the task's first step
 
     async def _carry_out(self, link: Link, rid: int, work: _Work[Struct], reads: bool) -> None:
@@ -840,23 +838,7 @@ class Hosted:
         self.end(error)
 
 
-SessionMessage: TypeAlias = (
-    Acknowledge
-    | Alter
-    | Close
-    | CreateSemaphore
-    | DeleteSemaphore
-    | DescribeSemaphore
-    | Detach
-    | Enqueue
-    | Renew
-    | Unwatch
-    | UpdateSemaphore
-    | Watch
-    | Withdraw
-)
-
-_HANDLERS: dict[type[Struct], Callable[[Hosted, Any], None]] = {
+SESSION_HANDLERS: dict[type[Struct], Callable[[Hosted, Any], None]] = {
     Acknowledge: Hosted._on_acknowledge,
     Alter: Hosted._on_alter,
     Close: Hosted._on_close,
@@ -871,9 +853,10 @@ _HANDLERS: dict[type[Struct], Callable[[Hosted, Any], None]] = {
     Watch: Hosted._on_watch,
     Withdraw: Hosted._on_withdraw,
 }
+"""What carries out each message that is for the session on its channel.
 
-SESSION_MESSAGES = frozenset(_HANDLERS)
-"""The messages that are for the session on their channel."""
+Not to be called while the session is over, or has something `starting`.
+"""
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

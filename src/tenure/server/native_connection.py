@@ -42,7 +42,7 @@ from tenure.errors import (
     Unsupported,
 )
 from tenure.server.accept import Greeting
-from tenure.server.hosted import SESSION_MESSAGES, Hosted
+from tenure.server.hosted import SESSION_HANDLERS, Hosted
 from tenure.server.hosting import Arrival
 from tenure.server.limits import LimitReached
 from tenure.server.native_operations import ENGINE_MESSAGES, ask
@@ -139,6 +139,8 @@ class Connection(asyncio.Protocol):
         self._going_on = False
         # Writing
         self._writer = FrameWriter(self._limits.output_bytes)
+        self._unwritten = 0  # bytes in it
+        self._most_unwritten = self._limits.output_bytes
         self._changed: dict[tuple[int, int], None] = {}
         self._flushing = False
         self._blocked_at: float | None = None  # since when the client does not read
@@ -275,10 +277,10 @@ class Connection(asyncio.Protocol):
         if self.stage is Stage.GONE:
             return
         try:
-            self._writer.add(message)
+            self._unwritten += self._writer.add(message)
         except (DecodeError, UnicodeEncodeError, OverflowError) as error:
             self._cannot_say(message, error)
-        if len(self._writer) > self._limits.output_bytes:
+        if self._unwritten > self._most_unwritten:
             self._cut_off_slow("it does not read fast enough")
         elif not self._flushing:
             self._flushing = True
@@ -290,7 +292,7 @@ class Connection(asyncio.Protocol):
         rid = getattr(message, "rid", 0)
         if rid:
             failure = EngineError(f"the server's answer cannot be sent: {error}")
-            self._writer.add(Failed(rid, to_wire(failure)))
+            self._unwritten += self._writer.add(Failed(rid, to_wire(failure)))
 
     def changed(self, channel: int, number: int) -> None:
         """Say `Changed`, once however often it is said until it is written."""
@@ -306,10 +308,11 @@ class Connection(asyncio.Protocol):
         if self._changed:
             for channel, number in self._changed:
                 if channel in self._channels:
-                    self._writer.add(Changed(channel, number))
+                    self._unwritten += self._writer.add(Changed(channel, number))
             self._changed.clear()
-        if len(self._writer):
+        if self._unwritten:
             assert self._transport is not None
+            self._unwritten = 0
             self._transport.write(self._writer.take())
 
     # The connection's life
@@ -367,12 +370,15 @@ class Connection(asyncio.Protocol):
                 raise _OutOfOrder("the first message is Hello")
             self._greet(cast("Hello", message))
             return
-        if kind in SESSION_MESSAGES:
+        handler = SESSION_HANDLERS.get(kind)
+        if handler is not None:
             session = self._channels.get(message.channel)  # type: ignore[attr-defined]
-            if isinstance(session, Hosted) and session.error is None:
-                session.take(self, message)  # type: ignore[arg-type]
-            else:
+            if not isinstance(session, Hosted) or session.error is not None:
                 self._without_session(message, session)
+            elif session.starting:
+                session.put_by(self, message)
+            else:
+                handler(session, message)
         elif kind in ENGINE_MESSAGES:
             self._start(message)
         elif kind is Ping:
@@ -512,7 +518,7 @@ class Connection(asyncio.Protocol):
             most = self._limits.output_bytes // 2
             for part in await ask(self._context.engine, message, most):
                 self.send(part)
-                if len(self._writer) > _MUCH:
+                if self._unwritten > _MUCH:
                     self._flush()
                 await self._writable()
         except TenureError as error:
