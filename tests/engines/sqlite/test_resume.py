@@ -539,3 +539,18 @@ async def test_a_reboot_does_not_make_sessions_immortal(
         clock.time += 20.1
         with pytest.raises(SessionExpired, match="is over"):
             await resume(engine, former)
+
+
+@pytest.mark.parametrize("url", ["?durability=full"], indirect=True)
+async def test_nobody_has_to_hear_how_a_cancelled_take_over_failed(url: str) -> None:
+    """Nothing is left that would be complained of: the tests' own loop hears such complaints."""
+    async with opened(url) as engine, asyncio.timeout(30):
+        former = await engine.attach(Attach("/default", 30, liveness="window"), Recorder())
+        await former.close()
+        gone = Attach("/default", 30, liveness="window", session_id=former.id)
+        taking = asyncio.create_task(engine.attach(gone, Recorder()))
+        await asyncio.sleep(0)  # it has begun, and its answer is on its way from the disk
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        assert "/default" in await engine.list_nodes()  # by now it has failed

@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from tenure.engines.native.calls import Call, ConnectionGone
-from tenure.errors import EngineError, EngineUnavailable
+from tenure.errors import EngineError, EngineUnavailable, TenureError
 
 if TYPE_CHECKING:
     from tenure.engines.native.link import Link
@@ -63,7 +63,7 @@ async def _until_proven(session: NativeSession) -> None:
         async with asyncio.timeout(window):
             while not session.is_fresh():
                 if session.why_over is not None:
-                    raise session.why_over
+                    raise _lost(session)
                 session.look.clear()
                 session.renew()
                 with contextlib.suppress(TimeoutError):
@@ -75,3 +75,15 @@ async def _until_proven(session: NativeSession) -> None:
             f"{window:g} s that it lives: its store may be out of reach",
             node=session.node,
         ) from None
+
+
+def _lost(session: NativeSession) -> TenureError:
+    """What to say of a session that ended before it was proven: of a new one, what else it is."""
+    assert session.why_over is not None
+    if session.is_resumed:
+        return session.why_over
+    return EngineUnavailable(
+        f"the server attached a session on {session.node}, and it was over before anybody could "
+        f"prove that it lives: {session.why_over}",
+        node=session.node,
+    )

@@ -230,6 +230,9 @@ class Link:
                 connection.gone.add_done_callback(lambda _: self._made.discard(connection))
                 await asyncio.wait([connection.greeting])
             connection.greeting.result()
+        except TenureError:  # before its builtin relatives: AuthenticationFailed is an OSError
+            connection.abort("the server has refused")
+            raise
         except TimeoutError:
             connection.abort("it was too late")
             raise EngineUnavailable(f"{target} did not answer within {limit:.1f} s") from None

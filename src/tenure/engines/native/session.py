@@ -99,6 +99,11 @@ class NativeSession:
 
     # Attaching
 
+    @property
+    def is_resumed(self) -> bool:
+        """Whether it was there before, and is taken over."""
+        return self._how.session_id is not None
+
     def ask_to_attach(self, rid: int, connection: Connection) -> Call:
         """Send an `Attach`, the first one or another."""
         how = self._how

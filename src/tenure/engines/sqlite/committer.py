@@ -309,6 +309,7 @@ class Committer:
                 future.set_result(operation.result)
             else:
                 future.set_exception(error)
+                future.exception()  # whoever waits for it hears it; nobody has to
         for each in told:
             self._tell(each)
         self._answered()
