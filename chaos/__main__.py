@@ -16,11 +16,12 @@ from pathlib import Path
 from chaos.adapter import Engine
 from chaos.report import Report, examine
 from chaos.runner import Plan, run
+from chaos.served import Served
 from chaos.sqlite import Sqlite
 
 __all__ = ["ENGINES", "main"]
 
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Sqlite,)}
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Sqlite, Served)}
 """The engines that chaos can be done to, by name."""
 
 

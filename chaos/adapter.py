@@ -18,6 +18,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+from tenure.model import NodeConfig
+
 if TYPE_CHECKING:
     from chaos.crew import Crew
     from tenure.testing.history import Journal
@@ -74,10 +76,15 @@ class Engine(ABC):
 
     Attributes:
         name: as it is asked for on the command line.
+        nodes: how its nodes are configured.
+        lingers: seconds for which the session of a dead process may live on, with all its requests;
+            those of implicit sessions, whose window is longer, are not waited for.
         not_done: the faults that cannot be inflicted here, and why; said in the report.
     """
 
     name: str
+    nodes = NodeConfig()
+    lingers = 0.0
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

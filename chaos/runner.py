@@ -80,6 +80,7 @@ async def run(engine: Engine, plan: Plan, folder: Path) -> None:
         facts["ended"] = journal.now()
         await crew.start_all()
         await crew.order("freeze", "frozen")
+        await asyncio.sleep(engine.lingers)  # the dead are still in their queues, rightly
         facts["settled"] = await _tell_the_truth(engine, journal, plan.processes)
         await crew.finish()
         facts["faults"] = [each.facts() for each in nemesis.inflicted]
@@ -108,7 +109,8 @@ def _lanes(engine: Engine, names: Sequence[str]) -> list[list[Fault]]:
 
 async def _prepare(engine: Engine, journal: Journal) -> None:
     async with tenure.connect(engine.url) as client:
-        await client.create_node(NODE)
+        await client.create_node(NODE, engine.nodes)
+        await client.alter_node(DEFAULT_NODE, engine.nodes)
         async with client.session(NODE) as session:
             for name in CONFIGS:
                 await journal.create(session.semaphore(name), 1, b"")
@@ -120,7 +122,8 @@ async def _tell_the_truth(engine: Engine, journal: Journal, slots: int) -> bool:
     """Wait until the store has settled, and record what it says; false when it never did."""
     names = [(NODE, name) for name in (*MUTEXES, *POOLS, ELECTION, *CONFIGS)]
     names += [(NODE, resumable(slot)) for slot in range(slots)]
-    names.append((DEFAULT_NODE, IMPLICIT))
+    if not engine.lingers:
+        names.append((DEFAULT_NODE, IMPLICIT))  # else the dead are there for 30 s, implicitly
     async with tenure.connect(engine.url) as client:
         before, alike = await _look(client, names), 0
         until = journal.now() + _SETTLING

@@ -123,6 +123,15 @@ def test_tokens_and_certificates_are_examined(tenure: Tenure) -> None:
     assert "line 1: the token has 5 characters" in found(told, "failure")[0]
 
 
+def test_what_a_listener_is_told_is_examined(tenure: Tenure) -> None:
+    listen = ["--listen", "ydb://127.0.0.1:0"]
+    assert not found(checked(tenure, *listen, "--advertise", "coord.test:2136"), "failure")
+    (fault,) = found(checked(tenure, *listen, "--advertise", "nowhere", code=78), "failure")
+    assert "'nowhere'" in fault
+    (fault,) = found(checked(tenure, *listen, "--database", "local", code=78), "failure")
+    assert "'local'" in fault
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

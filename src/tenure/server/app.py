@@ -14,7 +14,7 @@ import importlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tenure.clock import SystemClock
@@ -30,7 +30,7 @@ from tenure.server.settings import Settings, Wrong
 from tenure.server.sockets import claim
 from tenure.server.tls import renew_certificate, server_context
 
-__all__ = ["Server", "listener_factory"]
+__all__ = ["Server", "make_listener"]
 
 _LISTENERS = {
     "tenure": ("tenure.server.native", "NativeListener"),
@@ -91,7 +91,10 @@ class Server:
             tell(LOGGER, logging.WARNING, "the store ends with the server", store=self.store)
         context = Context(self._engine, self._settings.limits, self._tokens, LOGGER)
         for address in self._settings.listen:
-            listener = self._listener(context, address)
+            sockets = claim(self._passed, address)
+            listener = make_listener(
+                self._settings, context, address, self._tls.get(address), sockets
+            )
             self._listeners.append(listener)
             await listener.open()
             tell(
@@ -158,27 +161,29 @@ class Server:
         if self._settings.auth_token_file is not None:
             self._tokens.replace(read_tokens(self._settings.auth_token_file))
 
-    def _listener(self, context: Context, address: Address) -> Listener:
-        more: dict[str, Any] = {}
-        if address.protocol == "ydb":
-            more = {"database": self._settings.database, "advertise": self._settings.advertise}
-        factory = listener_factory(address)
-        listener: Listener = factory(
-            context,
-            address.given,
-            tls=self._tls.get(address),
-            sockets=claim(self._passed, address),
-            **more,
-        )
-        return listener
 
-
-def listener_factory(address: Address) -> Callable[..., Any]:
-    """What makes the listener of an address.
+def make_listener(
+    settings: Settings,
+    context: Context,
+    address: Address,
+    tls: ssl.SSLContext | None,
+    sockets: Sequence[socket.socket] = (),
+) -> Listener:
+    """The listener of an address; it is not open.
 
     Raises:
         Unsupported: what it needs is not installed.
+        InvalidArgument: something is wrong with what it is told.
     """
+    more: dict[str, Any] = {}
+    if address.protocol == "ydb":
+        more = {"database": settings.database, "advertise": settings.advertise}
+    factory = _factory(address)
+    listener: Listener = factory(context, address.given, tls=tls, sockets=sockets, **more)
+    return listener
+
+
+def _factory(address: Address) -> Callable[..., Any]:
     module, name = _LISTENERS[address.protocol]
     try:
         factory: Callable[..., Any] = getattr(importlib.import_module(module), name)

@@ -16,14 +16,19 @@ import contextlib
 import logging
 import os
 import signal
+import ssl
 import time
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+from tenure.clock import SystemClock
+from tenure.engines import connect_engine
 from tenure.engines.contract import Finding
-from tenure.errors import Unsupported
-from tenure.server.app import Server, listener_factory
+from tenure.errors import InvalidArgument, TenureError, Unsupported
+from tenure.server.app import Server, make_listener
+from tenure.server.auth import Authenticator
+from tenure.server.context import Context
 from tenure.server.examination import examine_files, examine_store
 from tenure.server.log import LOGGER, tell
 from tenure.server.settings import Settings
@@ -54,11 +59,17 @@ async def examine(settings: Settings) -> tuple[list[Finding], list[Finding]]:
     Raises nothing.
     """
     named = list(examine_files(settings))
-    for address in settings.listen:
-        try:
-            listener_factory(address)
-        except Unsupported as error:
-            named.append(_refused("address", error))
+    try:
+        engine = connect_engine(settings.store, SystemClock())
+    except TenureError:
+        pass  # that is the store's to say
+    else:
+        context = Context(engine, settings.limits, Authenticator(), LOGGER)
+        for address in settings.listen:
+            try:
+                make_listener(settings, context, address, ssl.create_default_context())
+            except (Unsupported, InvalidArgument) as error:
+                named.append(_refused("address", error))
     try:
         loop_factory(settings)
     except Unsupported as error:
@@ -66,7 +77,7 @@ async def examine(settings: Settings) -> tuple[list[Finding], list[Finding]]:
     return named, [each async for each in examine_store(settings)]
 
 
-def _refused(what: str, error: Unsupported) -> Finding:
+def _refused(what: str, error: TenureError) -> Finding:
     found, _, remedy = str(error).partition("; ")
     return Finding("failure", what, found, remedy)
 

@@ -1,0 +1,59 @@
+"""`tenure serve` for chaos: one server on an SQLite file, and clients behind a bad network.
+
+The processes reach the server through a proxy, which cuts and silences; the server is killed, ended
+and stopped. Nobody sees there that a client died: its sessions live for their window, and after a
+restart of the server for their node's grace period on top of that.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from chaos.adapter import Engine, Fault
+from chaos.network import Proxy, network_faults
+from chaos.servers import Server, server_faults
+from tenure.model import NodeConfig
+
+__all__ = ["Served"]
+
+
+class Served(Engine):
+    """`tenure serve` with tenure's own protocol."""
+
+    name = "tenure"
+    nodes = NodeConfig(
+        session_grace_period=1.0
+    )  # else everybody waits for the dead, and little is seen
+    lingers = 5.0
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port: int = free.getsockname()[1]
+        command = (
+            *(sys.executable, "-m", "tenure", "serve", "--log-level", "warning"),
+            *("--store", f"sqlite:///{folder}/store.db?durability=full"),
+            *("--listen", f"tenure://127.0.0.1:{port}"),
+        )
+        self._server = Server(command, port, folder / "log")
+        self._network = Proxy(port)
+
+    @property
+    def url(self) -> str:
+        return f"tenure://127.0.0.1:{self._network.port}"
+
+    async def start(self) -> None:
+        self.not_done["restart without data"] = "nothing is promised without the server's file"
+        self.not_done["a full disk, a jumping clock"] = "done to the same store by --engine sqlite"
+        await self._server.start()
+        await self._network.start()
+
+    async def stop(self) -> None:
+        await self._network.aclose()
+        await self._server.stop()
+
+    def faults(self) -> Sequence[Fault]:
+        return [*server_faults([self._server]), *network_faults([self._network])]
