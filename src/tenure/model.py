@@ -229,6 +229,11 @@ class Capabilities:
         since: descriptions tell since when.
         waiter_timeout: descriptions tell how long a waiter will still wait.
         durable: the state survives the end of every process.
+        waiter_order: a request's order id is known while it waits, and not only with its grant.
+        one_step: whatever a session has, it leaves all its queues in one step. Where this is
+            false, that holds of its first request for each name.
+        removal_reason: it is told apart whether an ephemeral semaphore was deleted, or its last
+            request evicted.
     """
 
     fencing: bool = True
@@ -239,3 +244,6 @@ class Capabilities:
     since: bool = True
     waiter_timeout: bool = True
     durable: bool = False
+    waiter_order: bool = True
+    one_step: bool = True
+    removal_reason: bool = True

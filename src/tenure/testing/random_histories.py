@@ -45,6 +45,8 @@ from tenure.testing.sides import (
     TwinSession,
     TwinWatch,
     outcome,
+    placed,
+    same_removal,
 )
 from tenure.testing.stage import Stores
 
@@ -142,7 +144,7 @@ class Histories(Sessions):
                 name, count, data=data, timeout=timeout, ephemeral=ephemeral
             )
             sent.append(request)
-            return (request.place, request.order_id is None)
+            return placed(request)
 
         self._both(enqueue)
         if sent:
@@ -279,13 +281,14 @@ class Histories(Sessions):
                 if not watch.stopped and watch.session.usable and not watch.session.over(number):
                     await watch.settle(number, side)
         for session in self._attached:
-            ended = {program.heard.end is not None for program in session.sides}
-            assert len(ended) == 1 or not session.usable, f"{session} has ended on one side only"
+            if session.usable and any(program.heard.end for program in session.sides):
+                for program in session.sides:
+                    await program.ended()  # or else it has ended on one side only
         for asked in self._asked:
             if asked.session.usable:
                 one, other = asked.sides
                 assert one.standing == other.standing, f"{asked} stands differently"
-                assert one.removal == other.removal, f"{asked} was removed differently"
+                assert same_removal(one, other), f"{asked} was removed differently"
 
 
 def _answered(
@@ -311,8 +314,7 @@ async def _failed(error: TenureError) -> object:
 
 
 async def _placed(request: Request) -> object:
-    answered = await request.answered()
-    return (answered.place, answered.order_id is None)
+    return placed(await request.answered())
 
 
 async def _later(answer: Answer[None]) -> object:

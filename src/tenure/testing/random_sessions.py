@@ -109,6 +109,10 @@ class Sessions(RuleBasedStateMachine):
         queued = [each for each in candidates if each.sides[0].standing is not Standing.GONE]
         return choose(queued if queued and chosen % 5 else candidates, chosen // 5)
 
+    def resumable(self) -> bool:
+        """Whether both engines have sessions that can be taken over."""
+        return all(side.stage.capabilities.resume for side in self._sides)
+
     def somebody(self) -> bool:
         """Whether there is a session that can be used."""
         return any(session.usable for session in self._attached)
@@ -158,6 +162,8 @@ class Sessions(RuleBasedStateMachine):
         key: bytes = b"",
     ) -> None:
         programs: list[Program] = []
+        if not self.resumable():
+            liveness = "process"
 
         async def attach(_: int, side: Side) -> None:
             engine = side.connections[connection]
@@ -174,7 +180,9 @@ class Sessions(RuleBasedStateMachine):
             side.note_session(program, session.label)
         self._attached.append(session)
 
-    @precondition(lambda self: self._attached and len(self._attached) < ATTACHMENTS)
+    @precondition(
+        lambda self: self._attached and len(self._attached) < ATTACHMENTS and self.resumable()
+    )
     @rule(who=ANY, connection=CONNECTION, key=KEYS, node=st.none() | st.none() | NODES)
     def take_over(self, who: int, connection: int, key: bytes, node: str | None) -> None:
         """By another program or the same, with the right key or not; perhaps it is over."""

@@ -13,13 +13,22 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tenure.clock import Clock
-from tenure.engines.contract import Engine
+from tenure.engines.contract import Engine, Place, Removal
 from tenure.errors import NodeNotFound, SemaphoreNotFound, TenureError
 from tenure.model import RequestDescription, SemaphoreDescription
-from tenure.testing.program import Program, Request, Watching
+from tenure.testing.program import Program, Request, Standing, Watching
 from tenure.testing.stage import Stage, Stores
 
-__all__ = ["CONNECTIONS", "Side", "TwinRequest", "TwinSession", "TwinWatch", "outcome"]
+__all__ = [
+    "CONNECTIONS",
+    "Side",
+    "TwinRequest",
+    "TwinSession",
+    "TwinWatch",
+    "outcome",
+    "placed",
+    "same_removal",
+]
 
 T = TypeVar("T")
 
@@ -39,6 +48,20 @@ class Unknown:
 
 def known(fact: T | None) -> T | Unknown:
     return Unknown() if fact is None else fact
+
+
+def placed(request: Request) -> tuple[Place, bool | Unknown]:
+    """What `enqueue` answered; a waiter's order id may be unknown."""
+    waits = request.place is Place.WAITING
+    return request.place, Unknown() if waits else request.order_id is None
+
+
+def same_removal(one: Request, other: Request) -> bool:
+    """Whether both were removed for the same reason, as far as both can tell."""
+    gone = {Removal.DELETED, Removal.EVICTED}
+    if not (one.program.capabilities.removal_reason and other.program.capabilities.removal_reason):
+        return one.removal is other.removal or {one.removal, other.removal} <= gone
+    return one.removal is other.removal
 
 
 @dataclass(eq=False)
@@ -102,6 +125,7 @@ class Side:
         self.connections: list[Engine] = []
         self.sessions: dict[int, str] = {}
         self.requests: dict[int, str] = {}
+        self.unplaced: list[tuple[Request, str]] = []
         self.last_order_id = 0
 
     async def open(self) -> None:
@@ -118,9 +142,29 @@ class Side:
             assert order_id > self.last_order_id, "order ids rise"
             self.last_order_id = order_id
             self.requests[order_id] = label
+        elif not self.stage.capabilities.waiter_order:
+            self.unplaced.append((request, label))
+
+    def _place(self, found: SemaphoreDescription) -> None:
+        """Learn the order ids of requests that were not told theirs, from a description.
+
+        A session's requests for a name stand in the order in which it made them.
+        """
+        for each in (*found.owners, *found.waiters):
+            if each.order_id in self.requests:
+                continue
+            for unplaced in self.unplaced:
+                request, label = unplaced
+                here = (request.program.id, request.name) == (each.session_id, found.name)
+                if here and request.standing is not Standing.GONE:
+                    request.order_id = each.order_id
+                    self.requests[each.order_id] = label
+                    self.unplaced.remove(unplaced)
+                    break
 
     def semaphore(self, found: SemaphoreDescription) -> tuple[object, ...]:
         """A description in terms that mean the same on both sides."""
+        self._place(found)
         return (
             *(found.name, found.data, found.limit, found.held, found.ephemeral),
             known(found.waiting),
@@ -168,6 +212,7 @@ class Side:
         """The part of a description that a watch is about."""
         if found is None:
             return "nothing"
+        self._place(found)
         owners = self._queue(found.owners) if watch.owners else ()
         return (found.data if watch.data else b"", found.limit, owners)
 

@@ -206,16 +206,22 @@ def _belief(program: Program) -> Beliefs:
 
 
 def _known(request: Request) -> int | None:
-    if not request.program.capabilities.fencing:
+    if not _tells_order(request.program, request.standing):
         return None
     return request.program.heard.grants.get(request.hold) or request.order_id
+
+
+def _tells_order(program: Program, standing: Standing) -> bool:
+    """Whether the engine tells the order id of a request that stands there."""
+    known = program.capabilities
+    return known.fencing and (known.waiter_order or standing is not Standing.WAITS)
 
 
 async def _truth(eye: Engine, program: Program) -> Beliefs:
     with contextlib.suppress(NodeNotFound):
         found = await eye.list_semaphores(program.node, owners=True, waiters=True)
         return Counter(
-            (each.name, request.order_id if program.capabilities.fencing else None, standing)
+            (each.name, request.order_id if _tells_order(program, standing) else None, standing)
             for each in found
             for standing, requests in (
                 (Standing.OWNS, each.owners),

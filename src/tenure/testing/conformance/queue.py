@@ -219,7 +219,8 @@ async def refused_and_withdrawn_requests_leave_the_order_rising(stage: Stage) ->
         order_ids.append(held.order_id)
         assert (await other.lock("m", timeout=0)).order_id is None
         waiting = await other.lock("m")
-        order_ids.append(waiting.order_id)
+        if stage.capabilities.waiter_order:
+            order_ids.append(waiting.order_id)
         await other.withdraw(waiting)
         await owner.withdraw(held)
     _rise(order_ids)
