@@ -1,0 +1,41 @@
+"""``ydb://`` and ``ydbs://``: coordination nodes of YDB, or of ``tenure serve``.
+
+The SDK's driver connects, discovers, encrypts and shows credentials. What is said on a session's
+stream is tenure's own. From the outside in:
+
+* `url` understands the URL; `engine` is the contract's engine, and does the node calls.
+* `session` is the contract's session, made of `requests`, `watches`, and the `lane` that keeps
+  the order of operations over one or more `member` sessions on the server.
+* A `member` has a `strand`, the protocol without I/O; a `line`, the stream that carries it,
+  again and again; and `channel` is the way to the servers.
+* `messages` and `errors` are the protocol's words.
+
+``docs/ydb.md`` tells what holds on this engine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tenure.clock import Clock
+from tenure.engines.ydb.url import parse
+from tenure.errors import Unsupported
+
+if TYPE_CHECKING:
+    from tenure.engines.ydb.engine import YdbEngine
+
+__all__ = ["connect"]
+
+
+def connect(url: str, clock: Clock) -> YdbEngine:
+    """The connector of ``ydb://`` and ``ydbs://``."""
+    address = parse(url)
+    try:
+        from tenure.engines.ydb.engine import YdbEngine  # imports the SDK, which takes its time
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in {"ydb", "grpc", "google"}:
+            raise
+        raise Unsupported(
+            f"{address.url} needs YDB's SDK, which is not installed: pip install 'tenure[ydb]'"
+        ) from error
+    return YdbEngine(address, clock)

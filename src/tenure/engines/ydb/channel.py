@@ -1,0 +1,325 @@
+"""The way to the servers: the SDK's driver, which discovers, connects, and shows credentials.
+
+Rules:
+
+* What fails on the way is an `OutOfReach`; what was lost is the caller's to try again.
+* Where endpoints are discovered, the driver leaves a broken connection by itself and discovers
+  anew. Where they are not, it never connects again, so that it is replaced by a new one.
+* Everything that was begun here has ended when `aclose` returns: gRPC finishes the calls that
+  were cut off in tasks of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+from collections.abc import Iterable
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import ydb
+from ydb import _apis, issues
+from ydb.aio.driver import Driver
+from ydb.credentials import Credentials
+
+from tenure.engines.ydb.messages import Message
+from tenure.engines.ydb.url import Address
+from tenure.errors import AuthenticationFailed, InvalidArgument, TenureError
+
+__all__ = ["Channel", "OutOfReach", "Stream"]
+
+FINISHING = 1.0
+"""Seconds that gRPC is given to finish what was cut off."""
+
+_IN_ENVIRONMENT = (
+    "YDB_SERVICE_ACCOUNT_KEY_FILE_CREDENTIALS",
+    "YDB_USER",
+    "YDB_ANONYMOUS_CREDENTIALS",
+    "YDB_METADATA_CREDENTIALS",
+    "YDB_ACCESS_TOKEN_CREDENTIALS",
+    "YDB_OAUTH2_KEY_FILE",
+)
+_OPTIONS = [
+    # A server that is started anew is found soon; connecting may still take long.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.min_reconnect_backoff_ms", 5000),
+]
+_LONG = 365 * 24 * 3600.0
+"""Seconds: the deadline of a stream, which the SDK would otherwise make ten minutes."""
+
+
+class OutOfReach(Exception):
+    """It did not work; it may later."""
+
+
+class Stream:
+    """One stream of the coordination service.
+
+    It ends alone. Only when its connection is broken the SDK is told to leave that, and with it
+    all streams that it carries.
+    """
+
+    def __init__(self, channel: Channel, driver: Driver, opened: Any) -> None:
+        self._channel = channel
+        self._driver = driver
+        self._leave_connection = opened.on_disconnected_callback
+        self._call = opened.resp
+        self._messages = opened.it
+
+    async def write(self, message: Message) -> None:
+        """Raises `OutOfReach`."""
+        with _as_out_of_reach():
+            await self._call.write(message)
+
+    async def read(self) -> Message | None:
+        """The next message; ``None`` when the server has ended the stream in good order.
+
+        Raises:
+            OutOfReach: it is broken.
+            AuthenticationFailed: the server wants other credentials.
+        """
+        try:
+            with _as_out_of_reach():
+                return await anext(self._messages, None)
+        except OutOfReach as error:
+            if _broken(error.__cause__):
+                await self.condemn()
+            raise
+
+    async def half_close(self) -> None:
+        """Nothing more will be written. Raises `OutOfReach`."""
+        with _as_out_of_reach():
+            await self._call.done_writing()
+
+    def cut(self) -> None:
+        """End it at once; who reads it learns so."""
+        if not self._call.done():
+            self._channel.cut_off = True
+            self._call.cancel()
+
+    async def condemn(self) -> None:
+        """The connection is not worth anything any more: leave it, with all its streams."""
+        self.cut()
+        with contextlib.suppress(OutOfReach), _as_out_of_reach():
+            await self._leave_connection()
+        self._channel.left(self._driver)
+
+
+class Channel:
+    """Connections to one database, for one engine.
+
+    Attributes:
+        cut_off: whether a call was ended without waiting for its end.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._driver: Driver | None = None
+        self._left: set[asyncio.Task[None]] = set()
+        self.cut_off = False
+
+    async def open(self) -> None:
+        """Connect.
+
+        Raises:
+            OutOfReach: nobody answers there.
+            AuthenticationFailed: the server wants other credentials.
+            InvalidArgument: a file that the URL names cannot be read.
+        """
+        self._driver = driver = self._new_driver()
+        try:
+            with _as_out_of_reach():
+                async with asyncio.timeout(self._address.connect_timeout):
+                    await driver.wait(
+                        timeout=self._address.connect_timeout, fail_fast=self._address.discovery
+                    )
+        except (OutOfReach, TimeoutError) as error:
+            details = driver.discovery_debug_details()
+            await self.aclose()
+            if "Unauthorized" in details or "Unauthenticated" in details:
+                raise AuthenticationFailed(
+                    f"{self._address.url} refused the credentials: {_brief(details)}"
+                ) from error
+            raise OutOfReach(_brief(details) or str(error)) from error
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def call(self, request: Message, method: str) -> Message:
+        """The operation that a call of the coordination service answers with.
+
+        Raises:
+            OutOfReach, AuthenticationFailed
+        """
+        driver = self._opened()
+        settings = ydb.BaseRequestSettings().with_timeout(self._address.connect_timeout)
+        try:
+            with _as_out_of_reach():
+                response = await driver(
+                    request, _apis.CoordinationService.Stub, method, settings=settings
+                )
+        except OutOfReach:
+            self.left(driver)
+            raise
+        return response.operation
+
+    async def stream(self) -> Stream:
+        """A new stream; it may be connected or not, which its first answer tells.
+
+        Raises:
+            OutOfReach, AuthenticationFailed
+        """
+        driver = self._opened()
+        settings = ydb.BaseRequestSettings().with_timeout(_LONG)
+        with _as_out_of_reach():
+            call = await driver(
+                None,
+                _apis.CoordinationService.Stub,
+                _apis.CoordinationService.Session,
+                settings=settings,
+            )
+        return Stream(self, driver, call)
+
+    def left(self, driver: Driver) -> None:
+        """The driver's connection is broken."""
+        if not self._address.discovery and self._driver is driver:
+            self._driver = self._new_driver()
+            task = asyncio.create_task(_stop(driver), name="tenure-ydb-leave")
+            self._left.add(task)
+            task.add_done_callback(self._left.discard)
+
+    async def aclose(self) -> None:
+        """Leave, and wait until everything has ended. Safe to call twice."""
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            await _stop(driver)
+        if self._left:
+            await asyncio.wait(list(self._left))
+        if self.cut_off:
+            await _finished()
+
+    def _opened(self) -> Driver:
+        if self._driver is None:
+            raise OutOfReach("it is not open")
+        return self._driver
+
+    def _new_driver(self) -> Driver:
+        address = self._address
+        scheme = "grpcs" if address.secure else "grpc"
+        files: dict[str, Any] = {name: _read(address, path) for name, path in address.files}
+        if address.secure and "root_certificates" not in files:
+            certificates = ydb.load_ydb_root_certificate()  # YDB_SSL_ROOT_CERTIFICATES_FILE
+            if certificates is not None:
+                files["root_certificates"] = certificates
+        config = ydb.DriverConfig(
+            f"{scheme}://{address.endpoints[0]}",
+            address.database,
+            endpoints=list(address.endpoints[1:]),
+            credentials=_credentials(address),
+            disable_discovery=not address.discovery,
+            channel_options=_OPTIONS,
+            **files,
+        )
+        return Driver(config)
+
+
+class _InThread(Credentials):
+    """Credentials that may have to be fetched, without holding up the event loop meanwhile."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._inner = inner
+
+    async def auth_metadata(self) -> Iterable[tuple[str, str]]:
+        return cast("Iterable[tuple[str, str]]", await asyncio.to_thread(self._inner.auth_metadata))
+
+    def _update_driver_config(self, driver_config: Any) -> None:
+        self._inner._update_driver_config(driver_config)
+
+
+def _credentials(address: Address) -> Any:
+    sdk: Any = ydb  # has no types here
+    kind = address.credentials
+    if kind == "environment" and not any(name in os.environ for name in _IN_ENVIRONMENT):
+        kind = "anonymous"  # the SDK would ask a cloud's metadata service
+    if kind == "anonymous":
+        return sdk.AnonymousCredentials()
+    if kind == "token":
+        return sdk.AccessTokenCredentials(address.token)
+    if kind == "static":
+        return _InThread(sdk.StaticCredentials.from_user_password(address.user, address.password))
+    if kind == "metadata":
+        iam: Any = importlib.import_module("ydb.iam")
+        return _InThread(iam.MetadataUrlCredentials())
+    return _InThread(sdk.credentials_from_env_variables())
+
+
+def _read(address: Address, path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise InvalidArgument(f"{address.url}: {path!r} cannot be read: {error}") from error
+
+
+@contextlib.contextmanager
+def _as_out_of_reach() -> Any:
+    """Whatever the SDK and gRPC raise for a connection that does not work."""
+    try:
+        yield
+    except TimeoutError:
+        raise
+    except Exception as error:  # a call on a connection that is just being closed fails anyhow
+        if isinstance(error, issues.Unauthenticated | issues.Unauthorized) or (
+            _code_of(error) in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
+        ):
+            raise AuthenticationFailed(
+                f"the server refused the credentials: {_brief(str(error))}"
+            ) from error
+        raise OutOfReach(_brief(str(error)) or type(error).__name__) from error
+    except asyncio.CancelledError as error:
+        # gRPC says so too when it was a call that was cancelled, with its connection.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise OutOfReach("the connection was closed") from error
+
+
+def _code_of(error: BaseException | None) -> grpc.StatusCode | None:
+    """The status of a call."""
+    return error.code() if isinstance(error, grpc.aio.AioRpcError) else None
+
+
+def _broken(error: BaseException | None) -> bool:
+    """Whether it is the connection, and not the one call."""
+    return _code_of(error) is grpc.StatusCode.UNAVAILABLE
+
+
+def _brief(text: str) -> str:
+    """The first words of what may be pages."""
+    words = " ".join(text.split())
+    return words if len(words) <= 300 else words[:297] + "..."
+
+
+async def _stop(driver: Driver) -> None:
+    with contextlib.suppress(issues.Error, grpc.RpcError, TenureError):
+        await driver.stop(timeout=1)
+
+
+async def _finished() -> None:
+    """Wait until gRPC has finished what was cut off.
+
+    Nothing leads from a call to the task that finishes it, so that all of this loop's are waited
+    for; one of another user's stream may go on, so not for long.
+    """
+    ending = [
+        task
+        for task in asyncio.all_tasks()
+        if getattr(task.get_coro(), "__qualname__", "").endswith("_handle_status_once_received")
+    ]
+    if ending:
+        await asyncio.wait(ending, timeout=FINISHING)

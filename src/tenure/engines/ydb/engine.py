@@ -1,0 +1,235 @@
+"""One program's way to a YDB database: its nodes, and the sessions that it attaches there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from tenure.clock import Clock
+from tenure.core import rules
+from tenure.engines.contract import Attach, SessionEvents
+from tenure.engines.ydb import messages
+from tenure.engines.ydb.channel import Channel, OutOfReach
+from tenure.engines.ydb.messages import Message, Status
+from tenure.engines.ydb.session import YdbSession
+from tenure.engines.ydb.url import Address
+from tenure.errors import (
+    AuthenticationFailed,
+    EngineError,
+    EngineUnavailable,
+    InvalidArgument,
+    NodeBusy,
+    NodeExists,
+    NodeNotFound,
+    TenureError,
+    Unsupported,
+)
+from tenure.model import (
+    DEFAULT_NODE,
+    Capabilities,
+    NodeConfig,
+    NodeDescription,
+    SemaphoreDescription,
+    SessionDescription,
+)
+
+__all__ = ["YdbEngine"]
+
+T = TypeVar("T")
+
+FAREWELL = 5.0
+"""Seconds in which closing the engine ends its sessions; the rest is left to their windows."""
+
+
+class YdbEngine:
+    """One connection to a database.
+
+    Attributes:
+        address: what its URL says.
+        channel: the way to the servers.
+        sessions: those that are attached and not over.
+        siblings: whose session a sibling is, by its id.
+    """
+
+    def __init__(self, address: Address, clock: Clock) -> None:
+        self.address = address
+        self.url = address.url
+        self.clock = clock
+        self.capabilities = Capabilities(
+            fencing=address.fencing,
+            since=False,
+            waiter_timeout=False,
+            durable=True,
+            waiter_order=False,
+            one_step=False,
+            removal_reason=False,
+        )
+        self.channel = Channel(address)
+        self.sessions: set[YdbSession] = set()
+        self.siblings: dict[int, int] = {}
+        self._ending: set[asyncio.Task[Any]] = set()
+        self._open = False
+
+    def path_of(self, node: str) -> str:
+        """A node's path in the database."""
+        return self.address.database + node
+
+    def see_through(self, ending: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Carry it out before the engine is closed, whoever waits for it."""
+        task = asyncio.create_task(ending, name="tenure-ydb-ending")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return task
+
+    # The contract: opening and closing
+
+    async def open(self) -> None:
+        try:
+            await self.channel.open()
+        except OutOfReach as error:
+            raise EngineUnavailable(
+                f"{self.url} cannot be reached: {error}; check the address, and that the server "
+                "is running"
+            ) from error
+        self._open = True
+
+    async def aclose(self) -> None:
+        self._open = False
+        closing = [session.close_within(FAREWELL) for session in list(self.sessions)]
+        await asyncio.gather(*closing)
+        while self._ending:
+            await asyncio.wait(list(self._ending))
+        await self.channel.aclose()
+
+    def _opened(self) -> None:
+        if not self._open:
+            raise EngineUnavailable(f"{self.url} is not open")
+
+    # The contract: sessions
+
+    async def attach(self, how: Attach, events: SessionEvents) -> YdbSession:
+        self._opened()
+        rules.check_path(how.node)
+        rules.check_window(how.recovery_window, how.node)
+        rules.check_description(how.description, how.node)
+        rules.check_key(how.key, how.node)
+        if how.liveness == "window":
+            self._unsupported("a resumable session", "cannot tell what a session has", how.node)
+        try:
+            return await self._attach(how, events)
+        except NodeNotFound:
+            if how.node != DEFAULT_NODE:
+                raise
+            await self.create_node(how.node, NodeConfig(), exist_ok=True)
+            return await self._attach(how, events)
+
+    async def _attach(self, how: Attach, events: SessionEvents) -> YdbSession:
+        session = YdbSession(self, how, events)
+        self.sessions.add(session)
+        await session.attach()
+        return session
+
+    # The contract: nodes
+
+    async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        rules.check_path(path)
+        if not exist_ok:
+            # The server says yes to the creation of what exists, so it is asked before.
+            with contextlib.suppress(NodeNotFound):
+                await self.describe_node(path)
+                raise NodeExists(f"the node {path} exists already", node=path)
+        await self._call("CreateNode", path, config)
+
+    async def alter_node(self, path: str, config: NodeConfig) -> None:
+        rules.check_path(path)
+        await self._call("AlterNode", path, config)
+
+    async def drop_node(self, path: str, *, force: bool) -> None:
+        rules.check_path(path)
+        rules.check_droppable(path)
+        try:
+            await self._call("DropNode", path)
+        except NodeBusy:
+            if force:
+                self._unsupported(
+                    f"dropping {path} by force", "cannot end the sessions attached there", path
+                )
+            raise
+
+    async def describe_node(self, path: str) -> NodeDescription:
+        rules.check_path(path)
+        try:
+            operation = await self._call("DescribeNode", path)
+        except NodeNotFound:
+            if path != DEFAULT_NODE:
+                raise
+            await self.create_node(path, NodeConfig(), exist_ok=True)
+            operation = await self._call("DescribeNode", path)
+        return NodeDescription(path, messages.node_config(messages.node_result(operation).config))
+
+    async def _call(self, call: str, path: str, config: NodeConfig | None = None) -> Message:
+        self._opened()
+        request = messages.node_request(call, self.path_of(path), config)
+        try:
+            operation = await self.channel.call(request, call)
+        except (OutOfReach, TimeoutError) as error:
+            raise EngineUnavailable(
+                f"{self.url} did not answer about the node {path}: {error}", node=path
+            ) from error
+        if operation.status != Status.SUCCESS:
+            raise _node_error(path, operation)
+        return operation
+
+    # The contract: what YDB's API does not offer
+
+    async def list_nodes(self) -> Sequence[str]:
+        self._unsupported("listing nodes", "has no list of them")
+
+    async def list_semaphores(
+        self,
+        path: str,
+        *,
+        owners: bool,  # noqa: ARG002
+        waiters: bool,  # noqa: ARG002
+    ) -> Sequence[SemaphoreDescription]:
+        self._unsupported("listing semaphores", "describes one by its name alone", path)
+
+    async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        self._unsupported("listing sessions", "has no list of them", path)
+
+    async def end_session(self, path: str, session_id: int) -> bool:  # noqa: ARG002
+        self._unsupported("ending another's session", "cannot do that", path)
+
+    async def evict(self, path: str, name: str, order_id: int) -> bool:  # noqa: ARG002
+        self._unsupported("evicting a request", "cannot do that", path)
+
+    def _unsupported(self, what: str, why: str, node: str | None = None) -> NoReturn:
+        raise Unsupported(
+            f"{what} is not possible through {self.url}: YDB's coordination API {why}; "
+            "tenure://, sqlite:// and memory:// can",
+            node=node,
+        )
+
+
+def _node_error(path: str, operation: Message) -> TenureError:
+    reason = messages.reason(operation)
+    match operation.status:
+        case Status.SCHEME_ERROR | Status.NOT_FOUND:
+            return NodeNotFound(f"there is no node {path} ({reason}); create it first", node=path)
+        case Status.ALREADY_EXISTS:
+            return NodeExists(f"the node {path} exists already ({reason})", node=path)
+        case Status.PRECONDITION_FAILED:
+            return NodeBusy(
+                f"the node {path} has attached sessions ({reason}); close them first", node=path
+            )
+        case Status.BAD_REQUEST:
+            return InvalidArgument(f"the node {path} was refused: {reason}", node=path)
+        case Status.UNAUTHORIZED:
+            return AuthenticationFailed(
+                f"access to the node {path} was refused ({reason}); check the credentials",
+                node=path,
+            )
+        case _:
+            return EngineError(f"the server failed at the node {path}: {reason}", node=path)

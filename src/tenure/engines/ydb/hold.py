@@ -1,0 +1,96 @@
+"""One request of a session, and the strand through which it stands in its queue."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from tenure.engines.contract import Enqueued
+
+if TYPE_CHECKING:
+    from tenure.engines.ydb.member import Member
+    from tenure.engines.ydb.strand import Ask
+
+__all__ = ["Hold", "State"]
+
+
+class State(Enum):
+    """Where a request stands, as far as has been heard."""
+
+    ASKED = "asked"  # no answer yet
+    WAITS = "waits"
+    TAKEN = "taken"  # it owns; the order id is awaited
+    OWNS = "owns"
+    LEAVING = "leaving"
+    GONE = "gone"
+
+
+class Hold:
+    """A request, from when the program made it until it is out of its queue.
+
+    Attributes:
+        number: the program's number for it.
+        deadline: when it gives up waiting, on the clock; ``None`` for never.
+        at_once: it is granted at once or not at all.
+        state: where it stands.
+        member: whose strand it is on, once it was sent.
+        ask: what was asked of the server and will be answered with the grant.
+        taken: it was granted, sooner or later.
+        refused: the server did not take it; the error is known, or looked for.
+        order_id: once known.
+        owned_at: which step of the session's it was when it was heard to own.
+        order_id_asked: a description that will tell it is on its way.
+        answer: what `enqueue` returned.
+        leavers: who waits for it to be out of its queue.
+    """
+
+    __slots__ = (
+        "answer",
+        "ask",
+        "at_once",
+        "count",
+        "data",
+        "deadline",
+        "ephemeral",
+        "leavers",
+        "member",
+        "name",
+        "number",
+        "order_id",
+        "order_id_asked",
+        "owned_at",
+        "refused",
+        "state",
+        "taken",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        count: int,
+        data: bytes,
+        deadline: float | None,
+        *,
+        at_once: bool,
+        ephemeral: bool,
+        answer: asyncio.Future[Enqueued],
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.count = count
+        self.data = data
+        self.deadline = deadline
+        self.at_once = at_once
+        self.ephemeral = ephemeral
+        self.answer = answer
+        self.state = State.ASKED
+        self.member: Member | None = None
+        self.ask: Ask | None = None
+        self.order_id: int | None = None
+        self.taken = False
+        self.refused = False
+        self.order_id_asked = False
+        self.owned_at = 0
+        self.leavers: list[asyncio.Future[None]] = []

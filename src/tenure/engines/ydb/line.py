@@ -1,0 +1,220 @@
+"""The I/O of one session: a stream, and another one whenever it breaks.
+
+A `Line` carries what its `Strand` says to a server and back. It owns one task, which reads; that
+task owns another one for each stream, which writes. Rules:
+
+* After a loss it tries again, with pauses that grow and are drawn by lot, until the session is
+  over or the line is told to end. It does not try while the program is not heard of: attaching
+  would keep the session alive. Once the window has passed it asks what has become of it.
+* A server that does not answer for a sixth of the window, to an attachment or to what asks for a
+  proof, is left, connection and all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+
+from tenure.engines.ydb.channel import Channel, OutOfReach, Stream
+from tenure.engines.ydb.strand import Strand
+from tenure.errors import AuthenticationFailed
+
+__all__ = ["Line"]
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+"""Seconds between two attempts: at first, and at the most."""
+
+LEAST_PATIENCE, MOST_PATIENCE = 0.5, 5.0
+"""Seconds in which an answer is expected, whatever the window."""
+
+LINGER = 0.2
+"""Seconds after the window before it is asked whether a session is over of which nobody speaks."""
+
+
+class Line:
+    """The connection of one strand.
+
+    Args:
+        channel: the way to the servers.
+        strand: what is said.
+        lost: called when an attached session's stream is over, though the session may not be.
+        failed: called with what went wrong with an attempt.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        strand: Strand,
+        *,
+        lost: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._channel = channel
+        self._strand = strand
+        self._lost = lost
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        self._stream: Stream | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._to_write = asyncio.Event()
+        self._word = asyncio.Event()
+        self._was_attached = False  # through the stream that there is
+        self._over = False
+        self._silence: asyncio.TimerHandle | None = None
+        self._silence_due = 0.0
+        self._silent = False
+        self._task = asyncio.create_task(self._run(), name="tenure-ydb-session")
+
+    @property
+    def patience(self) -> float:
+        """Seconds in which an answer is expected."""
+        return min(max(self._strand.window / 6, LEAST_PATIENCE), MOST_PATIENCE)
+
+    def outgoing(self) -> None:
+        """The strand has something to say."""
+        self._to_write.set()
+        self._mind_silence()
+
+    def word(self) -> None:
+        """The program was heard of."""
+        self._word.set()
+
+    def end(self) -> None:
+        """Try no more; the stream that there is may come to its end."""
+        self._over = True
+        self._word.set()
+        self._to_write.set()
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
+    async def finish(self) -> None:
+        """Wait until the stream has ended in good order, and end it if it does not."""
+        self.end()
+        await asyncio.wait([self._task], timeout=self.patience)
+        await self.aclose()
+
+    async def leave(self) -> None:
+        """Say what is to be said, and that there is no more; the server has heard it then."""
+        self.end()
+        if self._writing is not None and self._stream is not None:
+            await asyncio.wait([self._writing], timeout=self.patience)
+            stream = self._stream
+            if stream is not None and self._writing is not None and self._writing.done():
+                with contextlib.suppress(OutOfReach, TimeoutError):
+                    async with asyncio.timeout(self.patience):
+                        await stream.half_close()
+        await self.finish()
+
+    async def aclose(self) -> None:
+        """End everything, at once. Safe to call twice."""
+        self.end()
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    # The task
+
+    async def _run(self) -> None:
+        pause = FIRST_PAUSE
+        while not self._over:
+            self._was_attached = self._silent = False
+            try:
+                await self._connected()
+            except (OutOfReach, AuthenticationFailed, TimeoutError) as error:
+                self._failed(error)
+            finally:
+                self._strand.lost()
+            if self._was_attached:
+                pause = FIRST_PAUSE
+                if not self._over:
+                    self._lost()
+            await self._rest(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE, max(self._strand.window / 10, FIRST_PAUSE))
+
+    async def _rest(self, pause: float) -> None:
+        """Wait before the next attempt, and for a word of the program if it has been silent."""
+        strand = self._strand
+        until = self._loop.time() + pause
+        while not self._over:
+            left = until - self._loop.time()
+            if left <= 0:
+                if strand.heard_of or strand.silent_for >= strand.window + LINGER:
+                    return
+                left = strand.window + LINGER - strand.silent_for
+            self._word.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._word.wait()
+
+    async def _connected(self) -> None:
+        """One stream, from its first message to its end."""
+        strand = self._strand
+        async with asyncio.timeout(self.patience):
+            stream = await self._channel.stream()
+        self._stream = stream
+        ended = False
+        try:
+            async with asyncio.timeout(self.patience):
+                await stream.write(strand.begin())
+                message = await stream.read()
+            self._writing = asyncio.create_task(self._write(stream), name="tenure-ydb-write")
+            while message is not None:
+                strand.receive(message)
+                self._was_attached = self._was_attached or strand.attached
+                self._mind_silence()
+                message = await stream.read()
+            ended = True
+        except TimeoutError:
+            await stream.condemn()
+            raise
+        except OutOfReach:
+            if self._silent:
+                await stream.condemn()
+            raise
+        finally:
+            self._stream = None
+            if not ended:
+                stream.cut()
+            if self._writing is not None:
+                self._writing.cancel()
+                await asyncio.wait([self._writing])
+                self._writing = None
+
+    async def _write(self, stream: Stream) -> None:
+        """Write whatever there is, until the stream does not take it; its reader learns that."""
+        strand = self._strand
+        with contextlib.suppress(OutOfReach):
+            while True:
+                self._to_write.clear()
+                outgoing, strand.outgoing = strand.outgoing, []
+                for message in outgoing:
+                    await stream.write(message)
+                if strand.outgoing:
+                    continue
+                if self._over:
+                    return
+                await self._to_write.wait()
+
+    # Silence
+
+    def _mind_silence(self) -> None:
+        """See to it that a server which does not answer is left."""
+        waits = self._strand.waits_for_proof and not self._over
+        if waits and self._silence is None:
+            self._silence_due = self._loop.time() + self.patience
+            self._silence = self._loop.call_later(self.patience, self._look)
+        elif not waits and self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
+    def _look(self) -> None:
+        self._silence = None
+        if self._stream is None or not self._strand.waits_for_proof:
+            return
+        if self._loop.time() - self._silence_due > self.patience / 2:
+            self._mind_silence()  # it was this loop that stood still, and not the server
+            return
+        self._silent = True
+        self._stream.cut()

@@ -1,0 +1,611 @@
+"""The requests of one session: how they join queues, change, and leave.
+
+What the server says of a request is heard here, and so its state is changed here alone.
+
+::
+
+    ASKED --> WAITS --> TAKEN --> OWNS        TAKEN: owns, and the order id is on its way
+      |         |         |        |
+      +---------+---------+--------+--> LEAVING --> GONE     withdrawn, until the server says so
+      +---------+---------+--------+--> GONE                 refused, timed out, removed
+
+A server that fails at something for the moment is asked again, after a pause, wherever not to ask
+would leave a request in a queue, or a waiter without its grant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tenure.core import rules
+from tenure.engines.contract import Answer, Enqueued, Place, Removal
+from tenure.engines.ydb import errors, messages
+from tenure.engines.ydb.hold import Hold, State
+from tenure.engines.ydb.member import Member
+from tenure.engines.ydb.messages import Message, Status
+from tenure.errors import LeaseReleased, TenureError
+from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, Unchanged
+
+if TYPE_CHECKING:
+    from tenure.engines.ydb.session import YdbSession
+
+__all__ = ["Requests"]
+
+LONGEST_WAIT = 24 * 3600.0
+"""Seconds: what waits longer waits for ever on the server, and is withdrawn from here."""
+
+AGAIN = 0.25
+"""Seconds before a server is asked again for what it failed at."""
+
+
+class Requests:
+    """All of them, from when they are made until they are out of their queues."""
+
+    def __init__(self, session: YdbSession) -> None:
+        self._session = session
+        self._node = session.node
+        self._lane = session.lane
+        self._loop = asyncio.get_running_loop()
+        self._holds: dict[int, Hold] = {}
+        self._by_name: dict[str, dict[Hold, None]] = {}
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._over = False
+
+    def of(self, name: str) -> list[Hold]:
+        """Those for one semaphore."""
+        return list(self._by_name.get(name, ()))
+
+    def owned_names(self) -> list[str]:
+        """Of what semaphores something is owned."""
+        return [
+            name
+            for name, holds in self._by_name.items()
+            if any(hold.state is State.OWNS for hold in holds)
+        ]
+
+    def close(self) -> None:
+        """The session is over."""
+        self._over = True
+        self._holds.clear()
+        self._by_name.clear()
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+    # Joining
+
+    def enqueue(
+        self,
+        number: int,
+        name: str,
+        count: int,
+        data: bytes,
+        timeout: float | None,
+        ephemeral: bool,
+    ) -> Answer[Enqueued]:
+        rules.check_timeout(timeout, self._node, name)
+        rules.check_data(data, self._node, name)
+        rules.check_name(name, self._node)
+        hold = Hold(
+            number,
+            name,
+            count,
+            data,
+            None if timeout is None else self._session.now() + timeout,
+            at_once=timeout == 0,
+            ephemeral=ephemeral,
+            answer=self._session.future(),
+        )
+        self._holds[number] = hold
+        self._by_name.setdefault(name, {})[hold] = None
+        self._lane.add(partial(self._join, hold))
+        if timeout is not None and timeout > LONGEST_WAIT:
+            self._later(timeout, partial(self._give_up, hold))
+        return hold.answer
+
+    def _join(self, hold: Hold) -> bool:
+        if not _is_count(hold.count):
+            return self._explain(hold)
+        try:
+            member = self._member_for(hold)
+        except TenureError as error:
+            self._refuse(hold, error)
+            return True
+        if member is None:
+            return False
+        hold.member = member
+        member.holds[hold.name] = hold
+        self._lane.begin(member)
+        self._acquire(hold, first=True)
+        if self._session.fencing:
+            self._ask_order_id(hold)
+        return True
+
+    def _member_for(self, hold: Hold) -> Member | None:
+        """The strand for a request; ``None`` when it cannot be told yet, or it may not go yet.
+
+        Raises:
+            Unsupported: there are as many siblings as may be.
+        """
+        session = self._session
+        free = None
+        for member in session.members:
+            there = member.holds.get(hold.name)
+            if there is None:
+                free = free or (None if member.stopping else member)
+            elif there.state is State.LEAVING:
+                return None  # it will be free, and needs no sibling
+        if free is None:
+            return session.new_sibling() if self._lane.idle else None
+        return free if self._lane.free_for(free) else None
+
+    def _acquire(self, hold: Hold, *, first: bool = False) -> None:
+        """Ask for it, or, when it waits already, for the news of its grant."""
+        member, answered = hold.member, not first
+        assert member is not None
+
+        def make(req_id: int) -> Message:
+            return messages.acquire(
+                req_id,
+                hold.name,
+                hold.count,
+                hold.data,
+                self._left(hold),
+                ephemeral=hold.ephemeral,
+            )
+
+        def heard(kind: str, body: Message) -> bool:
+            nonlocal answered
+            pending = kind == "acquire_semaphore_pending"
+            if pending:
+                self._wait(hold)
+            else:
+                hold.ask = None
+                self._result(hold, body)
+            if not answered:
+                answered = True
+                self._lane.end(member)
+            return not pending
+
+        hold.ask = member.strand.ask(make, heard)
+
+    def _left(self, hold: Hold) -> float | None:
+        """Seconds that it still waits, for the server."""
+        if hold.at_once:
+            return 0.0
+        if hold.deadline is None:
+            return None
+        left = hold.deadline - self._session.now()
+        return None if left > LONGEST_WAIT else max(left, 0.0)
+
+    def _wait(self, hold: Hold) -> None:
+        if hold.state is State.ASKED:
+            hold.state = State.WAITS
+            self._session.waits(hold)
+        _answer(hold, Enqueued(Place.WAITING, None))
+
+    def _result(self, hold: Hold, body: Message) -> None:
+        """What has become of a request that was asked for, or waited.
+
+        It may be leaving already; then only the answer to `enqueue` is still to be told.
+        """
+        leaving = hold.state is State.LEAVING
+        if body.status == Status.SUCCESS and body.acquired:
+            hold.taken = True
+            if not leaving:
+                self._take(hold)
+        elif body.status == Status.SUCCESS and hold.at_once:
+            _answer(hold, Enqueued(Place.REFUSED, None))
+            if not leaving:
+                self._forget(hold)
+        elif body.status == Status.SUCCESS:
+            if not leaving:
+                self.removed(hold, Removal.TIMED_OUT)
+        elif body.status == Status.ABORTED:
+            if not leaving:
+                self._find_out(hold)
+        elif hold.state is State.WAITS:
+            if body.status == Status.NOT_FOUND:  # deleted, while the connection was broken
+                self.removed(hold, Removal.DELETED)
+            else:
+                self._later(AGAIN, partial(self._acquire_again, hold))
+        else:
+            self._refused(hold, body)
+
+    def _acquire_again(self, hold: Hold) -> None:
+        if hold.state is State.WAITS and hold.ask is None:
+            self._acquire(hold)
+
+    def _refused(self, hold: Hold, body: Message) -> None:
+        """The server has not taken a request."""
+        if body.status in {Status.BAD_REQUEST, Status.PRECONDITION_FAILED}:
+            self._explain(hold, body)
+            return
+        error = errors.semaphore_error(self._node, hold.name, body)
+        if body.status == Status.NOT_FOUND:
+            self._refuse(hold, error)
+            return
+        if hold.state is not State.LEAVING:
+            self._release(hold)  # whether it was taken after all is not certain: it is made so
+        _fail(hold, error)
+
+    def _refuse(self, hold: Hold, error: TenureError) -> None:
+        if hold.state is not State.LEAVING:
+            self._forget(hold)
+        _fail(hold, error)
+
+    def _explain(self, hold: Hold, body: Message | None = None) -> bool:
+        """Look what is wrong with a request, so that it gets the error it would get anywhere."""
+        hold.refused = True
+        member = hold.member or self._session.main
+        if body is None:
+            if not self._lane.free_for(member):
+                return False
+            self._lane.begin(member)
+        elif hold.state is not State.LEAVING:
+            self._forget(hold)
+
+        def heard(_: str, found: Message) -> bool:
+            self._refuse(hold, self._wrong(hold, found, body))
+            if body is None:
+                self._lane.end(member)
+            return True
+
+        member.strand.ask(lambda req_id: messages.describe(req_id, hold.name), heard)
+        return True
+
+    def _wrong(self, hold: Hold, found: Message, refused: Message | None) -> TenureError:
+        node, name = self._node, hold.name
+        limit = EPHEMERAL_LIMIT
+        try:
+            if found.status == Status.SUCCESS:
+                semaphore = found.semaphore_description
+                limit = semaphore.limit
+                rules.check_kind(hold.ephemeral, semaphore.ephemeral, node, name)
+            elif found.status != Status.NOT_FOUND or not hold.ephemeral:
+                return errors.semaphore_error(node, name, found)
+            rules.check_count(hold.count, limit, node, name)
+        except TenureError as error:
+            return error
+        assert refused is not None  # or else the count would be wrong
+        return errors.semaphore_error(node, name, refused)
+
+    # Owning
+
+    def _take(self, hold: Hold) -> None:
+        """It owns."""
+        hold.owned_at = self._session.step()
+        if not self._session.fencing:
+            self._own(hold)
+        else:
+            hold.state = State.TAKEN
+            if not hold.order_id_asked:
+                self._ask_order_id(hold)
+
+    def _ask_order_id(self, hold: Hold) -> None:
+        member = hold.member
+        assert member is not None
+        hold.order_id_asked = True
+
+        def heard(_: str, body: Message) -> bool:
+            hold.order_id_asked = False
+            if hold.taken and hold.state in {State.TAKEN, State.LEAVING}:
+                self._learn(hold, body)
+            return True
+
+        member.strand.ask(lambda req_id: messages.describe(req_id, hold.name, owners=True), heard)
+
+    def _learn(self, hold: Hold, body: Message) -> None:
+        """The order id is among the owners'."""
+        assert hold.member is not None
+        owners = body.semaphore_description.owners if body.status == Status.SUCCESS else ()
+        for owner in owners:
+            if owner.session_id == hold.member.id:
+                hold.order_id = owner.order_id
+        if hold.state is State.LEAVING:
+            _answer(hold, Enqueued(Place.GRANTED, hold.order_id))
+        elif hold.order_id is not None:
+            self._own(hold)
+        elif body.status == Status.SUCCESS:
+            self.removed(hold, Removal.EVICTED)  # meanwhile
+        elif body.status == Status.NOT_FOUND:
+            self.removed(hold, Removal.DELETED)
+        else:
+            self._later(AGAIN, partial(self._learn_again, hold))
+
+    def _learn_again(self, hold: Hold) -> None:
+        if hold.state is State.TAKEN and not hold.order_id_asked:
+            self._ask_order_id(hold)
+
+    def _own(self, hold: Hold) -> None:
+        hold.state = State.OWNS
+        if not _answer(hold, Enqueued(Place.GRANTED, hold.order_id)):
+            told = self._session.told
+            if told is not None:
+                told.granted(hold.number, hold.order_id)
+        self._session.granted(hold)
+        self._lane.move()
+
+    # Altering
+
+    def alter(
+        self, number: int, count: int | None, data: bytes | None, timeout: float | Unchanged | None
+    ) -> Answer[None]:
+        hold = self._holds.get(number)
+        if hold is None:
+            raise self._released()
+        answer: asyncio.Future[None] = self._session.future()
+        self._lane.add(partial(self._alter, hold, count, data, timeout, answer))
+        if answer.done():
+            answer.result()
+            return None
+        return answer
+
+    def _alter(
+        self,
+        hold: Hold,
+        count: int | None,
+        data: bytes | None,
+        timeout: float | Unchanged | None,
+        answer: asyncio.Future[None],
+    ) -> bool:
+        if hold.state is State.ASKED or hold.state is State.TAKEN:
+            return False
+        member = hold.member
+        if hold.state is State.GONE or hold.state is State.LEAVING or member is None:
+            _settle(answer, self._released())
+            return True
+        if not self._lane.free_for(member):
+            return False
+        try:
+            self._check_change(hold, count, data, timeout)
+        except TenureError as error:
+            _settle(answer, error)
+            return True
+        waits = hold.state is State.WAITS
+        same = (count is None or count == hold.count) and (data is None or data == hold.data)
+        if same and (timeout is UNCHANGED or not waits):
+            _settle(answer)
+            return True
+        hold.count = hold.count if count is None else count
+        hold.data = hold.data if data is None else data
+        self._lane.begin(member)
+        if waits:
+            self._alter_waiter(hold, member, timeout, answer)
+        else:
+            self._alter_owner(hold, member, answer)
+        return True
+
+    def _check_change(
+        self, hold: Hold, count: int | None, data: bytes | None, timeout: float | Unchanged | None
+    ) -> None:
+        if data is not None:
+            rules.check_data(data, self._node, hold.name)
+        if count is not None:
+            limit = max(hold.count, rules.EXACT)  # what it had was within the semaphore's
+            rules.check_shrink(count, hold.count, limit, self._node, hold.name)
+        if timeout is not UNCHANGED:
+            rules.check_timeout(timeout, self._node, hold.name)
+
+    def _alter_waiter(
+        self,
+        hold: Hold,
+        member: Member,
+        timeout: float | Unchanged | None,
+        answer: asyncio.Future[None],
+    ) -> None:
+        """Ask for it anew: the request that waits is replaced, in its place."""
+        if timeout is not UNCHANGED:
+            hold.deadline = None if timeout is None else self._session.now() + timeout
+            if timeout is not None and timeout > LONGEST_WAIT:
+                self._later(timeout, partial(self._give_up, hold))
+        if hold.ask is not None:
+            member.strand.drop(hold.ask)
+        answered = False
+
+        def make(req_id: int) -> Message:
+            return messages.acquire(
+                req_id,
+                hold.name,
+                hold.count,
+                hold.data,
+                self._left(hold),
+                ephemeral=hold.ephemeral,
+            )
+
+        def heard(kind: str, body: Message) -> bool:
+            nonlocal answered
+            pending = kind == "acquire_semaphore_pending"
+            if not answered:
+                answered = True
+                gone = not pending and body.status == Status.NOT_FOUND
+                _settle(answer, self._released() if gone else None)
+                self._lane.end(member)
+            if not pending:
+                hold.ask = None
+                self._result(hold, body)
+            return not pending
+
+        hold.ask = member.strand.ask(make, heard)
+
+    def _alter_owner(self, hold: Hold, member: Member, answer: asyncio.Future[None]) -> None:
+        def make(req_id: int) -> Message:
+            return messages.acquire(
+                req_id, hold.name, hold.count, hold.data, None, ephemeral=hold.ephemeral
+            )
+
+        def heard(kind: str, body: Message) -> bool:
+            granted = kind == "acquire_semaphore_result" and body.status == Status.SUCCESS
+            if hold.state is State.OWNS and not granted:
+                # It did not own any more, and has joined the queue anew, or there is none.
+                pending = kind == "acquire_semaphore_pending"
+                gone = pending or body.status == Status.NOT_FOUND
+                if gone:
+                    why = Removal.EVICTED if pending else Removal.DELETED
+                    self.removed(hold, why, release=pending)
+                    _settle(answer, self._released())
+                else:
+                    _settle(answer, errors.semaphore_error(self._node, hold.name, body))
+            _settle(answer)
+            self._lane.end(member)
+            return True
+
+        member.strand.ask(make, heard)
+
+    def _released(self) -> LeaseReleased:
+        return LeaseReleased(f"the request on {self._node} is over", node=self._node)
+
+    # Leaving
+
+    def withdraw(self, number: int) -> Answer[None]:
+        hold = self._holds.get(number)
+        if hold is None:
+            return None
+        answer: asyncio.Future[None] = self._session.future()
+        self._lane.add(partial(self._leave, hold, answer))
+        return answer
+
+    def _leave(self, hold: Hold, answer: asyncio.Future[None]) -> bool:
+        member = hold.member
+        if hold.state is State.GONE or member is None:
+            _settle(answer)
+            return True
+        if hold.state is not State.LEAVING:
+            if not self._lane.free_for(member):
+                return False
+            self._lane.begin(member)
+            self._release(hold, in_lane=True)
+        hold.leavers.append(answer)
+        return True
+
+    def _release(self, hold: Hold, *, in_lane: bool = False) -> None:
+        """Have the server take it out of the queue, as often as that takes."""
+        member = hold.member
+        assert member is not None
+        if hold.state is State.WAITS and hold.ask is not None:
+            member.strand.drop(hold.ask)
+        hold.state = State.LEAVING
+
+        def heard(_: str, body: Message) -> bool:
+            if body.status in {Status.SUCCESS, Status.NOT_FOUND, Status.BAD_REQUEST}:
+                self._out(hold)
+                if in_lane:
+                    self._lane.end(member)
+                else:
+                    self._lane.move()
+            else:
+                self._later(AGAIN, ask)
+            return True
+
+        def ask() -> None:
+            member.strand.ask(lambda req_id: messages.release(req_id, hold.name), heard)
+
+        ask()
+
+    def _give_up(self, hold: Hold) -> None:
+        """It has waited for as long as it wanted to, and the server does not know how long."""
+        due = hold.deadline is not None and hold.deadline <= self._session.now()
+        if hold.state is State.WAITS and due:
+            told = self._session.told
+            self._release(hold)
+            if told is not None:
+                told.removed(hold.number, Removal.TIMED_OUT)
+
+    def removed(self, hold: Hold, why: Removal, *, release: bool = False) -> None:
+        """It has left its queue, though the program did not ask for it.
+
+        Args:
+            release: the server has another request in its place now, which nobody asked for.
+        """
+        if release:
+            self._release(hold)
+        else:
+            self._forget(hold)
+        _answer(hold, Enqueued(Place.WAITING, None))
+        told = self._session.told
+        if told is not None:
+            told.removed(hold.number, why)
+        self._lane.move()
+
+    def _find_out(self, hold: Hold) -> None:
+        """A waiter was taken out of its queue: by the deletion of that, or alone?"""
+        member = hold.member
+        assert member is not None
+        hold.state = State.LEAVING  # as far as its strand is concerned
+
+        def heard(_: str, body: Message) -> bool:
+            self.removed(
+                hold, Removal.DELETED if body.status == Status.NOT_FOUND else Removal.EVICTED
+            )
+            for answer in hold.leavers:
+                _settle(answer)
+            return True
+
+        member.strand.ask(lambda req_id: messages.describe(req_id, hold.name), heard)
+
+    def _out(self, hold: Hold) -> None:
+        self._forget(hold)
+        if not hold.refused:  # or else the error is still to be told
+            place = Place.GRANTED if hold.taken else Place.WAITING
+            _answer(hold, Enqueued(place, hold.order_id))
+        for answer in hold.leavers:
+            _settle(answer)
+
+    def _forget(self, hold: Hold) -> None:
+        hold.state = State.GONE
+        if hold.member is not None:
+            hold.member.drop(hold)
+        self._holds.pop(hold.number, None)
+        holds = self._by_name.get(hold.name)
+        if holds is not None:
+            holds.pop(hold, None)
+            if not holds:
+                del self._by_name[hold.name]
+
+    def fail_member(self, member: Member, error: TenureError) -> None:
+        """A sibling cannot be attached; what was asked of it has not come about."""
+        for hold in list(member.holds.values()):
+            self._refuse(hold, error)
+            for answer in hold.leavers:
+                _settle(answer)
+
+    def _later(self, seconds: float, what: Callable[[], None]) -> None:
+        if self._over:
+            return
+
+        def go() -> None:
+            self._timers.discard(timer)
+            what()
+
+        timer = self._loop.call_later(seconds, go)
+        self._timers.add(timer)
+
+
+def _is_count(count: int) -> bool:
+    """Whether the protocol can say it at all."""
+    return isinstance(count, int) and 1 <= count <= EPHEMERAL_LIMIT
+
+
+def _answer(hold: Hold, enqueued: Enqueued) -> bool:
+    """Tell what came of a request, if that was not told yet."""
+    if hold.answer.done():
+        return False
+    hold.answer.set_result(enqueued)
+    return True
+
+
+def _fail(hold: Hold, error: TenureError) -> None:
+    if not hold.answer.done():
+        hold.answer.set_exception(error)
+
+
+def _settle(answer: asyncio.Future[None], error: TenureError | None = None) -> None:
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(None)
+    else:
+        answer.set_exception(error)
