@@ -16,7 +16,7 @@ from tenure.engines.contract import Place, Removal
 from tenure.errors import EngineError, LeaseReleased, SessionExpired
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, NodeConfig
 from tenure.testing.program import Program, answer_of, raises
-from tenure.testing.recorder import Attached, Detached
+from tenure.testing.recorder import Attached, Detached, Recorder
 from tenure.testing.stage import Stage
 from tests.engines.native.cable import Cable, on_a_cable
 from tests.engines.stores import SERVED_MEMORY, SERVED_SQLITE
@@ -29,11 +29,14 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
         yield url
 
 
-async def back(program: Program, times: int = 1) -> None:
+def times(kind: type[Attached | Detached], heard: Recorder) -> int:
+    """How often that was said."""
+    return sum(isinstance(word, kind) for word in heard.said)
+
+
+async def back(program: Program) -> None:
     """Return when it has been attached again."""
-    await program.heard.wait_for(
-        lambda heard: heard.said.count(Attached()) >= times, "the session's being attached again"
-    )
+    await program.heard.wait_for(lambda heard: times(Attached, heard) == 1, "its coming back")
 
 
 async def done_and_cut(stage: Stage, cable: Cable, done: Callable[[], Awaitable[bool]]) -> None:
@@ -51,7 +54,7 @@ async def test_who_holds_and_who_waits_keep_their_places(address: str) -> None:
         await back(program)
         assert await stage.queue("m") == ([program.id], [other.id])
         assert await stage.queue("n") == ([other.id], [program.id])
-        assert program.heard.said.count(Detached()) == 1
+        assert times(Detached, program.heard) == 1
         await other.withdraw(blocking)
         await waiting.granted()
         await program.withdraw(held)
