@@ -33,6 +33,7 @@ from grpclib.exceptions import StreamTerminatedError
 from grpclib.server import Server
 
 from benchmarks.measure import Measured
+from benchmarks.servers import CLIENT, SERVER, on_core
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
 from tenure.server.context import Anybody, Context
@@ -131,9 +132,13 @@ class Process:
 
 @contextlib.contextmanager
 def _server(kind: str) -> Iterator[Process]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.ydb_surface", kind], stdout=subprocess.PIPE, text=True
-    ) as process:
+    with on_core(SERVER):
+        started = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.ydb_surface", kind],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    with started as process:
         try:
             assert process.stdout is not None
             yield Process(process.pid, int(process.stdout.readline()))
@@ -226,7 +231,8 @@ async def _rate(server: Process, ask: Callable[[int, int], Any], tls: Any) -> tu
 
 
 def _measured_rate(server: Process, ask: Any, tls: Any = None) -> tuple[float, float]:
-    return uvloop.run(_rate(server, ask, tls))
+    with on_core(CLIENT):
+        return uvloop.run(_rate(server, ask, tls))
 
 
 async def _pings_until_goaway(server: Process) -> int | None:
@@ -317,7 +323,7 @@ def measure() -> list[Measured]:
             name: uvloop.run(_pings_until_goaway(server))
             for name, server in (("tenure", tenure), ("grpclib", bare), ("grpcio", stock))
         }
-    with _server("tenure memory://") as server:
+    with on_core(CLIENT), _server("tenure memory://") as server:
         bytes_each, share = uvloop.run(_idle(server))
 
     def median(name: str, which: int = 0) -> float:

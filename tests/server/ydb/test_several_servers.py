@@ -88,6 +88,32 @@ async def test_a_wrong_key_is_refused_by_any_server(tmp_path: Path) -> None:
         assert await former.acquired(await former.acquire("m", **MUTEX))
 
 
+async def test_many_who_come_to_a_new_server_at_once_cost_few_looks_at_the_store(
+    tmp_path: Path,
+) -> None:
+    async with two_servers(tmp_path) as (_, one, second, other):
+        former = [await session(one, timeout=10 + each) for each in range(20)]
+        engine = second.context.engine
+        looks = 0
+        look = engine.list_sessions
+
+        async def counted(path: str) -> Any:
+            nonlocal looks
+            looks += 1
+            return await look(path)
+
+        engine.list_sessions = counted  # type: ignore[method-assign]
+
+        async def restore(number: int, session_id: int) -> None:
+            client = await session(other, session_id=session_id)
+            assert client.timeout_millis == (10 + number) * 1000
+
+        async with asyncio.TaskGroup() as group:
+            for number, each in enumerate(former):
+                group.create_task(restore(number, each.session_id))
+        assert looks < len(former)
+
+
 async def test_changes_made_through_one_server_are_told_by_the_other(tmp_path: Path) -> None:
     async with two_servers(tmp_path) as (_, one, _, other):
         watcher, writer = await session(one), await session(other)

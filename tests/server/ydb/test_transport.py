@@ -223,6 +223,30 @@ async def test_a_call_that_is_no_grpc_is_refused(changes: dict[str, str]) -> Non
         assert "call refused" in server.lines.events()
 
 
+async def test_headers_that_are_no_text_end_the_connection() -> None:
+    async with serving() as server:
+        async with connected(server) as (reader, writer):
+            client = Http2(writer)
+            client.h2.config.header_encoding = None
+            number = client.h2.get_next_available_stream_id()
+            client.h2.send_headers(number, [(b":method", b"POST"), (b"x", b"\xff\xfe")])
+            await client.flush()
+            await cut_off(reader)
+        assert "not HTTP/2 as it should be" in server.lines.events()
+        await serves_others(server)
+
+
+async def test_a_call_without_a_request_is_ended_in_time() -> None:
+    async with (
+        serving(limits=Limits(greeting_time=0.1)) as server,
+        channel(server.target) as over,
+    ):
+        client = await stream(over)
+        with pytest.raises(GRPCError) as caught:
+            await client.hear()
+        assert caught.value.status is GrpcStatus.DEADLINE_EXCEEDED
+
+
 async def test_frames_of_a_kind_that_nobody_knows_are_ignored() -> None:
     async with serving() as server, connected(server) as (reader, writer):
         client = Http2(writer)

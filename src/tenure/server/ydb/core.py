@@ -206,9 +206,16 @@ class Conversation:
         """
         self._number = number
         self._next_hold = first_hold
+        if self.over:
+            return  # it was taken over, or has ended, while it was being attached
         started = Response.SessionStarted(session_id=number, timeout_millis=timeout_millis)
         self.replies.append(Response(session_started=started))
         self.tick(opaque)
+
+    @property
+    def waits_for_pong(self) -> bool:
+        """Whether a ping is unanswered."""
+        return self._outstanding != 0
 
     def tick(self, opaque: int) -> None:
         """It is time for a ping, with `opaque`; the one before must have been answered."""

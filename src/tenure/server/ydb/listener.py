@@ -24,7 +24,7 @@ from tenure.server.ydb.messages import (
 from tenure.server.ydb.nodes import NodeCalls
 from tenure.server.ydb.paths import DATABASE, Database
 from tenure.server.ydb.roll import Roll
-from tenure.server.ydb.session import SessionStream
+from tenure.server.ydb.session import SessionStream, serve_session
 from tenure.server.ydb.transport import Call, Connection, GrpcError, Method, frame
 from tenure.server.ydb.transport import Status as GrpcStatus
 
@@ -128,21 +128,27 @@ class YdbListener:
         if self._door is None:
             return
         try:
-            await self.drain()
-            await self._door.aclose()
-            if self._tasks:
-                await asyncio.wait(set(self._tasks), timeout=_FLUSHED_IN)
+            await self._close_down(self._door)
         finally:
             for connection in list(self._connections):
                 connection.abort()
-        try:
-            await asyncio.gather(*(each.lost.wait() for each in self._connections))
-            if self._tasks:
-                await asyncio.wait(set(self._tasks))
-        finally:
             for task in list(self._tasks):
                 task.cancel()
-            await self._roll.aclose()
+            self._roll.forget()
+
+    async def _close_down(self, door: Door) -> None:
+        await self.drain()
+        await door.aclose()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=_FLUSHED_IN)
+        connections = list(self._connections)
+        for connection in connections:
+            connection.abort()
+        for connection in connections:
+            await connection.lost.wait()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+        await self._roll.settled()
 
     def _connection(self, greeting: Greeting) -> Connection:
         return Connection(self._context, greeting, self._methods, self._connections, self._tasks)
@@ -179,18 +185,20 @@ class YdbListener:
         if text := self._wrong_database(call):
             await call.send(_framed(failure(Status.NOT_FOUND, text)))
             return
-        stream = SessionStream(self._context, self._roll, call, self._database.node)
-        self._streams.add(stream)
-        try:
-            await stream.run()
-        finally:
-            self._streams.discard(stream)
+        await serve_session(self._context, self._roll, call, self._database.node, self._streams)
 
     def _unary(self, service: str, name: str, messages: Any, answer: Unary) -> dict[str, Method]:
         request_type = getattr(messages, f"{name}Request")
         response_type = getattr(messages, f"{name}Response")
 
         async def serve(call: Call) -> None:
+            try:
+                who = self._authenticate(call)
+            except AuthenticationFailed as error:
+                await call.send(
+                    _framed(response_type(operation=operation(Status.UNAUTHORIZED, str(error))))
+                )
+                return
             message = await call.message()
             if message is None:
                 raise GrpcError(GrpcStatus.INVALID_ARGUMENT, "the call has no request")
@@ -199,15 +207,8 @@ class YdbListener:
             except DecodeError as error:
                 text = f"not a {name}Request: {error}"
                 raise GrpcError(GrpcStatus.INVALID_ARGUMENT, text) from error
-            try:
-                who = self._authenticate(call)
-            except AuthenticationFailed as error:
-                done = operation(Status.UNAUTHORIZED, str(error))
-            else:
-                text = self._wrong_database(call)
-                done = (
-                    operation(Status.NOT_FOUND, text) if text else await answer(request, call, who)
-                )
+            text = self._wrong_database(call)
+            done = operation(Status.NOT_FOUND, text) if text else await answer(request, call, who)
             await call.send(_framed(response_type(operation=done)))
 
         return {service + name: serve}

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import heapq
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tenure.engines.contract import EngineSession
@@ -127,24 +128,36 @@ class Roll:
 
     # What outlives a stream
 
-    def detach(self, session: EngineSession, node: str) -> None:
-        """Have a session detached at its store, which nobody waits for but `aclose`."""
-        self._spawn(self._quietly(session.detach(), session, node))
+    def detach(
+        self, session: EngineSession, node: str, under_way: set[asyncio.Future[Any]]
+    ) -> None:
+        """Have a session detached at its store, which nobody waits for but `aclose`.
 
-    def end(self, session: EngineSession, node: str) -> None:
-        """Have a session closed at its store."""
-        self._spawn(self._quietly(session.close(), session, node))
+        Args:
+            under_way: operations that nobody wants the answers of any more, and which end first.
+        """
+        self._spawn(self._part(session, node, under_way, session.detach))
+
+    def end(self, session: EngineSession, node: str, under_way: set[asyncio.Future[Any]]) -> None:
+        """Have a session closed at its store; as `detach`."""
+        self._spawn(self._part(session, node, under_way, session.close))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _quietly(
-        self, leaving: Coroutine[Any, Any, None], session: EngineSession, node: str
+    async def _part(
+        self,
+        session: EngineSession,
+        node: str,
+        under_way: set[asyncio.Future[Any]],
+        part: Callable[[], Awaitable[None]],
     ) -> None:
+        if under_way:
+            await asyncio.wait(under_way)
         try:
-            await leaving
+            await part()
         except TenureError as error:  # then its window ends it
             self._context.log(
                 logging.WARNING,
@@ -157,30 +170,44 @@ class Roll:
     async def timeout_of(self, node: str, number: int) -> int | None:
         """How long a session of the store survives, in milliseconds; ``None`` if there is none.
 
-        Many that ask at a time, as after a restart, are answered from one look at the store.
+        Many that ask at a time, as after a restart, are answered from one look at the store; but
+        what a look has not found that had begun before it was asked for may be there by now.
         """
-        listing = self._listings.get(node)
-        if listing is None:
-            listing = asyncio.ensure_future(self._list(node))
-            self._listings[node] = listing
-            listing.add_done_callback(lambda _: self._listings.pop(node))
-        return (await asyncio.shield(listing)).get(number)
+        for last in (False, True):
+            listing = self._listings.get(node)
+            enough = last or listing is None
+            if listing is None:
+                listing = asyncio.ensure_future(self._list(node))
+                self._listings[node] = listing
+                listing.add_done_callback(partial(self._listed, node))
+            found = (await asyncio.shield(listing)).get(number)
+            if found is not None or enough:
+                return found
+        raise AssertionError("the second look is enough")
+
+    def _listed(self, node: str, listing: asyncio.Future[dict[int, int]]) -> None:
+        del self._listings[node]
+        if not listing.cancelled():
+            listing.exception()  # who asked has it; or nobody does any more
 
     async def _list(self, node: str) -> dict[int, int]:
         sessions = await self._context.engine.list_sessions(node)
         return {each.id: round(each.recovery_window * 1000) for each in sessions}
 
-    async def aclose(self) -> None:
-        """Wait until the store knows of everybody who has left. Cancelled, nothing goes on."""
+    async def settled(self) -> None:
+        """Return when the store knows of everybody who has left."""
+        while tasks := self._under_way():
+            await asyncio.wait(tasks)
+
+    def forget(self) -> None:
+        """Know nothing any more, and do nothing that is not done. Safe to call twice."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        tasks: set[asyncio.Future[Any]] = {*self._leaving, *self._listings.values()}
-        try:
-            if tasks:
-                await asyncio.wait(tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            for node, number in list(self._members):
-                self.over(node, number)
+        for task in self._under_way():
+            task.cancel()
+        for node, number in list(self._members):
+            self.over(node, number)
+
+    def _under_way(self) -> set[asyncio.Future[Any]]:
+        return {*self._leaving, *self._listings.values()}

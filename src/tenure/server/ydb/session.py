@@ -20,12 +20,11 @@ from tenure.engines.contract import Attach, EngineSession, Removal
 from tenure.errors import (
     AuthenticationFailed,
     InvalidArgument,
-    NodeNotFound,
     SessionExpired,
     TenureError,
 )
 from tenure.model import Recovered
-from tenure.server.limits import Count, LimitReached
+from tenure.server.limits import LimitReached
 from tenure.server.ydb.core import Conversation, Job
 from tenure.server.ydb.messages import DecodeError, Request, Status, failure, status_of
 from tenure.server.ydb.operations import Create, Delete
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from tenure.server.context import Context
     from tenure.server.ydb.roll import Roll
 
-__all__ = ["SessionStream"]
+__all__ = ["SessionStream", "serve_session"]
 
 PING_EVERY = 2.0
 """Seconds between two pings, at the most: the official Python client waits for three."""
@@ -53,6 +52,72 @@ class Refused(Exception):
         self.text = text
 
 
+async def serve_session(
+    context: Context,
+    roll: Roll,
+    call: Call,
+    node_of: Callable[[str], str | None],
+    streams: set[SessionStream],
+) -> None:
+    """Serve a call of the method Session, until it is over.
+
+    Args:
+        context: what the server's listeners share.
+        roll: the sessions that the listener knows.
+        call: the stream.
+        node_of: finds the node of a path; ``None`` if it is outside the database.
+        streams: where the stream stands while it lasts.
+
+    Raises:
+        GrpcError: the stream is to end with that.
+    """
+    message = await call.message()
+    if message is None:
+        return
+    request = _decode(message)
+    if request.WhichOneof("request") != "session_start":
+        raise GrpcError(GrpcStatus.INVALID_ARGUMENT, "First message must be a SessionStart")
+    start, connection = request.session_start, call.connection
+    connection.sessions += 1
+    try:
+        if not start.session_id:
+            _check_number(connection.sessions, context.limits.sessions_per_connection)
+        stream = SessionStream(context, roll, call, _node(start.path, node_of))
+        streams.add(stream)
+        try:
+            await stream.run(start)
+        finally:
+            streams.discard(stream)
+    except Refused as refused:
+        status = Status.StatusCode.Name(refused.status)
+        connection.log(logging.INFO, "session refused", status=status, reason=refused.text)
+        await call.send(frame(failure(refused.status, refused.text).SerializeToString()))
+    finally:
+        connection.sessions -= 1
+
+
+def _check_number(sessions: int, most: int) -> None:
+    if sessions > most:
+        raise Refused(
+            Status.PRECONDITION_FAILED,
+            f"this connection has as many sessions as the server's limit sessions_per_connection "
+            f"= {most} allows; open another one",
+        )
+
+
+def _node(path: str, node_of: Callable[[str], str | None]) -> str:
+    if not path:
+        raise Refused(Status.BAD_REQUEST, "the path of a node is missing")
+    node = node_of(path)
+    if node is None:
+        raise Refused(Status.NOT_FOUND, f"there is no node {path} in this database")
+    try:
+        rules.check_path(node)
+    except InvalidArgument as error:
+        raise Refused(Status.NOT_FOUND, str(error)) from error
+    return node
+
+
 class SessionStream:
     """One stream, and as long as it lasts the session's `SessionEvents` and the call's `Receiver`.
 
@@ -60,16 +125,20 @@ class SessionStream:
         context: what the server's listeners share.
         roll: the sessions that the listener knows.
         call: the stream.
-        node: finds the node of a path; ``None`` if it is outside the database.
+        node: the path of the session's node.
     """
 
-    def __init__(
-        self, context: Context, roll: Roll, call: Call, node: Callable[[str], str | None]
-    ) -> None:
+    def __init__(self, context: Context, roll: Roll, call: Call, node: str) -> None:
         self._context = context
         self._roll = roll
         self._call = call
-        self._node_of = node
+        self._connection = call.connection
+        self._node = node
+        self._conversation = Conversation(
+            node, context.limits, context.counts.semaphores, self._start_watch, self._look
+        )
+        self._session: EngineSession | None = None
+        self._keep = True
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._wake = asyncio.Event()
@@ -81,55 +150,17 @@ class SessionStream:
         self._error: GrpcError | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ping_every = PING_EVERY
-        self._keep = True
-        self._node = ""
-        self._session: EngineSession | None = None
-        self._conversation: Conversation
 
-    async def run(self) -> None:
-        """Serve the stream; returns when it is over.
+    async def run(self, start: Any) -> None:
+        """Attach the session that is asked for, and serve it until the stream is over.
 
         Raises:
+            Refused: it cannot be attached.
             GrpcError: the stream is to end with that.
         """
-        message = await self._call.message()
-        if message is None:
-            return
-        request = _decode(message)
-        if request.WhichOneof("request") != "session_start":
-            raise GrpcError(GrpcStatus.INVALID_ARGUMENT, "First message must be a SessionStart")
-        connection = self._call.connection
-        per_connection = self._context.limits.sessions_per_connection
-        here = Count("sessions_per_connection", per_connection, "this connection")
-        here.taken = connection.sessions
         try:
-            here.take()
-        except LimitReached as error:
-            await self._refuse(Refused(Status.PRECONDITION_FAILED, str(error)))
-            return
-        connection.sessions += 1
-        try:
-            await self._attach_and_serve(request.session_start)
-        except Refused as refused:
-            await self._refuse(refused)
-        finally:
-            connection.sessions -= 1
-
-    async def _refuse(self, refused: Refused) -> None:
-        self._call.connection.log(
-            logging.INFO,
-            "session refused",
-            status=Status.StatusCode.Name(refused.status),
-            reason=refused.text,
-        )
-        await self._call.send(frame(failure(refused.status, refused.text).SerializeToString()))
-
-    async def _attach_and_serve(self, start: Any) -> None:
-        try:
-            try:
-                timeout_millis = await self._attach(start)
-            finally:
-                session = self._session
+            timeout_millis = await self._attach(start)
+            session = self._session
             assert session is not None
             self._ping_every = min(PING_EVERY, max(1.0, timeout_millis / 1000) / 3)
             self._conversation.started(
@@ -144,23 +175,33 @@ class SessionStream:
             await self._serve(session)
         finally:
             self._leave()
+            self._connection.output(-self._bytes)
 
     async def _serve(self, session: EngineSession) -> None:
         conversation = self._conversation
-        while not (conversation.over or self._half_closed or self._error):
+        while True:
             await self._wake.wait()
             self._wake.clear()
+            if conversation.over or self._half_closed or self._error:
+                break
             await self._flush()
         if conversation.stopped:
-            await session.close()
-            self._roll.over(self._node, session.id)
-            self._session = None
-            conversation.closed()
-            self._encode()
+            await self._stop(session)
         self._leave()
         await self._flush()
         if self._error is not None:
             raise self._error
+
+    async def _stop(self, session: EngineSession) -> None:
+        try:
+            await session.close()
+        except TenureError as error:  # it lives for its window then
+            self._conversation.replies.append(failure(status_of(error), str(error)))
+        else:
+            self._roll.over(self._node, session.id)
+            self._session = None
+            self._conversation.closed()
+        self._encode()
 
     # Attaching
 
@@ -170,13 +211,7 @@ class SessionStream:
         Raises:
             Refused: it cannot be.
         """
-        if not start.path:
-            raise Refused(Status.BAD_REQUEST, "the path of a node is missing")
-        node = self._node_of(start.path)
-        if node is None:
-            raise Refused(Status.NOT_FOUND, f"there is no node {start.path} in this database")
-        self._node = node
-        millis, key = start.timeout_millis, start.protection_key
+        node, millis, key = self._node, start.timeout_millis, start.protection_key
         window = max(rules.MIN_WINDOW, millis / 1000)  # a shorter one is not in the model
         try:
             rules.check_window(window, node)
@@ -184,22 +219,13 @@ class SessionStream:
             rules.check_key(key, node)
         except InvalidArgument as error:
             raise Refused(Status.BAD_REQUEST, str(error)) from error
-        self._conversation = Conversation(
-            node,
-            self._context.limits,
-            self._context.counts.semaphores,
-            self._start_watch,
-            self._look,
-        )
         how = Attach(node, window, start.description, "window", key)
         try:
             if start.session_id:
                 return await self._attach_again(start, how)
             self._keep = millis > 0
             self._session = await self._attach_new(how)
-        except (NodeNotFound, InvalidArgument) as error:
-            raise Refused(Status.NOT_FOUND, str(error)) from error
-        except LimitReached as error:
+        except (LimitReached, InvalidArgument) as error:  # too many, in this server or on the node
             raise Refused(Status.PRECONDITION_FAILED, str(error)) from error
         except TenureError as error:
             raise Refused(status_of(error), str(error)) from error
@@ -265,20 +291,20 @@ class SessionStream:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for task in list(self._tasks):
-            task.cancel()
-        if self._node and hasattr(self, "_conversation"):
-            self._conversation.leave()
-        self._call.connection.operations(-self._counted)
+        self._conversation.leave()
+        self._connection.operations(-self._counted)
         self._counted = 0
+        under_way, self._tasks = self._tasks, set()
+        for each in under_way:
+            each.cancel()  # nobody wants the answers; what was asked of the store is done
         session, self._session = self._session, None
         if session is None:
             return
         if self._roll.leave(self._node, session.id, self) and not self._keep:
             self._roll.over(self._node, session.id)
-            self._roll.end(session, self._node)
+            self._roll.end(session, self._node, under_way)
         else:
-            self._roll.detach(session, self._node)
+            self._roll.detach(session, self._node, under_way)
 
     def go_elsewhere(self) -> None:
         """The server is going away: the client is to attach its session at another one."""
@@ -367,7 +393,7 @@ class SessionStream:
         counted = 0 if conversation.over else conversation.unanswered
         if counted != self._counted:
             more, self._counted = counted - self._counted, counted
-            self._call.connection.operations(more)
+            self._connection.operations(more)
         if conversation.over:
             self._wake.set()
 
@@ -379,10 +405,9 @@ class SessionStream:
             encoded = frame(reply.SerializeToString())
             self._frames.append(encoded)
             self._bytes += len(encoded)
+            self._connection.output(len(encoded))
         replies.clear()
         self._wake.set()
-        if self._bytes > self._context.limits.output_bytes:
-            self._call.connection.cut_off("output_bytes")
 
     async def _flush(self) -> None:
         while self._frames:
@@ -392,6 +417,7 @@ class SessionStream:
                 await self._call.send(frames)
             finally:
                 self._bytes -= len(frames)
+                self._connection.output(-len(frames))
             self._call.more()
 
     def _carry_out(self, job: Job, session: EngineSession) -> None:
@@ -443,7 +469,7 @@ class SessionStream:
             self.ended(error)
             return
         if isinstance(error, LimitReached):
-            self._call.connection.log(logging.WARNING, "refused", limit=error.limit)
+            self._connection.log(logging.WARNING, "refused", limit=error.limit)
         self._conversation.refused(job, error)
 
     def _start_watch(
@@ -470,8 +496,8 @@ class SessionStream:
 
     def _tick(self, due: float) -> None:
         late = self._loop.time() - due > self._ping_every / 2
-        reading = not (self.choked or self._call.connection.overloaded)
-        if reading and not late:  # or else the answer may have come, and have not been read
+        deaf = late or self.choked or self._connection.overloaded
+        if not (deaf and self._conversation.waits_for_pong):  # it may have come, and be unread
             self._conversation.tick(_opaque())
             self._pump()
         if not self._conversation.over:

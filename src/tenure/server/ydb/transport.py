@@ -193,15 +193,19 @@ class Call:
         return message
 
     async def message(self) -> bytes | None:
-        """The next message, or ``None`` if the client sends no more. `listen` takes over later.
+        """The first message, or ``None`` if the client sends none. `listen` takes over later.
 
         Raises:
-            GrpcError: what came cannot be understood.
+            GrpcError: what came cannot be understood, or nothing came in time.
         """
         one = _One()
         self.listen(one)
         try:
-            return await one.got
+            async with asyncio.timeout(self.connection.context.limits.greeting_time):
+                return await one.got
+        except TimeoutError:
+            text = "no request came within the limit greeting_time"
+            raise GrpcError(Status.DEADLINE_EXCEEDED, text) from None
         finally:
             if self._receiver is one:
                 self._receiver = None
@@ -316,14 +320,14 @@ class Connection(H2Protocol, AbstractHandler):
         self._tasks = tasks
         self._operations = 0
         self._partial = 0
+        self._output = 0
         self._calls = 0
         self._counted = False
         self._greeting = greeting
         self._greeting_timer: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._lingering: asyncio.TimerHandle | None = None
-        self._draining = False
-        self._open = False
+        self._draining = self._cut_off = self._open = False
         self._frames = _FrameLengths()
 
     # The transport's callbacks
@@ -371,7 +375,7 @@ class Connection(H2Protocol, AbstractHandler):
             return
         try:
             events = self.http2.feed(data)
-        except H2Error as error:
+        except (H2Error, ValueError) as error:  # the second from headers that are not ASCII
             self._end_badly(str(error))
             return
         self.http2.flush()
@@ -516,6 +520,12 @@ class Connection(H2Protocol, AbstractHandler):
                 f"more than {most} bytes of unfinished messages (8 x the limit message_bytes)",
             )
 
+    def output(self, more: int) -> None:
+        """So many more bytes wait for the client to read them; negative for fewer."""
+        self._output += more
+        if more > 0 and self._output > self.context.limits.output_bytes:
+            self.cut_off("output_bytes")
+
     def takes(self, stream_id: int, size: int) -> bool:
         """Whether so many bytes can be sent on a stream at once."""
         ready = self.http2.write_ready.is_set()
@@ -523,7 +533,8 @@ class Connection(H2Protocol, AbstractHandler):
 
     def cut_off(self, limit: str) -> None:
         """The client does not read what it gets: it gets no more."""
-        if self._counted:
+        if self._counted and not self._cut_off:
+            self._cut_off = True
             self.log(logging.WARNING, "connection cut off: the client does not read", limit=limit)
             self._transport.abort()
 
