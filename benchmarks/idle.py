@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import random
-import subprocess
-import sys
 import time
 from typing import Any
 
 from benchmarks.measure import Measured
+from benchmarks.servers import CLIENT, on_core, tenure_server
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
 from tenure.engines.contract import Attach, Engine, EngineSession
@@ -36,37 +34,6 @@ class _Silent:
 
     def __getattr__(self, _name: str) -> Any:
         return lambda *_: None
-
-
-# --- the server's process ------------------------------------------------------------------
-
-
-async def _serve() -> None:
-    from tenure.server.context import Anybody, Context
-    from tenure.server.limits import Limits
-    from tenure.server.native import NativeListener
-
-    engine = connect_engine("memory://", SystemClock())
-    await engine.open()
-    context = Context(engine, Limits(), Anybody(), logging.getLogger("tenure.server"))
-    listener = NativeListener(context, "tenure://127.0.0.1:0")
-    await listener.open()
-    print(listener.address, flush=True)
-    await asyncio.to_thread(sys.stdin.read)  # until the measuring process closes it
-    await listener.aclose()
-    await engine.aclose()
-
-
-def _run_server() -> None:
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(_serve())
-    else:
-        uvloop.run(_serve())
-
-
-# --- the measuring process -----------------------------------------------------------------
 
 
 async def _attach_all(url: str) -> tuple[list[Engine], list[EngineSession]]:
@@ -125,14 +92,8 @@ async def _measure(pid: int, url: str) -> tuple[float, float, float]:
 
 
 def measure() -> list[Measured]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.idle"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        url = server.stdout.readline().decode().strip()
+    with tenure_server("memory://") as (server, url), on_core(CLIENT):
         empty, full, share = asyncio.run(_measure(server.pid, url))
-        server.stdin.close()
     count = CONNECTIONS * SESSIONS
     notes: dict[str, object] = {
         "connections": CONNECTIONS,
@@ -161,7 +122,3 @@ def measure() -> list[Measured]:
             notes=notes,
         ),
     ]
-
-
-if __name__ == "__main__":
-    _run_server()
