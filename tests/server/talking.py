@@ -82,7 +82,9 @@ class Raw(asyncio.Protocol):
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            raise AssertionError(f"never came: {what}; heard {self.heard[-5:]}") from None
+            raise AssertionError(
+                f"never came: {what}; heard {str(self.heard[-5:])[-500:]}"
+            ) from None
 
     async def until_lost(self) -> None:
         await self.until(lambda: self.lost, "the end of the connection")
@@ -115,9 +117,13 @@ class Caller(Raw):
     async def listen(self) -> Struct:
         """The next message."""
         await self.until(lambda: bool(self.unread) or self.lost, "another message")
-        assert self.unread, f"the connection was lost; heard {self.heard[-5:]}"
+        assert self.unread, f"the connection was lost; heard {str(self.heard[-5:])[-500:]}"
         self._read += 1
         return self.heard[self._read - 1]
+
+    def pass_over(self) -> None:
+        """What has been heard until now is not listened to."""
+        self._read = len(self.heard)
 
     async def hear(self, kind: type[M], *, skip: bool = False) -> M:
         """The next message, which is of that kind; with `skip`, the next of that kind."""
@@ -125,7 +131,7 @@ class Caller(Raw):
             message = await self.listen()
             if isinstance(message, kind):
                 return message
-            assert skip, f"a {kind.__name__} was expected, not {message}"
+            assert skip, f"a {kind.__name__} was expected, not {str(message)[:300]}"
 
     @property
     def unread(self) -> list[Struct]:

@@ -41,6 +41,7 @@ from tenure.wire.messages import (
     Placed,
     Proven,
     Renew,
+    SemaphoreDescribed,
     Withdraw,
 )
 from tests.server.certificates import Authority
@@ -320,24 +321,43 @@ async def test_a_reader_that_stops_cannot_make_the_servers_memory_grow() -> None
             await client.attach()
             client.say(Enqueue(5, 1, 1, "big", 1, bytes(100_000), None, True))
             await client.hear(Placed)
-            assert client.transport is not None
-            client.transport.pause_reading()
-            (connection,) = [
+            (connection,) = (
                 each for each in listener._connections if each.program == client.program
-            ]
-            for rid in range(10, 200):
+            )
+            transport = connection._transport
+            assert client.transport is not None
+            assert transport is not None
+            client.transport.pause_reading()
+            asked = list(range(10, 400))
+            for rid in asked:
                 client.say(DescribeSemaphore(rid, 1, "big", True, False))
             most = 0
-            async with asyncio.timeout(30):
-                while not connection.gone.done():
-                    transport = connection._transport
-                    assert transport is not None
-                    most = max(most, transport.get_write_buffer_size() + len(connection._writer))
-                    if most and connection._blocked_at is not None and connection._in_flight == 0:
-                        break
-                    await is_well(other)
-            assert most < 3 * limits.output_bytes
-            await is_well(other)
+            while connection._blocked_at is None or connection._reading:
+                await is_well(other)
+                most = max(most, transport.get_write_buffer_size() + connection._unwritten)
+            for _ in range(50):
+                await is_well(other)
+                most = max(most, transport.get_write_buffer_size() + connection._unwritten)
+            assert most < 2 * limits.output_bytes
+            assert connection._held <= limits.output_bytes
+            client.transport.resume_reading()  # every request is answered, one way or the other
+            await client.until(
+                lambda: {getattr(each, "rid", 0) for each in client.heard} >= set(asked),
+                "all answers",
+            )
+            refused = [each for each in client.heard if isinstance(each, Failed)]
+            assert all("output_bytes" in each.error.message for each in refused)
+            assert any(isinstance(each, SemaphoreDescribed) for each in client.heard)
+            client.pass_over()
+            await is_well(client, 9)
+
+
+async def test_who_comes_in_while_the_server_drains_is_sent_on() -> None:
+    async with serving() as listener, called(listener, greet=False) as late:
+        await listener.drain()
+        late.say(Hello(1, 1, [], "", late.program))
+        assert (await late.hear(Bye)).again
+        await late.until_lost()
 
 
 @asynccontextmanager

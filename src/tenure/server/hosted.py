@@ -118,6 +118,13 @@ class Link(Protocol):
     def over(self, channel: int) -> None:
         """The channel has no session any more, and may be forgotten."""
 
+    async def room(self, size: int) -> None:
+        """Return when an answer of so many bytes may be said.
+
+        Raises:
+            LimitReached: too many bytes of answers wait for that already.
+        """
+
     def begun(self) -> None:
         """An operation that came over this connection could not be answered at once."""
 
@@ -369,7 +376,7 @@ class Hosted:
         while self._backlog and not self.starting:
             link, message = self._backlog.popleft()
             link.finished()
-            if link is self.link:
+            if link is self.link and self.error is None:
                 SESSION_HANDLERS[type(message)](self, message)
 
     def _is_new(self, rid: int) -> bool:
@@ -647,7 +654,9 @@ class Hosted:
         found = await self.store.describe_semaphore(
             message.name, owners=message.owners, waiters=message.waiters
         )
-        check_size(found, self.node, self._hosting.limits.output_bytes // 2)
+        size = check_size(found, self.node, self._hosting.limits.output_bytes // 2)
+        if self.link is not None:
+            await self.link.room(size)
         return SemaphoreDescribed(message.rid, SemaphoreInfo.of(found))
 
     def _start(self, rid: int, work: _Work[Struct], *, reads: bool = False) -> None:

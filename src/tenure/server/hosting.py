@@ -395,6 +395,8 @@ class Hosting:
             else:
                 hosted = await self._resume(arrival)
         except Exception as error:
+            if not arrival.wanted:
+                return  # nobody asks, and the channel may be another session's
             if not isinstance(error, TenureError):
                 self.context.log(
                     logging.ERROR, "the store failed", node=message.node, error=repr(error)

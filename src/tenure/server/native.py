@@ -41,6 +41,9 @@ class NativeListener:
 
     Args:
         context, url, tls, sockets: see `tenure.server.listener.ListenerFactory`.
+
+    Attributes:
+        farewell: what clients are told, once it drains.
     """
 
     hosting: Hosting
@@ -61,8 +64,8 @@ class NativeListener:
         self._door: Door | None = None
         self._socket_file: tuple[int, int] | None = None  # device and inode of a Unix socket
         self._connections: set[Connection] = set()
+        self.farewell: EngineUnavailable | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._closing: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> str:
@@ -96,9 +99,9 @@ class NativeListener:
             return
         await self._door.close()
         self._remove_socket_file()
-        farewell = EngineUnavailable(f"the server at {self._url} is going to be stopped")
+        self.farewell = EngineUnavailable(f"the server at {self._url} is going to be stopped")
         for connection in list(self._connections):
-            connection.say_bye(farewell, again=True)
+            connection.say_bye(self.farewell, again=True)
 
     async def aclose(self) -> None:
         door, self._door = self._door, None

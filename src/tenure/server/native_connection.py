@@ -144,6 +144,7 @@ class Connection(asyncio.Protocol):
         self._changed: dict[tuple[int, int], None] = {}
         self._flushing = False
         self._blocked_at: float | None = None  # since when the client does not read
+        self._held = 0  # bytes of answers that wait for room
         self._drained: asyncio.Future[None] | None = None  # what waits for it to read
 
     # asyncio.Protocol
@@ -170,6 +171,7 @@ class Connection(asyncio.Protocol):
                 self._hosting.cancel(each)
         for task in self._tasks:
             task.cancel()
+        self._let_go_on()
         self._listener.left(self)
         self.gone.set_result(None)
         if was is not Stage.GREETING:
@@ -186,8 +188,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._blocked_at = None
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
+        self._let_go_on()
         self._flush()
         self._go_on_soon()
 
@@ -266,7 +267,7 @@ class Connection(asyncio.Protocol):
 
     def finished(self) -> None:
         """An operation is not under way any more."""
-        if self._in_flight == self._limits.operations_in_flight:
+        if self._in_flight >= self._limits.operations_in_flight:
             self._go_on_soon()
         self._in_flight -= 1
 
@@ -274,7 +275,7 @@ class Connection(asyncio.Protocol):
 
     def send(self, message: Struct) -> None:
         """Say something, in this turn of the loop or when the client reads."""
-        if self.stage is Stage.GONE:
+        if self.stage > Stage.OPEN:
             return
         try:
             self._unwritten += self._writer.add(message)
@@ -282,6 +283,8 @@ class Connection(asyncio.Protocol):
             self._cannot_say(message, error)
         if self._unwritten > self._most_unwritten:
             self._cut_off_slow("it does not read fast enough")
+        elif self._unwritten > _MUCH:
+            self._flush()  # so that it is known at once whether the client reads
         elif not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
@@ -388,6 +391,9 @@ class Connection(asyncio.Protocol):
 
     def _greet(self, hello: Hello) -> None:
         context = self._context
+        if self._listener.farewell is not None:
+            self.bye(self._listener.farewell, again=True)
+            return
         try:
             if not hello.oldest <= VERSION <= hello.newest:
                 raise Unsupported(
@@ -518,8 +524,6 @@ class Connection(asyncio.Protocol):
             most = self._limits.output_bytes // 2
             for part in await ask(self._context.engine, message, most):
                 self.send(part)
-                if self._unwritten > _MUCH:
-                    self._flush()
                 await self._writable()
         except TenureError as error:
             if isinstance(error, LimitReached):
@@ -533,9 +537,33 @@ class Connection(asyncio.Protocol):
         finally:
             self.finished()
 
+    async def room(self, size: int) -> None:
+        """Return when an answer of so many bytes may be said.
+
+        Raises:
+            LimitReached: too many bytes of answers wait for that already.
+        """
+        if self._blocked_at is None:
+            return
+        if self._held + size > self._limits.output_bytes:
+            raise LimitReached(
+                "this client asks for more than it reads, and has reached the server's limit "
+                f"output_bytes = {self._limits.output_bytes}; ask for less at a time",
+                "output_bytes",
+            )
+        self._held += size
+        try:
+            await self._writable()
+        finally:
+            self._held -= size
+
     async def _writable(self) -> None:
-        """Return when the client reads. When the connection is lost, who waits is cancelled."""
-        while self._blocked_at is not None:
+        """Return when the client reads, or the connection is lost."""
+        while self._blocked_at is not None and self.stage is not Stage.GONE:
             if self._drained is None or self._drained.done():
                 self._drained = self._loop.create_future()
             await asyncio.shield(self._drained)
+
+    def _let_go_on(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)

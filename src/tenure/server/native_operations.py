@@ -142,8 +142,12 @@ def bytes_of(semaphore: SemaphoreDescription) -> int:
     return 1200 + len(semaphore.data) + sum(100 + len(each.data) for each in requests)
 
 
-def check_size(semaphore: SemaphoreDescription, node: str, most: int) -> None:
-    """Raises `LimitReached` when a description is longer than a message may be."""
+def check_size(semaphore: SemaphoreDescription, node: str, most: int) -> int:
+    """About how many bytes a description takes.
+
+    Raises:
+        LimitReached: more than a message may have.
+    """
     size = bytes_of(semaphore)
     if size > most:
         raise LimitReached(
@@ -154,3 +158,4 @@ def check_size(semaphore: SemaphoreDescription, node: str, most: int) -> None:
             node=node,
             name=semaphore.name,
         )
+    return size
