@@ -26,6 +26,7 @@ from tenure.clock import SystemClock
 from tenure.engines import connect_engine
 from tenure.engines.contract import Finding
 from tenure.errors import InvalidArgument, TenureError, Unsupported
+from tenure.server.addresses import Address
 from tenure.server.app import Server, make_listener
 from tenure.server.auth import Authenticator
 from tenure.server.context import Context
@@ -67,7 +68,7 @@ async def examine(settings: Settings) -> tuple[list[Finding], list[Finding]]:
         context = Context(engine, settings.limits, Authenticator(), LOGGER)
         for address in settings.listen:
             try:
-                make_listener(settings, context, address, ssl.create_default_context())
+                make_listener(settings, context, address, _tls_of(address))
             except (Unsupported, InvalidArgument) as error:
                 named.append(_refused("address", error))
     try:
@@ -75,6 +76,11 @@ async def examine(settings: Settings) -> tuple[list[Finding], list[Finding]]:
     except Unsupported as error:
         named.append(_refused("loop", error))
     return named, [each async for each in examine_store(settings)]
+
+
+def _tls_of(address: Address) -> ssl.SSLContext | None:
+    """What stands for an address's TLS where nobody will speak it."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if address.tls else None
 
 
 def _refused(what: str, error: TenureError) -> Finding:
