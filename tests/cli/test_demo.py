@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tenure import connect
 from tenure.cli.demo import command
 from tenure.cli.demo.history import Finding, History, parse
-from tenure.cli.demo.scenes import SCENES
+from tenure.cli.demo.scenes import SCENES, Stage
 from tests.cli.programs import TENURE, Tenure, alive, eventually
 from tests.cli.terminals import on_terminal
 
@@ -84,27 +88,74 @@ def test_on_a_terminal_it_fits_its_width(tenure: Tenure, columns: int) -> None:
     assert max(map(len, lines)) <= columns
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_ended_early_it_leaves_no_process_behind(tenure: Tenure, number: int) -> None:
+@contextmanager
+def playing(tenure: Tenure, scene: int) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A demo that has come to a scene, and the ids of its processes."""
     (tenure.folder / "tmp").mkdir()
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*TENURE, "demo"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**tenure.environment, "TMPDIR": str(tenure.folder / "tmp")},
         cwd=tenure.folder,
-    )
-    assert process.stdout is not None
-    while SCENES[0].title not in process.stdout.readline():
-        pass
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-    workers = [int(pid) for pid in children.split()]
-    assert len(workers) == 8
-    process.send_signal(number)
-    _, said = process.communicate()
-    assert said == ""
-    eventually(lambda: not any(map(alive, workers)))
-    if number != signal.SIGKILL:
-        assert process.returncode == 128 + number
+    ) as process:
+        assert process.stdout is not None
+        while SCENES[scene].title not in process.stdout.readline():
+            pass
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        yield process, [int(pid) for pid in children.split()]
+
+
+@pytest.mark.parametrize(
+    ("scene", "numbers"),
+    [
+        (0, [signal.SIGKILL]),
+        (0, [signal.SIGINT]),
+        (1, [signal.SIGTERM]),
+        (1, [signal.SIGINT, signal.SIGINT]),
+        (2, [signal.SIGINT]),
+        (3, [signal.SIGTERM]),
+    ],
+)
+def test_ended_early_it_leaves_no_process_behind(
+    tenure: Tenure, scene: int, numbers: list[signal.Signals]
+) -> None:
+    with playing(tenure, scene) as (process, workers):
+        assert len(workers) >= 7
+        for number in numbers:
+            process.send_signal(number)
+        _, said = process.communicate()
+        assert said == ""
+        eventually(lambda: not any(map(alive, workers)))
+    if numbers != [signal.SIGKILL]:
+        assert process.returncode == 128 + numbers[0]
         assert list((tenure.folder / "tmp").iterdir()) == []
+
+
+def test_when_nobody_reads_it_any_more_it_ends_and_leaves_nothing_behind(tenure: Tenure) -> None:
+    with playing(tenure, 1) as (process, workers):
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        eventually(lambda: not any(map(alive, workers)))
+    assert process.returncode == 128 + signal.SIGPIPE
+    assert list((tenure.folder / "tmp").iterdir()) == []
+
+
+async def test_a_look_that_is_ended_leaves_no_task_behind() -> None:
+    async with connect("memory://") as client, client.session() as session:
+        before, working = asyncio.all_tasks(), asyncio.Event()
+
+        async def work() -> None:
+            working.set()
+            await asyncio.Event().wait()
+
+        stage = Stage(client, session, [], History())
+        looking = asyncio.create_task(stage.while_looking("nightly", [work()]))
+        await working.wait()
+        looking.cancel()
+        await asyncio.wait([looking])
+        assert looking.cancelled()
+        assert asyncio.all_tasks() == before

@@ -69,24 +69,27 @@ def demo(history_file: Path | None) -> int:
 
 
 async def _play_until_ended(history_file: Path | None) -> int:
-    """Play; SIGTERM ends it as cleanly as Ctrl-C does."""
+    """Play until the end, Ctrl-C or SIGTERM; a second one of these does not end the tidying up."""
     task = asyncio.current_task()
     assert task is not None
-    terminated: list[int] = []
+    signals: list[signal.Signals] = []
 
-    def terminate() -> None:
-        terminated.append(signal.SIGTERM)
-        task.cancel()
+    def end(number: signal.Signals) -> None:
+        signals.append(number)
+        if len(signals) == 1:
+            task.cancel()
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, end, number)
     history = History()
     try:
         async with asyncio.timeout(TIME_LIMIT):
             findings = await _play(history)
     except asyncio.CancelledError:
-        if not terminated:
+        if not signals:
             raise
-        return after_signal(signal.SIGTERM)
+        return after_signal(signals[0])
     except TimeoutError:
         raise Mistake(
             Status.DEFECT, f"the demo did not come to its end within {TIME_LIMIT:g} s"

@@ -103,12 +103,17 @@ async def started_crew(
             for member in crew:
                 member.dismiss()
     except BaseExceptionGroup as several:
-        raise several.exceptions[0] from None
+        raise _first(several) from None
     finally:
         for member in crew:
             member.kill()
         for member in crew:
             await member.ended()
+
+
+def _first(several: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = several.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _start(who: str, url: str, folder: Path, history: History) -> Member:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 
 import tenure
@@ -45,13 +45,15 @@ class Stage:
         )
         return seen
 
-    async def while_looking(self, name: str, work: Awaitable[object]) -> None:
-        """Look into a queue again and again until `work` is done."""
-        working = asyncio.ensure_future(work)
-        while not working.done():
-            await self.look(name)
-            await asyncio.wait([working], timeout=0.01)
-        await working
+    async def while_looking(
+        self, name: str, works: Iterable[Coroutine[object, object, object]]
+    ) -> None:
+        """Look into a queue again and again until all the works are done."""
+        async with asyncio.TaskGroup() as group:
+            working = {group.create_task(work) for work in works}
+            while working:
+                await self.look(name)
+                _, working = await asyncio.wait(working, timeout=0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,7 @@ async def _hand_round(stage: Stage) -> None:
         token = seen.waiters[-1].order_id
         stage.note(Event(now, member.who, "queued", "nightly", token))
     first.tell(go=True)
-    await stage.while_looking(
-        "nightly", asyncio.gather(*(member.finish() for member in [first, *others]))
-    )
+    await stage.while_looking("nightly", [each.finish() for each in [first, *others]])
 
 
 def _check_mutex(history: History) -> list[Finding]:
@@ -101,7 +101,7 @@ async def _share(stage: Stage) -> None:
     for number, member in enumerate(stage.crew):
         count = 2 if number % 4 == 3 else 1
         member.tell(do="share", name="gpu", turns=3, hold=0.05, count=count)
-    await stage.while_looking("gpu", asyncio.gather(*(member.finish() for member in stage.crew)))
+    await stage.while_looking("gpu", [each.finish() for each in stage.crew])
 
 
 def _tell_order(history: History) -> list[str]:
@@ -146,7 +146,9 @@ async def _elect(stage: Stage) -> None:
     for member in candidates:
         if member is not killed:
             member.tell(go="resign")
-    await asyncio.gather(*(each.finish() for each in candidates if each is not killed))
+    for member in stage.crew:
+        if member in candidates:
+            await member.finish()
 
 
 async def _until_candidates(stage: Stage, waiting: int) -> None:
@@ -178,7 +180,8 @@ async def _configure(stage: Stage) -> None:
         stage.note(Event(stage.client.clock.now(), "demo", "written", "config", data=state))
         await config.update(state.encode())
         await asyncio.sleep(0.05)
-    await asyncio.gather(*(member.finish() for member in stage.crew))
+    for member in stage.crew:
+        await member.finish()
 
 
 def _check_config(history: History) -> list[Finding]:
