@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +177,32 @@ def test_the_help_has_every_setting_and_the_exit_codes(tenure: Tenure) -> None:
         assert f"  --{setting.name} " in text
     assert "Limits, on what clients can make the server hold:" in text
     assert "128+n" in text
+
+
+@pytest.mark.parametrize(
+    ("missing", "options", "said"),
+    [
+        ("msgspec", ["--listen", "tenure://127.0.0.1:0"], "pip install 'tenure[server]'"),
+        ("ydb", ["--listen", "ydb://127.0.0.1:0"], "pip install 'tenure[server]'"),
+        ("uvloop", ["--loop", "uvloop"], "pip install uvloop"),
+    ],
+)
+def test_what_is_not_installed_is_told_with_how_to_install_it(
+    missing: str, options: list[str], said: str, tenure: Tenure
+) -> None:
+    without = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "from tenure.cli.app import invoke; sys.exit(invoke(['serve', *sys.argv[1:]]))"
+    )
+    for check in ([], ["--check"]):
+        done = subprocess.run(
+            [sys.executable, "-c", without, "--store", "memory://", *options, *check],
+            env=tenure.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 78
+        assert missing in done.stdout + done.stderr
+        assert said in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr

@@ -44,11 +44,6 @@ def command_line(pid: int) -> str:
     return shown.stdout
 
 
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"tenure://127.0.0.1:{free.getsockname()[1]}"
-
-
 async def test_it_says_where_it_listens_and_clients_find_it_there(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         assert server.told("starting")[0]["pid"] == server.pid
@@ -117,13 +112,12 @@ async def test_a_store_that_is_none_is_refused_in_one_line(tmp_path: Path) -> No
 
 async def test_an_end_under_load_loses_no_session(tmp_path: Path) -> None:
     """SIGTERM while tasks lock and release; another server follows at the same address."""
-    url = free_address()
     rounds = [0] * 6
     enough = False
 
     async with (
-        serving(tmp_path, listen=[url]) as first,
-        tenure.connect(url) as client,
+        serving(tmp_path) as first,
+        tenure.connect(first.address) as client,
         client.session(recovery_window=60) as session,
         session.mutex("kept").lock() as kept,
         asyncio.TaskGroup() as group,
@@ -139,7 +133,7 @@ async def test_an_end_under_load_loses_no_session(tmp_path: Path) -> None:
         await until(lambda: min(rounds) > 5)
         assert await first.end() == 0
         before = list(rounds)
-        async with serving(tmp_path, listen=[url]):
+        async with serving(tmp_path, listen=[first.address]):
             await until(lambda: all(a > b + 5 for a, b in zip(rounds, before, strict=True)))
             kept.check()
             enough = True
@@ -151,11 +145,10 @@ async def test_an_end_under_load_loses_no_session(tmp_path: Path) -> None:
 
 async def test_a_killed_server_takes_no_lease_with_it(tmp_path: Path) -> None:
     """kill -9 and a start: who holds holds, who waits keeps its place, and tokens rise."""
-    url = free_address()
     async with (
-        serving(tmp_path, listen=[url]) as first,
-        tenure.connect(url) as holding,
-        tenure.connect(url) as waiting,
+        serving(tmp_path) as first,
+        tenure.connect(first.address) as holding,
+        tenure.connect(first.address) as waiting,
         holding.session(recovery_window=60, description="holder") as holder,
         waiting.session(recovery_window=60, description="waiter") as waiter,
     ):
@@ -165,7 +158,7 @@ async def test_a_killed_server_takes_no_lease_with_it(tmp_path: Path) -> None:
             waiter.semaphore("m", ephemeral=True).enqueue() as third,
         ):
             await first.end(signal.SIGKILL)
-            async with serving(tmp_path, listen=[url]):
+            async with serving(tmp_path, listen=[first.address]):
                 lease.check()
                 described = await holder.semaphore("m", ephemeral=True).describe(
                     owners=True, waiters=True
@@ -179,17 +172,16 @@ async def test_a_killed_server_takes_no_lease_with_it(tmp_path: Path) -> None:
                 taken.append(await third.wait(timeout=60))
                 assert taken[1].fencing_token > taken[0].fencing_token
                 await taken[1].release()
-                assert await token_of_a_lock(url) > taken[1].fencing_token
+                assert await token_of_a_lock(first.address) > taken[1].fencing_token
                 await holder.close()
                 await waiter.close()
 
 
 async def test_a_stuck_store_does_not_hold_the_end_up(tmp_path: Path) -> None:
     """Another program keeps the store's turn to write: the end is forced, and nothing is lost."""
-    url = free_address()
     async with (
-        serving(tmp_path, "--drain-time", "0.5", listen=[url]) as first,
-        tenure.connect(url) as client,
+        serving(tmp_path, "--drain-time", "0.5") as first,
+        tenure.connect(first.address) as client,
         client.session(recovery_window=60) as session,
     ):
         lease = await session.mutex("m").lock()
@@ -199,7 +191,7 @@ async def test_a_stuck_store_does_not_hold_the_end_up(tmp_path: Path) -> None:
             assert await first.end() == 74
             assert first.lines[-1]["event"] == "ended by force; sessions live on in the store"
             assert "drain-time, 0.5 s" in first.lines[-1]["why"]
-        async with serving(tmp_path, listen=[url]):
+        async with serving(tmp_path, listen=[first.address]):
             await (await stuck).release()
             lease.check()
             await lease.release()
