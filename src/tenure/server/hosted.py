@@ -317,6 +317,11 @@ class Hosted:
             return None
         return max(0.0, asked - self.proof)
 
+    @property
+    def shown_key(self) -> bytes:
+        """Its key, as other programs have to show it: none, if its client drew it."""
+        return b"" if self.drawn else self.key
+
     # Belief
 
     def believes_until(self) -> float:

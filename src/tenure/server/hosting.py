@@ -83,6 +83,8 @@ class _Left(NamedTuple):
     attach_number: int
     believers: list[Hosted]
     strangers_until: float
+    resumable: bool = True
+    key: bytes = b""
 
 
 class Arrival:
@@ -244,7 +246,13 @@ class Hosting:
         if there is not None and there.attach_number > hosted.store.attach_number:
             return
         believers = [each for each in (hosted, *hosted.former) if each.believes_until() > now]
-        self._left[number] = _Left(hosted.store.attach_number, believers, hosted.strangers_until)
+        self._left[number] = _Left(
+            hosted.store.attach_number,
+            believers,
+            hosted.strangers_until,
+            hosted.resumable,
+            hosted.shown_key,
+        )
         self._left.move_to_end(number)
         if len(self._left) > _REMEMBERED:
             self._left.popitem(last=False)
@@ -453,14 +461,15 @@ class Hosting:
             former = None
         if former is None:
             window = await self._window_of(message)
+            left = self._left.get(message.session_id)
+            if window is not None and left is not None:
+                _check_resumable(message, left.key, resumable=left.resumable)
             self.context.counts.sessions.take(node=message.node)
         else:
-            liveness: Liveness = "window" if former.resumable else "process"
-            key = b"" if former.drawn else former.key
-            rules.check_resumable(liveness, key, message.key, former.node, message.session_id)
+            _check_resumable(message, former.shown_key, resumable=former.resumable)
             window = former.window
             self.context.counts.sessions.take_anyway()
-        hosted = await self._take_over(arrival, window)
+        hosted = await self._take_over(arrival, window or message.window)
         try:
             if not arrival.wanted:
                 raise asyncio.CancelledError
@@ -553,12 +562,15 @@ class Hosting:
         if there is None or there.store.attach_number < hosted.store.attach_number:
             self.sessions[hosted.store.id] = hosted
 
-    async def _window_of(self, message: Attach) -> float:
-        """The window of a session that is not here: its own, and not what somebody says it is."""
+    async def _window_of(self, message: Attach) -> float | None:
+        """The window of a session that is not here: its own, and not what somebody says it is.
+
+        ``None`` if it is over, or will be found to be.
+        """
         for each in await self._engine.list_sessions(message.node):
             if each.id == message.session_id:
                 return each.recovery_window
-        return message.window  # it is over, or will be found to be
+        return None
 
     def _came_before(self, hosted: Hosted) -> _Left | None:
         """Who had the session until then, and before; ``None`` if that is not known here."""
@@ -579,6 +591,11 @@ class Hosting:
         else:
             hosted.strangers_until = known.strangers_until
             hosted.former = [each for each in known.believers if each.believes_until() > now]
+
+
+def _check_resumable(message: Attach, key: bytes, *, resumable: bool) -> None:
+    liveness: Liveness = "window" if resumable else "process"
+    rules.check_resumable(liveness, key, message.key, message.node, message.session_id)
 
 
 def _id_of(hosted: Hosted) -> int:
