@@ -292,6 +292,21 @@ async def test_who_does_not_read_is_not_read_from_and_in_the_end_cut_off(
 
 
 @pytest.mark.usefixtures("loop_factory")
+async def test_who_reads_again_is_read_from_again(clock: VirtualClock) -> None:
+    async with serving(clock=clock) as listener, linked(listener) as client:
+        await client.attach(window=60.0)
+        client.reads = False
+        client.say(Renew(1, 1))
+        assert not client.way.reading
+        await asyncio.sleep(20)
+        client.read_again()
+        assert client.way.reading
+        await client.hear(Proven)
+        await asyncio.sleep(10)  # its silence counts from now, and not from before
+        await is_well(client)
+
+
+@pytest.mark.usefixtures("loop_factory")
 async def test_who_reads_again_in_time_gets_everything(clock: VirtualClock) -> None:
     async with serving(clock=clock) as listener, linked(listener) as client:
         await client.attach(window=60.0)

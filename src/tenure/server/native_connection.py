@@ -191,6 +191,7 @@ class Connection(asyncio.Protocol):
         self._let_go_on()
         self._flush()
         self._go_on_soon()
+        self._settle_reading()
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._now()
