@@ -21,8 +21,9 @@ from tenure.engines.contract import Attach, Engine, EngineSession
 from tenure.errors import EngineError, TenureError
 from tenure.server.context import Semaphores
 from tenure.server.limits import Limits
-from tenure.server.ydb.core import FOREVER, Conversation, Job
+from tenure.server.ydb.core import Conversation, Job
 from tenure.server.ydb.messages import Request, Response, Status
+from tenure.server.ydb.requests import FOREVER
 
 NODE = "/default"
 ACQUIRED, PENDING = "acquire_semaphore_result", "acquire_semaphore_pending"

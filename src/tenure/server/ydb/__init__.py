@@ -1,9 +1,9 @@
 """YDB's coordination API over gRPC, so that YDB's clients in any language work unchanged.
 
-From the bottom up: `transport` (HTTP/2 and gRPC, with their limits), `messages` (YDB's), `core` (a
-session's conversation, without I/O) with `answers` and `operations`, `session` (a stream: a
-conversation and its store), `roll` (the sessions that the listener knows), `nodes` (the other
-calls), `listener`.
+From the bottom up: `transport` and `calls` (HTTP/2 and gRPC, with their limits), `messages`
+(YDB's), `core` (a session's conversation, without I/O, with `requests`, `watches`, `scripts`,
+`operations`, `answers`), `session` (a stream: a conversation and its store) with `attaching` and
+`roll` (the sessions that the listener knows), `nodes` (the other calls), `listener`.
 """
 
 from tenure.server.ydb.listener import YdbListener

@@ -10,8 +10,7 @@ these sends the messages in `replies`, in their order, and carries out the `oper
 * **What is pushed meanwhile waits.** A grant or a removal is noted, and told after the reply to
   what is being done, and changes of what is watched are told last: first the requester's reply,
   then results of requests that waited, then Changed.
-* **One answer for each question.** `_Place.asked` is the one request id that still waits for the
-  result of an acquire, and a watch is told once and forgotten.
+* **One answer for each question**, and one Changed for each watch.
 * **A pong is a proof.** It is owed until the store has extended the session's expiry in answer to
   something that was sent after the client's ping had come.
 * After a Failure or SessionStopped (`over`) nothing more is said.
@@ -20,52 +19,23 @@ these sends the messages in `replies`, in their order, and carries out the `oper
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from tenure.core import rules
-from tenure.engines.contract import Enqueued, Place, Removal
-from tenure.errors import (
-    InvalidArgument,
-    LeaseReleased,
-    TenureError,
-)
+from tenure.engines.contract import Removal
+from tenure.errors import InvalidArgument, TenureError
 from tenure.model import Recovered, SemaphoreDescription
-from tenure.server.limits import LimitReached, Limits
+from tenure.server.limits import Limits
 from tenure.server.ydb import answers
 from tenure.server.ydb.messages import Response, Status, failure, status_of
-from tenure.server.ydb.operations import (
-    Alter,
-    Create,
-    Delete,
-    Describe,
-    Enqueue,
-    Operation,
-    Update,
-    Withdraw,
-)
+from tenure.server.ydb.operations import Create, Delete, Describe, Operation, Update
+from tenure.server.ydb.requests import Requests
+from tenure.server.ydb.scripts import Books, Script, StartWatch, what_is_wrong
+from tenure.server.ydb.watches import Watches
 
-__all__ = ["FOREVER", "Books", "Conversation", "Job", "StartWatch"]
+__all__ = ["Conversation", "Job"]
 
-FOREVER = 2**64 - 1
-"""The timeout of an acquire that waits until it is granted, in milliseconds."""
-_LONGEST_WAIT = 24 * 60 * 60 * 1000
 _PONGS_OWED = 16  # to a client that pings more often than its store answers; then the oldest goes
-
-Script: TypeAlias = Generator[Operation, Any, None]
-StartWatch: TypeAlias = Callable[[str, bool, bool, Callable[[], None]], Callable[[], None]]
-"""``start(name, data, owners, changed)``: watch, as the contract says; returns what ends it."""
-
-
-class Books(Protocol):
-    """Where requests are counted against the server's limits."""
-
-    def join(self, node: str, name: str, *, ephemeral: bool) -> None:
-        """Raises `LimitReached`."""
-
-    def rejoin(self, node: str, name: str, *, ephemeral: bool) -> None: ...
-
-    def leave(self, node: str, name: str) -> None: ...
 
 
 class Job:
@@ -77,56 +47,6 @@ class Job:
         self.operation = operation
         self.name = name
         self.script = script
-
-
-class _Place:
-    """The session's request for a name.
-
-    Attributes:
-        asked: the request id that waits for the result; ``None`` if nobody asks.
-        granted: it owns its tokens.
-        gone: why it has left the queue, if the store said so.
-    """
-
-    __slots__ = ("asked", "count", "ephemeral", "gone", "granted", "hold", "name")
-
-    def __init__(self, hold: int, name: str, count: int, ephemeral: bool) -> None:
-        self.hold = hold
-        self.name = name
-        self.count = count
-        self.ephemeral = ephemeral
-        self.asked: int | None = None
-        self.granted = False
-        self.gone: Removal | None = None
-
-
-class _Watch:
-    """What a describe asked to be told of, once.
-
-    Attributes:
-        seen: the state that the describe was answered with. Stores may tell of changes that are
-            in it already, and clients are not told of these.
-    """
-
-    __slots__ = ("asked", "data", "name", "owners", "seen", "stop")
-
-    def __init__(self, name: str, asked: int, data: bool, owners: bool) -> None:
-        self.name = name
-        self.asked = asked
-        self.data = data
-        self.owners = owners
-        self.seen = (0, 0)
-        self.stop: Callable[[], None] = _nothing
-
-
-def _nothing() -> None:
-    """There is nothing to stop yet."""
-
-
-def _state(found: SemaphoreDescription) -> tuple[int, int]:
-    """What differs when the data, and when the owners have changed."""
-    owners = tuple((each.order_id, each.count, each.data) for each in found.owners)
-    return hash(found.data), hash(owners)
 
 
 class Conversation:
@@ -163,22 +83,17 @@ class Conversation:
         self.unanswered = 0
         self._node = node
         self._number = 0
-        self._next_hold = 0
         self._limits = limits
-        self._books = books
-        self._start_watch = start_watch
         self._look = look
-        self._places: dict[str, _Place] = {}
-        self._by_hold: dict[int, _Place] = {}
-        self._watches: dict[str, _Watch] = {}
-        self._changed: dict[_Watch, None] = {}
+        self._requests = Requests(node, limits, books, self.replies)
+        self._watches = Watches(limits, start_watch, look, self.replies)
         self._busy: dict[str, deque[Script]] = {}
         self._outstanding = 0
         self._pongs: deque[tuple[float, int]] = deque(maxlen=_PONGS_OWED)
         self._scripts: dict[str, Callable[[Any], Script]] = {
-            "acquire_semaphore": self._acquire,
-            "release_semaphore": self._release,
-            "describe_semaphore": self._describe,
+            "acquire_semaphore": self._requests.acquire,
+            "release_semaphore": self._requests.release,
+            "describe_semaphore": self._watches.describe,
             "create_semaphore": self._create,
             "update_semaphore": self._update,
             "delete_semaphore": self._delete,
@@ -188,12 +103,7 @@ class Conversation:
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
         """The session has these requests already. Of several for a name the first is the one."""
-        for each in requests:
-            if each.name not in self._places:
-                place = _Place(each.hold, each.name, each.count, each.ephemeral)
-                place.granted = each.granted
-                self._books.rejoin(self._node, each.name, ephemeral=each.ephemeral)
-                self._places[each.name] = self._by_hold[each.hold] = place
+        self._requests.resumed(requests)
 
     def started(self, number: int, timeout_millis: int, first_hold: int, opaque: int) -> None:
         """The session is attached: say so, and ping.
@@ -205,7 +115,7 @@ class Conversation:
             opaque: what the ping carries.
         """
         self._number = number
-        self._next_hold = first_hold
+        self._requests.next_hold = first_hold
         if self.over:
             return  # it was taken over, or has ended, while it was being attached
         started = Response.SessionStarted(session_id=number, timeout_millis=timeout_millis)
@@ -272,24 +182,22 @@ class Conversation:
 
     def granted(self, hold: int) -> None:
         """A request that waited owns its tokens."""
-        place = self._by_hold.get(hold)
-        if place is not None:
-            place.granted = True
-            self._settle(place.name)
+        name = self._requests.granted(hold)
+        if name is not None and name not in self._busy:
+            self._requests.tell(name)
 
     def removed(self, hold: int, why: Removal) -> None:
         """A request has left its queue, and the client did not ask for it."""
-        place = self._by_hold.get(hold)
-        if place is not None:
-            place.gone = why
-            self._settle(place.name)
+        name = self._requests.removed(hold, why)
+        if name is not None and name not in self._busy:
+            self._requests.tell(name)
 
     def tell_changes(self) -> None:
         """Tell what has changed of what is watched, where nothing else is going on."""
-        for watch in [watch for watch in self._changed if watch.name not in self._busy]:
-            del self._changed[watch]
+        for watch in [watch for watch in self._watches.noted if watch.name not in self._busy]:
+            del self._watches.noted[watch]
             self.unanswered += 1
-            self._enter(watch.name, self._tell_change(watch))
+            self._enter(watch.name, self._watches.tell_change(watch))
 
     def closed(self) -> None:
         """The session that the client asked to stop is over."""
@@ -309,12 +217,8 @@ class Conversation:
     def _end(self) -> None:
         self.over = True
         self.operations.clear()
-        for watch in self._watches.values():
-            watch.stop()
-        self._watches.clear()
-        self._changed.clear()
-        for place in list(self._places.values()):
-            self._forget(place)
+        self._watches.stop_all()
+        self._requests.forget_all()
 
     def _heard(self, opaque: int) -> bool:
         """Whether the outstanding ping is answered by that."""
@@ -344,168 +248,18 @@ class Conversation:
             else:
                 self.operations.append(Job(operation, name, script))
                 return
-            if queue:
-                self._tell(name)
-                script, outcome, error = queue.popleft(), None, None
-            else:
-                del self._busy[name]
-                self._settle(name)
-                if self._changed:
-                    self._look()
-                return
-
-    def _settle(self, name: str) -> None:
-        if name not in self._busy:
-            self._tell(name)
-
-    def _tell(self, name: str) -> None:
-        """Tell the result of what waited, if there is one that was not told yet."""
-        place = self._places.get(name)
-        if place is None:
-            return
-        if place.asked is not None:
-            if place.granted:
-                self.replies.append(answers.acquired(place.asked, True))
-                place.asked = None
-            elif place.gone is not None:
-                self._tell_gone(place.asked, place.gone)
-        if place.gone is not None:
-            self._forget(place)
-
-    def _tell_gone(self, asked: int, why: Removal) -> None:
-        if why is Removal.TIMED_OUT:
-            self.replies.append(answers.acquired(asked, False))
-        else:
-            self.replies.append(answers.aborted(asked, f"the request was removed: {why.value}"))
-
-    def _forget(self, place: _Place) -> None:
-        del self._places[place.name]
-        del self._by_hold[place.hold]
-        self._books.leave(self._node, place.name)
-
-    # Acquire and release
-
-    def _acquire(self, ask: Any) -> Script:
-        if ask.count == 0:
-            self._refuse_acquire(ask, Status.BAD_REQUEST, "a count is at least 1")
-            return
-        if ask.timeout_millis > _LONGEST_WAIT and ask.timeout_millis != FOREVER:
-            text = "a timeout is at most 24 hours, or 2^64-1 for ever"
-            self._refuse_acquire(ask, Status.BAD_REQUEST, text)
-            return
-        if text := self._wrong_with(ask.name, ask.data):
-            self._refuse_acquire(ask, Status.BAD_REQUEST, text)
-            return
-        place = self._places.get(ask.name)
-        if place is None:
-            yield from self._enqueue(ask)
-        elif place.ephemeral != ask.ephemeral:
-            kind = "ephemeral" if place.ephemeral else "lasting"
-            text = f"{ask.name!r} is {kind} and was asked for as the other"
-            self._refuse_acquire(ask, Status.PRECONDITION_FAILED, text)
-        elif place.count < ask.count:
-            text = f"the session's request for {ask.name!r} cannot grow from {place.count}"
-            self._refuse_acquire(ask, Status.BAD_REQUEST, text)
-        else:
-            yield from self._acquire_again(place, ask)
-
-    def _enqueue(self, ask: Any) -> Script:
-        try:
-            if len(self._places) >= self._limits.requests_per_session:
-                raise LimitReached(
-                    f"the session has as many requests as the server's limit requests_per_session "
-                    f"= {self._limits.requests_per_session} allows",
-                    "requests_per_session",
-                )
-            self._books.join(self._node, ask.name, ephemeral=ask.ephemeral)
-        except LimitReached as error:
-            self._refuse_acquire(ask, Status.OVERLOADED, str(error))
-            return
-        place = _Place(self._next_hold, ask.name, ask.count, ask.ephemeral)
-        self._next_hold += 1
-        self._places[place.name] = self._by_hold[place.hold] = place
-        try:
-            enqueued: Enqueued = yield Enqueue(
-                place.hold, ask.name, ask.count, ask.data, _seconds(ask), ask.ephemeral
-            )
-        except TenureError as error:
-            self._forget(place)
-            status = status_of(error)
-            if isinstance(error, InvalidArgument):
-                status = yield from self._why_invalid(ask)
-            self._refuse_acquire(ask, status, str(error))
-            return
-        if enqueued.place is Place.REFUSED:
-            self._forget(place)
-            self.replies.append(answers.acquired(ask.req_id, False))
-            return
-        place.asked = ask.req_id
-        if enqueued.place is Place.GRANTED:
-            place.granted = True
-        if not place.granted and place.gone is None:
-            self.replies.append(answers.pending(ask.req_id))
-
-    def _acquire_again(self, place: _Place, ask: Any) -> Script:
-        """The session has a request for that name already: it is changed in place."""
-        waiting = not place.granted
-        try:
-            yield Alter(place.hold, ask.name, ask.count, ask.data, waiting, _seconds(ask))
-        except LeaseReleased:  # it has left the queue, and the news of it is on its way, or here
-            self._abort(place)
-            self._forget(place)
-            yield from self._enqueue(ask)
-            return
-        except TenureError as error:
-            self._refuse_acquire(ask, status_of(error), str(error))
-            return
-        place.count = ask.count
-        if waiting:
-            self._abort(place)
-        place.asked = ask.req_id
-        if not place.granted and place.gone is None and ask.timeout_millis:
-            self.replies.append(answers.pending(ask.req_id))
-
-    def _abort(self, place: _Place) -> None:
-        """Nobody is told any more how the waiting acquire ends."""
-        if place.asked is not None:
-            if place.gone is Removal.TIMED_OUT:
-                self._tell_gone(place.asked, place.gone)
-            else:
-                text = "another request of the session has taken its place"
-                self.replies.append(answers.aborted(place.asked, text))
-            place.asked = None
-
-    def _why_invalid(self, ask: Any) -> Generator[Operation, Any, int]:
-        """The status for an acquire that the store found wrong."""
-        try:
-            found: SemaphoreDescription = yield Describe(ask.name)
-        except TenureError:
-            return Status.BAD_REQUEST
-        mismatch = found.ephemeral != ask.ephemeral
-        return Status.PRECONDITION_FAILED if mismatch else Status.BAD_REQUEST
-
-    def _refuse_acquire(self, ask: Any, status: int, text: str) -> None:
-        self.replies.append(answers.not_acquired(ask.req_id, status, text))
-
-    def _release(self, ask: Any) -> Script:
-        place = self._places.get(ask.name)
-        if place is None:
-            self.replies.append(answers.released(ask.req_id, False))
-            return
-        try:
-            yield Withdraw(place.hold, ask.name)
-        except TenureError as error:
-            self.replies.append(answers.not_released(ask.req_id, status_of(error), str(error)))
-            return
-        was_there = place.gone is None
-        self._abort(place)
-        self._forget(place)
-        self.replies.append(answers.released(ask.req_id, was_there))
+            self._requests.tell(name)
+            if not queue:
+                break
+            script, outcome, error = queue.popleft(), None, None
+        del self._busy[name]
+        if self._watches.noted:
+            self._look()
 
     # The semaphores themselves
 
     def _create(self, ask: Any) -> Script:
-        text = self._wrong_with(ask.name, ask.data)
+        text = what_is_wrong(ask.name, ask.data, self._node, self._limits)
         if not text and ask.limit == 0:
             text = "a limit is at least 1"
         if text:
@@ -521,7 +275,7 @@ class Conversation:
             self.replies.append(answers.created(ask.req_id))
 
     def _update(self, ask: Any) -> Script:
-        if text := self._wrong_with(ask.name, ask.data):
+        if text := what_is_wrong(ask.name, ask.data, self._node, self._limits):
             self.replies.append(answers.updated(ask.req_id, Status.BAD_REQUEST, text))
             return
         try:
@@ -542,100 +296,6 @@ class Conversation:
         except TenureError as error:
             self.replies.append(answers.deleted(ask.req_id, status_of(error), str(error)))
             return
-        place = self._places.get(ask.name)
-        if place is not None:
-            self._abort(place)
-            self._forget(place)
-        watch = self._watches.get(ask.name)
-        if watch is not None:
-            self._drop(watch)
-            self.replies.append(answers.changed(watch.asked, data=True, owners=True))
+        self._requests.deleted(ask.name)
+        self._watches.deleted(ask.name)
         self.replies.append(answers.deleted(ask.req_id))
-
-    def _wrong_with(self, name: str, data: bytes) -> str:
-        """What is wrong with these, or nothing."""
-        try:
-            rules.check_name(name, self._node)
-        except InvalidArgument as error:
-            return str(error)
-        most = self._limits.data_bytes
-        if len(data) > most:
-            return f"data has at most {most} bytes (limit data_bytes), this has {len(data)}"
-        return ""
-
-    # Describing and watching
-
-    def _describe(self, ask: Any) -> Script:
-        old = self._watches.get(ask.name)
-        new = None
-        try:
-            if ask.watch_data or ask.watch_owners:
-                new = self._watch(ask, replaces=old is not None)
-            found: SemaphoreDescription = yield Describe(
-                ask.name, ask.include_owners or ask.watch_owners, ask.include_waiters
-            )
-        except TenureError as error:
-            if new is not None:
-                self._drop(new)
-            self.replies.append(answers.not_described(ask.req_id, status_of(error), str(error)))
-            return
-        described = answers.described(
-            ask.req_id, found, owners=ask.include_owners, watched=new is not None
-        )
-        if (size := described.ByteSize()) > self._limits.output_bytes // 2:
-            text = f"the description has {size} bytes; ask without owners and waiters"
-            described = answers.not_described(ask.req_id, Status.OVERLOADED, text)
-            if new is not None:
-                self._drop(new)
-        elif new is not None:
-            new.seen = _state(found)
-            if old is not None:
-                self._drop(old)
-                self.replies.append(answers.changed(old.asked, data=False, owners=False))
-            self._watches[ask.name] = new
-        self.replies.append(described)
-
-    def _watch(self, ask: Any, *, replaces: bool) -> _Watch:
-        if not replaces and len(self._watches) >= self._limits.watches_per_session:
-            raise LimitReached(
-                "the session has as many watches as the server's limit watches_per_session = "
-                f"{self._limits.watches_per_session} allows",
-                "watches_per_session",
-            )
-        watch = _Watch(ask.name, ask.req_id, ask.watch_data, ask.watch_owners)
-        watch.stop = self._start_watch(
-            ask.name, watch.data, watch.owners, lambda: self._note(watch)
-        )
-        return watch
-
-    def _note(self, watch: _Watch) -> None:
-        """What is watched may have changed; it is told when nothing else goes on there."""
-        self._changed[watch] = None
-        self._look()
-
-    def _tell_change(self, watch: _Watch) -> Script:
-        if self._watches.get(watch.name) is not watch:
-            return
-        try:
-            found: SemaphoreDescription = yield Describe(watch.name, owners=watch.owners)
-        except TenureError:
-            data = owners = True  # it is gone; or else the client will look itself
-        else:
-            now = _state(found)
-            data = watch.data and now[0] != watch.seen[0]
-            owners = watch.owners and now[1] != watch.seen[1]
-        if data or owners:
-            self._drop(watch)
-            self.replies.append(answers.changed(watch.asked, data=data, owners=owners))
-
-    def _drop(self, watch: _Watch) -> None:
-        watch.stop()
-        self._changed.pop(watch, None)
-        if self._watches.get(watch.name) is watch:
-            del self._watches[watch.name]
-
-
-def _seconds(ask: Any) -> float | None:
-    """How long an acquire waits."""
-    timeout: int = ask.timeout_millis
-    return None if timeout == FOREVER else timeout / 1000

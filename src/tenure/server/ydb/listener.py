@@ -13,6 +13,8 @@ from tenure.errors import AuthenticationFailed, InvalidArgument
 from tenure.server.accept import Door, Greeting
 from tenure.server.addresses import parse
 from tenure.server.sockets import bind_ports
+from tenure.server.ydb.calls import Call, GrpcError, Method, frame
+from tenure.server.ydb.calls import Status as GrpcStatus
 from tenure.server.ydb.messages import (
     DecodeError,
     Status,
@@ -25,8 +27,7 @@ from tenure.server.ydb.nodes import NodeCalls
 from tenure.server.ydb.paths import DATABASE, Database
 from tenure.server.ydb.roll import Roll
 from tenure.server.ydb.session import SessionStream, serve_session
-from tenure.server.ydb.transport import Call, Connection, GrpcError, Method, frame
-from tenure.server.ydb.transport import Status as GrpcStatus
+from tenure.server.ydb.transport import Connection
 
 if TYPE_CHECKING:
     from tenure.server.context import Context

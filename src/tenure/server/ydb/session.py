@@ -16,20 +16,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tenure.core import rules
-from tenure.engines.contract import Attach, EngineSession, Removal
-from tenure.errors import (
-    AuthenticationFailed,
-    InvalidArgument,
-    SessionExpired,
-    TenureError,
-)
+from tenure.engines.contract import EngineSession, Removal
+from tenure.errors import InvalidArgument, SessionExpired, TenureError
 from tenure.model import Recovered
 from tenure.server.limits import LimitReached
+from tenure.server.ydb.attaching import Refused, attach
+from tenure.server.ydb.calls import Call, GrpcError, frame
+from tenure.server.ydb.calls import Status as GrpcStatus
 from tenure.server.ydb.core import Conversation, Job
 from tenure.server.ydb.messages import DecodeError, Request, Status, failure, status_of
 from tenure.server.ydb.operations import Create, Delete
-from tenure.server.ydb.transport import Call, GrpcError, frame
-from tenure.server.ydb.transport import Status as GrpcStatus
 
 if TYPE_CHECKING:
     from tenure.server.context import Context
@@ -41,15 +37,6 @@ PING_EVERY = 2.0
 """Seconds between two pings, at the most: the official Python client waits for three."""
 _HOLDS_PER_ATTACHMENT = 2**32
 _MUCH = 256 * 1024  # bytes to send, from which on the client's messages are not read
-
-
-class Refused(Exception):
-    """The session cannot be attached: what to say."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-        self.text = text
 
 
 async def serve_session(
@@ -152,16 +139,18 @@ class SessionStream:
         self._ping_every = PING_EVERY
 
     async def run(self, start: Any) -> None:
-        """Attach the session that is asked for, and serve it until the stream is over.
+        """Attach the session that `start` asks for, and serve it until the stream is over.
 
         Raises:
             Refused: it cannot be attached.
             GrpcError: the stream is to end with that.
         """
         try:
-            timeout_millis = await self._attach(start)
-            session = self._session
-            assert session is not None
+            session, timeout_millis = await attach(
+                self._context, self._roll, self._node, start, self
+            )
+            self._session = session
+            self._keep = timeout_millis > 0
             self._ping_every = min(PING_EVERY, max(1.0, timeout_millis / 1000) / 3)
             self._conversation.started(
                 session.id,
@@ -202,89 +191,6 @@ class SessionStream:
             self._session = None
             self._conversation.closed()
         self._encode()
-
-    # Attaching
-
-    async def _attach(self, start: Any) -> int:
-        """Attach the session that is asked for; returns its window in milliseconds.
-
-        Raises:
-            Refused: it cannot be.
-        """
-        node, millis, key = self._node, start.timeout_millis, start.protection_key
-        window = max(rules.MIN_WINDOW, millis / 1000)  # a shorter one is not in the model
-        try:
-            rules.check_window(window, node)
-            rules.check_description(start.description, node)
-            rules.check_key(key, node)
-        except InvalidArgument as error:
-            raise Refused(Status.BAD_REQUEST, str(error)) from error
-        how = Attach(node, window, start.description, "window", key)
-        try:
-            if start.session_id:
-                return await self._attach_again(start, how)
-            self._keep = millis > 0
-            self._session = await self._attach_new(how)
-        except (LimitReached, InvalidArgument) as error:  # too many, in this server or on the node
-            raise Refused(Status.PRECONDITION_FAILED, str(error)) from error
-        except TenureError as error:
-            raise Refused(status_of(error), str(error)) from error
-        self._roll.join(node, self._session.id, millis, start.seq_no, self)
-        return int(millis)
-
-    async def _attach_new(self, how: Attach) -> EngineSession:
-        sessions = self._context.counts.sessions
-        sessions.take(node=how.node)
-        try:
-            return await self._context.engine.attach(how, self)
-        except BaseException:
-            sessions.give_back()
-            raise
-
-    async def _attach_again(self, start: Any, how: Attach) -> int:
-        number, node = start.session_id, how.node
-        async with self._roll.turn(node, number):
-            member = self._roll.find(node, number)
-            if member is not None and start.seq_no < member.seq_no:
-                raise Refused(Status.BAD_SESSION, f"session {number}: a lower sequence number")
-            if member is not None:
-                millis: int | None = member.timeout_millis
-            else:
-                millis = await self._roll.timeout_of(node, number)
-            try:
-                if millis is None:
-                    raise rules.not_there_to_resume(node, number)
-                self._session = await self._take_over(how, number)
-            except SessionExpired:
-                self._roll.over(node, number)
-                raise
-            except (AuthenticationFailed, InvalidArgument) as error:
-                raise Refused(Status.BAD_SESSION, str(error)) from error
-            if member is None or self._roll.find(node, number) is None:
-                self._context.counts.sessions.take_anyway()
-            self._keep = millis > 0
-            self._roll.join(node, number, millis, start.seq_no, self)
-            return millis
-
-    async def _take_over(self, how: Attach, number: int) -> EngineSession:
-        """Attach a session that the store has. One that has no key is anybody's."""
-        attach = self._context.engine.attach
-        keys = [how.key, b""] if how.key else [b""]
-        for key in keys:
-            again = Attach(
-                how.node,
-                how.recovery_window,
-                liveness="window",
-                key=key,
-                session_id=number,
-                assume_dead=True,
-            )
-            try:
-                return await attach(again, self)
-            except AuthenticationFailed:
-                if key == keys[-1]:
-                    raise
-        raise AssertionError("one of the keys is tried last")
 
     def _leave(self) -> None:
         """The stream is over: nobody speaks for the session through it. Safe to call twice."""

@@ -1,10 +1,10 @@
-"""gRPC over HTTP/2, as far as a server needs it: connections, calls, messages, and their limits.
+"""gRPC's connections, over HTTP/2, and their limits.
 
 HTTP/2 itself, its flow control included, is `grpclib.protocol`; what grpclib puts on top of it has
-no bounds for what clients send and do not read, so that half is here. Rules:
+no bounds for what clients send and do not read, so that half is here and in
+`tenure.server.ydb.calls`. Rules:
 
-* A message is handed to its call's `Receiver` from within `data_received`; one task for each call
-  does whatever has to wait.
+* What came is dealt with from within `data_received`; one task for each call does what has to wait.
 * **Who does not read is not read from.** While the connection's transport is full, nothing is read
   from it; while a call has much to send, or its connection has too many unanswered operations, that
   call's messages stay unread and HTTP/2's flow control tells the client. What nobody reads for
@@ -19,14 +19,12 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 from grpclib.config import Configuration
 from grpclib.const import Status
 from grpclib.exceptions import StreamTerminatedError
-from grpclib.metadata import encode_grpc_message
 from grpclib.protocol import AbstractHandler, EventsProcessor, H2Protocol, Stream
 from grpclib.protocol import Connection as Http2Connection
 from grpclib.utils import Wrapper
@@ -38,246 +36,20 @@ from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
 from tenure.server.limits import LimitReached
+from tenure.server.ydb.calls import Call, GrpcError, Method
 
 if TYPE_CHECKING:
     from tenure.server.accept import Greeting
     from tenure.server.context import Context
 
-__all__ = ["Call", "Connection", "GrpcError", "Method", "Receiver", "Status"]
+__all__ = ["Connection"]
 
-_HEADER = 5  # bytes before each message: whether it is compressed, and its length
 _PREFACE, _FRAME_HEADER, _LONGEST_FRAME = 24, 9, 16384  # bytes, as HTTP/2 has them
-_CHUNK = 256 * 1024  # bytes that are sent before it is looked whether the client has read them
 _LINGER = 0.5  # seconds between the end of a connection's last call and its own
 _CONTENT_TYPES = frozenset({"application/grpc", "application/grpc+proto"})
-_INITIAL = [(":status", "200"), ("content-type", "application/grpc+proto")]
 _CONFIG = Configuration().__for_server__()
 _H2_CONFIG = H2Configuration(client_side=False, header_encoding="ascii")
 _KEEP_ALIVE = (("SO_KEEPALIVE", 1), ("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 3))
-
-
-class GrpcError(Exception):
-    """Ends a call with this status."""
-
-    def __init__(self, status: Status, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-        self.text = text
-
-
-class Receiver(Protocol):
-    """Who gets a call's messages. None of these raises, but `received` a `GrpcError`."""
-
-    @property
-    def choked(self) -> bool:
-        """Whether it should get no more for now; `Call.more` is then called when it should."""
-        ...
-
-    def received(self, message: bytes) -> None: ...
-
-    def half_closed(self) -> None:
-        """The client sends no more."""
-
-    def broken(self, error: GrpcError) -> None:
-        """What came cannot be understood; the call is to end with that."""
-
-
-Method = Callable[["Call"], Awaitable[None]]
-"""What serves a call. It returns when the call is over; a `GrpcError` sets its status."""
-
-
-def frame(message: bytes) -> bytes:
-    """A message as it is on the wire."""
-    return b"\x00" + len(message).to_bytes(4, "big") + message
-
-
-class Call:
-    """One call. To grpclib it is the buffer of its stream: `add`, `eof`, `unacked_size`.
-
-    Attributes:
-        metadata: what the client sent with the call, by lower-case names.
-        path: which method is called, ``/package.Service/Method``.
-        authority: how the client calls this server, ``host:port``.
-        connection: on which it came.
-    """
-
-    def __init__(self, connection: Connection, stream: Stream, headers: list[Any]) -> None:
-        self.connection = connection
-        self.metadata: dict[str, str] = dict(headers)
-        self.path = self.metadata.get(":path", "")
-        self.authority = self.metadata.get(":authority", "")
-        self._stream = stream
-        self._receiver: Receiver | None = None
-        self._unread: deque[tuple[bytes, int]] = deque()
-        self._partial = bytearray()
-        self._ended = False
-        self._over = False
-        self._decoding = False
-        self._begun = False
-
-    # What grpclib calls
-
-    def add(self, data: bytes, ack_size: int) -> None:
-        self._unread.append((data, ack_size))
-        self.more()
-
-    def eof(self) -> None:
-        self._ended = True
-        self.more()
-
-    def unacked_size(self) -> int:
-        """How much of the client's data was not acknowledged; it is forgotten."""
-        size = sum(ack_size for _, ack_size in self._unread)
-        self._unread.clear()
-        return size
-
-    # Receiving
-
-    def listen(self, receiver: Receiver) -> None:
-        """From now on `receiver` gets the messages, those first that have come already."""
-        self._receiver = receiver
-        self.more()
-
-    def more(self) -> None:
-        """Hand out what has come, as far as it is wanted."""
-        if self._decoding or self._receiver is None or self._over:
-            return
-        self._decoding = True
-        try:
-            self._hand_out(self._receiver)
-        except GrpcError as error:
-            self._over = True
-            self._receiver.broken(error)
-        finally:
-            self._decoding = False
-
-    def _hand_out(self, receiver: Receiver) -> None:
-        partial, connection = self._partial, self.connection
-        while True:
-            if receiver.choked or connection.overloaded:
-                connection.choked.add(self)
-                return
-            if (message := self._next_message()) is not None:
-                receiver.received(message)
-            elif self._unread:
-                data, ack_size = self._unread.popleft()
-                partial += data
-                connection.account(len(data))
-                connection.http2.ack(self._id, ack_size)
-            else:
-                break
-        if self._ended:
-            self._over = True
-            if partial:
-                raise GrpcError(Status.INTERNAL, "the stream ended within a message")
-            receiver.half_closed()
-
-    def _next_message(self) -> bytes | None:
-        partial = self._partial
-        if len(partial) < _HEADER:
-            return None
-        if partial[0]:
-            raise GrpcError(Status.UNIMPLEMENTED, "compressed messages are not understood here")
-        size = _HEADER + int.from_bytes(partial[1:_HEADER], "big")
-        most = self.connection.context.limits.message_bytes
-        if size - _HEADER > most:
-            raise GrpcError(
-                Status.RESOURCE_EXHAUSTED,
-                f"a message of {size - _HEADER} bytes; the limit message_bytes is {most}",
-            )
-        if len(partial) < size:
-            return None
-        message = bytes(partial[_HEADER:size])
-        del partial[:size]
-        self.connection.account(-size)
-        return message
-
-    async def message(self) -> bytes | None:
-        """The first message, or ``None`` if the client sends none. `listen` takes over later.
-
-        Raises:
-            GrpcError: what came cannot be understood, or nothing came in time.
-        """
-        one = _One()
-        self.listen(one)
-        try:
-            async with asyncio.timeout(self.connection.context.limits.greeting_time):
-                return await one.got
-        except TimeoutError:
-            text = "no request came within the limit greeting_time"
-            raise GrpcError(Status.DEADLINE_EXCEEDED, text) from None
-        finally:
-            if self._receiver is one:
-                self._receiver = None
-
-    @property
-    def _id(self) -> int:
-        return cast(int, self._stream.id)
-
-    # Sending
-
-    async def send(self, frames: bytes) -> None:
-        """Send whole frames, as fast as the client reads; who does not read at all is cut off."""
-        stream = self._stream
-        if not self._begun:
-            self._begun = True
-            await self._in_time(stream.send_headers(_INITIAL))
-        for start in range(0, len(frames), _CHUNK):
-            chunk = frames[start : start + _CHUNK]
-            if self.connection.takes(self._id, len(chunk)):
-                await stream.send_data(chunk)
-            else:
-                await self._in_time(stream.send_data(chunk))
-
-    async def finish(self, status: Status, text: str = "") -> None:
-        """End the call; the client may send on, but nobody listens.
-
-        The stream is not reset: some clients forget what they have not read yet when it is.
-        """
-        self._over = True
-        trailers = [] if self._begun else [*_INITIAL]
-        trailers.append(("grpc-status", str(status.value)))
-        if text:
-            trailers.append(("grpc-message", encode_grpc_message(text)))
-        await self._in_time(self._stream.send_headers(trailers, end_stream=True))
-
-    async def _in_time(self, sending: Awaitable[None]) -> None:
-        try:
-            async with asyncio.timeout(self.connection.context.limits.output_time):
-                await sending
-        except TimeoutError:
-            self.connection.cut_off("output_time")
-            raise StreamTerminatedError("the client does not read") from None
-
-    def closed(self) -> None:
-        """The call is over, in whatever way."""
-        self._over = True
-        self._receiver = None
-        self.connection.account(-len(self._partial))
-        self._partial.clear()
-        self.connection.choked.discard(self)
-
-
-class _One:
-    """Gets one message, and then wants no more."""
-
-    def __init__(self) -> None:
-        self.got: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def choked(self) -> bool:
-        return self.got.done()
-
-    def received(self, message: bytes) -> None:
-        self.got.set_result(message)
-
-    def half_closed(self) -> None:
-        if not self.got.done():
-            self.got.set_result(None)
-
-    def broken(self, error: GrpcError) -> None:
-        if not self.got.done():
-            self.got.set_exception(error)
 
 
 class Connection(H2Protocol, AbstractHandler):

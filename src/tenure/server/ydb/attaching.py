@@ -1,0 +1,125 @@
+"""How a stream gets its session: a new one, or one that the store has already.
+
+A session that exists is taken over whatever its former stream believes: who has its key is the same
+program. What it may not be is older: of two that ask, the one with the higher sequence number, else
+the later one, has it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tenure.core import rules
+from tenure.engines.contract import Attach, EngineSession
+from tenure.errors import AuthenticationFailed, InvalidArgument, SessionExpired, TenureError
+from tenure.server.limits import LimitReached
+from tenure.server.ydb.messages import Status, status_of
+
+if TYPE_CHECKING:
+    from tenure.server.context import Context
+    from tenure.server.ydb.roll import Roll
+    from tenure.server.ydb.session import SessionStream
+
+__all__ = ["Attached", "Refused", "attach"]
+
+
+class Refused(Exception):
+    """The session cannot be attached: what to say."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+class Attached(NamedTuple):
+    """A session, and how long it survives without contact."""
+
+    session: EngineSession
+    timeout_millis: int
+
+
+async def attach(
+    context: Context, roll: Roll, node: str, start: Any, stream: SessionStream
+) -> Attached:
+    """Attach the session that `start` asks for, with `stream` to hear of it and speak for it.
+
+    Raises:
+        Refused: it cannot be.
+    """
+    window = max(rules.MIN_WINDOW, start.timeout_millis / 1000)  # a shorter one is not in the model
+    try:
+        rules.check_window(window, node)
+        rules.check_description(start.description, node)
+        rules.check_key(start.protection_key, node)
+    except InvalidArgument as error:
+        raise Refused(Status.BAD_REQUEST, str(error)) from error
+    how = Attach(node, window, start.description, "window", start.protection_key)
+    try:
+        if start.session_id:
+            return await _again(context, roll, how, start, stream)
+        return await _new(context, roll, how, start, stream)
+    except (LimitReached, InvalidArgument) as error:  # too many, in this server or on the node
+        raise Refused(Status.PRECONDITION_FAILED, str(error)) from error
+    except TenureError as error:
+        raise Refused(status_of(error), str(error)) from error
+
+
+async def _new(
+    context: Context, roll: Roll, how: Attach, start: Any, stream: SessionStream
+) -> Attached:
+    sessions = context.counts.sessions
+    sessions.take(node=how.node)
+    try:
+        session = await context.engine.attach(how, stream)
+    except BaseException:
+        sessions.give_back()
+        raise
+    roll.join(how.node, session.id, start.timeout_millis, start.seq_no, stream)
+    return Attached(session, start.timeout_millis)
+
+
+async def _again(
+    context: Context, roll: Roll, how: Attach, start: Any, stream: SessionStream
+) -> Attached:
+    number, node = start.session_id, how.node
+    async with roll.turn(node, number):
+        member = roll.find(node, number)
+        if member is not None and start.seq_no < member.seq_no:
+            raise Refused(Status.BAD_SESSION, f"session {number}: a lower sequence number")
+        millis = member.timeout_millis if member else await roll.timeout_of(node, number)
+        if millis is None:
+            raise rules.not_there_to_resume(node, number)
+        try:
+            session = await _take_over(context, how, number, stream)
+        except SessionExpired:
+            roll.over(node, number)
+            raise
+        except (AuthenticationFailed, InvalidArgument) as error:
+            raise Refused(Status.BAD_SESSION, str(error)) from error
+        if roll.find(node, number) is None:
+            context.counts.sessions.take_anyway()
+        roll.join(node, number, millis, start.seq_no, stream)
+        return Attached(session, millis)
+
+
+async def _take_over(
+    context: Context, how: Attach, number: int, stream: SessionStream
+) -> EngineSession:
+    """Attach a session that the store has. One that has no key is anybody's."""
+    keys = [how.key, b""] if how.key else [b""]
+    for key in keys:
+        again = Attach(
+            how.node,
+            how.recovery_window,
+            liveness="window",
+            key=key,
+            session_id=number,
+            assume_dead=True,
+        )
+        try:
+            return await context.engine.attach(again, stream)
+        except AuthenticationFailed:
+            if key == keys[-1]:
+                raise
+    raise AssertionError("one of the keys is tried last")

@@ -1,0 +1,258 @@
+"""A session's requests: at most one for each name, as YDB has it.
+
+* `_Place.asked` is the one request id that still waits for the result of an acquire: each gets one
+  result, and an acquire that another one replaces, or a release ends, is aborted first.
+* What the store pushes (`granted`, `removed`) is noted here and told by `tell`, when no script of
+  that name runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from tenure.engines.contract import Enqueued, Place, Removal
+from tenure.errors import InvalidArgument, LeaseReleased, TenureError
+from tenure.model import Recovered, SemaphoreDescription
+from tenure.server.limits import LimitReached, Limits
+from tenure.server.ydb import answers
+from tenure.server.ydb.messages import Status, status_of
+from tenure.server.ydb.operations import Alter, Describe, Enqueue, Operation, Withdraw
+from tenure.server.ydb.scripts import Books, Script, what_is_wrong
+
+__all__ = ["FOREVER", "Requests"]
+
+FOREVER = 2**64 - 1
+"""The timeout of an acquire that waits until it is granted, in milliseconds."""
+_LONGEST_WAIT = 24 * 60 * 60 * 1000
+
+
+class _Place:
+    """The session's request for a name.
+
+    Attributes:
+        asked: the request id that waits for the result; ``None`` if nobody asks.
+        granted: it owns its tokens.
+        gone: why it has left the queue, if the store said so.
+    """
+
+    __slots__ = ("asked", "count", "ephemeral", "gone", "granted", "hold", "name")
+
+    def __init__(self, hold: int, name: str, count: int, ephemeral: bool) -> None:
+        self.hold = hold
+        self.name = name
+        self.count = count
+        self.ephemeral = ephemeral
+        self.asked: int | None = None
+        self.granted = False
+        self.gone: Removal | None = None
+
+
+class Requests:
+    """The requests of one session.
+
+    Args:
+        node: the path of the session's node.
+        limits: what the client may make it hold.
+        books: where its requests are counted.
+        replies: where what is to be said is put.
+
+    Attributes:
+        next_hold: from here on the session has used no hold number.
+    """
+
+    def __init__(self, node: str, limits: Limits, books: Books, replies: list[Any]) -> None:
+        self.next_hold = 0
+        self._node = node
+        self._limits = limits
+        self._books = books
+        self._replies = replies
+        self._places: dict[str, _Place] = {}
+        self._by_hold: dict[int, _Place] = {}
+
+    def resumed(self, requests: Sequence[Recovered]) -> None:
+        """The session has these already. Of several for a name the first is the one."""
+        for each in requests:
+            if each.name not in self._places:
+                place = _Place(each.hold, each.name, each.count, each.ephemeral)
+                place.granted = each.granted
+                self._books.rejoin(self._node, each.name, ephemeral=each.ephemeral)
+                self._places[each.name] = self._by_hold[each.hold] = place
+
+    def granted(self, hold: int) -> str | None:
+        """Note that a request owns its tokens; returns its name, if it is there."""
+        place = self._by_hold.get(hold)
+        if place is None:
+            return None
+        place.granted = True
+        return place.name
+
+    def removed(self, hold: int, why: Removal) -> str | None:
+        """Note that a request has left its queue; returns its name, if it is there."""
+        place = self._by_hold.get(hold)
+        if place is None:
+            return None
+        place.gone = why
+        return place.name
+
+    def deleted(self, name: str) -> None:
+        """The session has deleted the semaphore, and with it what it had there."""
+        place = self._places.get(name)
+        if place is not None:
+            self._abort(place)
+            self._forget(place)
+
+    def forget_all(self) -> None:
+        """The conversation is over."""
+        for place in list(self._places.values()):
+            self._forget(place)
+
+    def tell(self, name: str) -> None:
+        """Tell the result of what waited, if there is one that was not told yet."""
+        place = self._places.get(name)
+        if place is None:
+            return
+        if place.asked is not None:
+            if place.granted:
+                self._replies.append(answers.acquired(place.asked, True))
+                place.asked = None
+            elif place.gone is not None:
+                self._tell_gone(place.asked, place.gone)
+        if place.gone is not None:
+            self._forget(place)
+
+    def _tell_gone(self, asked: int, why: Removal) -> None:
+        if why is Removal.TIMED_OUT:
+            self._replies.append(answers.acquired(asked, False))
+        else:
+            self._replies.append(answers.aborted(asked, f"the request was removed: {why.value}"))
+
+    def _forget(self, place: _Place) -> None:
+        del self._places[place.name]
+        del self._by_hold[place.hold]
+        self._books.leave(self._node, place.name)
+
+    # The scripts
+
+    def acquire(self, ask: Any) -> Script:
+        if ask.count == 0:
+            self._refuse_acquire(ask, Status.BAD_REQUEST, "a count is at least 1")
+            return
+        if ask.timeout_millis > _LONGEST_WAIT and ask.timeout_millis != FOREVER:
+            text = "a timeout is at most 24 hours, or 2^64-1 for ever"
+            self._refuse_acquire(ask, Status.BAD_REQUEST, text)
+            return
+        if text := what_is_wrong(ask.name, ask.data, self._node, self._limits):
+            self._refuse_acquire(ask, Status.BAD_REQUEST, text)
+            return
+        place = self._places.get(ask.name)
+        if place is None:
+            yield from self._enqueue(ask)
+        elif place.ephemeral != ask.ephemeral:
+            kind = "ephemeral" if place.ephemeral else "lasting"
+            text = f"{ask.name!r} is {kind} and was asked for as the other"
+            self._refuse_acquire(ask, Status.PRECONDITION_FAILED, text)
+        elif place.count < ask.count:
+            text = f"the session's request for {ask.name!r} cannot grow from {place.count}"
+            self._refuse_acquire(ask, Status.BAD_REQUEST, text)
+        else:
+            yield from self._acquire_again(place, ask)
+
+    def _enqueue(self, ask: Any) -> Script:
+        try:
+            if len(self._places) >= self._limits.requests_per_session:
+                raise LimitReached(
+                    f"the session has as many requests as the server's limit requests_per_session "
+                    f"= {self._limits.requests_per_session} allows",
+                    "requests_per_session",
+                )
+            self._books.join(self._node, ask.name, ephemeral=ask.ephemeral)
+        except LimitReached as error:
+            self._refuse_acquire(ask, Status.OVERLOADED, str(error))
+            return
+        place = _Place(self.next_hold, ask.name, ask.count, ask.ephemeral)
+        self.next_hold += 1
+        self._places[place.name] = self._by_hold[place.hold] = place
+        try:
+            enqueued: Enqueued = yield Enqueue(
+                place.hold, ask.name, ask.count, ask.data, _seconds(ask), ask.ephemeral
+            )
+        except TenureError as error:
+            self._forget(place)
+            status = status_of(error)
+            if isinstance(error, InvalidArgument):
+                status = yield from self._why_invalid(ask)
+            self._refuse_acquire(ask, status, str(error))
+            return
+        if enqueued.place is Place.REFUSED:
+            self._forget(place)
+            self._replies.append(answers.acquired(ask.req_id, False))
+            return
+        place.asked = ask.req_id
+        if enqueued.place is Place.GRANTED:
+            place.granted = True
+        if not place.granted and place.gone is None:
+            self._replies.append(answers.pending(ask.req_id))
+
+    def _acquire_again(self, place: _Place, ask: Any) -> Script:
+        """The session has a request for that name already: it is changed in place."""
+        waiting = not place.granted
+        try:
+            yield Alter(place.hold, ask.name, ask.count, ask.data, waiting, _seconds(ask))
+        except LeaseReleased:  # it has left the queue, and the news of it is on its way, or here
+            self._abort(place)
+            self._forget(place)
+            yield from self._enqueue(ask)
+            return
+        except TenureError as error:
+            self._refuse_acquire(ask, status_of(error), str(error))
+            return
+        place.count = ask.count
+        if waiting:
+            self._abort(place)
+        place.asked = ask.req_id
+        if not place.granted and place.gone is None and ask.timeout_millis:
+            self._replies.append(answers.pending(ask.req_id))
+
+    def _abort(self, place: _Place) -> None:
+        """Nobody is told any more how the waiting acquire ends."""
+        if place.asked is not None:
+            if place.gone is Removal.TIMED_OUT:
+                self._tell_gone(place.asked, place.gone)
+            else:
+                text = "another request of the session has taken its place"
+                self._replies.append(answers.aborted(place.asked, text))
+            place.asked = None
+
+    def _why_invalid(self, ask: Any) -> Generator[Operation, Any, int]:
+        """The status for an acquire that the store found wrong."""
+        try:
+            found: SemaphoreDescription = yield Describe(ask.name)
+        except TenureError:
+            return Status.BAD_REQUEST
+        mismatch = found.ephemeral != ask.ephemeral
+        return Status.PRECONDITION_FAILED if mismatch else Status.BAD_REQUEST
+
+    def _refuse_acquire(self, ask: Any, status: int, text: str) -> None:
+        self._replies.append(answers.not_acquired(ask.req_id, status, text))
+
+    def release(self, ask: Any) -> Script:
+        place = self._places.get(ask.name)
+        if place is None:
+            self._replies.append(answers.released(ask.req_id, False))
+            return
+        try:
+            yield Withdraw(place.hold, ask.name)
+        except TenureError as error:
+            self._replies.append(answers.not_released(ask.req_id, status_of(error), str(error)))
+            return
+        was_there = place.gone is None
+        self._abort(place)
+        self._forget(place)
+        self._replies.append(answers.released(ask.req_id, was_there))
+
+
+def _seconds(ask: Any) -> float | None:
+    """How long an acquire waits."""
+    timeout: int = ask.timeout_millis
+    return None if timeout == FOREVER else timeout / 1000

@@ -1,0 +1,162 @@
+"""What a session describes, and what it watches: one watch for each name, told of once.
+
+A change is told when the state differs from the one that the describe was answered with, so that
+nothing is told twice, or that was known already, whatever the store says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tenure.errors import TenureError
+from tenure.model import SemaphoreDescription
+from tenure.server.limits import LimitReached, Limits
+from tenure.server.ydb import answers
+from tenure.server.ydb.messages import Status, status_of
+from tenure.server.ydb.operations import Describe
+from tenure.server.ydb.scripts import Script, StartWatch
+
+__all__ = ["Watch", "Watches"]
+
+
+class Watch:
+    """What a describe asked to be told of, once.
+
+    Attributes:
+        seen: the state that the describe was answered with. Stores may tell of changes that are
+            in it already, and clients are not told of these.
+    """
+
+    __slots__ = ("asked", "data", "name", "owners", "seen", "stop")
+
+    def __init__(self, name: str, asked: int, data: bool, owners: bool) -> None:
+        self.name = name
+        self.asked = asked
+        self.data = data
+        self.owners = owners
+        self.seen = (0, 0)
+        self.stop: Callable[[], None] = _nothing
+
+
+def _nothing() -> None:
+    """There is nothing to stop yet."""
+
+
+def _state(found: SemaphoreDescription) -> tuple[int, int]:
+    """What differs when the data, and when the owners have changed."""
+    owners = tuple((each.order_id, each.count, each.data) for each in found.owners)
+    return hash(found.data), hash(owners)
+
+
+class Watches:
+    """The watches of one session.
+
+    Args:
+        limits: what the client may make it hold.
+        start_watch: how a watch is started.
+        look: called when a change was noted.
+        replies: where what is to be said is put.
+
+    Attributes:
+        noted: watches of what has changed, in the order in which that was noted.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        start_watch: StartWatch,
+        look: Callable[[], None],
+        replies: list[Any],
+    ) -> None:
+        self.noted: dict[Watch, None] = {}
+        self._limits = limits
+        self._start_watch = start_watch
+        self._look = look
+        self._replies = replies
+        self._watches: dict[str, Watch] = {}
+
+    def deleted(self, name: str) -> None:
+        """The session has deleted the semaphore: if it watches it, that is told."""
+        watch = self._watches.get(name)
+        if watch is not None:
+            self._drop(watch)
+            self._replies.append(answers.changed(watch.asked, data=True, owners=True))
+
+    def stop_all(self) -> None:
+        """The conversation is over."""
+        for watch in self._watches.values():
+            watch.stop()
+        self._watches.clear()
+        self.noted.clear()
+
+    # The scripts
+
+    def describe(self, ask: Any) -> Script:
+        old = self._watches.get(ask.name)
+        new = None
+        try:
+            if ask.watch_data or ask.watch_owners:
+                new = self._watch(ask, replaces=old is not None)
+            found: SemaphoreDescription = yield Describe(
+                ask.name, ask.include_owners or ask.watch_owners, ask.include_waiters
+            )
+        except TenureError as error:
+            if new is not None:
+                self._drop(new)
+            self._replies.append(answers.not_described(ask.req_id, status_of(error), str(error)))
+            return
+        described = answers.described(
+            ask.req_id, found, owners=ask.include_owners, watched=new is not None
+        )
+        if (size := described.ByteSize()) > self._limits.output_bytes // 2:
+            text = f"the description has {size} bytes; ask without owners and waiters"
+            described = answers.not_described(ask.req_id, Status.OVERLOADED, text)
+            if new is not None:
+                self._drop(new)
+        elif new is not None:
+            new.seen = _state(found)
+            if old is not None:
+                self._drop(old)
+                self._replies.append(answers.changed(old.asked, data=False, owners=False))
+            self._watches[ask.name] = new
+        self._replies.append(described)
+
+    def _watch(self, ask: Any, *, replaces: bool) -> Watch:
+        if not replaces and len(self._watches) >= self._limits.watches_per_session:
+            raise LimitReached(
+                "the session has as many watches as the server's limit watches_per_session = "
+                f"{self._limits.watches_per_session} allows",
+                "watches_per_session",
+            )
+        watch = Watch(ask.name, ask.req_id, ask.watch_data, ask.watch_owners)
+        watch.stop = self._start_watch(
+            ask.name, watch.data, watch.owners, lambda: self._note(watch)
+        )
+        return watch
+
+    def _note(self, watch: Watch) -> None:
+        """What is watched may have changed; it is told when nothing else goes on there."""
+        self.noted[watch] = None
+        self._look()
+
+    def tell_change(self, watch: Watch) -> Script:
+        if self._watches.get(watch.name) is not watch:
+            return
+        try:
+            found: SemaphoreDescription = yield Describe(watch.name, owners=watch.owners)
+        except TenureError:
+            data = owners = True  # it is gone; or else the client will look itself
+        else:
+            now = _state(found)
+            data = watch.data and now[0] != watch.seen[0]
+            owners = watch.owners and now[1] != watch.seen[1]
+        if data or owners:
+            self._drop(watch)
+            self._replies.append(answers.changed(watch.asked, data=data, owners=owners))
+
+    def _drop(self, watch: Watch) -> None:
+        watch.stop()
+        self.noted.pop(watch, None)
+        if self._watches.get(watch.name) is watch:
+            del self._watches[watch.name]
