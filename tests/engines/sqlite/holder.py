@@ -14,7 +14,7 @@ from typing import Any
 
 import tenure
 from tenure.errors import TenureError
-from tests.engines.sqlite.worker import PATIENCE, Worker, now, say, serve
+from tests.engines.sqlite.worker import PATIENCE, Worker, look_no_more, now, say, serve
 
 __all__ = ["Holder"]
 
@@ -53,6 +53,9 @@ class Program:
     async def do_open(self) -> None:
         """So that a take-over takes nothing but its own time."""
         await self.client.session()
+
+    async def do_look_no_more(self) -> None:
+        look_no_more(self.client._engine)
 
     async def do_begin(self, window: float, resumable: bool = True) -> str:
         """Returns what resumes the session, if anything does."""

@@ -35,24 +35,23 @@ async def test_a_release_in_one_process_grants_in_the_next_in_order(workers: Wor
 @guarantee("killed", "others go on", on=SQLITE)
 async def test_a_killed_holder_is_followed_at_once(workers: Workers) -> None:
     async with workers(2) as (holder, waiter):
+        await waiter.do("look_no_more")
         await holder.do("enqueue", hold=1, name="x")
         await waiter.do("enqueue", hold=1, name="x")
-        killed = now()
         await holder.kill()
-        granted = await waiter.hear("granted", hold=1)
-        assert granted["at"] - killed < 0.4  # a tick, which would do it too, comes twice a second
+        await waiter.hear("granted", hold=1)
 
 
 @guarantee("killed", "in order", "others go on", on=SQLITE)
 async def test_a_killed_waiter_is_passed_over_in_the_same_step(workers: Workers) -> None:
     async with workers(3) as (holder, dead, waiter):
+        await waiter.do("look_no_more")
         await holder.do("enqueue", hold=1, name="x")
         await dead.do("enqueue", hold=1, name="x")
         await waiter.do("enqueue", hold=1, name="x")
         await dead.kill()
-        released = now()
         await holder.do("withdraw", hold=1)
-        assert (await waiter.hear("granted", hold=1))["at"] - released < 0.4
+        await waiter.hear("granted", hold=1)
 
 
 @on_either
@@ -108,13 +107,13 @@ async def test_what_the_dead_leave_in_the_folder_is_removed(workers: Workers, pa
 async def test_a_stopped_holder_is_followed_after_its_window_and_hears_of_it(
     workers: Workers,
 ) -> None:
-    async with workers(2, window=1.5) as (holder, waiter):
+    async with workers(1, window=1.5) as (holder,), workers(1) as (waiter,):
         await holder.do("enqueue", hold=1, name="x")
         await waiter.do("enqueue", hold=1, name="x")
         holder.stop()
         stopped = now()
         granted = await waiter.hear("granted", hold=1)
-        assert 0.9 < granted["at"] - stopped < 10
+        assert granted["at"] - stopped > 0.9
         holder.signal(signal.SIGCONT)
         assert "1.5 s" in (await holder.hear("ended"))["error"]
         with pytest.raises(Exception, match="SessionExpired"):
@@ -179,9 +178,8 @@ async def test_watchers_hear_of_a_leaders_death(workers: Workers) -> None:
     async with workers(2) as (leader, observer):
         await leader.do("enqueue", hold=1, name="x")
         await observer.do("watch", name="x", data=False, owners=True)
-        killed = now()
         await leader.kill()
-        assert (await observer.hear("changed", name="x"))["at"] - killed < 1.0
+        await observer.hear("changed", name="x")
 
 
 @guarantee("fork", "nothing leaks", "others go on", on=SQLITE)
@@ -190,10 +188,10 @@ async def test_a_forked_child_does_not_keep_its_parents_locks(workers: Workers) 
         await holder.do("enqueue", hold=1, name="x")
         child = await holder.do("fork")
         try:
+            await waiter.do("look_no_more")
             await waiter.do("enqueue", hold=1, name="x")
-            killed = now()
             await holder.kill()
-            assert (await waiter.hear("granted", hold=1))["at"] - killed < 0.4
+            await waiter.hear("granted", hold=1)
         finally:
             os.kill(child, signal.SIGKILL)
 

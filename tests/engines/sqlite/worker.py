@@ -22,11 +22,11 @@ from typing import Any, Protocol, Self
 
 from tenure.clock import SystemClock
 from tenure.engines.contract import Attach, EngineSession, Enqueued, Removal
-from tenure.engines.sqlite import connect
+from tenure.engines.sqlite import connect, lookout, takeover
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import EPHEMERAL_LIMIT, Recovered
 
-__all__ = ["PATIENCE", "Refused", "Worker", "now", "say", "serve"]
+__all__ = ["PATIENCE", "Refused", "Worker", "look_no_more", "now", "say", "serve"]
 
 PATIENCE = 30.0
 """Seconds after which something that a test waits for is taken to be lost."""
@@ -295,6 +295,9 @@ class Program:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return usage.ru_utime + usage.ru_stime
 
+    async def do_look_no_more(self) -> None:
+        look_no_more(self.engine)
+
     async def do_deaf(self) -> None:
         """Hear no bell any more."""
         self.engine.lookout.rung = lambda: None
@@ -306,6 +309,14 @@ class Program:
 
     async def aclose(self) -> None:
         await self.engine.aclose()
+
+
+def look_no_more(engine: Any) -> None:
+    """Notice in good time only what is told at once, and nothing by looking again and again."""
+    lookout._TICK = lookout._TICK_WAITING = takeover._LOOK = 3600.0
+    if engine.lookout._timer is not None:
+        engine.lookout._timer.cancel()
+        engine.lookout._timer = None
 
 
 class Obedient(Protocol):
