@@ -389,3 +389,8 @@ async def test_ydbs_clients_find_what_tenures_own_have_made(tmp_path: Path) -> N
         described = await asyncio.to_thread(described_node, foreign, "/prod/billing")
         assert described.self_check_period_millis == 7000
         assert await server.end() == 0
+
+
+async def test_who_finds_nobody_is_told_what_to_look_for(tmp_path: Path) -> None:
+    with pytest.raises(tenure.EngineUnavailable, match="see whether 'tenure serve' runs there"):
+        await token_of_a_lock(f"tenure+unix://{tmp_path}/t.sock")

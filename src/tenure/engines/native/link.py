@@ -238,7 +238,12 @@ class Link:
             raise EngineUnavailable(f"{target} did not answer within {limit:.1f} s") from None
         except OSError as error:
             connection.abort("it could not be made")
-            raise EngineUnavailable(f"{target} cannot be reached: {error}") from None
+            refused = isinstance(error, ConnectionRefusedError | FileNotFoundError)
+            raise EngineUnavailable(
+                f"nobody listens at {target}; see whether 'tenure serve' runs there"
+                if refused
+                else f"{target} cannot be reached: {error}"
+            ) from None
         except BaseException:
             connection.abort("it is not wanted any more")
             raise
