@@ -21,6 +21,7 @@ from benchmarks import (
     idle,
     in_process,
     processes,
+    redis_pairs,
     served,
     sqlite_full,
     sqlite_pairs,
@@ -38,6 +39,7 @@ PARTS: list[tuple[str, Callable[[], list[Measured]]]] = [
     ("a server", served.measure),
     ("the server, through YDB's API", ydb_surface.measure),
     ("sessions that do nothing, at a server", idle.measure),
+    ("one Redis, one process", redis_pairs.measure),
 ]
 
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from chaos.adapter import Engine
+from chaos.redis import Redis, RedisInMemory
 from chaos.report import Report, examine
 from chaos.runner import Plan, run
 from chaos.served import Served
@@ -21,7 +22,9 @@ from chaos.sqlite import Sqlite
 
 __all__ = ["ENGINES", "main"]
 
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Sqlite, Served)}
+ENGINES: dict[str, type[Engine]] = {
+    engine.name: engine for engine in (Sqlite, Served, Redis, RedisInMemory)
+}
 """The engines that chaos can be done to, by name."""
 
 

@@ -421,6 +421,14 @@ class Client(Nodes):
         """The election of that name on ``/default``, through the client's implicit session."""
         return Election(self._implicit, name)
 
+    @property
+    def guarantees(self) -> str:
+        """What this store leaves to chance, in a few sentences; empty where that is nothing.
+
+        Nothing beyond what holds on every engine, that is: see docs/guarantees.md.
+        """
+        return getattr(self._engine, "guarantees", "")
+
     # What happens
 
     def events(self, size: int = 1024) -> EventStream:

@@ -70,7 +70,10 @@ _deliver = Committer._deliver
 @row(
     5,
     {"sqlite": replacing(Committer, "_deliver", _deal_out_answers)},
-    not_on={"memory": "it answers in the call itself: there is no command to cancel"},
+    not_on={
+        "memory": "it answers in the call itself: there is no command to cancel",
+        "redis": "tests/engines/redis/test_faults.py asks it, across a slow network",
+    },
 )
 async def after_a_cancelled_command_the_others_get_their_own_answers(scene: Scene) -> None:
     file = Path(scene.url.removeprefix("sqlite:///").partition("?")[0])

@@ -10,6 +10,7 @@ import pytest
 
 import tenure
 from tenure import fork, scope
+from tenure.engines.redis.session import RedisSession
 from tenure.keeper import TICK, Keeper
 from tenure.lease import Lease
 from tenure.proof import Proof
@@ -17,6 +18,7 @@ from tenure.session import Session
 from tenure.testing.clock import VirtualClock
 from tests.corpus.rows import does_nothing, replacing, row, together
 from tests.corpus.subjects import Scene, SystemClockThatSteps
+from tests.engines.redis.servers import forget_as_in_a_failover
 from tests.primitives.helpers import is_held
 
 
@@ -154,6 +156,26 @@ async def a_step_of_the_wall_clock_changes_nothing(scene: Scene) -> None:
         await lease.release()
         again = await scene.soon(client.mutex("x").lock())
         assert again.fencing_token > lease.fencing_token
+
+
+_NO_REPLICAS = "its store has no replica that could take its place"
+
+
+@row(
+    11,
+    {"redis": replacing(RedisSession, "_lost_something", does_nothing)},
+    not_on={"memory": _NO_REPLICAS, "sqlite": _NO_REPLICAS},
+    shows=("restarted", ("tokens rise",)),
+)
+async def a_lock_that_a_failover_forgot_is_lost_to_its_holder(scene: Scene) -> None:
+    async with scene.client() as client:
+        session = await client.session()
+        lease = await session.mutex("x").lock()
+        forget_as_in_a_failover(scene.url, session.id, "x")
+        assert isinstance(await scene.soon(lease.wait_lost()), tenure.LeaseLost)
+        async with client.session() as another:
+            later = await scene.soon(another.mutex("x").lock())
+            assert later.fencing_token > lease.fencing_token
 
 
 @row(14, replacing(Proof, "interval", property(lambda self: 2 * self._window)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tenure.events import Acquired, Released
 from tenure.session import Session
 from tests.cli import programs
 from tests.cli.programs import Tenure, alive, listener, pid_of
+from tests.corpus.lua import in_lua
 from tests.corpus.rows import does_nothing, replacing, row
 from tests.corpus.subjects import Scene
 from tests.primitives.helpers import turns
@@ -33,7 +35,8 @@ _WITH_A_DEAF_GUARDIAN = [sys.executable, str(_HERE / "deaf_guardian.py"), "tenur
     shows=("stopped", ("one owner", "others go on")),
 )
 async def a_command_is_dead_before_another_has_the_lock(scene: Scene) -> None:
-    tenure = Tenure(Path(scene.url.removeprefix("sqlite:///").partition("?")[0]).parent)
+    folder = TemporaryDirectory(prefix="tenure-")
+    tenure = Tenure(Path(folder.name))
     tenure.environment = {**tenure.environment, "TENURE_URL": scene.url}
     try:
         window = ("--recovery-window", "1", "--grace", "0.2")
@@ -48,6 +51,7 @@ async def a_command_is_dead_before_another_has_the_lock(scene: Scene) -> None:
         assert (code, said.count("\n")) == (79, 1)
     finally:
         tenure.close()
+        folder.cleanup()
 
 
 @row(20, replacing(fork, "check", does_nothing), shows=("fork", ("one owner",)))
@@ -93,7 +97,14 @@ def _plant_forgetful_news(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Newsroom, "_tell_watchers", tell_once)
 
 
-@row(24, {"memory": _plant_forgetful_watches, "sqlite": _plant_forgetful_news})
+@row(
+    24,
+    {
+        "memory": _plant_forgetful_watches,
+        "sqlite": _plant_forgetful_news,
+        "redis": in_lua("if watched then", "if watched and call('INCR', P .. 'told') == 1 then"),
+    },
+)
 async def a_watch_ends_in_the_true_state(scene: Scene) -> None:
     async with scene.client() as client:
         config = client.semaphore("config")

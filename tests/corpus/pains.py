@@ -103,9 +103,8 @@ PAINS = (
         11,
         "A failover of Redis forgets a lock that it had granted.",
         "redisson 2669",
-        "To come with that engine: it says what it guarantees, can wait for replicas, and its "
-        "tokens go on rising through a failover.",
-        awaits="redis: a failover to a replica that has not heard of the lock",
+        "The holder is told when its program meets a server that does not know the lock, tokens go "
+        "on rising, and with `min_replicas=N` a grant is told only when N replicas have it.",
     ),
     Pain(
         12,
@@ -119,7 +118,7 @@ PAINS = (
         "Somebody sets a clock, and locks end.",
         "valkey 2651",
         "A holder's deadline is on a clock that nobody sets, and counts from when it asked.",
-        awaits="the tenure server, redis: a step of the server's clock",
+        awaits="the tenure server: a step of the server's clock",
     ),
     Pain(
         14,

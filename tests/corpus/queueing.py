@@ -18,6 +18,7 @@ from tenure.core.queue import Semaphore as CoreSemaphore
 from tenure.engines.sqlite import nodes, over, requests, sessions
 from tenure.engines.sqlite.transaction import ENDED, Transaction
 from tenure.lease import Lease
+from tests.corpus.lua import in_lua
 from tests.corpus.rows import does_nothing, replacing, row, together
 from tests.corpus.subjects import Scene
 
@@ -35,7 +36,10 @@ async def a_waiter_learns_that_its_session_is_over(scene: Scene) -> None:
 
 @row(
     12,
-    replacing(rules, "next_order_id", lambda last, seen, wall: int(wall)),
+    {
+        "": replacing(rules, "next_order_id", lambda last, seen, wall: int(wall)),
+        "redis": in_lua("math.max(meta[2] + 1, seen + 1, now)", "math.floor(now / 1000000)"),
+    },
     shows=("none", ("tokens rise",)),
 )
 async def fencing_tokens_rise_over_names_nodes_and_sessions(scene: Scene) -> None:
@@ -83,6 +87,7 @@ _grant_next_row = requests._grant_next
     {
         "memory": replacing(CoreSemaphore, "grant_next", _grant_the_last),
         "sqlite": replacing(requests, "_grant_next", _grant_after_sending_the_first_to_the_end),
+        "redis": in_lua("call('ZRANGE', m.waiters, 0, 0)", "call('ZRANGE', m.waiters, -1, -1)"),
     },
     shows=("none", ("in order",)),
 )
@@ -133,6 +138,11 @@ _remove_sessions = requests.remove_sessions
             replacing(requests, "remove_sessions", _leave_waiting_rows_behind),
             replacing(sessions, "remove_sessions", _leave_waiting_rows_behind),
         ),
+        "redis": in_lua(
+            "leave(m, order, parse(call('HGET', m.key, order)))\n    end\n  end",
+            "local r = parse(call('HGET', m.key, order))\n"
+            "if r.granted ~= '0' then leave(m, order, r) end\n    end\n  end",
+        ),
     },
     shows=("administrator", ("in order", "others go on")),
 )
@@ -164,6 +174,7 @@ _due = Store._due
     {
         "memory": replacing(Store, "_due", _due_but_for_sessions),
         "sqlite": replacing(over, "is_silent", lambda tx, suspect: False),
+        "redis": in_lua("tonumber(x[2] or math.huge), ", "math.huge, "),
     },
     shows=("cut off", ("others go on",)),
 )
@@ -205,6 +216,7 @@ _create_row = nodes.create_semaphore
     {
         "memory": replacing(Store, "create", _create_whatever_is_there),
         "sqlite": replacing(nodes, "create_semaphore", _create_row_whatever_is_there),
+        "redis": in_lua("return {'exists', m.limit}", "return {'ok'}"),
     },
 )
 async def another_limit_is_refused(scene: Scene) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 from tenure.clock import Clock, SystemClock
 from tenure.testing.clock import VirtualClock, VirtualLoop
 from tenure.testing.conformance import Stores
-from tests.engines.stores import DURABLE_SQLITE, MEMORY, MEMORY_IN_REAL_TIME, SQLITE
+from tests.engines.stores import DURABLE_SQLITE, MEMORY, MEMORY_IN_REAL_TIME, REDIS, SQLITE
 from tests.guarantees.vocabulary import Engine
 from tests.primitives.helpers import World
 
@@ -78,6 +78,7 @@ SUBJECTS = (
     Subject("memory", "memory", MEMORY, MEMORY_IN_REAL_TIME),
     Subject("sqlite", "sqlite", SQLITE, SQLITE),
     Subject("sqlite-full", "sqlite", DURABLE_SQLITE, DURABLE_SQLITE),
+    Subject("redis", "redis", REDIS, REDIS),
 )
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from tempfile import TemporaryDirectory
 
 from tenure.testing.conformance import Stores
+from tests.engines.redis.servers import a_namespace
 from tests.server.served import served
 
 __all__ = [
     "DURABLE_SQLITE",
     "MEMORY",
     "MEMORY_IN_REAL_TIME",
+    "REDIS",
+    "REDIS_RESP2",
     "SERVED_MEMORY",
     "SERVED_SQLITE",
     "SQLITE",
@@ -57,3 +61,5 @@ SQLITE = Stores(a_file)
 DURABLE_SQLITE = Stores(a_file_on_disk)
 SERVED_MEMORY = Stores(a_server_on_memory)
 SERVED_SQLITE = Stores(a_server_on_a_file)
+REDIS = Stores(a_namespace)
+REDIS_RESP2 = Stores(partial(a_namespace, "&protocol=2"))

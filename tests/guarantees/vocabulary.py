@@ -15,6 +15,7 @@ __all__ = [
     "INAPPLICABLE",
     "MEMORY",
     "PROMISES",
+    "REDIS",
     "SIMULATED",
     "SQLITE",
     "Claim",
@@ -25,16 +26,18 @@ __all__ = [
     "guarantee",
 ]
 
-Engine: TypeAlias = Literal["memory", "sqlite", "sqlite-full", "simulated"]
+Engine: TypeAlias = Literal["memory", "sqlite", "sqlite-full", "redis", "simulated"]
 MEMORY: Engine = "memory"
 SQLITE: Engine = "sqlite"
 DURABLE_SQLITE: Engine = "sqlite-full"
+REDIS: Engine = "redis"
 SIMULATED: Engine = "simulated"
 
 ENGINES: dict[Engine, str] = {
     MEMORY: "`memory://`",
     SQLITE: "`sqlite://`",
     DURABLE_SQLITE: "`sqlite://`, `durability=full`",
+    REDIS: "`redis://`",
     SIMULATED: "Simulated: drifting clocks, a bad network, and `memory://` behind it",
 }
 

@@ -26,6 +26,9 @@ An engine registers a *connector*, ``connector(url, clock) -> Engine``, under it
 the entry-point group ``tenure.engines``. The connector checks the URL and does no I/O.
 `tenure.testing.conformance` checks an engine against all of this.
 
+An engine whose store leaves something to chance says so in a property `guarantees`, a few sentences
+for people.
+
 The module of the connector may also offer ``diagnose(url) -> Iterable[Finding]``, for `tenure
 doctor`: what a person should know about the store at that URL. It works on a store that cannot be
 opened, changes nothing, raises nothing, and takes seconds at the most.
@@ -92,6 +95,7 @@ class Removal(Enum):
     TIMED_OUT = "timed out"
     DELETED = "the semaphore was deleted"
     EVICTED = "evicted by an administrator"
+    UNCONFIRMED = "not confirmed by enough replicas"
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,7 @@ _REMOVAL_WORDS: dict[Removal, RemovalWord] = {
     Removal.TIMED_OUT: "timed out",
     Removal.DELETED: "deleted",
     Removal.EVICTED: "evicted",
+    Removal.UNCONFIRMED: "unconfirmed",
 }
 
 

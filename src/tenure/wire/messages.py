@@ -125,7 +125,7 @@ REFUSED: Final = 2
 """Where a request stands (`Placed.place`)."""
 
 AttachKind: TypeAlias = Literal["new", "again", "resume"]
-RemovalWord: TypeAlias = Literal["timed out", "deleted", "evicted"]
+RemovalWord: TypeAlias = Literal["timed out", "deleted", "evicted", "unconfirmed"]
 
 
 # --- what a client says --------------------------------------------------------------------

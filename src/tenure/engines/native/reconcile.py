@@ -30,6 +30,7 @@ REMOVALS: Mapping[str, Removal] = {
     "timed out": Removal.TIMED_OUT,
     "deleted": Removal.DELETED,
     "evicted": Removal.EVICTED,
+    "unconfirmed": Removal.UNCONFIRMED,
 }
 
 

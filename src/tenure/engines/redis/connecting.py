@@ -1,0 +1,209 @@
+"""How a connection to the right server comes about: greeting, identity, what the server is.
+
+Behind sentinels the server is asked for anew each time, and believed only when it says itself that
+it is the master.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple
+
+from tenure.engines.redis.url import Address, Place
+from tenure.engines.redis.wire import Pending, Refusal, Wire
+from tenure.errors import (
+    AuthenticationFailed,
+    EngineError,
+    EngineUnavailable,
+    TenureError,
+    Unsupported,
+)
+
+__all__ = ["Server", "connect", "connect_once", "greet"]
+
+_log = logging.getLogger("tenure")
+
+_NOT_ALLOWED = frozenset({"NOAUTH", "WRONGPASS", "NOPERM"})
+
+
+class Server(NamedTuple):
+    """The server at the other end.
+
+    Attributes:
+        place: where it was found.
+        protocol: 3 where pushes arrive on the same connection.
+        run_id: another one after every start of it.
+    """
+
+    place: Place
+    protocol: int
+    run_id: str
+
+
+Lost = Callable[[str, list[Pending]], None]
+Pushed = Callable[[bytes, bytes], None]
+
+
+async def connect(address: Address, meta: str, pushed: Pushed, lost: Lost) -> tuple[Wire, Server]:
+    """A connection to the server, in which scripts can be called.
+
+    Raises:
+        EngineUnavailable, AuthenticationFailed, Unsupported, EngineError
+    """
+    place = await _master(address) if address.service else address.places[0]
+    wire = await connect_once(address, place, meta, pushed, lost)
+    try:
+        async with _in_time(address, place):
+            protocol = await greet(wire, address, address.protocol)
+            if address.db:
+                await wire.ask("SELECT", address.db)
+            role = await wire.ask("ROLE")
+            if role[0] != b"master":
+                raise EngineUnavailable(
+                    f"{address.url}: the server at {place} is a replica; name its master, or the "
+                    "sentinels with redis+sentinel://"
+                )
+            info = _parse(await wire.ask("INFO"))
+            _check(address, info)
+            await wire.load_missing_scripts()
+    except BaseException as error:
+        wire.give_up("the greeting failed")
+        if isinstance(error, Refusal):
+            raise _translated(address, error) from error
+        raise
+    return wire, Server(place, protocol, info.get("run_id", ""))
+
+
+async def connect_once(
+    address: Address, place: Place, meta: str, pushed: Pushed, lost: Lost
+) -> Wire:
+    """A connection to one place, without a greeting."""
+    loop = asyncio.get_running_loop()
+
+    def new() -> Wire:
+        return Wire(meta, pushed, lost)
+
+    async with _in_time(address, place):
+        if isinstance(place, str):
+            _, wire = await loop.create_unix_connection(new, place)
+        else:
+            host, port = place
+            _, wire = await loop.create_connection(
+                new, host, port, ssl=address.tls, server_hostname=host if address.tls else None
+            )
+    return wire
+
+
+async def greet(wire: Wire, address: Address, protocol: int) -> int:
+    """Say who asks; returns which protocol is spoken."""
+    if protocol == 3:
+        words = ["HELLO", "3"]
+        if address.password:
+            words += ["AUTH", address.username or "default", address.password]
+        try:
+            await wire.ask(*words, "SETNAME", address.client_name)
+        except Refusal as refusal:
+            if not str(refusal).startswith(("ERR unknown command", "NOPROTO")):
+                raise
+        else:
+            return 3
+    if address.password:
+        await wire.ask("AUTH", *filter(None, (address.username, address.password)))
+    await wire.ask("CLIENT", "SETNAME", address.client_name)
+    return 2
+
+
+class _in_time:  # noqa: N801  it reads as a word of the statement around it
+    """Turn what may happen to a connection attempt into `EngineUnavailable`."""
+
+    def __init__(self, address: Address, place: Place) -> None:
+        self._timeout = asyncio.timeout(address.connect_timeout)
+        self._address = address
+        self._place = place
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        where = self._place if isinstance(self._place, str) else "{}:{}".format(*self._place)
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            raise EngineUnavailable(
+                f"{self._address.url}: no answer from {where} within "
+                f"{self._address.connect_timeout:g} s"
+            ) from late
+        if isinstance(error, OSError) and not isinstance(error, TenureError):
+            raise EngineUnavailable(
+                f"{self._address.url}: {where} cannot be reached: {error}"
+            ) from error
+
+
+async def _master(address: Address) -> Place:
+    """Where the sentinels say that the master is; the first that answers is believed."""
+    troubles = []
+    for place in address.places:
+        try:
+            wire = await connect_once(address, place, "", _ignore, _ignore)
+        except EngineUnavailable as error:
+            troubles.append(str(error))
+            continue
+        try:
+            async with _in_time(address, place):
+                if address.sentinel_password:
+                    await wire.ask(
+                        "AUTH",
+                        *filter(None, (address.sentinel_username, address.sentinel_password)),
+                    )
+                found = await wire.ask("SENTINEL", "get-master-addr-by-name", address.service)
+            if found is not None:
+                return found[0].decode(), int(found[1])
+            troubles.append(f"the sentinel at {place} does not know {address.service!r}")
+        except (EngineUnavailable, Refusal) as error:
+            troubles.append(str(error))
+        finally:
+            wire.give_up("asked")
+    raise EngineUnavailable(f"{address.url}: no sentinel names a master: {'; '.join(troubles)}")
+
+
+def _ignore(*_: object) -> None:
+    """Nobody publishes anything to a connection that asks one question."""
+
+
+def _parse(info: bytes | str) -> dict[str, str]:
+    text = info if isinstance(info, str) else info.decode("utf-8", "replace")
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+def _check(address: Address, info: dict[str, str]) -> None:
+    if info.get("cluster_enabled") == "1":
+        raise Unsupported(
+            f"{address.url} is a node of a Redis Cluster, which is not supported: use one server, "
+            "or a master with replicas behind sentinels (redis+sentinel://)"
+        )
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        text = (
+            f"{address.url} evicts keys when its memory is full (maxmemory-policy {policy}), and "
+            "with them leases that are held; set it to noeviction"
+        )
+        if info.get("maxmemory", "0") != "0" and not address.may_evict:
+            raise EngineError(f"{text}, or accept that with ?eviction=warn")
+        _log.warning("%s", text)
+
+
+def _translated(address: Address, refusal: Refusal) -> Exception:
+    word = str(refusal).partition(" ")[0]
+    if word in _NOT_ALLOWED or "AUTH" in str(refusal):
+        return AuthenticationFailed(f"{address.url} refuses this client: {refusal}")
+    if word in {"LOADING", "MASTERDOWN", "BUSY"}:
+        return EngineUnavailable(f"{address.url} is not ready: {refusal}")
+    return EngineError(f"{address.url} cannot be used: {refusal}")

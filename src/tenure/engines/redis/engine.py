@@ -1,0 +1,611 @@
+"""One engine: one program's way to one namespace in one Redis, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from tenure.clock import Clock
+from tenure.core import rules
+from tenure.engines.contract import Attach, SessionEvents
+from tenure.engines.redis import describe
+from tenure.engines.redis.confirming import Confirmer
+from tenure.engines.redis.connecting import Server
+from tenure.engines.redis.link import Link
+from tenure.engines.redis.renewing import Renewer
+from tenure.engines.redis.scripts import SCRIPTS, Script
+from tenure.engines.redis.session import OWNS, WAITING, RedisSession, not_found
+from tenure.engines.redis.url import Address
+from tenure.engines.redis.wire import Call, Refusal, Wire, pack
+from tenure.errors import (
+    EngineError,
+    EngineUnavailable,
+    InvalidArgument,
+    NodeBusy,
+    NodeExists,
+    NodeNotFound,
+    TenureError,
+)
+from tenure.model import (
+    Capabilities,
+    Liveness,
+    NodeConfig,
+    NodeDescription,
+    SemaphoreDescription,
+    SessionDescription,
+)
+
+__all__ = ["RedisEngine"]
+
+_log = logging.getLogger("tenure")
+
+_POLL = 2.5
+"""Seconds between two looks at what a push should have told, at the most."""
+_LEAVING = 2.0
+"""Seconds that closing waits for the server."""
+_SIGNS = 4
+"""Looks at a silent connection before it is given up."""
+
+
+class _Watch:
+    __slots__ = ("changed", "session", "what")
+
+    def __init__(
+        self, session: RedisSession, what: frozenset[int], changed: Callable[[], None]
+    ) -> None:
+        self.session = session
+        self.what = what
+        self.changed = changed
+
+
+class _Attaching(Call):
+    """What attaches, in the epoch that the engine knows when this is sent."""
+
+    __slots__ = ("_engine",)
+
+    def __init__(self, engine: RedisEngine, script: Script, *args: str | bytes | int) -> None:
+        super().__init__(script, None, args, _unheard)
+        self._engine = engine
+
+    def packed(self, meta: str) -> bytes:
+        return pack(
+            ("EVALSHA", self.script.digest, 1, meta, *self.args, self._engine.epoch),
+        )
+
+
+class RedisEngine:
+    """What the contract calls an engine.
+
+    Attributes:
+        seen: the highest order id that this program has come across.
+        channel: where this engine is told what happens to its sessions.
+        confirmer: what has replicas confirm grants, where that is asked for.
+    """
+
+    capabilities = Capabilities(resume=True, durable=True)
+
+    loop: asyncio.AbstractEventLoop
+    link: Link
+    renewer: Renewer
+
+    def __init__(self, address: Address, clock: Clock) -> None:
+        self.url = address.url
+        self.clock = clock
+        self.seen = 0
+        self.confirmer: Confirmer | None = None
+        self.channel = ""
+        self.epoch = ""
+        self._address = address
+        self._meta = f"{address.prefix}meta"
+        self._channel = b""
+        self._open = False
+        self._closing: asyncio.Task[None] | None = None
+        self._thread = 0
+        self._sessions: dict[str, RedisSession] = {}  # by each token that it may have
+        self._watches: dict[str, list[_Watch]] = {}
+        self._heard: list[tuple[bytes, bytes]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+        self._polled = 0.0
+        self._silent = 0
+        self._proofs: list[tuple[RedisSession, float]] = []
+        self._quarantined_until = 0.0
+
+    @property
+    def guarantees(self) -> str:
+        """What is left to chance on this store, in a sentence or two."""
+        n = self._address.min_replicas
+        confirmed = (
+            f"Every grant is confirmed by {n} replica(s) before it is told: it survives the loss "
+            "of the master if one of those is promoted."
+            if n
+            else "Grants are not confirmed by replicas: a failover may forget the last ones, and "
+            "grant them again while their holders believe (min_replicas=N confirms them)."
+        )
+        return (
+            f"{confirmed} Expiry follows Redis's wall clock: a step forward ends sessions early, "
+            "which their holders learn when they renew. Fencing tokens rise through failovers and "
+            "lost data as long as the clock is not set back."
+        )
+
+    # Opening and closing
+
+    async def open(self) -> None:
+        if self._open:
+            return
+        self.loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self.channel = f"{self._address.prefix}p:{secrets.token_hex(8)}"
+        self._channel = self.channel.encode()
+        self._closing = None
+        self.link = Link(self._address, self._meta, self)
+        self.renewer = Renewer(self._address, self._meta, self.clock)
+        if self._address.min_replicas:
+            self.confirmer = Confirmer(self._address, self._meta, self.clock)
+        self.link.subscribe(self.channel)
+        try:
+            await self.loop.create_task(self.link.open())
+        except BaseException:
+            await self.link.aclose()
+            raise
+        self._open = True
+
+    async def aclose(self) -> None:
+        if self._closing is None:
+            if not self._open:
+                return
+            self._closing = self.loop.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self._open = False
+        sessions = set(self._sessions.values())
+        leaving = [self.loop.create_task(session.close()) for session in sessions]
+        try:
+            if leaving:
+                _, late = await asyncio.wait(leaving, timeout=_LEAVING)
+                for task in late:
+                    task.cancel()
+                if late:
+                    await asyncio.wait(late)
+                    raise EngineError(
+                        f"{self.url} was closed while it could not be reached "
+                        f"({self.link.trouble or 'no answer'}); its sessions end with their windows"
+                    )
+                for task in leaving:
+                    task.result()
+        finally:
+            error = EngineError(f"{self.url} was closed")
+            for session in sessions:
+                session.stop(error)
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._sessions.clear()
+            self._watches.clear()
+            if self.confirmer is not None:
+                await self.confirmer.aclose()
+            await self.link.aclose()
+            await self.renewer.aclose()
+
+    def is_in_loop(self) -> bool:
+        """Whether this is the thread of the engine's loop."""
+        return threading.get_ident() == self._thread
+
+    def saw(self, order_id: int) -> None:
+        """Note an order id: later ones are higher, whatever the store remembers."""
+        self.seen = max(self.seen, order_id)
+
+    def _opened(self) -> None:
+        if not self._open:
+            raise EngineUnavailable(f"{self.url} is not open")
+
+    # The link's client
+
+    def pushed(self, channel: bytes, message: bytes) -> None:
+        # Later in this turn: the answer that came before it has been heard by then.
+        self._heard.append((channel, message))
+        if len(self._heard) == 1:
+            self.loop.call_soon(self._pass_on)
+
+    def _pass_on(self) -> None:
+        heard, self._heard = self._heard, []
+        for channel, message in heard:
+            if channel == self._channel:
+                kind, token, rest = message.split(b" ", 2)
+                session = self._sessions.get(token.decode())
+                if session is not None:
+                    session.push(kind, rest)
+            else:
+                for watch in tuple(self._watches.get(channel.decode(), ())):
+                    if message[0] in watch.what and not watch.session.over:
+                        watch.changed()
+
+    def lost(self, why: str) -> None:
+        _log.info("%s: %s; connecting again", self.url, why)
+        if self.confirmer is not None:
+            self.confirmer.disconnect()
+        for session in set(self._sessions.values()):
+            session.events.detached()
+
+    async def prepare(self, wire: Wire, server: Server) -> None:
+        """Greet the namespace, and attach every session anew."""
+        address = self._address
+        epoch, is_new, quarantine = await wire.run(
+            "hello",
+            None,
+            server.run_id,
+            int(address.fresh),
+            secrets.token_hex(8),
+            self.epoch,
+            int(address.quarantine * 1e6),
+        )
+        self.epoch = epoch.decode()
+        self._quarantined_until = self.clock.now() + quarantine / 1e6
+        if quarantine:
+            _log.warning(
+                "%s: the namespace %s is %s, so nothing is granted for %.0f s, in which holders "
+                "from before may believe; ?fresh=true says that there were none",
+                *(self.url, self._meta, "new or has lost its data" if is_new else "quarantined"),
+                quarantine / 1e6,
+            )
+        self.renewer.serve(server)
+        if self.confirmer is not None:
+            self.confirmer.serve(server)
+        if self._watches:
+            await wire.run("watch", None)
+        self._proofs = []
+        sessions = list(dict.fromkeys(self._sessions.values()))
+        await asyncio.gather(*(self._reattach(wire, session) for session in sessions))
+        self._set_timer(0.0 if quarantine else _POLL)
+
+    async def _reattach(self, wire: Wire, session: RedisSession) -> None:
+        token = new_token(session.attach_number + len(session.tokens))
+        session.tokens.append(token)
+        self._sessions[token] = session
+        at = self.clock.now()
+        args: tuple[str | int, ...] = (session.id, token, self.channel, *session.tokens[:-1])
+        reply = await wire.run("reattach", None, *args)
+        if session.over:
+            return
+        if reply[0] == b"ok":
+            for former in session.tokens:
+                if former != token:
+                    self._sessions.pop(former, None)
+            session.token = token
+            session.tokens = [token]
+            self._proofs.append((session, at))
+        elif reply[0] == b"taken":
+            session.superseded()
+        else:
+            session.end("the store does not know it any more")
+
+    def resumed(self) -> None:
+        for session, at in self._proofs:
+            if not session.over:
+                session.events.proven(at)
+        for session in set(self._sessions.values()):
+            session.events.attached()
+            session.look_up((WAITING, OWNS))
+        for watches in list(self._watches.values()):
+            for watch in tuple(watches):
+                watch.changed()
+
+    # Time
+
+    def expect(self, microseconds: int) -> None:
+        """Something runs out then; somebody has to see to it."""
+        if microseconds >= 0:
+            self._set_timer(min(microseconds / 1e6 + 0.001, _POLL))
+
+    def _set_timer(self, delay: float) -> None:
+        due = self.clock.now() + delay
+        if self._timer is not None:
+            if self._timer_due <= due:
+                return
+            self._timer.cancel()
+        self._timer_due = due
+        self._timer = self.loop.call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if not self._sessions and not self._watches:
+            return
+        now = self.clock.now()
+        sessions = set(self._sessions.values())
+        shortest = min((session.window for session in sessions), default=_POLL * _SIGNS)
+        patience = min(self._address.patience, max(shortest / 3, 0.3))
+        if self.link.is_up:
+            self._silent = 0 if self.link.check() else self._silent + 1
+            if self._silent >= _SIGNS:
+                self._silent = 0
+                self.link.give_up("the server does not answer")
+        if self.link.is_up and not self._silent:
+            watching = "1" if self._watches else "0"
+            names: set[str] = set()
+            if now < self._quarantined_until + _POLL:
+                names = {
+                    f"{each.path}:{name}" for each in sessions for name in each.waited.values()
+                }
+            self.link.send(Call(SCRIPTS["tick"], None, (watching, *names), self._ticked))
+            if now >= self._polled + _POLL:
+                self._polled = now
+                for session in sessions:
+                    session.look_up((WAITING,))
+        self._set_timer(patience / _SIGNS if self._silent or self.link.is_up else _POLL)
+
+    def _ticked(self, reply: Any) -> None:
+        if isinstance(reply, list):
+            _, epoch, due, quarantine = reply
+            if epoch.decode() != self.epoch:
+                self.link.give_up("the server has lost its data")
+                return
+            self._quarantined_until = self.clock.now() + quarantine / 1e6
+            self.expect(due)
+
+    # Sessions
+
+    async def attach(self, how: Attach, events: SessionEvents) -> RedisSession:
+        self._opened()
+        rules.check_path(how.node)
+        if how.session_id is not None:
+            return await self._take_over(how, how.session_id, events)
+        rules.check_window(how.recovery_window, how.node)
+        rules.check_description(how.description, how.node)
+        rules.check_key(how.key, how.node)
+        if how.recovery_window > self._address.quarantine:
+            raise InvalidArgument(
+                f"{self.url} says that no recovery window is longer than its quarantine of "
+                f"{self._address.quarantine:g} s, and this one is {how.recovery_window:g} s",
+                node=how.node,
+            )
+        token = new_token(1)
+        window = int(how.recovery_window * 1e6)
+        at = self.clock.now()
+        session = await self._attached(
+            how,
+            lambda reply: RedisSession(self, how, events, reply[1], token, how.recovery_window),
+            _Attaching(
+                self,
+                SCRIPTS["attach"],
+                *(how.node, token, self.channel, window, how.description, how.liveness),
+                *(how.key, rules.SESSIONS_PER_NODE),
+            ),
+        )
+        events.proven(at)
+        return session
+
+    async def _take_over(self, how: Attach, number: int, events: SessionEvents) -> RedisSession:
+        secret = secrets.token_hex(8)
+        session = await self._attached(
+            how,
+            lambda reply: RedisSession(
+                self, how, events, number, reply[1].decode(), reply[2] / 1e6
+            ),
+            _Attaching(
+                self,
+                SCRIPTS["takeover"],
+                *(how.node, number, secret, self.channel, how.key),
+            ),
+        )
+        try:
+            if not how.assume_dead:
+                await session.until_nobody_believes()
+            at = self.clock.now()
+            await session.begin()
+        except BaseException:
+            session.abandon()
+            raise
+        events.proven(at)
+        return session
+
+    async def _attached(
+        self, how: Attach, make: Callable[[Any], RedisSession], call: Call
+    ) -> RedisSession:
+        """Send what attaches; the session is known as soon as the answer is."""
+        made: asyncio.Future[RedisSession] = self.loop.create_future()
+
+        def answered(reply: Any) -> None:
+            if isinstance(reply, Refusal) or reply[0] != b"ok":
+                if not made.done():
+                    made.set_exception(self._attach_error(how, reply))
+                return
+            session = make(reply)
+            self._sessions[session.token] = session
+            if made.done() or not self._open:
+                session.abandon()  # nobody waits for it any more
+            else:
+                self.expect(int(session.window * 1e6))
+                made.set_result(session)
+
+        call.answered = answered
+        self.link.send(call)
+        late = self._after_patience(made, EngineUnavailable, how.node)
+        try:
+            return await made
+        except asyncio.CancelledError:
+            if made.done() and not made.cancelled() and made.exception() is None:
+                made.result().abandon()
+            raise
+        finally:
+            late.cancel()
+
+    def _attach_error(self, how: Attach, reply: Any) -> TenureError:
+        number = how.session_id
+        if isinstance(reply, Refusal):
+            return EngineError(f"{self.url} attaches no session: {reply}", node=how.node)
+        if reply[0] == b"no node":
+            return _no_node(how.node)
+        if reply[0] == b"full":
+            return InvalidArgument(
+                f"the node {how.node} has {rules.SESSIONS_PER_NODE} sessions, which is the most",
+                node=how.node,
+            )
+        assert number is not None
+        if reply[0] == b"refused":
+            liveness: Liveness = "window" if reply[1] == b"window" else "process"
+            try:
+                rules.check_resumable(liveness, reply[2], how.key, how.node, number)
+            except TenureError as error:
+                return error
+        return rules.not_there_to_resume(how.node, number)
+
+    def forget(self, session: RedisSession) -> None:
+        """A session is over."""
+        for token in session.tokens:
+            self._sessions.pop(token, None)
+        for channel, watches in list(self._watches.items()):
+            for watch in tuple(watches):
+                if watch.session is session:
+                    self._unwatch(channel, watch)
+
+    # Watches
+
+    def watch(
+        self, session: RedisSession, name: str, what: frozenset[int], changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Have `changed` called; returns what ends that."""
+        channel = f"{self._address.prefix}c:{self.epoch}:{session.path}:{name}"
+        watch = _Watch(session, what, changed)
+        watches = self._watches.setdefault(channel, [])
+        if not watches:
+            self.link.subscribe(channel)
+        watches.append(watch)
+        self.link.send(Call(SCRIPTS["watch"], None, (), _ignore))
+        return partial(self._unwatch, channel, watch)
+
+    def _unwatch(self, channel: str, watch: _Watch) -> None:
+        watches = self._watches.get(channel, [])
+        if watch in watches:
+            watches.remove(watch)
+            if not watches:
+                del self._watches[channel]
+                self.link.unsubscribe(channel)
+
+    # Administration
+
+    def _after_patience(
+        self, answer: asyncio.Future[Any], kind: type[TenureError], path: str
+    ) -> asyncio.TimerHandle:
+        """What fails an answer that takes too long, unless it is cancelled."""
+        patience = self._address.connect_timeout + self._address.patience
+
+        def fail() -> None:
+            if not answer.done():
+                why = f" ({self.link.trouble})" if self.link.trouble else ""
+                answer.set_exception(
+                    kind(f"{self.url} did not answer within {patience:g} s{why}", node=path)
+                )
+
+        return self.loop.call_later(patience, fail)
+
+    async def _ask(self, path: str, script: str, *args: str | bytes | int) -> Any:
+        """What a script answers to nobody in particular."""
+        self._opened()
+        future: asyncio.Future[Any] = self.loop.create_future()
+
+        def answered(reply: Any) -> None:
+            if not future.done():
+                future.set_result(reply)
+
+        self.link.send(Call(SCRIPTS[script], None, args, answered))
+        late = self._after_patience(future, EngineError, path)
+        try:
+            reply = await future
+        finally:
+            late.cancel()
+        if isinstance(reply, Refusal):
+            raise EngineError(f"{self.url} refused a command: {reply}", node=path)
+        if reply[0] == b"no node":
+            raise _no_node(path)
+        return reply
+
+    async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        rules.check_path(path)
+        text = describe.config_text(config)
+        reply = await self._ask(
+            path, "admin", "create", path, text, secrets.token_hex(8), int(exist_ok)
+        )
+        if reply[0] == b"exists":
+            raise NodeExists(f"the node {path} exists already", node=path)
+
+    async def alter_node(self, path: str, config: NodeConfig) -> None:
+        rules.check_path(path)
+        done = False
+        while not done:  # until nobody else has altered it meanwhile
+            _, old = await self._ask(path, "admin", "config", path)
+            new = describe.config_text(rules.merge_config(describe.config(old), config))
+            reply = await self._ask(path, "admin", "alter", path, new, old)
+            done = reply[0] == b"ok"
+
+    async def drop_node(self, path: str, *, force: bool) -> None:
+        rules.check_path(path)
+        rules.check_droppable(path)
+        reply = await self._ask(path, "admin", "drop", path, int(force))
+        if reply[0] == b"busy":
+            raise NodeBusy(
+                f"the node {path} has {reply[1]} attached session(s); close them, or drop it by "
+                "force, which ends them",
+                node=path,
+            )
+
+    async def describe_node(self, path: str) -> NodeDescription:
+        rules.check_path(path)
+        _, config, sessions, semaphores = await self._ask(path, "admin", "node", path)
+        return NodeDescription(path, describe.config(config), sessions, semaphores)
+
+    async def list_nodes(self) -> Sequence[str]:
+        _, paths = await self._ask("", "admin", "nodes", "")
+        return sorted(path.decode() for path in paths)
+
+    async def list_semaphores(
+        self, path: str, *, owners: bool, waiters: bool
+    ) -> Sequence[SemaphoreDescription]:
+        rules.check_path(path)
+        _, found = await self._ask(path, "describe", "", path, int(owners or waiters))
+        described = [describe.semaphore(each, owners=owners, waiters=waiters) for each in found]
+        return sorted(described, key=lambda each: each.name)
+
+    async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        rules.check_path(path)
+        _, found = await self._ask(path, "admin", "sessions", path)
+        return describe.sessions(path, found)
+
+    async def end_session(self, path: str, session_id: int) -> bool:
+        rules.check_path(path)
+        reply = await self._ask(path, "admin", "end", path, session_id)
+        return bool(reply[1])
+
+    async def evict(self, path: str, name: str, order_id: int) -> bool:
+        rules.check_path(path)
+        reply = await self._ask(path, "admin", "evict", path, name, order_id)
+        if reply[0] == b"missing":
+            rules.check_name(name, path)
+            raise not_found(name, path)
+        return bool(reply[1])
+
+
+def new_token(number: int) -> str:
+    """What an attachment is known by; no other has the same."""
+    return f"{number}.{secrets.token_hex(8)}"
+
+
+def _no_node(path: str) -> NodeNotFound:
+    return NodeNotFound(
+        f"there is no node {path}; create it with client.create_node({path!r}) or "
+        f"'tenure node create {path}'",
+        node=path,
+    )
+
+
+def _ignore(reply: object) -> None:
+    """Nobody waits for this answer."""
+
+
+def _unheard(reply: object) -> None:
+    raise AssertionError(f"nobody hears {reply!r}")

@@ -1,0 +1,89 @@
+-- What administrators do. ARGV: what, node, ...
+--   create, node, configuration, a number of the caller's, exist_ok
+--   alter, node, configuration, the one that it replaces
+--   config, node / node, node / nodes, "" / sessions, node
+--   drop, node, force
+--   end, node, session
+--   evict, node, semaphore, order id
+--#head
+--#rules
+--#body
+local what, path = ARGV[1], ARGV[2]
+local nodes = P .. 'nodes'
+if what == 'nodes' then
+  return {'ok', call('HKEYS', nodes)}
+elseif what == 'create' then
+  local token = P .. 'a:' .. ARGV[4]
+  if call('HSETNX', nodes, path, ARGV[3]) == 1 then
+    call('SET', token, 1, 'PX', 60000)
+  elseif ARGV[5] ~= '1' and call('EXISTS', token) == 0 then
+    return {'exists'}
+  end
+  return {'ok'}
+end
+local config = call('HGET', nodes, path)
+if not config then
+  return {'no node'}
+end
+if what == 'config' then
+  return {'ok', config}
+elseif what == 'alter' then
+  if config ~= ARGV[4] and config ~= ARGV[3] then
+    return {'changed'}
+  end
+  call('HSET', nodes, path, ARGV[3])
+  return {'ok'}
+end
+expire()
+local ids = call('SMEMBERS', P .. 'S:' .. path)
+if what == 'node' then
+  return {'ok', config, #ids, call('SCARD', P .. 'M:' .. path) + #ephemeral_names(path)}
+elseif what == 'sessions' then
+  local found = {}
+  for _, id in ipairs(ids) do
+    local s = call('HMGET', P .. 's:' .. id, 'd', 'w', 't', 'u')
+    if s[1] then
+      found[#found + 1] = {id, s[1], s[2], s[3], int(now - (s[4] - s[2]))}
+    end
+  end
+  return {'ok', found}
+elseif what == 'drop' then
+  local attached = 0
+  for _, id in ipairs(ids) do
+    if call('HGET', P .. 's:' .. id, 't') == '1' then
+      attached = attached + 1
+    end
+  end
+  if attached > 0 and ARGV[3] ~= '1' then
+    return {'busy', attached}
+  end
+  for _, id in ipairs(ids) do
+    end_session(id, 'the node ' .. path .. ' was dropped')
+  end
+  quarantined = true -- nobody is left to be granted anything
+  settle()
+  for _, name in ipairs(call('SMEMBERS', P .. 'M:' .. path)) do
+    call('DEL', P .. 'm:' .. path .. ':' .. name, P .. 'w:' .. path .. ':' .. name)
+  end
+  call('DEL', P .. 'M:' .. path, P .. 'S:' .. path)
+  call('HDEL', nodes, path)
+  return {'ok'}
+elseif what == 'end' then
+  if call('HGET', P .. 's:' .. ARGV[3], 'n') ~= path then
+    return {'ok', 0}
+  end
+  end_session(ARGV[3], 'an administrator ended it')
+  settle()
+  return {'ok', 1}
+end
+local m = load(path, ARGV[3])
+if not m then
+  return {'missing'}
+end
+local record = string.find(ARGV[4], '^%d') and call('HGET', m.key, ARGV[4])
+if not record then
+  return {'ok', 0}
+end
+remove(m, ARGV[4], parse(record), 'e')
+settle()
+return {'ok', 1}

@@ -1,0 +1,33 @@
+-- ARGV: session, token. A take-over is complete: what the session has in queues, each
+-- {hold, name, order id, count, data, lasting, granted}.
+--#head
+--#rules
+--#body
+local id = ARGV[1]
+if not is_current(id, ARGV[2]) then
+  return over(id)
+end
+expire()
+touch(id)
+local key = P .. 's:' .. id
+local path = call('HGET', key, 'n')
+local found = {}
+local fields = call('HGETALL', key)
+for at = 1, #fields, 2 do
+  if string.find(fields[at], '^%d') then
+    local order, name = string.match(fields[at + 1], '^(%d+) (.*)$')
+    if order then
+      local m = load(path, name)
+      local r = parse(call('HGET', m.key, order))
+      found[#found + 1] = {
+        fields[at], name, order, r.count, call('HGET', m.key, 'D' .. order) or '',
+        m.lasting and 1 or 0, r.granted ~= '0' and 1 or 0,
+      }
+    else
+      call('HDEL', key, fields[at])
+    end
+  elseif string.find(fields[at], '^[B=]') then
+    call('HDEL', key, fields[at])
+  end
+end
+return {'ok', found, due()}

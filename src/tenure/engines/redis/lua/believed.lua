@@ -1,0 +1,18 @@
+-- ARGV: session, token. Keeps the session, and answers for how many microseconds somebody from whom
+-- it was taken may believe that he has it.
+--#head
+--#rules
+--#body
+local id = ARGV[1]
+if not is_current(id, ARGV[2]) then
+  return over(id)
+end
+touch(id)
+local till = now
+local fields = call('HGETALL', P .. 's:' .. id)
+for at = 1, #fields, 2 do
+  if string.sub(fields[at], 1, 1) == 'B' then
+    till = math.max(till, tonumber(fields[at + 1]))
+  end
+end
+return till - now

@@ -1,0 +1,135 @@
+-- ARGV: session, token, number of the change, numbers whose answers have been seen, what, ...
+--   create, name, limit, data, exist_ok, most semaphores
+--   update, name, data
+--   delete, name, force
+--   alter, hold, count ("" as it is, "0" none that could be right), "1" if data, data, timeout ("-" as it
+--     is, "" for ever, microseconds otherwise)
+-- The answer is kept until it has been seen, so that a change sent again is not made again.
+--#head
+--#rules
+--#body
+local id, number, what = ARGV[1], '=' .. ARGV[3], ARGV[5]
+if not is_current(id, ARGV[2]) then
+  return over(id)
+end
+local session = P .. 's:' .. id
+local path = call('HGET', session, 'n')
+for seen in string.gmatch(ARGV[4], '%d+') do
+  call('HDEL', session, '=' .. seen)
+end
+local before = call('HGET', session, number)
+if before then
+  return cjson.decode(before)
+end
+expire()
+
+local function create()
+  local name, limit = ARGV[6], ARGV[7]
+  local m = load(path, name)
+  if m then
+    if not m.lasting then
+      return {'kind', 0}
+    elseif ARGV[9] == '1' and m.limit == limit then
+      return {'ok'}
+    end
+    return {'exists', m.limit}
+  elseif call('SCARD', P .. 'M:' .. path) >= tonumber(ARGV[10]) then
+    return {'full'}
+  end
+  call('HSET', P .. 'm:' .. path .. ':' .. name, 'l', limit, 'h', 0, 'o', 0, 'w', 0, 'n', 0)
+  if ARGV[8] ~= '' then
+    call('HSET', P .. 'm:' .. path .. ':' .. name, 'd', ARGV[8])
+  end
+  call('SADD', P .. 'M:' .. path, name)
+  changed(path, name, 'b')
+  return {'ok'}
+end
+
+local function update()
+  local m = load(path, ARGV[6])
+  if not m then
+    return {'missing'}
+  end
+  if (call('HGET', m.key, 'd') or '') ~= ARGV[7] then
+    call('HSET', m.key, 'd', ARGV[7])
+    changed(path, ARGV[6], 'd')
+  end
+  return {'ok'}
+end
+
+local function delete()
+  local m = load(path, ARGV[6])
+  if not m then
+    return {'missing'}
+  elseif m.owners + m.waiting > 0 and ARGV[7] ~= '1' then
+    return {'busy'}
+  end
+  for _, each in ipairs(requests_of(m)) do
+    remove(m, each[1], parse(each[2]), 'x')
+  end
+  dirty = {}
+  call('DEL', m.key, m.waiters)
+  call('SREM', P .. 'M:' .. path, m.name)
+  changed(path, m.name, 'b')
+  return {'ok'}
+end
+
+local function alter()
+  local hold, count, data = ARGV[6], ARGV[7], ARGV[8] == '1' and ARGV[9]
+  local order, name = string.match(call('HGET', session, hold) or '', '^(%d+) (.*)$')
+  if not order then
+    return {'released'}
+  end
+  local m = load(path, name)
+  local r = parse(call('HGET', m.key, order))
+  local owns = r.granted ~= '0'
+  if count ~= '' and (count == '0' or not at_most(count, r.count)
+      or (count ~= m.limit and not at_most(count, EXACT))) then
+    return {'shrink', name, r.count, m.limit}
+  end
+  if data and data ~= (call('HGET', m.key, 'D' .. order) or '') then
+    if data == '' then
+      call('HDEL', m.key, 'D' .. order)
+    else
+      call('HSET', m.key, 'D' .. order, data)
+    end
+    m.changed = m.changed or owns
+  end
+  if count ~= '' and count ~= r.count then
+    if owns then
+      m.held = m.held - amount(m, r.count) + amount(m, count)
+      m.whole = false
+      m.changed = true
+    end
+    r.count = count
+    call('HSET', m.key, order, record_of(r))
+  end
+  local timeout = ARGV[10]
+  if not owns and timeout ~= '-' then
+    if r.deadline ~= '0' then
+      call('ZREM', P .. 'd', due_member(order, r))
+    end
+    r.deadline = (timeout == '' or timeout == '0') and '0' or int(now + timeout)
+    call('HSET', m.key, order, record_of(r))
+    if r.deadline ~= '0' then
+      call('ZADD', P .. 'd', r.deadline, due_member(order, r))
+      next_due = math.min(next_due, tonumber(r.deadline))
+      call('PEXPIRE', P .. 'd', KEEP)
+    end
+  end
+  dirty[m] = true
+  settle()
+  if not owns and timeout == '0' then -- it does not wait any more, unless it was granted just now
+    m = load(path, name)
+    r = parse(call('HGET', m.key, order))
+    if r.granted == '0' then
+      remove(m, order, r, 't')
+      settle()
+    end
+  end
+  return {'ok', due()}
+end
+
+local answer = ({create = create, update = update, delete = delete, alter = alter})[what]()
+call('HSET', session, number, cjson.encode(answer))
+return answer

@@ -1,0 +1,26 @@
+-- ARGV: session, token, holds. What has become of each: an order id if it owns, a negative one if it
+-- waits, "!kind order" if it was taken out, "" if nothing is known of it. The last answer is due().
+--#head
+--#rules
+--#body
+local id = ARGV[1]
+if not is_current(id, ARGV[2]) then
+  return over(id)
+end
+expire()
+local key = P .. 's:' .. id
+local path = call('HGET', key, 'n')
+local found = {'ok'}
+for at = 3, #ARGV do
+  local place = call('HGET', key, ARGV[at])
+  local order, name = string.match(place or '', '^(%d+) (.*)$')
+  if order then
+    local m = load(path, name)
+    local granted = parse(call('HGET', m.key, order)).granted ~= '0'
+    found[#found + 1] = granted and tonumber(order) or -tonumber(order)
+  else
+    found[#found + 1] = place or ''
+  end
+end
+found[#found + 1] = due()
+return found

@@ -1,0 +1,19 @@
+-- ARGV: session, the new token, the channel, and every token that the session may have by now.
+-- The same program after a gap: whatever is under way under another token is refused from now on.
+--#head
+--#rules
+--#body
+local id = ARGV[1]
+local key = P .. 's:' .. id
+local s = call('HMGET', key, 'a', 'u')
+if not s[1] or tonumber(s[2]) <= now then
+  return over(id)
+end
+for at = 2, #ARGV do
+  if at ~= 3 and ARGV[at] == s[1] then
+    call('HSET', key, 'a', ARGV[2], 'c', ARGV[3], 't', '1')
+    touch(id)
+    return {'ok'}
+  end
+end
+return {'taken'}

@@ -1,0 +1,31 @@
+-- ARGV: node, session, the new token's secret half, channel, key, epoch.
+-- Answers {"ok", token, window in microseconds, description}; or why not.
+--#head
+--#rules
+--#body
+local path, id = ARGV[1], ARGV[2]
+if ARGV[6] ~= meta[1] then
+  return {'lost'}
+elseif call('HEXISTS', P .. 'nodes', path) == 0 then
+  return {'no node'}
+end
+expire()
+local key = P .. 's:' .. id
+local s = call('HMGET', key, 'a', 'n', 'w', 'l', 'k', 'c', 't', 'u')
+if s[2] ~= path then
+  return {'gone'}
+elseif s[5] ~= ARGV[5] or s[4] ~= 'window' then
+  return {'refused', s[4], s[5]}
+end
+local number, secret = string.match(s[1], '^(%d+)%.(.*)$')
+if secret ~= ARGV[3] then -- or else sent before
+  number = int(number + 1)
+  if s[7] == '1' then
+    call('HSET', key, 'B' .. s[1], s[8]) -- until then that side may believe
+    call('PUBLISH', s[6], 'T ' .. s[1] .. ' ')
+  end
+end
+local token = number .. '.' .. ARGV[3]
+call('HSET', key, 'a', token, 'c', ARGV[4], 't', '1')
+touch(id)
+return {'ok', token, tonumber(s[3])}

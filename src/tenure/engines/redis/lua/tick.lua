@@ -1,0 +1,19 @@
+-- Ends what has run out, and grants what a quarantine held up. ARGV: "node:name" of each semaphore
+-- that somebody waits for; before them "1" if the client watches anything.
+-- Answers {"ok", epoch, due, quarantine that is left}.
+--#head
+--#rules
+--#body
+if ARGV[1] == '1' then
+  call('HSET', KEYS[1], 'v', int(now + 60000000))
+end
+expire()
+for at = 2, #ARGV do
+  local path, name = string.match(ARGV[at], '^([^:]*):(.*)$')
+  local m = load(path, name)
+  if m and m.waiting > 0 then
+    dirty[m] = true
+  end
+end
+settle()
+return {'ok', meta[1], due(), quarantined and meta[3] - now or 0}

@@ -1,0 +1,5 @@
+-- Somebody watches: for a minute changes are published, and each tick of theirs adds to that.
+--#head
+--#rules
+call('HSET', KEYS[1], 'v', int(now + 60000000))
+return 0

@@ -1,0 +1,591 @@
+"""One attachment of a session, through one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tenure.core import rules
+from tenure.engines.contract import Answer, Attach, Enqueued, Place, Removal, SessionEvents
+from tenure.engines.redis import describe
+from tenure.engines.redis.scripts import SCRIPTS
+from tenure.engines.redis.wire import Call, Refusal
+from tenure.errors import (
+    EngineError,
+    InvalidArgument,
+    LeaseReleased,
+    SemaphoreBusy,
+    SemaphoreExists,
+    SemaphoreNotFound,
+    SessionExpired,
+    TenureError,
+)
+from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, SemaphoreDescription, Unchanged
+
+if TYPE_CHECKING:
+    from tenure.engines.redis.engine import RedisEngine
+
+__all__ = ["RedisSession", "count_text"]
+
+ASKED, WAITING, OWNS = range(3)
+"""What is known of a hold."""
+
+REMOVALS = {b"t": Removal.TIMED_OUT, b"x": Removal.DELETED, b"e": Removal.EVICTED}
+
+_ENQUEUE, _WITHDRAW, _RENEW = SCRIPTS["enqueue"], SCRIPTS["withdraw"], SCRIPTS["renew"]
+_REFUSED = Enqueued(Place.REFUSED, None)
+_CHUNK = 256
+
+
+def count_text(count: int) -> str:
+    """A count for a script: "0" is one that cannot be right, which the script finds in its turn."""
+    return str(count) if isinstance(count, int) and 1 <= count <= EPHEMERAL_LIMIT else "0"
+
+
+class RedisSession:
+    """What the contract calls a session.
+
+    Attributes:
+        token: what this attachment is known by, "<attach number>.<secret>"; every command has it.
+        tokens: those that it may have in the store by now, while it is attached anew.
+        holds: its requests, and what is known of them.
+        waited: the names of those that wait.
+        over: it has ended or been closed here; nothing is told about it any more.
+        look: set when something has happened that a take-over waits for.
+        put_by: what was pushed while its take-over is not complete; ``None`` when it is.
+    """
+
+    def __init__(
+        self,
+        engine: RedisEngine,
+        how: Attach,
+        events: SessionEvents,
+        number: int,
+        token: str,
+        window: float,
+    ) -> None:
+        self.id = number
+        self.path = how.node
+        self.token = token
+        self.tokens = [token]
+        self.window = window
+        self.events = events
+        self.holds: dict[int, int] = {}
+        self.waited: dict[int, str] = {}
+        self.over = False
+        self.look = asyncio.Event()
+        self.put_by: list[tuple[bytes, bytes]] | None = None if how.session_id is None else []
+        self._early: dict[int, tuple[bytes, bytes]] = {}
+        self._changes = 0
+        self._seen_changes: list[int] = []
+        self._why_over: TenureError | None = None
+        self._engine = engine
+        self._loop = engine.loop
+        self._send = engine.link.send
+        self._now = engine.clock.now
+
+    @property
+    def attach_number(self) -> int:
+        return int(self.token.partition(".")[0])
+
+    # Proof
+
+    def renew(self) -> None:
+        if self.over:
+            return
+        engine = self._engine
+        if not engine.is_in_loop():
+            engine.renewer.renew(self)
+        elif engine.link.is_up:  # or else attaching anew is the proof
+            self._send(Call(_RENEW, self, (), partial(self._renewed, self._now())))
+
+    def _renewed(self, at: float, reply: Any) -> None:
+        if reply == 0 and not self.over:
+            self.events.proven(at)
+        else:
+            self._wrong(reply)
+
+    # The end
+
+    async def close(self) -> None:
+        await self._leave("close")
+
+    async def detach(self) -> None:
+        await self._leave("detach")
+
+    async def _leave(self, how: str) -> None:
+        if self.over:
+            return
+        self._forget()
+        left: asyncio.Future[Any] = self._loop.create_future()
+        self._send_leave(how, partial(_settle, left))
+        reply = await left
+        if isinstance(reply, Refusal):
+            raise self._failure(reply)
+
+    def _send_leave(self, how: str, answered: Callable[[Any], None]) -> None:
+        self._send(Call(SCRIPTS["leave"], self, (how, *self.tokens), answered))
+
+    def abandon(self) -> None:
+        """Nobody has heard of it: it ends, or is detached again if it was taken over."""
+        if not self.over:
+            how = "close" if self.put_by is None else "detach"
+            self._forget()
+            self._send_leave(how, _ignore)
+
+    def end(self, why: str) -> None:
+        """The store says that it is over."""
+        self._end(SessionExpired(f"the session on {self.path} is over: {why}", node=self.path))
+
+    def superseded(self) -> None:
+        """Another attachment has taken over. It is told so, and the store then that it was."""
+        if not self.over:
+            self._end(rules.taken_over(self.path))
+            self._send(Call(SCRIPTS["acknowledge"], None, (self.id, *self.tokens), _ignore))
+
+    def stop(self, error: TenureError) -> None:
+        """The engine is being closed."""
+        self.over = True
+        self._why_over = error
+        self.look.set()
+
+    def _end(self, error: SessionExpired) -> None:
+        if not self.over:
+            self._why_over = error
+            self._forget()
+            self.events.ended(error)
+
+    def _forget(self) -> None:
+        self.over = True
+        self.look.set()
+        self._engine.forget(self)
+
+    def check(self) -> None:
+        """Raise why it is over, if it is."""
+        if self.over:
+            raise self._why_over or self._gone()
+
+    def _gone(self) -> SessionExpired:
+        return SessionExpired(f"the session on {self.path} is over", node=self.path)
+
+    # Answers that are none
+
+    def _wrong(self, reply: Any) -> TenureError | None:
+        """Act on an answer that says that the session is over; returns the error, if it is one."""
+        if isinstance(reply, Refusal):
+            return self._failure(reply)
+        if isinstance(reply, list) and reply and isinstance(reply[0], bytes):
+            if reply[0] == b"gone":
+                self.end("the store does not know it any more")
+                return self._why_over or self._gone()
+            if reply[0] == b"taken":
+                self.superseded()
+                return self._why_over or self._gone()
+        return None
+
+    def _ended_by(self, reply: Any) -> None:
+        self._wrong(reply)
+
+    def _failure(self, refusal: Refusal) -> EngineError:
+        return EngineError(
+            f"{self._engine.url} refused a command for {self.path}: {refusal}", node=self.path
+        )
+
+    def _error(self, code: bytes, reply: list[Any], name: str, count: int) -> TenureError:
+        """The error for what a script found wrong; the rules word it."""
+        try:
+            if code == b"missing":
+                raise not_found(name, self.path)
+            if code == b"kind":
+                rules.check_kind(not reply[1], bool(reply[1]), self.path, name)
+            elif code == b"count":
+                rules.check_count(count, int(reply[1]), self.path, name)
+            elif code == b"shrink":
+                rules.check_shrink(
+                    count, int(reply[2]), int(reply[3]), self.path, reply[1].decode()
+                )
+            elif code == b"busy":
+                raise SemaphoreBusy(
+                    f"{name!r} on {self.path} has owners or waiters; release it, or delete it by "
+                    "force, which takes it from them",
+                    node=self.path,
+                    name=name,
+                )
+            elif code == b"full":
+                raise InvalidArgument(
+                    f"the node {self.path} has {rules.SEMAPHORES_PER_NODE} semaphores, which is "
+                    "the most",
+                    node=self.path,
+                    name=name,
+                )
+            elif code == b"exists":
+                raise SemaphoreExists(
+                    f"{name!r} on {self.path} exists already, with limit {int(reply[1])}",
+                    node=self.path,
+                    name=name,
+                    limit=int(reply[1]),
+                )
+            elif code == b"released":
+                raise LeaseReleased(f"the request on {self.path} is over", node=self.path)
+        except TenureError as error:
+            return error
+        return EngineError(f"{self._engine.url} answered {reply!r}", node=self.path, name=name)
+
+    # Semaphores
+
+    async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        self.check()
+        rules.check_name(name, self.path)
+        rules.check_limit(limit, self.path, name)
+        rules.check_data(data, self.path, name)
+        most = rules.SEMAPHORES_PER_NODE
+        await self._change(name, 0, "create", name, str(limit), data, int(exist_ok), most)
+
+    async def update_semaphore(self, name: str, data: bytes) -> None:
+        self.check()
+        rules.check_name(name, self.path)
+        rules.check_data(data, self.path, name)
+        await self._change(name, 0, "update", name, data)
+
+    async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        self.check()
+        rules.check_name(name, self.path)
+        await self._change(name, 0, "delete", name, int(force))
+
+    async def describe_semaphore(
+        self, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        self.check()
+        rules.check_name(name, self.path)
+        told: asyncio.Future[Any] = self._loop.create_future()
+        wanted = int(owners or waiters)
+        self._send(Call(SCRIPTS["describe"], self, (wanted, name), partial(_settle, told)))
+        reply = await told
+        error = self._wrong(reply)
+        if error is None and reply[0] != b"ok":
+            error = self._error(reply[0], reply, name, 0)
+        if error is not None:
+            raise error
+        return describe.semaphore(reply[1][0], owners=owners, waiters=waiters)
+
+    def _change(self, name: str, count: int, *args: str | bytes | int) -> asyncio.Future[None]:
+        """Make a change that must not be made twice."""
+        self._changes = number = self._changes + 1
+        seen, self._seen_changes = self._seen_changes, []
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def answered(reply: Any) -> None:
+            error = self._wrong(reply)
+            if error is None:
+                self._seen_changes.append(number)
+                if reply[0] != b"ok":
+                    error = self._error(reply[0], reply, name, count)
+                elif len(reply) > 1:
+                    self._engine.expect(reply[1])
+            _finish(future, None, error)
+
+        text = " ".join(map(str, seen))
+        self._send(Call(SCRIPTS["change"], self, (number, text, *args), answered))
+        return future
+
+    # Requests
+
+    def enqueue(
+        self,
+        hold: int,
+        name: str,
+        count: int,
+        data: bytes,
+        *,
+        timeout: float | None,
+        ephemeral: bool,
+    ) -> Answer[Enqueued]:
+        if self.over:
+            self.check()
+        if timeout is not None:
+            rules.check_timeout(timeout, self.path, name)
+        if data != b"":
+            rules.check_data(data, self.path, name)
+        rules.check_name(name, self.path)
+        future: asyncio.Future[Enqueued] = self._loop.create_future()
+        self.holds[hold] = ASKED
+        args = (
+            *(hold, name, count_text(count), data),
+            _microseconds(timeout),
+            "1" if ephemeral else "0",
+            self._engine.seen,
+        )
+        self._send(Call(_ENQUEUE, self, args, partial(self._placed, future, hold, name, count)))
+        return future
+
+    def _placed(
+        self, future: asyncio.Future[Enqueued], hold: int, name: str, count: int, reply: Any
+    ) -> None:
+        if type(reply) is int:
+            if reply == 0:
+                self.holds.pop(hold, None)
+                _finish(future, _REFUSED, None)
+            else:
+                self._engine.saw(reply)
+                if self._engine.confirmer is not None and hold in self.holds:
+                    self._engine.confirmer.confirm(
+                        self, partial(self._confirmed_at_once, future, hold, reply)
+                    )
+                else:
+                    self._place(hold, OWNS)
+                    _finish(future, Enqueued(Place.GRANTED, reply), None)
+        elif type(reply) is list and type(reply[0]) is int:
+            order_id, due = reply
+            self._engine.saw(order_id)
+            self._engine.expect(due)
+            if self._place(hold, WAITING):
+                self.waited[hold] = name
+            _finish(future, Enqueued(Place.WAITING, order_id), None)
+            early = self._early.pop(hold, None)
+            if early is not None:
+                self._loop.call_soon(self.push, *early)
+        else:
+            self.holds.pop(hold, None)
+            error = self._wrong(reply) or self._error(reply[0], reply, name, count)
+            _finish(future, None, error)
+
+    def _place(self, hold: int, standing: int) -> bool:
+        """Note what is known of a hold; false if it has been withdrawn meanwhile."""
+        if hold not in self.holds:
+            return False
+        self.holds[hold] = standing
+        return True
+
+    def _confirmed_at_once(
+        self, future: asyncio.Future[Enqueued], hold: int, order_id: int, error: EngineError | None
+    ) -> None:
+        if error is None:
+            self._place(hold, OWNS)
+            _finish(future, Enqueued(Place.GRANTED, order_id), None)
+        else:
+            if self.holds.pop(hold, None) is not None:
+                self._withdraw_unasked(hold)
+            _finish(future, None, error)
+
+    def alter(
+        self,
+        hold: int,
+        *,
+        count: int | None,
+        data: bytes | None,
+        timeout: float | Unchanged | None = UNCHANGED,
+    ) -> Answer[None]:
+        self.check()
+        if hold in self.holds:
+            if data is not None:
+                rules.check_data(data, self.path)
+            if timeout is not UNCHANGED:
+                rules.check_timeout(timeout, self.path)
+        return self._change(
+            *("", 0 if count is None else count, "alter", hold),
+            "" if count is None else count_text(count),
+            *("0" if data is None else "1", data or b""),
+            "-" if timeout is UNCHANGED else _microseconds(timeout),
+        )
+
+    def withdraw(self, hold: int) -> Answer[None]:
+        if self.over:
+            return None
+        self._drop(hold)
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._send(Call(_WITHDRAW, self, (hold,), partial(self._withdrawn, future)))
+        return future
+
+    def _withdrawn(self, future: asyncio.Future[None], reply: Any) -> None:
+        if reply == 0:
+            _finish(future, None, None)
+            return
+        error = self._wrong(reply)
+        _finish(future, None, None if isinstance(error, SessionExpired) else error)
+
+    def _withdraw_unasked(self, hold: int) -> None:
+        if not self.over:
+            self._send(Call(_WITHDRAW, self, (hold,), self._ended_by))
+
+    def _drop(self, hold: int) -> None:
+        self.holds.pop(hold, None)
+        self.waited.pop(hold, None)
+        self._early.pop(hold, None)
+
+    # What is pushed
+
+    def push(self, kind: bytes, rest: bytes) -> None:
+        """Something happened to the session, or to one of its requests."""
+        if self.over:
+            return
+        if kind == b"T":
+            self.superseded()
+        elif kind == b"E":
+            self.end(rest.decode())
+        elif kind == b"A":
+            self.look.set()
+        elif self.put_by is not None:
+            self.put_by.append((kind, rest))
+        else:
+            hold = int(rest.split()[0])
+            standing = self.holds.get(hold)
+            if standing == ASKED:
+                self._early[hold] = (kind, rest)
+            elif standing is not None and kind != b"g":
+                self._removed(hold, REMOVALS[kind])
+            elif standing == WAITING:
+                self._granted(hold, int(rest.split()[1]))
+
+    def _granted(self, hold: int, order_id: int) -> None:
+        self._engine.saw(order_id)
+        if self._engine.confirmer is None:
+            self._tell_granted(hold, order_id)
+        else:
+            self._engine.confirmer.confirm(self, partial(self._confirmed, hold, order_id))
+
+    def _tell_granted(self, hold: int, order_id: int) -> None:
+        self.holds[hold] = OWNS
+        self.waited.pop(hold, None)
+        self.events.granted(hold, order_id)
+
+    def _confirmed(self, hold: int, order_id: int, error: EngineError | None) -> None:
+        if self.over or self.holds.get(hold) != WAITING:
+            return
+        if error is None:
+            self._tell_granted(hold, order_id)
+        else:
+            self._removed(hold, Removal.UNCONFIRMED)
+
+    def _removed(self, hold: int, why: Removal) -> None:
+        self._drop(hold)
+        self._withdraw_unasked(hold)  # what the store keeps of it, it need not keep
+        self.events.removed(hold, why)
+
+    # What is looked up
+
+    def look_up(self, standings: Sequence[int]) -> None:
+        """Ask what has become of the requests that stand so, in case a push was missed."""
+        if self.put_by is not None or self.over:
+            return
+        for holds in _chunks([hold for hold, each in self.holds.items() if each in standings]):
+            self._send(Call(SCRIPTS["look"], self, holds, partial(self._found, holds)))
+
+    def _found(self, holds: tuple[int, ...], reply: Any) -> None:
+        if self._wrong(reply) is not None or self.over:
+            return
+        _, *found, due = reply
+        self._engine.expect(due)
+        for hold, place in zip(holds, found, strict=True):
+            standing = self.holds.get(hold)
+            if standing is None or standing == ASKED or self.over:
+                continue
+            if isinstance(place, bytes) and place.startswith(b"!"):
+                self._removed(hold, REMOVALS[place[1:2]])
+            elif not isinstance(place, int) or (place < 0 and standing == OWNS):
+                self._lost_something()
+            elif place > 0 and standing == WAITING:
+                self._granted(hold, place)
+
+    def _lost_something(self) -> None:
+        """The store lives on without the last of what it said: nothing it said can be relied on."""
+        self.end("the store has lost what it had granted or queued (a failover, or old data)")
+        self._send_leave("close", _ignore)
+
+    # Taking over
+
+    async def until_nobody_believes(self) -> None:
+        """Return when no attachment before this one can believe that it holds anything.
+
+        Raises:
+            SessionExpired: it has ended meanwhile, or was taken over once more.
+        """
+        while True:
+            self.check()
+            self.look.clear()
+            reply = await self._ask("believed")
+            if reply == 0:
+                return
+            wait = min(reply / 1e6, self.window / 3, 5.0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait + 0.001):
+                    await self.look.wait()
+
+    async def begin(self) -> None:
+        """The take-over is complete: tell what was found, and then what has happened since."""
+        told: asyncio.Future[Any] = self._loop.create_future()
+
+        def begun(reply: Any) -> None:
+            if self._wrong(reply) is None and not self.over:
+                found = describe.recovered(reply[1])
+                self.holds = {each.hold: OWNS if each.granted else WAITING for each in found}
+                self.waited = {each.hold: each.name for each in found if not each.granted}
+                self._engine.expect(reply[2])
+                self.events.resumed(found)
+                put_by, self.put_by = self.put_by or [], None
+                for push in put_by:
+                    self.push(*push)
+            _settle(told, reply)
+
+        self._send(Call(SCRIPTS["begin"], self, (), begun))
+        self._raise(await told)
+
+    async def _ask(self, script: str) -> Any:
+        told: asyncio.Future[Any] = self._loop.create_future()
+        self._send(Call(SCRIPTS[script], self, (), partial(_settle, told)))
+        reply = await told
+        self._raise(reply)
+        return reply
+
+    def _raise(self, reply: Any) -> None:
+        error = self._wrong(reply)
+        if error is not None:
+            raise error
+        self.check()
+
+    # Watches
+
+    def watch(
+        self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        self.check()
+        rules.check_name(name, self.path)
+        return self._engine.watch(
+            self, name, frozenset(b"b" + b"d" * data + b"o" * owners), changed
+        )
+
+
+def not_found(name: str, path: str) -> SemaphoreNotFound:
+    """The error for a name that no semaphore has."""
+    return SemaphoreNotFound(
+        f"there is no semaphore {name!r} on {path}; create it first", node=path, name=name
+    )
+
+
+def _microseconds(timeout: float | None) -> str:
+    return "" if timeout is None else str(min(int(timeout * 1e6) + (timeout > 0), 10**15))
+
+
+def _chunks(holds: list[int]) -> Iterator[tuple[int, ...]]:
+    for start in range(0, len(holds), _CHUNK):
+        yield tuple(holds[start : start + _CHUNK])
+
+
+def _ignore(reply: object) -> None:
+    """Nobody waits for this answer."""
+
+
+def _settle(future: asyncio.Future[Any], reply: Any) -> None:
+    if not future.done():
+        future.set_result(reply)
+
+
+def _finish(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,326 @@
+"""One connection: bytes out, replies in, in the order in which they were asked for.
+
+Rules:
+
+* Only this protocol touches the connection. Whoever asks gives a `Call`, which hears its reply;
+  that nobody wants the reply any more changes nothing here.
+* What is sent within one turn of the loop leaves in one write.
+* A reply that says that the server cannot be used (a replica, one that is loading, one that has
+  lost its data) is no answer: the connection is given up, and what was not answered is sent again
+  on the next one.
+* A server that has forgotten its scripts is given them again, and then what it did not run, in
+  order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import hiredis
+
+from tenure.engines.redis.scripts import SCRIPTS, Script
+
+if TYPE_CHECKING:
+    from tenure.engines.redis.session import RedisSession
+
+__all__ = ["Call", "Pending", "Refusal", "Wire", "Words", "pack"]
+
+Refusal = hiredis.ReplyError
+"""A reply that is an error, as a value."""
+
+pack = cast("Callable[[tuple[str | bytes | int, ...]], bytes]", hiredis.pack_command)
+"""The bytes of a command; what hiredis declares as its argument's type is a tuple of one."""
+
+_UNUSABLE = frozenset({"READONLY", "LOADING", "MASTERDOWN", "BUSY", "UNBLOCKED"})
+_NOTHING = object()
+
+
+class Pending(Protocol):
+    """A command under way."""
+
+    def packed(self, meta: str) -> bytes:
+        """Its bytes, as of now; `meta` is the key that scripts are given."""
+        ...
+
+    def answered(self, reply: Any) -> None:
+        """The reply is here."""
+        ...
+
+
+class Call:
+    """A script to run, for a session (as which it is attached when this is sent) or for nobody."""
+
+    __slots__ = ("answered", "args", "script", "session")
+
+    def __init__(
+        self,
+        script: Script,
+        session: RedisSession | None,
+        args: tuple[str | bytes | int, ...],
+        answered: Callable[[Any], None],
+    ) -> None:
+        self.script = script
+        self.session = session
+        self.args = args
+        self.answered = answered
+
+    def packed(self, meta: str) -> bytes:
+        session = self.session
+        if session is None:
+            words = ("EVALSHA", self.script.digest, 1, meta, *self.args)
+        else:
+            words = (
+                *("EVALSHA", self.script.digest, 1, meta, session.id, session.token),
+                *self.args,
+            )
+        return pack(words)
+
+
+class Words:
+    """A plain command, and the future of its reply; a refusal is raised."""
+
+    __slots__ = ("reply", "words")
+
+    def __init__(self, words: tuple[str | bytes | int, ...], reply: asyncio.Future[Any]) -> None:
+        self.words = words
+        self.reply = reply
+
+    def packed(self, meta: str) -> bytes:  # noqa: ARG002  a script's business
+        return pack(self.words)
+
+    def answered(self, reply: Any) -> None:
+        if self.reply.done():
+            return
+        if isinstance(reply, Refusal):
+            self.reply.set_exception(reply)
+        else:
+            self.reply.set_result(reply)
+
+    def fail(self, why: str) -> None:
+        """The connection is gone, and this is not sent again on another one."""
+        if not self.reply.done():
+            self.reply.set_exception(ConnectionResetError(why))
+
+
+class _Once(Words):
+    """A script that is not sent again on another connection."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Call, reply: asyncio.Future[Any]) -> None:
+        super().__init__((), reply)
+        self._call = call
+
+    def packed(self, meta: str) -> bytes:
+        return self._call.packed(meta)
+
+
+def _never(reply: object) -> None:
+    raise AssertionError(f"the reply {reply!r} is somebody else's")
+
+
+class Wire(asyncio.Protocol):
+    """One connection.
+
+    Args:
+        meta: the key that scripts are given.
+        pushed: hears (channel, message) of what is published.
+        lost: called when the connection is gone, with why and with what was not answered and is to
+            be sent again.
+
+    Attributes:
+        over: the connection is gone.
+        progress: rises with everything that arrives.
+    """
+
+    def __init__(
+        self,
+        meta: str,
+        pushed: Callable[[bytes, bytes], None],
+        lost: Callable[[str, list[Pending]], None],
+    ) -> None:
+        self.progress = 0
+        self._meta = meta
+        self._pushed = pushed
+        self._lost = lost
+        self._reader = hiredis.Reader(notEnoughData=_NOTHING)
+        self._pending: deque[Pending] = deque()
+        self._out: list[bytes] = []
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._why = ""
+        self.over = False
+        self._unscripted: list[Pending] = []
+        self._reloading = False
+        self._unconfirmed: set[bytes] = set()
+        self._confirming: list[asyncio.Future[None]] = []
+
+    # What is asked
+
+    @property
+    def waits(self) -> bool:
+        """Whether something has not been answered yet."""
+        return bool(self._pending)
+
+    def send(self, call: Pending) -> None:
+        """Send a command."""
+        if self.over:
+            self._again(call)
+            return
+        if self._reloading:
+            self._unscripted.append(call)
+            return
+        self._pending.append(call)
+        self._write(call.packed(self._meta))
+
+    def ask(self, *words: str | bytes | int) -> asyncio.Future[Any]:
+        """The reply to a plain command."""
+        reply = self._loop.create_future()
+        self.send(Words(words, reply))
+        return reply
+
+    def run(
+        self, name: str, session: RedisSession | None, *args: str | bytes | int
+    ) -> asyncio.Future[Any]:
+        """The reply of a script that is for this connection only."""
+        reply = self._loop.create_future()
+        self.send(_Once(Call(SCRIPTS[name], session, args, _never), reply))
+        return reply
+
+    async def load_missing_scripts(self) -> None:
+        """Give the server the scripts that it does not have."""
+        digests = [each.digest for each in SCRIPTS.values()]
+        there = await self.ask("SCRIPT", "EXISTS", *digests)
+        missing = [each for each, known in zip(SCRIPTS.values(), there, strict=True) if not known]
+        await asyncio.gather(*(self.ask("SCRIPT", "LOAD", each.text) for each in missing))
+
+    def load_scripts(self) -> asyncio.Future[list[Any]]:
+        """Give the server all scripts."""
+        return asyncio.gather(*(self.ask("SCRIPT", "LOAD", each.text) for each in SCRIPTS.values()))
+
+    def subscribe(self, *channels: str) -> None:
+        """Hear of what is published there from now on."""
+        self._unconfirmed.update(channel.encode() for channel in channels)
+        self._write(pack(("SUBSCRIBE", *channels)))
+
+    def subscribed(self) -> asyncio.Future[None]:
+        """Done when the server has confirmed every subscription until now."""
+        future = self._loop.create_future()
+        if self._unconfirmed:
+            self._confirming.append(future)
+        else:
+            future.set_result(None)
+        return future
+
+    def unsubscribe(self, channel: str) -> None:
+        self._write(pack(("UNSUBSCRIBE", channel)))
+
+    def give_up(self, why: str) -> None:
+        """Drop the connection. Safe to call twice."""
+        self._why = self._why or why
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _write(self, data: bytes) -> None:
+        self._out.append(data)
+        if len(self._out) == 1:
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if self._transport is not None and not self.over:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    # What arrives
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.over = True
+        why = self._why or (str(exc) if exc is not None else "the server closed the connection")
+        self._why = why
+        again = []
+        for call in (*self._pending, *self._unscripted):
+            if isinstance(call, Words):
+                call.fail(why)
+            else:
+                again.append(call)
+        for future in self._confirming:
+            if not future.done():
+                future.set_exception(ConnectionResetError(why))
+        self._pending.clear()
+        self._unscripted.clear()
+        self._confirming.clear()
+        self._lost(why, again)
+
+    def _again(self, call: Pending) -> None:
+        """It comes too late for this connection."""
+        if isinstance(call, Words):
+            call.fail(self._why)
+        else:
+            self._lost(self._why, [call])
+
+    def data_received(self, data: bytes) -> None:
+        self.progress += 1
+        reader, pending = self._reader, self._pending
+        reader.feed(data)
+        while not self._why:
+            try:
+                reply = reader.gets()
+            except hiredis.ProtocolError as error:
+                self.give_up(f"the server does not speak Redis's protocol: {error}")
+                return
+            if reply is _NOTHING:
+                return
+            kind = type(reply)
+            if kind is hiredis.PushNotification or (not pending and kind is list):
+                self._push(reply)
+            elif not pending:
+                self.give_up(f"the server said what nobody had asked for: {reply!r}")
+            elif kind is Refusal:
+                self._refused(pending, reply)
+            elif kind is list and reply and reply[0] == b"lost":
+                self.give_up("the server has lost its data")
+            else:
+                pending.popleft().answered(reply)
+                if self._reloading and not pending:
+                    self._reload()
+
+    def _push(self, reply: list[Any]) -> None:
+        if reply[0] == b"message":
+            self._pushed(reply[1], reply[2])
+        elif reply[0] == b"subscribe":
+            self._unconfirmed.discard(reply[1])
+            if not self._unconfirmed:
+                for future in self._confirming:
+                    if not future.done():
+                        future.set_result(None)
+                self._confirming.clear()
+
+    def _refused(self, pending: deque[Pending], refusal: Refusal) -> None:
+        word = str(refusal).partition(" ")[0]
+        if word in _UNUSABLE:
+            self.give_up(str(refusal))
+            return
+        call = pending.popleft()
+        if word == "NOSCRIPT":
+            self._unscripted.append(call)
+            self._reloading = True
+        else:
+            call.answered(refusal)
+        if self._reloading and not pending:
+            self._reload()
+
+    def _reload(self) -> None:
+        """Everything is answered, or was not run because the scripts are gone."""
+        self._reloading = False
+        calls, self._unscripted = self._unscripted, []
+        self.load_scripts().add_done_callback(
+            lambda loaded: loaded.cancelled() or loaded.exception()
+        )
+        for call in calls:
+            self.send(call)

@@ -1,0 +1,93 @@
+"""A bad network between an engine and its server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import TracebackType
+
+__all__ = ["Proxy"]
+
+
+class Proxy:
+    """What listens on a socket, and passes everything on to another one, for better or worse.
+
+    Attributes:
+        delay: seconds by which each answer comes late.
+        swallows: whether answers are lost.
+        refuses: whether new connections are cut at once.
+        passed: how many times something was passed on to the server.
+    """
+
+    def __init__(self, server: str, path: str) -> None:
+        self.path = path
+        self.delay = 0.0
+        self.swallows = False
+        self.refuses = False
+        self.passed = 0
+        self._server_path = server
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener: asyncio.Server | None = None
+        self._swallowed = asyncio.Event()
+
+    @property
+    def url(self) -> str:
+        return f"redis+unix://{self.path}?fresh=true"
+
+    async def __aenter__(self) -> Proxy:
+        self._listener = await asyncio.start_unix_server(self._accept, self.path)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._listener is not None
+        self._listener.close()
+        self.cut()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def cut(self) -> None:
+        """Break every connection."""
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def lose_an_answer(self) -> None:
+        """Wait until an answer has been swallowed, and cut then."""
+        await self._swallowed.wait()
+        self._swallowed.clear()
+        self.swallows = False
+        self.cut()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refuses:
+            writer.transport.abort()
+            return
+        there, back = await asyncio.open_unix_connection(self._server_path)
+        self._writers |= {writer, back}
+        for source, sink, answers in ((reader, back, False), (there, writer, True)):
+            task = asyncio.create_task(self._pass_on(source, sink, answers=answers))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pass_on(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, answers: bool
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                if answers and self.swallows:
+                    self._swallowed.set()
+                    continue
+                if answers and self.delay:
+                    await asyncio.sleep(self.delay)
+                self.passed += not answers
+                sink.write(data)
+                await sink.drain()
+        sink.transport.abort()

@@ -1,0 +1,94 @@
+"""A failover: a master, a replica, and a sentinel that promotes it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+import tenure
+from tests.engines.redis.helpers import is_waited_for, replicates, until
+from tests.engines.redis.servers import Server, a_folder, a_server, free_port, program
+from tests.guarantees import REDIS, guarantee
+
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Server, Server, str]]:
+    """A master, its replica, and the URL of who knows which is which."""
+    ports = free_port(), free_port(), free_port()
+    master_port, replica_port, sentinel_port = ports
+    with (
+        a_server(port=master_port) as master,
+        a_server("--replicaof", f"127.0.0.1 {master_port}", port=replica_port) as replica,
+        a_folder() as folder,
+    ):
+        (folder / "sentinel.conf").write_text(
+            f"port {sentinel_port}\n"
+            f"sentinel monitor jobs 127.0.0.1 {master_port} 1\n"
+            "sentinel down-after-milliseconds jobs 500\n"
+            "sentinel failover-timeout jobs 3000\n"
+        )
+        with subprocess.Popen(
+            [program("server"), str(folder / "sentinel.conf"), "--sentinel"],
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as sentinel:
+            assert sentinel.stdout is not None
+            try:
+                for line in sentinel.stdout:  # it knows the replica from then on
+                    if "+slave slave" in line:
+                        break
+                yield (
+                    master,
+                    replica,
+                    f"redis+sentinel://127.0.0.1:{sentinel_port}/jobs?fresh=true",
+                )
+            finally:
+                sentinel.kill()
+                sentinel.stdout.read()
+
+
+@guarantee("restarted", "kept", "tokens rise", on=REDIS)
+async def test_a_failover_keeps_what_the_replica_has(pair: tuple[Server, Server, str]) -> None:
+    master, replica, url = pair
+    await replicates(replica)
+    async with tenure.connect(f"{url}&min_replicas=1") as client, tenure.connect(url) as other:
+        session = await client.session(recovery_window=PATIENCE)
+        lease = await session.mutex("m").lock(timeout=PATIENCE)
+        waiting = asyncio.ensure_future(
+            (await other.session(recovery_window=PATIENCE)).mutex("m").lock()
+        )
+        await is_waited_for(client, "m")
+        master.kill()
+        async with asyncio.timeout(PATIENCE):
+            await lease.release()  # answered by the one that was promoted
+            later = await waiting
+        assert later.fencing_token > lease.fencing_token
+        await later.release()
+
+
+async def test_a_failover_that_forgets_a_lease_tells_its_holder_and_tokens_rise(
+    pair: tuple[Server, Server, str],
+) -> None:
+    master, replica, url = pair
+    async with tenure.connect(url) as client:
+        await replicates(replica)
+        await until(lambda: "{tenure}:meta" in replica.all_keys())
+        replica.pause()
+        master.tell("CLIENT", "KILL", "TYPE", "replica")  # it does not hear of what follows
+        session = await client.session(recovery_window=PATIENCE)
+        lease = await session.mutex("m").lock()
+        master.kill()
+        replica.resume()
+        async with asyncio.timeout(PATIENCE):
+            lost = await lease.wait_lost()
+        assert isinstance(lost.__cause__, tenure.SessionExpired)
+        async with (
+            client.session() as another,
+            another.mutex("m").lock(timeout=PATIENCE) as later,
+        ):
+            assert later.fencing_token > lease.fencing_token

@@ -1,0 +1,159 @@
+"""Servers of all sorts: with a password, with TLS, of a cluster, full, with replicas or not."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tenure
+from tests.engines.redis.helpers import is_waited_for, replicates
+from tests.engines.redis.servers import Server, a_server, free_port
+from tests.guarantees import REDIS, guarantee
+
+
+async def works(url: str) -> None:
+    """One acquires, another one is granted by its release."""
+    async with tenure.connect(url) as one, tenure.connect(url) as other:
+        lease = await one.mutex("m").lock()
+        waiting = asyncio.ensure_future(other.mutex("m").lock(timeout=30))
+        await is_waited_for(one, "m")
+        await lease.release()
+        later = await waiting
+        assert later.fencing_token > lease.fencing_token
+        await later.release()
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_a_password_is_asked_for(protocol: int) -> None:
+    with a_server(
+        "--requirepass", "secret", "--user", *"job on >word ~* &* +@all".split()
+    ) as server:
+        url = f"{server.url}&protocol={protocol}"
+        await works(f"{url}&password=secret")
+        await works(f"{url}&username=job&password=word")
+        for wrong in ("", "&password=wrong"):
+            with pytest.raises(tenure.AuthenticationFailed):
+                await works(url + wrong)
+
+
+async def test_a_database_is_a_namespace_of_its_own(server: Server) -> None:
+    async with tenure.connect(server.url) as one, tenure.connect(f"{server.url}&db=3") as other:
+        one_lease, other_lease = await one.mutex("m").lock(), await other.mutex("m").lock()
+        assert one_lease.held
+        assert other_lease.held
+    await works(f"{server.url}&db=3&protocol=2")
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority, and what it has signed for localhost."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=60)
+
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=tests")
+    openssl("req", *key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=localhost")
+    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
+    openssl(
+        *("x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key"),
+        *("-CAcreateserial", "-out", "server.pem", "-extfile", "names"),
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def secure_url(certificates: Path) -> Iterator[str]:
+    port = free_port()
+    options = (
+        *("--tls-port", str(port), "--tls-auth-clients", "no"),
+        *("--tls-cert-file", str(certificates / "server.pem")),
+        *("--tls-key-file", str(certificates / "server.key")),
+        *("--tls-ca-cert-file", str(certificates / "ca.pem")),
+    )
+    with a_server(*options):
+        yield f"rediss://localhost:{port}?fresh=true&ssl_ca_certs={certificates / 'ca.pem'}"
+
+
+async def test_tls_is_spoken(secure_url: str) -> None:
+    await works(secure_url)
+
+
+async def test_a_server_that_nobody_vouches_for_is_not_spoken_to(secure_url: str) -> None:
+    with pytest.raises(tenure.EngineUnavailable, match="certificate"):
+        await works(secure_url.partition("&")[0])
+
+
+@guarantee("stalled", "kept", on=REDIS)
+@pytest.mark.no_debug
+async def test_a_stuck_loop_is_renewed_for_over_tls_too(secure_url: str) -> None:
+    async with (
+        tenure.connect(secure_url) as client,
+        client.session(recovery_window=1.5, max_stall=60) as session,
+        session.mutex("m").lock() as lease,
+    ):
+        time.sleep(4)  # noqa: ASYNC251  the loop is stuck
+        assert lease.held
+    assert "tenure-redis-renewer" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_a_cluster_is_refused() -> None:
+    with (
+        a_server("--cluster-enabled", "yes", port=free_port()) as server,
+        pytest.raises(tenure.Unsupported, match="Cluster"),
+    ):
+        await works(server.url)
+
+
+async def test_a_server_that_may_evict_leases_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with a_server("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru") as server:
+        with pytest.raises(tenure.EngineError, match="noeviction"):
+            await works(server.url)
+        await works(f"{server.url}&eviction=warn")
+        assert "noeviction" in caplog.text
+
+
+async def test_nobody_there_is_said_at_once() -> None:
+    with pytest.raises(tenure.EngineUnavailable, match="cannot be reached"):
+        await works(f"redis://localhost:{free_port()}")
+
+
+# Replicas
+
+
+async def test_a_grant_is_given_back_when_too_few_replicas_confirm_it(server: Server) -> None:
+    async with (
+        tenure.connect(server.url) as eye,
+        tenure.connect(f"{server.url}&min_replicas=1") as client,
+    ):
+        with pytest.raises(tenure.EngineError, match="0 of the 1 replicas"):
+            await client.mutex("m").lock()
+        async with eye.mutex("m").lock(timeout=30) as lease:
+            waiting = asyncio.ensure_future(client.mutex("m").lock(timeout=30))
+            await is_waited_for(eye, "m")
+            await lease.release()
+        with pytest.raises(tenure.LeaseLost, match="not confirmed by enough replicas"):
+            await waiting
+
+
+@guarantee("none", "one owner", on=REDIS)
+async def test_a_grant_is_told_when_a_replica_has_it(server: Server) -> None:
+    port = free_port()
+    with a_server(port=port) as master, a_server("--replicaof", f"127.0.0.1 {port}") as replica:
+        assert master.port == port
+        await replicates(replica)
+        async with tenure.connect(f"{master.url}&min_replicas=1") as client:
+            async with client.mutex("m").lock(timeout=30):
+                assert any(":m:/default:m" in key for key in replica.all_keys())
+            await works(f"{master.url}&min_replicas=1")
+        with pytest.raises(tenure.EngineUnavailable, match="replica"):
+            await works(replica.url)
