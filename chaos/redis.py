@@ -96,7 +96,7 @@ class Redis(Engine):
             assert self._server is not None
             async with asyncio.timeout(30), Client(port=self._server.port) as client:
                 for command in commands:
-                    await client.execute_command(*command)
+                    await client.execute_command(*command)  # type: ignore[no-untyped-call]
             yield " ".join(commands[0])
 
         return inflict

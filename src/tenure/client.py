@@ -122,6 +122,14 @@ class Client(Nodes):
         """What the engine can do, and which facts it knows."""
         return self._engine.capabilities
 
+    @property
+    def guarantees(self) -> str:
+        """What this store leaves to chance beyond what every engine does, in a few sentences.
+
+        Empty where that is nothing.
+        """
+        return getattr(self._engine, "guarantees", "")
+
     # Life
 
     async def __aenter__(self) -> Client:
@@ -420,14 +428,6 @@ class Client(Nodes):
     def election(self, name: str) -> Election:
         """The election of that name on ``/default``, through the client's implicit session."""
         return Election(self._implicit, name)
-
-    @property
-    def guarantees(self) -> str:
-        """What this store leaves to chance, in a few sentences; empty where that is nothing.
-
-        Nothing beyond what holds on every engine, that is: see docs/guarantees.md.
-        """
-        return getattr(self._engine, "guarantees", "")
 
     # What happens
 

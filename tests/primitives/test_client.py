@@ -55,6 +55,7 @@ def test_it_tells_where_it_goes_and_what_that_can() -> None:
     assert repr(client) == "<Client memory://somewhere>"
     assert client.url == "memory://somewhere"
     assert client.capabilities.watch
+    assert client.guarantees == ""
     assert isinstance(client.clock, SystemClock)
 
 

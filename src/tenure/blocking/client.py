@@ -80,6 +80,10 @@ class Client(Mirror[twins.Client]):
     def capabilities(self) -> Capabilities:
         return self._twin.capabilities
 
+    @property
+    def guarantees(self) -> str:
+        return self._twin.guarantees
+
     def __enter__(self) -> Client:
         try:
             self._portal.call(self._twin.__aenter__)

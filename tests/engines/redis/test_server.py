@@ -127,6 +127,20 @@ async def test_nobody_there_is_said_at_once() -> None:
         await works(f"redis://localhost:{free_port()}")
 
 
+async def test_what_is_left_to_chance_is_said(server: Server) -> None:
+    async with tenure.connect(server.url) as client:
+        assert "a failover may forget the last ones" in client.guarantees
+    async with tenure.connect(f"{server.url}&min_replicas=2") as client:
+        assert "confirmed by 2 replica(s)" in client.guarantees
+
+
+def test_it_works_on_uvloop(server: Server) -> None:
+    uvloop = pytest.importorskip("uvloop")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(works(server.url))
+        runner.run(works(f"{server.url}&protocol=2"))
+
+
 # Replicas
 
 
