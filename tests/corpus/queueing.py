@@ -139,9 +139,8 @@ _remove_sessions = requests.remove_sessions
             replacing(sessions, "remove_sessions", _leave_waiting_rows_behind),
         ),
         "redis": in_lua(
-            "leave(m, order, parse(call('HGET', m.key, order)))\n    end\n  end",
-            "local r = parse(call('HGET', m.key, order))\n"
-            "if r.granted ~= '0' then leave(m, order, r) end\n    end\n  end",
+            "if r then\n        leave(m, order, r)",
+            "if r and r.granted ~= '0' then\n        leave(m, order, r)",
         ),
     },
     shows=("administrator", ("in order", "others go on")),

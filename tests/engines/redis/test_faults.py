@@ -110,6 +110,29 @@ async def test_lost_data_ends_sessions_and_grants_nothing_until_their_windows_ar
                 assert later.fencing_token > lease.fencing_token
 
 
+@guarantee("restarted", "kept", on=REDIS)
+async def test_a_resumable_session_gets_its_window_anew_when_the_server_was_away(
+    durable: Server,
+) -> None:
+    async with tenure.connect(durable.url) as client:
+        session = await client.session(recovery_window=1, resumable=True)
+        lease = await session.mutex("m").lock()
+        token = session.resume_token
+        await session.detach()
+    durable.kill()
+    await asyncio.sleep(1.2)  # longer than its window: the server's clock goes on meanwhile
+    durable.start()
+    async with (
+        tenure.connect(durable.url) as client,
+        client.session(resume=token) as resumed,
+    ):
+        ticket = resumed.mutex("m").recover()
+        assert ticket is not None
+        again = await ticket.wait(timeout=PATIENCE)
+        assert again.fencing_token == lease.fencing_token
+        await again.release()
+
+
 async def test_a_namespace_is_quarantined_unless_it_is_said_to_be_new(server: Server) -> None:
     plain = server.url.replace("fresh=true", "quarantine=1.5")
     async with tenure.connect(plain) as client, client.session(recovery_window=1) as session:
@@ -159,6 +182,22 @@ async def test_a_session_that_the_server_takes_for_expired_is_lost_at_the_next_r
         async with asyncio.timeout(PATIENCE):
             lost = await lease.wait_lost()
         assert isinstance(lost.__cause__, tenure.SessionExpired)
+
+
+async def test_a_queue_that_was_deleted_by_hand_stops_nobody(server: Server) -> None:
+    async with tenure.connect(server.url) as client, tenure.connect(server.url) as other:
+        session = await client.session()
+        lease = await session.mutex("m").lock()
+        waiting = asyncio.ensure_future(other.mutex("m").lock())
+        while await queue_of(client, "m") != (1, 1):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        server.tell("DEL", "{tenure}:m:/default:m")
+        await lease.release()
+        async with session.mutex("m").lock(timeout=PATIENCE):
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        await session.close()
+        assert await queue_of(client, "m") == (0, 0)
 
 
 # A bad network

@@ -40,7 +40,7 @@ def semaphore(told: list[Any], *, owners: bool, waiters: bool) -> SemaphoreDescr
         else:
             queued.append(request)
     return SemaphoreDescription(
-        name.decode("utf-8", "surrogateescape"),
+        name.decode(),
         data,
         int(limit),
         total if requests else int(held),

@@ -497,6 +497,7 @@ class RedisEngine:
 
         def fail() -> None:
             if not answer.done():
+                self.link.give_up("the server does not answer")
                 why = f" ({self.link.trouble})" if self.link.trouble else ""
                 answer.set_exception(
                     kind(f"{self.url} did not answer within {patience:g} s{why}", node=path)

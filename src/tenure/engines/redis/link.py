@@ -51,7 +51,6 @@ class Link:
     """The connections of one engine."""
 
     def __init__(self, address: Address, meta: str, client: Client) -> None:
-        self.server: Server | None = None
         self._address = address
         self._meta = meta
         self._client = client
@@ -61,7 +60,6 @@ class Link:
         self._gates = 0
         self._channels: dict[str, None] = {}
         self._gone = asyncio.Event()
-        self._up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._why = ""
         self._progress = (0, 0)
@@ -92,10 +90,6 @@ class Link:
             await asyncio.wait([task])
         self._drop("closed")
         self._waiting.clear()
-
-    async def up(self) -> None:
-        """Return when there is a connection."""
-        await self._up.wait()
 
     # What is asked
 
@@ -156,9 +150,10 @@ class Link:
                 try:
                     await self._connect()
                     break
-                except (TenureError, OSError) as error:
-                    level = logging.DEBUG if isinstance(error, EngineUnavailable) else logging.ERROR
-                    _log.log(level, "connecting again: %s", error)
+                except Exception as error:  # whatever it is, somebody may mend it
+                    expected = isinstance(error, EngineUnavailable | OSError)
+                    level = logging.DEBUG if expected else logging.ERROR
+                    _log.log(level, "%s: connecting again: %r", self._address.url, error)
                     self._why = str(error)
                 pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -189,11 +184,10 @@ class Link:
             if isinstance(error, OSError) and not isinstance(error, TenureError):
                 raise EngineUnavailable(f"{self._address.url}: {error}") from error
             raise
-        self._wire, self._ears, self.server = wire, ears, server
+        self._wire, self._ears = wire, ears
         self._gates = 0
         self._progress = (0, 0)
         self._send_waiting()
-        self._up.set()
         self._client.resumed()
 
     async def _prepare(self, wire: Wire, ears: Wire, server: Server) -> None:
@@ -219,7 +213,6 @@ class Link:
             return
         self._wire = self._ears = None
         self._gates = 0
-        self._up.clear()
         wire.give_up(why)
         ears.give_up(why)
         self._why = why

@@ -37,11 +37,14 @@ REMOVALS = {b"t": Removal.TIMED_OUT, b"x": Removal.DELETED, b"e": Removal.EVICTE
 
 _ENQUEUE, _WITHDRAW, _RENEW = SCRIPTS["enqueue"], SCRIPTS["withdraw"], SCRIPTS["renew"]
 _REFUSED = Enqueued(Place.REFUSED, None)
+_WHOLE = str(EPHEMERAL_LIMIT)
 _CHUNK = 256
 
 
 def count_text(count: int) -> str:
     """A count for a script: "0" is one that cannot be right, which the script finds in its turn."""
+    if count == EPHEMERAL_LIMIT:
+        return _WHOLE
     return str(count) if isinstance(count, int) and 1 <= count <= EPHEMERAL_LIMIT else "0"
 
 

@@ -174,7 +174,10 @@ class Wire(asyncio.Protocol):
             self._unscripted.append(call)
             return
         self._pending.append(call)
-        self._write(call.packed(self._meta))
+        out = self._out
+        out.append(call.packed(self._meta))
+        if len(out) == 1:
+            self._loop.call_soon(self._flush)
 
     def ask(self, *words: str | bytes | int) -> asyncio.Future[Any]:
         """The reply to a plain command."""
@@ -277,7 +280,9 @@ class Wire(asyncio.Protocol):
             if reply is _NOTHING:
                 return
             kind = type(reply)
-            if kind is hiredis.PushNotification or (not pending and kind is list):
+            if kind is int and pending and not self._reloading:
+                pending.popleft().answered(reply)
+            elif kind is hiredis.PushNotification or (not pending and kind is list):
                 self._push(reply)
             elif not pending:
                 self.give_up(f"the server said what nobody had asked for: {reply!r}")

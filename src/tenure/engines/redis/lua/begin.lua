@@ -18,11 +18,13 @@ for at = 1, #fields, 2 do
     local order, name = string.match(fields[at + 1], '^(%d+) (.*)$')
     if order then
       local m = load(path, name)
-      local r = parse(call('HGET', m.key, order))
-      found[#found + 1] = {
-        fields[at], name, order, r.count, call('HGET', m.key, 'D' .. order) or '',
-        m.lasting and 1 or 0, r.granted ~= '0' and 1 or 0,
-      }
+      local r = request_in(m, order)
+      if r then
+        found[#found + 1] = {
+          fields[at], name, order, r.count, call('HGET', m.key, 'D' .. order) or '',
+          m.lasting and 1 or 0, r.granted ~= '0' and 1 or 0,
+        }
+      end
     else
       call('HDEL', key, fields[at])
     end

@@ -35,6 +35,12 @@ local function parse(record)
   }
 end
 
+-- A request in a queue; nil if there is none, as after an eviction.
+local function request_in(m, order)
+  local record = m and call('HGET', m.key, order)
+  return record and parse(record)
+end
+
 local function record_of(r)
   return table.concat({r.id, r.hold, r.count, r.joined, r.granted, r.deadline}, ' ')
 end
@@ -75,14 +81,20 @@ end
 -- Take a request out without its session asking for it, and leave word of it.
 local function remove(m, order, r, kind)
   leave(m, order, r)
-  call('HSET', P .. 's:' .. r.id, r.hold, '!' .. kind .. ' ' .. order)
-  tell(r.id, kind, r.hold)
+  if call('HEXISTS', P .. 's:' .. r.id, 'a') == 1 then
+    call('HSET', P .. 's:' .. r.id, r.hold, '!' .. kind .. ' ' .. order)
+    tell(r.id, kind, r.hold)
+  end
 end
 
 local function grant_next(m)
   local order = call('ZRANGE', m.waiters, 0, 0)[1]
-  local r = parse(call('HGET', m.key, order))
-  if not fits(m.held, m.owners, m.whole, r.count, m.limit) then
+  local r = order and request_in(m, order)
+  if not r then
+    call('ZREM', m.waiters, order or '')
+    m.waiting = call('ZCARD', m.waiters)
+    return true
+  elseif not fits(m.held, m.owners, m.whole, r.count, m.limit) then
     return false
   end
   call('ZREM', m.waiters, order)
@@ -140,7 +152,10 @@ local function end_session(id, why)
     local order, name = string.match(place, '^(%d+) (.*)$')
     if order then
       local m = load(s.n, name)
-      leave(m, order, parse(call('HGET', m.key, order)))
+      local r = request_in(m, order)
+      if r then
+        leave(m, order, r)
+      end
     end
   end
   if why and s.c ~= '' then
@@ -173,7 +188,10 @@ local function expire()
       local name = s[2] and string.match(s[2], '^%d+ (.*)$')
       if name then
         local m = load(s[1], name)
-        remove(m, order, parse(call('HGET', m.key, order)), 't')
+        local r = request_in(m, order)
+        if r then
+          remove(m, order, r, 't')
+        end
       end
     end
     settle()

@@ -81,7 +81,10 @@ local function alter()
     return {'released'}
   end
   local m = load(path, name)
-  local r = parse(call('HGET', m.key, order))
+  local r = request_in(m, order)
+  if not r then
+    return {'released'}
+  end
   local owns = r.granted ~= '0'
   if count ~= '' and (count == '0' or not at_most(count, r.count)
       or (count ~= m.limit and not at_most(count, EXACT))) then
@@ -121,8 +124,8 @@ local function alter()
   settle()
   if not owns and timeout == '0' then -- it does not wait any more, unless it was granted just now
     m = load(path, name)
-    r = parse(call('HGET', m.key, order))
-    if r.granted == '0' then
+    r = request_in(m, order)
+    if r and r.granted == '0' then
       remove(m, order, r, 't')
       settle()
     end

@@ -85,8 +85,10 @@ end
 if s[4] then -- sent before, and its answer was never seen
   local order = string.match(s[4], '^(%d+) ')
   if order then
-    local r = parse(call('HGET', key, order))
-    if r.granted ~= '0' then
+    local r = request_in({key = key}, order)
+    if not r then
+      return {'gone'} -- not without the queue being lost
+    elseif r.granted ~= '0' then
       return tonumber(order)
     end
     return {tonumber(order), due()}

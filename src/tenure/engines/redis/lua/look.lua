@@ -14,12 +14,11 @@ local found = {'ok'}
 for at = 3, #ARGV do
   local place = call('HGET', key, ARGV[at])
   local order, name = string.match(place or '', '^(%d+) (.*)$')
-  if order then
-    local m = load(path, name)
-    local granted = parse(call('HGET', m.key, order)).granted ~= '0'
-    found[#found + 1] = granted and tonumber(order) or -tonumber(order)
+  local r = order and request_in(load(path, name), order)
+  if r then
+    found[#found + 1] = r.granted ~= '0' and tonumber(order) or -tonumber(order)
   else
-    found[#found + 1] = place or ''
+    found[#found + 1] = not order and place or ''
   end
 end
 found[#found + 1] = due()

@@ -28,6 +28,9 @@ if not alive then
 end
 expire()
 local m = load(s[3], name)
-leave(m, order, parse(call('HGET', m.key, order)))
-settle()
+local r = request_in(m, order)
+if r then
+  leave(m, order, r)
+  settle()
+end
 return 0
