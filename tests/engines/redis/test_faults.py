@@ -133,6 +133,21 @@ async def test_a_resumable_session_gets_its_window_anew_when_the_server_was_away
         await again.release()
 
 
+@guarantee("restarted", "nothing leaks", on=REDIS)
+async def test_a_server_that_comes_and_goes_keeps_no_session_alive(durable: Server) -> None:
+    async with tenure.connect(durable.url) as client:
+        session = await client.session(recovery_window=1, resumable=True)
+        await session.mutex("m").lock()
+        await session.detach()
+    key, ends = f"{{tenure}}:s:{session.id}", []
+    for _ in range(3):
+        durable.kill()
+        durable.start()
+        async with tenure.connect(durable.url):  # who meets it first gives sessions their time
+            ends.append(durable.tell("HGET", key, "u"))
+    assert ends[0] == ends[1] == ends[2] is not None
+
+
 async def test_a_namespace_is_quarantined_unless_it_is_said_to_be_new(server: Server) -> None:
     plain = server.url.replace("fresh=true", "quarantine=1.5")
     async with tenure.connect(plain) as client, client.session(recovery_window=1) as session:

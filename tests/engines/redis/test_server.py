@@ -106,7 +106,9 @@ async def test_a_stuck_loop_is_renewed_for_over_tls_too(secure_url: str) -> None
 
 async def test_a_cluster_is_refused() -> None:
     with (
-        a_server("--cluster-enabled", "yes", port=free_port()) as server,
+        a_server(
+            *("--cluster-enabled", "yes", "--cluster-port", str(free_port())), port=free_port()
+        ) as server,
         pytest.raises(tenure.Unsupported, match="Cluster"),
     ):
         await works(server.url)

@@ -4,7 +4,8 @@
 -- exact, and is not the whole), w whole, n waiting, d data; each request is a field named by its order id, "session hold count joined granted
 -- deadline" (0 for none), and its data, if any, in "D" .. order id. Who waits is in a sorted set.
 -- A session is a hash: a token of its attachment, n node, u until, w window, l liveness, k key,
--- c channel, d description, t attached, f when its keys were last given time to live; each hold is
+-- c channel, d description, t attached, f when its keys were last given time to live, y the end that it was
+-- given when the server had been away; each hold is
 -- a field: "order name", or "!kind order" when the request was taken out and it may not know.
 local loaded, dirty = {}, {}
 

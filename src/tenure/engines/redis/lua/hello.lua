@@ -29,11 +29,13 @@ end
 if not is_new and m[5] ~= ARGV[1] then -- another server, or the same one started again
   call('HSET', KEYS[1], 'r', ARGV[1])
   for _, id in ipairs(call('ZRANGE', P .. 'x', 0, -1)) do
-    local s = call('HMGET', P .. 's:' .. id, 'l', 'n')
-    if s[1] == 'window' then
+    local session = P .. 's:' .. id
+    local s = call('HMGET', session, 'l', 'n', 'u', 'y')
+    if s[1] == 'window' and s[3] ~= s[4] then -- once, until it is renewed
       local node = call('HGET', P .. 'nodes', s[2])
       local grace = node and cjson.decode(node).session_grace_period or 0
       touch(id, (grace > 0 and grace or 10) * 1000000)
+      call('HSET', session, 'y', call('HGET', session, 'u'))
     end
   end
 end
