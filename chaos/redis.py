@@ -19,6 +19,7 @@ from redis.asyncio import Redis as Client
 from chaos.adapter import Engine, Fault, Inflict, Scene
 from chaos.network import Proxy, network_faults
 from chaos.servers import Server, server_faults
+from tenure.model import NodeConfig
 
 __all__ = ["Redis", "RedisInMemory"]
 
@@ -30,6 +31,8 @@ class Redis(Engine):
     """A server that survives its own end."""
 
     name = "redis"
+    nodes = NodeConfig(session_grace_period=1.0)  # as for the server of our own
+    lingers = 5.0
     persistence: tuple[str, ...] = ("--appendonly", "yes", "--appendfsync", "always")
 
     def __init__(self, folder: Path) -> None:
