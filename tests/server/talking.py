@@ -278,6 +278,10 @@ class Direct(Caller):
         if not self.half_open and not self.gone:
             self.data_received(data)
 
+    def is_read(self) -> bool:
+        """Whether the server reads from it."""
+        return self.way.reading
+
     def read_again(self) -> None:
         """Read what has been written, and whatever will be."""
         self.reads = True

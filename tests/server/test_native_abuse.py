@@ -284,7 +284,7 @@ async def test_who_does_not_read_is_not_read_from_and_in_the_end_cut_off(
         await client.attach()
         client.reads = False
         client.say(Renew(1, 1))
-        assert not client.way.reading
+        assert not client.is_read()
         since = clock.now()
         await client.until_lost()
         assert 30 <= clock.now() - since < 32
@@ -297,10 +297,10 @@ async def test_who_reads_again_is_read_from_again(clock: VirtualClock) -> None:
         await client.attach(window=60.0)
         client.reads = False
         client.say(Renew(1, 1))
-        assert not client.way.reading
+        assert not client.is_read()
         await asyncio.sleep(20)
         client.read_again()
-        assert client.way.reading
+        assert client.is_read()
         await client.hear(Proven)
         await asyncio.sleep(10)  # its silence counts from now, and not from before
         await is_well(client)
@@ -317,7 +317,7 @@ async def test_who_reads_again_in_time_gets_everything(clock: VirtualClock) -> N
         client.read_again()
         await client.until(lambda: len(client.unread) == 3000, "all answers")
         assert [(await client.hear(Proven)).number for _ in range(3000)] == list(range(3000))
-        assert client.way.reading
+        assert client.is_read()
 
 
 @pytest.mark.usefixtures("loop_factory")
@@ -393,14 +393,14 @@ async def test_no_more_operations_are_under_way_than_may_be(clock: VirtualClock)
         await client.attach()
         client.say(*(Withdraw(rid, 1, rid) for rid in range(2, 12)))
         assert client.connection._in_flight == 4
-        assert not client.way.reading
+        assert not client.is_read()
         client.connection.data_received(frame(Withdraw(12, 1, 1)))  # read before it was stopped
         await asyncio.sleep(2.5)
         assert len(client.unread) == 4
         assert client.connection._in_flight == 4
         await client.until(lambda: len(client.unread) == 11, "eleven answers")
         assert [(await client.hear(Done)).rid for _ in range(11)] == list(range(2, 13))
-        assert client.way.reading
+        assert client.is_read()
 
 
 @pytest.mark.usefixtures("loop_factory")

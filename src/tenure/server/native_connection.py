@@ -42,10 +42,11 @@ from tenure.errors import (
     Unsupported,
 )
 from tenure.server.accept import Greeting
-from tenure.server.hosted import SESSION_HANDLERS, Hosted
+from tenure.server.hosted import Hosted
 from tenure.server.hosting import Arrival
 from tenure.server.limits import LimitReached
 from tenure.server.native_operations import ENGINE_MESSAGES, ask
+from tenure.server.session_operations import SESSION_HANDLERS
 from tenure.wire.errors import to_wire
 from tenure.wire.frames import FrameReader, FrameWriter
 from tenure.wire.messages import (
@@ -380,7 +381,7 @@ class Connection(asyncio.Protocol):
             if not isinstance(session, Hosted) or session.error is not None:
                 self._without_session(message, session)
             elif session.starting:
-                session.put_by(self, message)
+                session.put_by(self, message, handler)
             else:
                 handler(session, message)
         elif kind in ENGINE_MESSAGES:

@@ -1,0 +1,321 @@
+"""What the holder of a hosted session asks for: one function for each message.
+
+Each begins what it is asked within the call, so that the store hears of everything in the order in
+which it came, and answers at once where the engine does. See `tenure.server.hosted` for what
+happens on cancel, disconnect and close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from tenure.engines.contract import Enqueued
+from tenure.errors import InvalidArgument, TenureError
+from tenure.model import UNCHANGED
+from tenure.server.hosted import Hosted, Link, Request, error_of
+from tenure.server.limits import Count, LimitReached
+from tenure.server.native_operations import check_size
+from tenure.wire.messages import (
+    Acknowledge,
+    Alter,
+    Close,
+    CreateSemaphore,
+    DeleteSemaphore,
+    DescribeSemaphore,
+    Detach,
+    Done,
+    Enqueue,
+    Renew,
+    SemaphoreDescribed,
+    Unwatch,
+    UpdateSemaphore,
+    Watch,
+    WatchRefused,
+    Withdraw,
+)
+from tenure.wire.values import SemaphoreInfo
+
+__all__ = ["SESSION_HANDLERS"]
+
+_Work: TypeAlias = Callable[[Hosted, Any], Coroutine[Any, Any, Struct]]
+
+
+def _check_data(session: Hosted, data: bytes, name: str | None) -> None:
+    most = session.hosting.limits.data_bytes
+    if len(data) > most:
+        raise LimitReached(
+            f"this server takes at most {most} bytes of data (its limit data_bytes), not "
+            f"{len(data)}; store it elsewhere and keep its address here",
+            "data_bytes",
+            node=session.node,
+            name=name,
+        )
+
+
+def _check_count(session: Hosted, limit: str, count: int, name: str) -> None:
+    most = getattr(session.hosting.limits, limit)
+    if count >= most:
+        raise Count(limit, most, "this session").reached(node=session.node, name=name)
+
+
+# --- requests ------------------------------------------------------------------------------
+
+
+def _enqueue(session: Hosted, message: Enqueue) -> None:
+    rid, hold, name = message.rid, message.hold, message.name
+    if not session.is_new(rid):
+        return
+    requests = session.requests
+    try:
+        _check_data(session, message.data, name)
+        if hold in requests:
+            raise InvalidArgument(
+                f"hold {hold} of this session on {session.node} is in a queue already",
+                node=session.node,
+                name=name,
+            )
+        _check_count(session, "requests_per_session", len(requests), name)
+        session.hosting.semaphores.join(session.node, name, ephemeral=message.ephemeral)
+    except TenureError as error:
+        session.fail(rid, error)
+        return
+    requests[hold] = request = Request(name, message.count, message.ephemeral)
+    try:
+        answer = session.store.enqueue(
+            hold,
+            name,
+            message.count,
+            message.data,
+            timeout=message.timeout,
+            ephemeral=message.ephemeral,
+        )
+    except Exception as error:
+        session.drop(hold, request)
+        session.fail(rid, error)
+        return
+    if isinstance(answer, asyncio.Future):
+        request.placing = rid, answer
+        session.unanswered.add(rid)
+        assert session.link is not None
+        session.link.begun()
+        answer.add_done_callback(partial(_when_placed, session, session.link, hold, request))
+    else:
+        session.place(rid, hold, request, answer)
+
+
+def _when_placed(
+    session: Hosted, link: Link, hold: int, request: Request, answer: asyncio.Future[Enqueued]
+) -> None:
+    link.finished()
+    error = error_of(answer)
+    if request.placing is not None and session.error is None:
+        session.answer_placing(hold, request, error)
+
+
+def _withdraw(session: Hosted, message: Withdraw) -> None:
+    rid, hold = message.rid, message.hold
+    if not session.is_new(rid):
+        return
+    request = session.requests.get(hold)
+    if request is not None:
+        session.drop(hold, request)
+    elif session.removals:
+        session.removals.pop(hold, None)
+    try:
+        answer = session.store.withdraw(hold)
+    except Exception as error:
+        session.fail(rid, error)
+        return
+    if answer is None:
+        session.answer(rid, Done(rid))
+    else:
+        _answer_later(session, rid, answer)
+
+
+def _alter(session: Hosted, message: Alter) -> None:
+    rid = message.rid
+    if not session.is_new(rid):
+        return
+    request = session.requests.get(message.hold)
+    try:
+        if message.data is not None:
+            _check_data(session, message.data, None if request is None else request.name)
+        answer = session.store.alter(
+            message.hold,
+            count=message.count,
+            data=message.data,
+            timeout=message.timeout if message.new_timeout else UNCHANGED,
+        )
+    except Exception as error:
+        session.fail(rid, error)
+        return
+    if request is not None and message.count is not None:
+        request.count = message.count
+    if answer is None:
+        session.answer(rid, Done(rid))
+    else:
+        _answer_later(session, rid, answer)
+
+
+def _answer_later(session: Hosted, rid: int, answer: asyncio.Future[None]) -> None:
+    assert session.link is not None
+    session.unanswered.add(rid)
+    session.link.begun()
+    answer.add_done_callback(partial(_when_done, session, session.link, rid))
+
+
+def _when_done(session: Hosted, link: Link, rid: int, answer: asyncio.Future[None]) -> None:
+    link.finished()
+    session.unanswered.discard(rid)
+    error = error_of(answer)
+    if session.error is not None:
+        return  # that it is over has been told
+    if error is not None:
+        session.fail(rid, error)
+    else:
+        session.answer(rid, Done(rid))
+
+
+# --- semaphores ----------------------------------------------------------------------------
+
+
+async def _create(session: Hosted, message: CreateSemaphore) -> Struct:
+    name = message.name
+    _check_data(session, message.data, name)
+    await session.hosting.semaphores.create(session.node, name)
+    await session.store.create_semaphore(
+        name, message.limit, message.data, exist_ok=message.exist_ok
+    )
+    session.hosting.semaphores.created(session.node, name)
+    return Done(message.rid)
+
+
+async def _update(session: Hosted, message: UpdateSemaphore) -> Struct:
+    _check_data(session, message.data, message.name)
+    await session.store.update_semaphore(message.name, message.data)
+    return Done(message.rid)
+
+
+async def _delete(session: Hosted, message: DeleteSemaphore) -> Struct:
+    await session.store.delete_semaphore(message.name, force=message.force)
+    session.hosting.semaphores.deleted(session.node, message.name)
+    return Done(message.rid)
+
+
+async def _describe(session: Hosted, message: DescribeSemaphore) -> Struct:
+    found = await session.store.describe_semaphore(
+        message.name, owners=message.owners, waiters=message.waiters
+    )
+    size = check_size(found, session.node, session.hosting.limits.output_bytes // 2)
+    if session.link is not None:
+        await session.link.room(size)
+    return SemaphoreDescribed(message.rid, SemaphoreInfo.of(found))
+
+
+def _start(work: _Work, session: Hosted, message: Any, *, reads: bool = False) -> None:
+    """Begin what takes time, in its order; `reads` means that it changes nothing."""
+    rid = message.rid
+    if not reads:
+        if not session.is_new(rid):
+            return
+        session.unanswered.add(rid)
+    assert session.link is not None
+    session.link.begun()
+    session.hosting.start(_carry_out(work, session, message, session.link, reads))
+    session.starting = True
+    asyncio.get_running_loop().call_soon(session.go_on)  # behind the task's first step
+
+
+async def _carry_out(work: _Work, session: Hosted, message: Any, link: Link, reads: bool) -> None:
+    rid = message.rid
+    try:
+        answer = await work(session, message)
+    except Exception as error:
+        answer = session.failed(rid, error)
+    finally:
+        session.unanswered.discard(rid)
+        link.finished()
+    if session.error is not None:
+        return  # that it is over has been told
+    if reads:
+        session.say(answer)
+    else:
+        session.answer(rid, answer)
+
+
+# --- watches -------------------------------------------------------------------------------
+
+
+def _watch(session: Hosted, message: Watch) -> None:
+    number = message.number
+    try:
+        if number in session.watches:
+            raise InvalidArgument(f"there is a watch {number} already", node=session.node)
+        _check_count(session, "watches_per_session", len(session.watches), message.name)
+        session.watches[number] = session.store.watch(
+            message.name,
+            data=message.data,
+            owners=message.owners,
+            changed=partial(_changed, session, number),
+        )
+    except Exception as error:
+        session.say(WatchRefused(session.channel, number, session.failed(0, error).error))
+
+
+def _changed(session: Hosted, number: int) -> None:
+    if session.link is not None and number in session.watches:
+        session.link.changed(session.channel, number)
+
+
+def _unwatch(session: Hosted, message: Unwatch) -> None:
+    stop = session.watches.pop(message.number, None)
+    if stop is not None:
+        stop()
+
+
+# --- its life ------------------------------------------------------------------------------
+
+
+def _renew(session: Hosted, message: Renew) -> None:
+    assert session.link is not None
+    session.acknowledge(message.acknowledged)
+    session.forget_what_was_found()
+    session.renew(session.link, session.channel, message.number)
+
+
+def _acknowledge(session: Hosted, message: Acknowledge) -> None:
+    session.acknowledge(message.acknowledged)
+
+
+def _close(session: Hosted, message: Close) -> None:
+    session.leave(message.rid, closing=True)
+
+
+def _detach(session: Hosted, message: Detach) -> None:
+    session.leave(message.rid, closing=False)
+
+
+SESSION_HANDLERS: dict[type[Struct], Callable[[Hosted, Any], None]] = {
+    Acknowledge: _acknowledge,
+    Alter: _alter,
+    Close: _close,
+    CreateSemaphore: partial(_start, _create),
+    DeleteSemaphore: partial(_start, _delete),
+    DescribeSemaphore: partial(_start, _describe, reads=True),
+    Detach: _detach,
+    Enqueue: _enqueue,
+    Renew: _renew,
+    Unwatch: _unwatch,
+    UpdateSemaphore: partial(_start, _update),
+    Watch: _watch,
+    Withdraw: _withdraw,
+}
+"""What carries out each message that is for the session on its channel.
+
+Not to be called while the session is over, or has something `starting`.
+"""
