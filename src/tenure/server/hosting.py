@@ -20,8 +20,8 @@ not enough, and neither is that a former server is dead: what counts is the prog
 here knows it, since it was attached through another server or before a restart, it is taken to
 have been heard of in the instant before the store took the session away from it: what the store
 says before (`SessionDescription.silent_for`) may be out of date by then, and afterwards it speaks
-of this attachment. So the whole window is waited for, unless the session was detached here, and
-nobody has attached it since; that is seen from its attach number.
+of this attachment. So the whole window is waited for. Whether this server knows everybody is seen
+from the attach numbers (`tenure.server.predecessors`).
 
 Who owns what: `Hosting` owns the registry, the tasks of attaching and of what hosted sessions have
 begun, and one timer. Listeners of the native protocol share one `Hosting`: the first to open makes
@@ -41,9 +41,8 @@ import contextlib
 import hmac
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Coroutine
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from tenure.core import rules
@@ -58,13 +57,13 @@ from tenure.errors import (
 )
 from tenure.model import Liveness
 from tenure.server.context import Context
-from tenure.server.hosted import UNKNOWN, Hosted, Link, State
+from tenure.server.hosted import Hosted, Link, State
+from tenure.server.predecessors import Predecessors
 from tenure.wire.errors import to_wire
 from tenure.wire.messages import Attach, Attached, Done, Ended, Failed
 
 __all__ = ["Arrival", "Hosting", "Switchboard"]
 
-_REMEMBERED = 10_000  # sessions that are over here
 _TICK = 1.0  # seconds between two looks at renewals that wait
 _CONNECTIONS = 4  # of one program, in spite of the limit: old ones, the new one, one aside
 _DETACHING = 64  # sessions that are detached in the store at a time
@@ -75,16 +74,6 @@ class Switchboard(Link, Protocol):
 
     def connect(self, channel: int, hosted: Hosted) -> None:
         """The channel has that session from now on."""
-
-
-class _Left(NamedTuple):
-    """A session that is over here: its attach number then, and who may still believe."""
-
-    attach_number: int
-    believers: list[Hosted]
-    strangers_until: float
-    resumable: bool = True
-    key: bytes = b""
 
 
 class Arrival:
@@ -141,7 +130,7 @@ class Hosting:
         self._begun: dict[tuple[bytes, int], Arrival | Hosted] = {}
         self._programs: dict[bytes, int] = {}  # how many sessions each has here
         self._connections: dict[bytes, int] = {}  # and how many connections
-        self._left: OrderedDict[int, _Left] = OrderedDict()
+        self._predecessors = Predecessors(context.clock)
         self._taking: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         self._waiting: set[Hosted] = set()  # those that are being resumed
         self._tasks: set[asyncio.Task[None]] = set()
@@ -231,31 +220,13 @@ class Hosting:
             del self._begun[key]
         number = _id_of(hosted)
         if number:
-            self._remember(hosted)
+            self._predecessors.remember(hosted)
             if self.sessions.get(number) is hosted:
                 del self.sessions[number]
         self.context.counts.sessions.give_back()
         self._programs[hosted.program] -= 1
         if not self._programs[hosted.program]:
             del self._programs[hosted.program]
-
-    def _remember(self, hosted: Hosted) -> None:
-        """It is over here: whoever has it next asks who before may still believe."""
-        now, number = self.context.clock.now(), hosted.store.id
-        there = self._left.get(number)
-        if there is not None and there.attach_number > hosted.store.attach_number:
-            return
-        believers = [each for each in (hosted, *hosted.former) if each.believes_until() > now]
-        self._left[number] = _Left(
-            hosted.store.attach_number,
-            believers,
-            hosted.strangers_until,
-            hosted.resumable,
-            hosted.shown_key,
-        )
-        self._left.move_to_end(number)
-        if len(self._left) > _REMEMBERED:
-            self._left.popitem(last=False)
 
     def look(self) -> None:
         """Some program has ceased to believe."""
@@ -461,7 +432,7 @@ class Hosting:
             former = None
         if former is None:
             window = await self._window_of(message)
-            left = self._left.get(message.session_id)
+            left = self._predecessors.get(message.session_id)
             if window is not None and left is not None:
                 _check_resumable(message, left.key, resumable=left.resumable)
             self.context.counts.sessions.take(node=message.node)
@@ -498,7 +469,7 @@ class Hosting:
         link, message = arrival.link, arrival.message
         number = message.session_id
         hosted = self._new(link, message, window)
-        if number in self.sessions or number in self._left or message.assume_dead:
+        if number in self.sessions or number in self._predecessors or message.assume_dead:
             lock = self._taking.setdefault(number, asyncio.Lock())
             try:
                 await lock.acquire()
@@ -508,8 +479,8 @@ class Hosting:
             arrival.hurries = True
             try:
                 await self._attach(hosted, message, assume_dead=True)
-                known = self._came_before(hosted) is not None
-                if known or message.assume_dead or not arrival.wanted:
+                known = self._predecessors.before(hosted, self.sessions.get(number))
+                if known is not None or message.assume_dead or not arrival.wanted:
                     self._follow(hosted, told=False)
                     return hosted
             finally:
@@ -528,10 +499,10 @@ class Hosting:
         Args:
             told: the store has made sure that whoever had it will get no more proof.
         """
-        self._note_who_may_believe(hosted, told)
         former = self.sessions.get(hosted.store.id)
+        self._predecessors.note(hosted, former, told=told)
         self._register(hosted)
-        if former is not None:
+        if former is not None and self.sessions[hosted.store.id] is hosted:
             former.end(rules.taken_over(former.node))  # before the store says so
 
     async def _attach(self, hosted: Hosted, message: Attach, *, assume_dead: bool) -> Hosted:
@@ -571,26 +542,6 @@ class Hosting:
             if each.id == message.session_id:
                 return each.recovery_window
         return None
-
-    def _came_before(self, hosted: Hosted) -> _Left | None:
-        """Who had the session until then, and before; ``None`` if that is not known here."""
-        number, before = hosted.store.id, hosted.store.attach_number - 1
-        former = self.sessions.get(number)
-        if former is not None and former.store.attach_number == before:
-            left = _Left(before, [former, *former.former], former.strangers_until)
-        else:
-            left = self._left.get(number, _Left(0, [], UNKNOWN))
-        known = left.attach_number == before and left.strangers_until != UNKNOWN
-        return left if known else None
-
-    def _note_who_may_believe(self, hosted: Hosted, told: bool) -> None:
-        now = self.context.clock.now()
-        known = self._came_before(hosted)
-        if known is None:
-            hosted.strangers_until = now + hosted.window if told else UNKNOWN
-        else:
-            hosted.strangers_until = known.strangers_until
-            hosted.former = [each for each in known.believers if each.believes_until() > now]
 
 
 def _check_resumable(message: Attach, key: bytes, *, resumable: bool) -> None:
