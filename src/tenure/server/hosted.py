@@ -30,6 +30,7 @@ All of it runs on the server's loop, but for `proven`, which may come from any t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import OrderedDict, deque
@@ -551,13 +552,16 @@ class Hosted:
 
     def proven(self, at: float) -> None:
         """The store's session lives. From any thread."""
+        if threading.get_ident() == self.hosting.thread:
+            self._note_proof(at)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody asks any more
+                self.hosting.loop.call_soon_threadsafe(self._note_proof, at)
+
+    def _note_proof(self, at: float) -> None:
         self.proof = max(self.proof, at)
         if self._renewals:
-            hosting = self.hosting
-            if threading.get_ident() == hosting.thread:
-                self._answer_renewals()
-            else:
-                hosting.loop.call_soon_threadsafe(self._answer_renewals)
+            self._answer_renewals()
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
         """What the session has in queues, now that it was taken over."""
