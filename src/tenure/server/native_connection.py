@@ -221,6 +221,9 @@ class Connection(asyncio.Protocol):
                 self._carry_out_frames()
             except (DecodeError, RecursionError, _OutOfOrder) as error:
                 self._refuse_to_go_on(error)
+            except BaseException:
+                self.cut_off()  # a defect of the server's, which the loop will tell of
+                raise
         self._flush()
         self._settle_reading()
 
@@ -232,6 +235,8 @@ class Connection(asyncio.Protocol):
                 self._carry_out(_decode(frame))
                 count += 1
                 if self._in_flight >= most or self.stage > Stage.OPEN:
+                    return
+                if self._blocked_at is not None:
                     return
                 if count >= _TURN:
                     self._go_on_soon()
