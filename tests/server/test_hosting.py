@@ -814,6 +814,25 @@ async def test_a_session_has_so_many_requests_and_watches_and_so_much_data(
         assert (await mutex(client, 1, 4, "free again")).place == 0
 
 
+async def test_semaphores_that_were_there_before_the_server_count(clock: VirtualClock) -> None:
+    engine = connect_engine("memory://", clock)
+    await engine.open()
+    limits = Limits(semaphores=1)
+    async with serving(engine=engine) as listener, linked(listener) as client:
+        await client.attach()
+        client.say(CreateSemaphore(2, 1, "a", 1, b"", False))
+        await client.hear(Done)
+    async with serving(engine=engine, limits=limits) as listener, linked(listener) as client:
+        await client.attach()
+        client.say(CreateSemaphore(2, 1, "b", 1, b"", False))
+        assert "semaphores = 1" in (await client.hear(Failed)).error.message
+        client.say(Enqueue(3, 1, 1, "m", 1, b"", None, True))
+        assert "semaphores = 1" in (await client.hear(Failed)).error.message
+        client.say(DeleteSemaphore(4, 1, "a", False), CreateSemaphore(5, 1, "b", 1, b"", False))
+        assert [await client.hear(Done) for _ in range(2)] == [Done(4), Done(5)]
+    await engine.aclose()
+
+
 async def test_refusals_are_in_the_log(
     clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -86,6 +86,11 @@ class Semaphores:
         """How many semaphores there are, as far as this server knows."""
         return self._ephemeral + len(self._lasting)
 
+    async def count_once(self) -> None:
+        """Count those that are in the store already, if nobody has yet."""
+        if self._counted_at is None:
+            await self.count()
+
     async def count(self) -> None:
         """Count the lasting semaphores in the store. What the engine raises passes through."""
         self._counted_at = self._engine.clock.now()

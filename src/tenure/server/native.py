@@ -77,6 +77,7 @@ class NativeListener:
         return len(self._connections)
 
     async def open(self) -> None:
+        await self.context.counts.semaphores.count_once()
         given, self._given = self._given, []
         sockets = given or await self._bind()
         self._url = _bound_url(self._address, sockets[0])
