@@ -185,7 +185,7 @@ async def _holding_a_session(url: str) -> tuple[MemoryEngine, Attach]:
     """An engine with a session that holds a mutex, and how to take that over."""
     engine = connect(url, SystemClock())
     await engine.open()
-    how = Attach("/default", 2.0, liveness="window", key=b"key")
+    how = Attach("/default", 4.0, liveness="window", key=b"key")
     session = await engine.attach(how, Recorder())
     session.enqueue(1, "m", EPHEMERAL_LIMIT, b"", timeout=None, ephemeral=True)
     return engine, replace(how, session_id=session.id)
@@ -211,9 +211,9 @@ async def test_who_takes_over_waits_for_a_loop_that_is_held_up_but_not_for_a_clo
     took = engine.clock.now() - begun
     assert [each.granted for each in heard.found] == [True]
     if how_it_is == "closed":
-        assert took < 1.0  # at once, though this machine may be busy
+        assert took < 2.0  # at once, though this machine may be busy
     else:
-        assert took > 1.0  # what was left of the window of 2 s, though this machine may be busy
+        assert took > 1.0  # what was left of the window of 4 s, though this machine may be busy
         elsewhere.let_go()
         elsewhere.run(former.aclose())
         elsewhere.stop()
