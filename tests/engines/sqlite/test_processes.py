@@ -241,8 +241,8 @@ async def test_stops_and_kills_break_nothing(workers: Workers, url: str) -> None
             await asyncio.sleep(chance.random() * 0.3)
             victim = chance.choice(running)
             if chance.random() < 0.4:
+                killed = now()  # when it is known to be dead, the next one may hold already
                 await victim.kill()
-                killed = now()
                 running.remove(victim)
                 gone += [(token, begin, min(end, killed)) for token, begin, end in victim.holds()]
             else:

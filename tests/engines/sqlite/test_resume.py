@@ -173,7 +173,7 @@ async def test_the_last_of_several_waits_for_the_first_as_well(holders: Holders)
 @guarantee("killed", "others go on", on=SQLITE)
 async def test_a_session_that_nobody_resumes_ends_with_its_window(holders: Holders) -> None:
     async with holders(2) as (dead, waiter):
-        await dead.do("begin", window=WINDOW)
+        await dead.do("begin", window=2 * WINDOW)
         await waiter.do("begin", window=30)
         await dead.do("lock", name="m")
         await waiter.do("line_up", name="m")
@@ -182,7 +182,7 @@ async def test_a_session_that_nobody_resumes_ends_with_its_window(holders: Holde
         with pytest.raises(Refused, match="AcquireTimeout"):
             await waiter.do("lock", name="m", timeout=0)
         granted = await waiter.hear("holds", name="m")
-        assert granted["at"] - killed > WINDOW / 2  # it was renewed within the last third
+        assert granted["at"] - killed > WINDOW / 2  # not with its process; a renewal may be late
 
 
 @on_either

@@ -39,11 +39,20 @@ def the_turn(path: Path) -> Iterator[Turn]:
 
 
 @contextmanager
-def counted_commits(engine: SqliteEngine) -> Iterator[list[str]]:
-    """The commits during the block."""
-    commits: list[str] = []
+def counted_commits(engine: SqliteEngine) -> Iterator[list[int]]:
+    """The threads of the commits during the block; looks at the file are none."""
+    commits: list[int] = []
     connection = engine.store.tx.connection
-    connection.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
+    writes = False
+
+    def trace(sql: str) -> None:
+        nonlocal writes
+        if sql.startswith("BEGIN"):
+            writes = sql == "BEGIN IMMEDIATE"
+        elif sql == "COMMIT" and writes:
+            commits.append(threading.get_ident())
+
+    connection.set_trace_callback(trace)
     try:
         yield commits
     finally:
@@ -97,7 +106,6 @@ async def test_durable_operations_share_commits_which_the_loop_does_not_wait_for
 ) -> None:
     async with opened(f"{url}?durability=full") as engine:
         one = await attached(engine)
-        connection, threads = engine.store.tx.connection, []
 
         async def work(number: int) -> None:
             for turn in range(20):
@@ -105,15 +113,10 @@ async def test_durable_operations_share_commits_which_the_loop_does_not_wait_for
                 assert await one.enqueue(hold, f"key-{number}") is Place.GRANTED
                 await one.withdraw(hold)
 
-        def traced(sql: str) -> None:
-            if sql == "COMMIT":
-                threads.append(threading.get_ident())
-
-        connection.set_trace_callback(traced)
-        async with asyncio.TaskGroup() as group:
-            for number in range(64):
-                group.create_task(work(number))
-        connection.set_trace_callback(None)
+        with counted_commits(engine) as threads:
+            async with asyncio.TaskGroup() as group:
+                for number in range(64):
+                    group.create_task(work(number))
         assert len(threads) < 64 * 20 * 2 / 32
         assert threading.get_ident() not in threads
 
