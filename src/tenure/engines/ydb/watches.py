@@ -1,7 +1,8 @@
 """What is watched through a session: one watch on the server for each name, however many watch.
 
-The server tells once of each watch, and then it is asked for anew: *first* that, then everybody
-who is concerned is told, so that whoever looks sees what the new watch began with, or later.
+The server tells once of each watch, and then it is asked for anew. When it has answered *that*,
+everybody who is concerned is told: whoever looks then sees what the new watch began with, or later,
+and whatever changes from then on is told again.
 
 Rules:
 
@@ -68,11 +69,12 @@ class _Arm:
 
 
 class _Name:
-    __slots__ = ("arm", "listeners", "many", "missing")
+    __slots__ = ("arm", "data_changed", "listeners", "many", "missing", "owners_changed")
 
     def __init__(self) -> None:
         self.listeners: dict[_Listener, None] = {}
         self.arm: _Arm | None = None
+        self.data_changed = self.owners_changed = False  # which is to be told yet
         self.missing = False  # or not to be watched for another reason
         self.many = False  # owners
 
@@ -182,7 +184,8 @@ class Watches:
             watched.missing = False
             self._session.check_owned(name, owners, arm.step)
             if gap:
-                self._tell(watched, data=True, owners=True)
+                watched.data_changed = watched.owners_changed = True
+            self._tell_changes(watched)
             return False
         watched.arm = None
         watched.missing = True
@@ -191,19 +194,29 @@ class Watches:
         else:
             gap = True  # it cannot be watched, so that whoever watches has to look
         if gap:
-            self._tell(watched, data=True, owners=True)
+            watched.data_changed = watched.owners_changed = True
+        self._tell_changes(watched)
         if self._again is None:
             self._again = self._loop.call_later(LOOK_AGAIN, self._look_again)
         return True
 
     def _changed(self, name: str, arm: _Arm, body: Message) -> bool:
         watched = self._names.get(name)
-        if watched is not None:
-            if watched.arm is arm:
-                watched.arm = None
-                self.want(name)
-            self._tell(watched, data=body.data_changed, owners=body.owners_changed)
+        if watched is None:
+            return True
+        watched.data_changed = watched.data_changed or body.data_changed
+        watched.owners_changed = watched.owners_changed or body.owners_changed
+        if watched.arm is arm:
+            watched.arm = None
+            self.want(name)
+        if watched.arm is None or watched.arm.heard:  # or else when that one has been answered
+            self._tell_changes(watched)
         return True
+
+    def _tell_changes(self, watched: _Name) -> None:
+        data, owners = watched.data_changed, watched.owners_changed
+        watched.data_changed = watched.owners_changed = False
+        self._tell(watched, data=data, owners=owners)
 
     def _tell(self, watched: _Name, *, data: bool, owners: bool) -> None:
         for listener in list(watched.listeners):
