@@ -99,7 +99,7 @@ class Requests:
         """The session has deleted the semaphore, and with it what it had there."""
         place = self._places.get(name)
         if place is not None:
-            self._abort(place)
+            self._abort(place, "the semaphore was deleted")
             self._forget(place)
 
     def forget_all(self) -> None:
@@ -200,7 +200,7 @@ class Requests:
         try:
             yield Alter(place.hold, ask.name, ask.count, ask.data, waiting, _seconds(ask))
         except LeaseReleased:  # it has left the queue, and the news of it is on its way, or here
-            self._abort(place)
+            self._abort(place, "it has left the queue")
             self._forget(place)
             yield from self._enqueue(ask)
             return
@@ -209,19 +209,18 @@ class Requests:
             return
         place.count = ask.count
         if waiting:
-            self._abort(place)
+            self._abort(place, "a later acquire of the session has taken its place")
         place.asked = ask.req_id
         if not place.granted and place.gone is None and ask.timeout_millis:
             self._replies.append(answers.pending(ask.req_id))
 
-    def _abort(self, place: _Place) -> None:
-        """Nobody is told any more how the waiting acquire ends."""
+    def _abort(self, place: _Place, why: str) -> None:
+        """Nobody will be told any more how the waiting acquire ends."""
         if place.asked is not None:
             if place.gone is Removal.TIMED_OUT:
                 self._tell_gone(place.asked, place.gone)
             else:
-                text = "another request of the session has taken its place"
-                self._replies.append(answers.aborted(place.asked, text))
+                self._replies.append(answers.aborted(place.asked, why))
             place.asked = None
 
     def _why_invalid(self, ask: Any) -> Generator[Operation, Any, int]:
@@ -247,7 +246,7 @@ class Requests:
             self._replies.append(answers.not_released(ask.req_id, status_of(error), str(error)))
             return
         was_there = place.gone is None
-        self._abort(place)
+        self._abort(place, "it was released while it waited")
         self._forget(place)
         self._replies.append(answers.released(ask.req_id, was_there))
 
