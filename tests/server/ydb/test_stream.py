@@ -367,3 +367,26 @@ async def test_a_draining_server_sends_its_clients_elsewhere_and_ends_no_session
         await server.listener.drain()
         await client.fails(Status.UNAVAILABLE)
         await detached(server, client.session_id)
+
+
+async def test_a_server_whose_store_is_stuck_can_be_closed_without_waiting_for_it() -> None:
+    async with serving() as server, channel(server.target) as over:
+        client = await session(over)
+        (stream_,) = server.listener._streams
+        stuck, released = asyncio.Event(), asyncio.Event()
+        attached: Any = stream_._session
+        detach = attached.detach
+
+        async def never() -> None:
+            stuck.set()
+            await released.wait()
+            await detach()
+
+        attached.detach = never
+        closing = asyncio.create_task(server.listener.aclose())
+        await client.fails(Status.UNAVAILABLE)
+        await stuck.wait()
+        assert not closing.done()
+        closing.cancel()
+        await asyncio.wait([closing])
+        released.set()

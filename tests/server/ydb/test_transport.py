@@ -363,6 +363,27 @@ async def test_of_operations_without_end_so_many_are_under_way() -> None:
         assert await other.acquired(await other.acquire("m", 1, ephemeral=True))
 
 
+async def test_a_connection_that_is_lost_with_much_unread_takes_all_of_it_along() -> None:
+    limits = Limits(operations_in_flight=1)
+    async with serving(limits=limits) as server:
+        async with channel(server.target) as over:
+            clients = [await session(over) for _ in range(3)]
+            for _ in range(100):
+                for client in clients:
+                    await client.describe("none")
+            for connection in list(server.listener._connections):
+                connection.abort()
+            await eventually_empty(server)
+        await serves_others(server)
+
+
+async def eventually_empty(server: Server) -> None:
+    async def empty() -> bool:
+        return not (server.listener._connections or server.listener._tasks)
+
+    await eventually(empty)
+
+
 @pytest.mark.parametrize("limit", ["output_bytes", "output_time"])
 async def test_who_does_not_read_is_not_read_from_and_then_cut_off(limit: str) -> None:
     smallest = {"data_bytes": 64 * 1024, "message_bytes": 128 * 1024}

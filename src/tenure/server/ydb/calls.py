@@ -111,7 +111,7 @@ class Call:
 
     def more(self) -> None:
         """Hand out what has come, as far as it is wanted."""
-        if self._decoding or self._receiver is None or self._over:
+        if self._decoding or self._receiver is None or self._over or not self.connection.is_open:
             return
         self._decoding = True
         try:
@@ -133,8 +133,8 @@ class Call:
             elif self._unread:
                 data, ack_size = self._unread.popleft()
                 partial += data
-                connection.account(len(data))
                 connection.http2.ack(self._id, ack_size)
+                connection.account(len(data))
             else:
                 break
         if self._ended:

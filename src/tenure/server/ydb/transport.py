@@ -66,6 +66,7 @@ class Connection(H2Protocol, AbstractHandler):
         sessions: how many sessions are attached through it.
         choked: calls whose messages are not read for now.
         pings: how many of HTTP/2's it has answered.
+        is_open: it has not been closed from either end.
         lost: set when the transport is no more.
     """
 
@@ -99,7 +100,7 @@ class Connection(H2Protocol, AbstractHandler):
         self._greeting_timer: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._lingering: asyncio.TimerHandle | None = None
-        self._draining = self._cut_off = self._open = False
+        self._draining = self._cut_off = self.is_open = False
         self._frames = _FrameLengths()
 
     # The transport's callbacks
@@ -114,7 +115,7 @@ class Connection(H2Protocol, AbstractHandler):
             self._greeting.over()
             self._transport.abort()
             return
-        self._counted = self._open = True
+        self._counted = self.is_open = True
         self._connections.add(self)
         self._greeting_timer = asyncio.get_running_loop().call_later(
             self._greeting.deadline - self.context.clock.now(), self._has_not_greeted
@@ -139,7 +140,7 @@ class Connection(H2Protocol, AbstractHandler):
         self._known_events = frozenset(self.processor.processors)
 
     def data_received(self, data: bytes) -> None:
-        if not self._open:
+        if not self.is_open:
             return
         if (length := self._frames.too_long(data)) is not None:
             self._h2.close_connection(ErrorCodes.FRAME_SIZE_ERROR)
@@ -155,7 +156,7 @@ class Connection(H2Protocol, AbstractHandler):
             if type(event) in self._known_events:
                 self.processor.process(event)
                 self.pings += type(event) is PingReceived
-        if self._open:
+        if self.is_open:
             self.http2.flush()
 
     def _end_badly(self, reason: str) -> None:
@@ -165,7 +166,8 @@ class Connection(H2Protocol, AbstractHandler):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._transport.pause_reading()
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
         self._stalled = asyncio.get_running_loop().call_later(
             self.context.limits.output_time, self.cut_off, "output_time"
         )
@@ -174,12 +176,13 @@ class Connection(H2Protocol, AbstractHandler):
         super().resume_writing()
         if self._stalled is not None:
             self._stalled.cancel()
-        self._transport.resume_reading()
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if not self._counted:
             return
-        self._counted = self._open = False
+        self._counted = self.is_open = False
         self.lost.set()
         self._connections.discard(self)
         self.context.counts.connections.give_back()
@@ -209,7 +212,7 @@ class Connection(H2Protocol, AbstractHandler):
 
     def close(self) -> None:
         """The connection is over: so are the streams, each of whose wrappers cancels its task."""
-        self._open = False
+        self.is_open = False
 
     # Calls
 
@@ -322,12 +325,12 @@ class Connection(H2Protocol, AbstractHandler):
         self._transport.abort()
 
     def _close_if_drained(self) -> None:
-        if self._draining and not self._calls and self._open and self._lingering is None:
+        if self._draining and not self._calls and self.is_open and self._lingering is None:
             # Some clients drop what they have not read yet when they are told to go away.
             self._lingering = asyncio.get_running_loop().call_later(_LINGER, self._go_away)
 
     def _go_away(self) -> None:
-        if self._open:
+        if self.is_open:
             self._h2.close_connection()
             self.http2.flush()
             self.processor.close("the server has closed the connection")
