@@ -368,9 +368,21 @@ async def test_a_connection_that_is_lost_with_much_unread_takes_all_of_it_along(
     async with serving(limits=limits) as server:
         async with channel(server.target) as over:
             clients = [await session(over) for _ in range(3)]
-            for _ in range(100):
-                for client in clients:
-                    await client.describe("none")
+
+            async def stuck(*_: object, **__: object) -> None:
+                await asyncio.Event().wait()
+
+            for each in server.listener._streams:
+                its: Any = each._session
+                its.describe_semaphore = stuck
+            for client in clients:
+                await client.describe("none")
+
+            async def all_have_come() -> bool:
+                (connection,) = server.listener._connections
+                return connection.overloaded and len(connection.choked) == 3
+
+            await eventually(all_have_come)
             for connection in list(server.listener._connections):
                 connection.abort()
             await eventually_empty(server)
