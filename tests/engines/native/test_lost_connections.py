@@ -164,7 +164,7 @@ async def test_a_grant_that_was_lost_on_the_way_is_told(address: str) -> None:
         assert await stage.queue("m") == ([program.id], [])
 
 
-@pytest.mark.parametrize("why", list(Removal))
+@pytest.mark.parametrize("why", [Removal.TIMED_OUT, Removal.DELETED, Removal.EVICTED])
 async def test_a_removal_that_was_lost_on_the_way_is_told_with_its_reason(
     address: str, why: Removal
 ) -> None:
