@@ -1,0 +1,192 @@
+"""The server is killed, restarted, drained, or one of two: who holds holds, who waits waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+
+import pytest
+
+import tenure
+from tenure.clock import SystemClock
+from tenure.engines import connect_engine
+from tenure.engines.contract import Place, Removal
+from tenure.engines.native import connect
+from tenure.errors import AuthenticationFailed, EngineUnavailable
+from tenure.events import SessionAttached
+from tenure.model import DEFAULT_NODE
+from tenure.testing.program import answer_of, raises
+from tests.engines.native.cable import on_a_cable
+from tests.engines.native.test_lost_connections import back
+from tests.engines.stores import a_file
+from tests.server.served import served
+from tests.server.serving import serving
+
+
+@pytest.mark.parametrize("number", [SIGKILL, SIGTERM], ids=["killed", "ended"])
+async def test_a_restart_of_the_server_loses_no_lease_no_place_and_no_number(
+    tmp_path: Path, number: int
+) -> None:
+    store = ("--store", f"sqlite:///{tmp_path}/store.db?durability=full")
+    async with serving(tmp_path, *store) as server:
+        address = server.address
+        async with (
+            tenure.connect(address) as holder,
+            tenure.connect(address) as waiter,
+            tenure.connect(address) as last,
+        ):
+            await holder.semaphore("pool").create(limit=1)
+            lease = await holder.semaphore("pool").acquire()
+            async with (
+                waiter.semaphore("pool").enqueue() as waiting,
+                last.semaphore("pool").enqueue() as behind,
+                holder.events() as events,
+            ):
+                await server.end(number)
+                asked = asyncio.create_task(holder.mutex("n").lock(timeout=60))
+                async with serving(tmp_path, *store, listen=[address]):
+                    async for event in events:
+                        if isinstance(event, SessionAttached):
+                            break
+                    assert lease.held
+                    later = await asked
+                    assert not waiting.granted
+                    await lease.release()
+                    first = await waiting.wait(timeout=60)
+                    assert not behind.granted
+                    await first.release()
+                    second = await behind.wait(timeout=60)
+                    tokens = [each.fencing_token for each in (lease, first, second, later)]
+                    assert tokens == sorted(set(tokens))
+                    await second.release()
+                    await later.release()
+                    for client in (holder, waiter, last):
+                        await client.aclose()
+
+
+@pytest.fixture
+def store() -> Iterator[str]:
+    with a_file() as url:
+        yield url
+
+
+def place_of(address: str) -> str:
+    return address.rpartition("/")[2]
+
+
+async def test_what_a_restarted_server_never_answered_is_found_in_the_queue(store: str) -> None:
+    with served(store) as server:
+        address = server.address
+        async with on_a_cable(address) as (stage, cable, engine):
+            program, other = await stage.program(engine=engine), await stage.program()
+            await other.create("pool", 2)
+            held = await program.enqueue("pool")
+            cable.deaf = True
+            granted = program.send("pool")
+            waiting = program.send("pool")
+            given_up = program.send("pool")
+            release = program.send_withdrawal(held)
+            gone = program.send_withdrawal(given_up)
+            created = asyncio.create_task(other.create("another", 1))
+
+            async def done() -> bool:
+                owners, waiters = await stage.queue("pool")
+                return owners == [program.id] * 2 and not waiters
+
+            await stage.until(done, "the server's doing it all")
+            await created
+            server.stop()
+            cable.deaf = False
+            with served(store, url=address):
+                for sent in (granted, waiting, given_up):
+                    await sent.answered()
+                await answer_of(release)
+                await answer_of(gone)
+                assert (granted.place, waiting.place) == (Place.GRANTED, Place.GRANTED)
+                await stage.settle()
+                await stage.aclose()
+
+
+async def test_what_happened_while_there_was_no_server_is_told_afterwards(store: str) -> None:
+    with served(store) as server:
+        address = server.address
+        async with on_a_cable(address) as (stage, _, engine):
+            program = await stage.program(engine=engine)
+            owned = await program.lock("m")
+            awaited = await program.lock("m", timeout=0.5)
+            watching = await program.watch("m")
+            changes = watching.calls
+            server.stop()
+            direct = connect_engine(store, SystemClock())
+            await direct.open()
+            assert owned.order_id is not None
+            await direct.evict(DEFAULT_NODE, "m", owned.order_id)
+            await direct.aclose()
+            with served(store, url=address):
+                await back(program)
+                assert await owned.removed() is Removal.EVICTED
+                assert watching.calls > changes
+                if awaited.removal is None:
+                    await awaited.granted()
+                await stage.aclose()
+
+
+async def test_a_client_moves_to_the_other_server_and_keeps_everything(store: str) -> None:
+    with served(store) as one, served(store) as two:
+        both = f"tenure://{place_of(one.address)},{place_of(two.address)}"
+        async with on_a_cable(both) as (stage, cable, engine):
+            program, other = await stage.program(engine=engine), await stage.program()
+            held, blocking = await program.lock("m"), await other.lock("n")
+            waiting = await program.lock("n")
+            first = cable.plugs[-1].target
+            here, there = (one, two) if str(first) == place_of(one.address) else (two, one)
+            here.drain()
+            await back(program)
+            assert str(cable.plugs[-1].target) == place_of(there.address)
+            assert await stage.queue("m") == ([program.id], [])
+            await other.withdraw(blocking)
+            await waiting.granted()
+            await program.withdraw(held)
+            await program.withdraw(waiting)
+            here.stop()
+            assert (await program.lock("m")).place is Place.GRANTED
+
+
+async def test_of_several_servers_all_are_tried_when_one_cannot_be_reached(store: str) -> None:
+    with served(store) as server:
+        address = f"tenure://127.0.0.1:1,{place_of(server.address)},localhost:2"
+        for _ in range(4):
+            async with tenure.connect(address) as client, client.mutex("m").lock():
+                assert await client.mutex("m").inspect() is not None
+
+
+class Nobody:
+    """The authenticator that refuses."""
+
+    required = True
+
+    def authenticate(self, token: str) -> str:
+        raise AuthenticationFailed("a token is required")
+
+
+async def test_of_several_servers_all_are_tried_when_one_answers_and_refuses(store: str) -> None:
+    with served(store, authenticator=Nobody()) as closed, served(store) as open_one:
+        both = f"tenure://{place_of(closed.address)},{place_of(open_one.address)}"
+        for _ in range(4):
+            async with on_a_cable(both) as (_, cable, engine):
+                assert DEFAULT_NODE in await engine.list_nodes()
+                cable.cut()
+                assert DEFAULT_NODE in await engine.list_nodes()
+        alone = connect(closed.address, SystemClock())
+        with raises(AuthenticationFailed):
+            await alone.open()
+
+
+async def test_without_any_server_opening_says_which_were_tried() -> None:
+    engine = connect("tenure://127.0.0.1:1,127.0.0.1:2", SystemClock())
+    with raises(EngineUnavailable) as caught:
+        await engine.open()
+    assert "127.0.0.1:" in str(caught.error)
+    await engine.aclose()
