@@ -36,6 +36,8 @@ __all__ = ["LARGEST_ANSWER", "Connection"]
 LARGEST_ANSWER = 256 * 1024 * 1024
 """Bytes of a message that is accepted from a server that has been greeted."""
 
+_PERHAPS = "is it a tenure server, and does the URL's scheme say rightly whether it speaks TLS?"
+
 _ENOUGH = 64 * 1024
 """Bytes that are sent at once, though the turn of the loop is not over."""
 
@@ -206,15 +208,15 @@ class Connection(asyncio.Protocol):
                     raise BadFrame(f"{type(message).__name__} before the greeting, or a second one")
                 handle(message)
         except (DecodeError, RecursionError, UnicodeDecodeError) as error:
-            self.abort(
-                f"what it says cannot be understood ({error}); is it a tenure server, and does "
-                "the URL's scheme say rightly whether it speaks TLS?"
-            )
+            self.abort(f"what it says cannot be understood ({error}); {_PERHAPS}")
         if self._waiting:
             self._launch_waiting()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._end(str(error) if error is not None else "the server closed the connection")
+        if self.greeting.done():
+            self._end(str(error or "the server closed the connection"))
+        else:
+            self._end(f"it closed the connection without a greeting; {_PERHAPS}")
         self._transport = None
         if not self.gone.done():
             self.gone.set_result(None)
