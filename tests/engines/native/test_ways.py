@@ -13,6 +13,7 @@ import pytest
 
 import tenure
 from tenure.clock import SystemClock
+from tenure.engines.contract import Attach
 from tenure.engines.native import connect
 from tenure.errors import (
     AuthenticationFailed,
@@ -25,6 +26,7 @@ from tenure.server.auth import Authenticator
 from tenure.server.limits import Limits
 from tenure.server.tls import TlsFiles, server_context
 from tenure.testing.program import raises
+from tenure.testing.recorder import Recorder
 from tenure.wire.errors import WireError
 from tenure.wire.frames import FrameWriter
 from tenure.wire.messages import Bye, Welcome
@@ -173,3 +175,18 @@ async def test_more_than_the_server_reads_at_a_time_waits_here() -> None:
             for each in (*requests, *sent):
                 await program.withdraw(each)
             assert await stage.eye.list_semaphores("/default", owners=True, waiters=True) == []
+
+
+async def test_an_engine_that_is_opened_again_is_another_program() -> None:
+    with served("memory://") as server:
+        engine = connect(server.address, SystemClock())
+        numbers = set()
+        for _ in range(3):
+            await engine.open()
+            session = await engine.attach(Attach("/default", 30.0), Recorder())
+            numbers.add(session.id)
+            await session.detach()
+            await engine.aclose()
+            with raises(EngineUnavailable):
+                await engine.list_nodes()
+        assert len(numbers) == 3

@@ -53,7 +53,6 @@ class NativeEngine:
         self.capabilities = Capabilities(resume=True)
         self._address = address
         self._dial = dial
-        self._program = os.urandom(16)
         self._link: Link | None = None
         self._sideline: Sideline | None = None
 
@@ -61,13 +60,14 @@ class NativeEngine:
         address = self._address
         tls = None if address.tls is None else address.tls.context()
         dial = self._dial or dialler(address, tls)
-        link = Link(address, self.clock, self._program, dial)
+        program = os.urandom(16)  # another one each time: its requests are numbered anew
+        link = Link(address, self.clock, program, dial)
         await link.open()
         assert link.connection is not None
         self._link = link
         self.capabilities = link.connection.welcome.abilities.model()
         if self._dial is None:
-            self._sideline = Sideline(address, tls, self.clock, self._program)
+            self._sideline = Sideline(address, tls, self.clock, program)
 
     async def aclose(self) -> None:
         link, self._link = self._link, None

@@ -55,10 +55,17 @@ def _answers(link: Link, connection: Connection) -> Handlers:
 
     def attached(answer: wire.Attached) -> None:
         call = landed(answer.rid)
-        if call is not None and not call.future.done():
-            assert isinstance(call.message, wire.Attach)
-            link.sessions[call.message.channel].attached(answer, connection)
+        if call is None or call.future.done():
+            return  # it was cancelled, and the server has been told
+        assert isinstance(call.message, wire.Attach)
+        channel = call.message.channel
+        session = link.sessions.get(channel)
+        if session is not None:
+            session.attached(answer, connection)
             call.succeed(None)
+        else:  # its window has ended meanwhile, for the program
+            rid = link.next_rid()
+            connection.submit(Call(rid, wire.Close(rid, channel), link.loop.create_future()))
 
     def part(rid: int, found: list[Any], *, more: bool) -> None:
         call = calls.get(rid)

@@ -80,10 +80,14 @@ class Link:
         """Connect to any server of the URL; each is tried once.
 
         Raises:
-            EngineUnavailable, AuthenticationFailed, Unsupported, EngineError: what the last one
-                said, or what hindered us from asking it.
+            EngineUnavailable: none can be reached.
+            AuthenticationFailed, Unsupported, EngineError: what one of them said.
         """
-        connection = await self._try_all()
+        try:
+            connection = await self._try_all()
+        except BaseException:
+            await self._until_closed()
+            raise
         if connection is None:
             await self._until_closed()
             raise self._trouble
@@ -208,12 +212,14 @@ class Link:
 
     async def _try_all(self) -> Connection | None:
         """A connection that was greeted, to the first server in turn that will have us."""
+        troubles: list[TenureError] = []
         for target in list(self._targets):
             try:
                 return await self._greet(target)
             except TenureError as error:
-                self._trouble = error
+                troubles.append(error)
                 self._to_the_end(target)
+        self._trouble = _worst(troubles)
         return None
 
     async def _greet(self, target: Target) -> Connection:
@@ -282,3 +288,11 @@ class Link:
         if call.session is not None:
             call.session.refused(call)
         call.fail(error)
+
+
+def _worst(troubles: list[TenureError]) -> TenureError:
+    """What to tell of several servers: what one that was reached has said, or else all of it."""
+    for each in troubles:
+        if not isinstance(each, EngineUnavailable):
+            return each
+    return EngineUnavailable("; ".join(map(str, troubles)))
