@@ -3,7 +3,7 @@
 Rules:
 
 * It is used on its loop alone. What is to be sent in one turn of the loop is sent together at the
-  end of the turn; but who asks while nothing is under way does not wait for that.
+  end of the turn; but a program that asks for one thing at a time does not wait for that.
 * No more requests are under way than the server said it reads, and none are added while the
   transport says that the server does not read: the rest wait here, in order. What is not a request
   (proof, heartbeats, acknowledgements) does not wait.
@@ -84,6 +84,7 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[Call] = deque()
         self._paused = False
         self._flushing = False
+        self._peak = 1  # the most that were under way since nothing was
         self._heard_at = self._sent_at = self._now()
         self._ticked_at = self._tick_due = 0.0
         self._ticking: asyncio.TimerHandle | None = None
@@ -153,10 +154,15 @@ class Connection(asyncio.Protocol):
         call.sent = True
         calls = self.calls
         calls[call.rid] = call
-        if len(calls) == 1:
-            self.flush()  # nobody is expected to speak: waiting would gain nothing
-        else:
-            self._soon()
+        under_way = len(calls)
+        if under_way == 1:
+            alone, self._peak = self._peak == 1, 1
+            if alone:  # as it was the last time: waiting for others would gain nothing
+                self.flush()
+                return
+        elif under_way > self._peak:
+            self._peak = under_way
+        self._soon()
 
     def _soon(self) -> None:
         if len(self._writer) >= _ENOUGH:
