@@ -75,6 +75,7 @@ class Watches:
         self._look = look
         self._replies = replies
         self._watches: dict[str, Watch] = {}
+        self._begun: set[Watch] = set()  # these, and those whose describe is not answered yet
 
     def deleted(self, name: str) -> None:
         """The session has deleted the semaphore: if it watches it, that is told."""
@@ -85,10 +86,8 @@ class Watches:
 
     def stop_all(self) -> None:
         """The conversation is over."""
-        for watch in self._watches.values():
-            watch.stop()
-        self._watches.clear()
-        self.noted.clear()
+        for watch in list(self._begun):
+            self._drop(watch)
 
     # The scripts
 
@@ -133,12 +132,14 @@ class Watches:
         watch.stop = self._start_watch(
             ask.name, watch.data, watch.owners, lambda: self._note(watch)
         )
+        self._begun.add(watch)
         return watch
 
     def _note(self, watch: Watch) -> None:
         """What is watched may have changed; it is told when nothing else goes on there."""
-        self.noted[watch] = None
-        self._look()
+        if watch in self._begun:
+            self.noted[watch] = None
+            self._look()
 
     def tell_change(self, watch: Watch) -> Script:
         if self._watches.get(watch.name) is not watch:
@@ -157,6 +158,7 @@ class Watches:
 
     def _drop(self, watch: Watch) -> None:
         watch.stop()
+        self._begun.discard(watch)
         self.noted.pop(watch, None)
         if self._watches.get(watch.name) is watch:
             del self._watches[watch.name]
