@@ -335,7 +335,7 @@ async def test_hundreds_of_operations_survive_many_cuts_in_their_order(address: 
 
 async def test_a_silent_server_is_given_up_before_the_window_is_over(address: str) -> None:
     async with on_a_cable(address) as (stage, cable, engine):
-        program = await stage.program(engine=engine, window=3.0)
+        program = await stage.program(engine=engine, window=6.0)
         held = await program.lock("m")
         cable.deaf = True  # from now on nothing is heard, and nothing says that it is broken
 
