@@ -91,11 +91,6 @@ class Connection(asyncio.Protocol):
 
     # What the link asks
 
-    @property
-    def made(self) -> bool:
-        """Whether there is a transport, which must be closed."""
-        return self._transport is not None
-
     def submit(self, call: Call) -> None:
         """Send a request, as soon as the server reads it."""
         if self._waiting or self._paused or len(self.calls) >= self._most:
