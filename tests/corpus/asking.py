@@ -73,6 +73,7 @@ _deliver = Committer._deliver
     not_on={
         "memory": "it answers in the call itself: there is no command to cancel",
         "redis": "tests/engines/redis/test_faults.py asks it, across a slow network",
+        "native": "tests/engines/native asks it, of a connection that is lost meanwhile",
     },
 )
 async def after_a_cancelled_command_the_others_get_their_own_answers(scene: Scene) -> None:

@@ -164,7 +164,7 @@ _NO_REPLICAS = "its store has no replica that could take its place"
 @row(
     11,
     {"redis": replacing(RedisSession, "_lost_something", does_nothing)},
-    not_on={"memory": _NO_REPLICAS, "sqlite": _NO_REPLICAS},
+    not_on={"memory": _NO_REPLICAS, "sqlite": _NO_REPLICAS, "native": _NO_REPLICAS},
     shows=("restarted", ("tokens rise",)),
 )
 async def a_lock_that_a_failover_forgot_is_lost_to_its_holder(scene: Scene) -> None:

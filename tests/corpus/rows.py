@@ -60,7 +60,10 @@ class Row:
 
     def plant_for(self, subject: Subject) -> Plant | None:
         """The defect there; ``None`` when nobody has made one for that engine yet."""
-        return self.plants.get(subject.engine, self.plants.get(""))
+        for where in (subject.engine, subject.behind, ""):
+            if where in self.plants:
+                return self.plants[where]
+        return None
 
     def marks_on(self, subject: Subject) -> list[pytest.MarkDecorator]:
         """What it shows there."""

@@ -16,7 +16,14 @@ from typing import Any, TypeAlias, TypeVar
 from tenure.clock import Clock, SystemClock
 from tenure.testing.clock import VirtualClock, VirtualLoop
 from tenure.testing.conformance import Stores
-from tests.engines.stores import DURABLE_SQLITE, MEMORY, MEMORY_IN_REAL_TIME, REDIS, SQLITE
+from tests.engines.stores import (
+    DURABLE_SQLITE,
+    MEMORY,
+    MEMORY_IN_REAL_TIME,
+    REDIS,
+    SERVED_MEMORY,
+    SQLITE,
+)
 from tests.guarantees.vocabulary import Engine
 from tests.primitives.helpers import World
 
@@ -66,12 +73,14 @@ class Subject:
         engine: whose code it is; plants that lie within an engine are found by it.
         stores: how to come by an empty store.
         in_real_time: the same for checks that stall the loop in earnest.
+        behind: of a server, the engine of its store, in whose code plants are found as well.
     """
 
     name: Engine
     engine: str
     stores: Stores
     in_real_time: Stores
+    behind: str = ""
 
 
 SUBJECTS = (
@@ -79,6 +88,7 @@ SUBJECTS = (
     Subject("sqlite", "sqlite", SQLITE, SQLITE),
     Subject("sqlite-full", "sqlite", DURABLE_SQLITE, DURABLE_SQLITE),
     Subject("redis", "redis", REDIS, REDIS),
+    Subject("tenure", "native", SERVED_MEMORY, SERVED_MEMORY, behind="memory"),
 )
 
 

@@ -42,6 +42,10 @@ TestMemoryAndServedMemory.settings = settings(
     max_examples=20 * MORE, stateful_step_count=40, deadline=None, suppress_health_check=SLOW
 )
 
+TestMemoryAndServedMemory.pytestmark = [  # type: ignore[attr-defined]  # pytest looks there
+    guarantee("none", "one owner", "in order", on="tenure")
+]
+
 TestMemoryAndServedSQLite = histories(MEMORY, SERVED_SQLITE).TestCase
 TestMemoryAndServedSQLite.settings = settings(
     max_examples=20 * MORE, stateful_step_count=40, deadline=None, suppress_health_check=SLOW

@@ -16,6 +16,7 @@ __all__ = [
     "MEMORY",
     "PROMISES",
     "REDIS",
+    "SERVED",
     "SIMULATED",
     "SQLITE",
     "Claim",
@@ -26,11 +27,12 @@ __all__ = [
     "guarantee",
 ]
 
-Engine: TypeAlias = Literal["memory", "sqlite", "sqlite-full", "redis", "simulated"]
+Engine: TypeAlias = Literal["memory", "sqlite", "sqlite-full", "redis", "tenure", "simulated"]
 MEMORY: Engine = "memory"
 SQLITE: Engine = "sqlite"
 DURABLE_SQLITE: Engine = "sqlite-full"
 REDIS: Engine = "redis"
+SERVED: Engine = "tenure"
 SIMULATED: Engine = "simulated"
 
 ENGINES: dict[Engine, str] = {
@@ -38,6 +40,7 @@ ENGINES: dict[Engine, str] = {
     SQLITE: "`sqlite://`",
     DURABLE_SQLITE: "`sqlite://`, `durability=full`",
     REDIS: "`redis://`",
+    SERVED: "`tenure://`: the server, over its native protocol",
     SIMULATED: "Simulated: drifting clocks, a bad network, and `memory://` behind it",
 }
 

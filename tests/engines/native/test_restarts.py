@@ -21,10 +21,12 @@ from tenure.testing.program import answer_of, raises
 from tests.engines.native.cable import on_a_cable
 from tests.engines.native.test_lost_connections import back
 from tests.engines.stores import a_file
+from tests.guarantees import guarantee
 from tests.server.served import served
 from tests.server.serving import serving
 
 
+@guarantee("restarted", "kept", "tokens rise", "told stands", on="tenure")
 @pytest.mark.parametrize("number", [SIGKILL, SIGTERM], ids=["killed", "ended"])
 async def test_a_restart_of_the_server_loses_no_lease_no_place_and_no_number(
     tmp_path: Path, number: int
@@ -133,6 +135,7 @@ async def test_what_happened_while_there_was_no_server_is_told_afterwards(store:
                 await stage.aclose()
 
 
+@guarantee("cut off", "kept", on="tenure")
 async def test_a_client_moves_to_the_other_server_and_keeps_everything(store: str) -> None:
     with served(store) as one, served(store) as two:
         both = f"tenure://{place_of(one.address)},{place_of(two.address)}"

@@ -15,6 +15,7 @@ from tenure.engines.contract import Attach
 from tenure.engines.native import connect
 from tenure.testing.recorder import Recorder
 from tests.engines.stores import a_file
+from tests.guarantees import guarantee
 from tests.server.served import served
 
 WINDOW = 3.0
@@ -33,6 +34,7 @@ def store() -> Iterator[str]:
         yield url
 
 
+@guarantee("stalled", "one owner", "kept", on="tenure")
 async def test_a_loop_that_stands_still_keeps_its_lease(store: str) -> None:
     with served(store) as server:
         async with (
@@ -60,6 +62,7 @@ async def test_the_server_that_has_the_session_is_found_among_several(store: str
             assert lease.held
 
 
+@guarantee("stalled", "told in time", on="tenure")
 async def test_a_loop_that_stands_still_for_too_long_loses_its_lease(store: str) -> None:
     with served(store) as server:
         async with tenure.connect(server.address) as client:
