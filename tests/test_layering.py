@@ -69,6 +69,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "tenure.engines.redis": frozenset({"hiredis"}),
     "tenure.engines.ydb": frozenset({"google", "grpc", "ydb"}),
     "tenure.server": frozenset({"google", "grpclib", "h2", "msgspec", "uvloop", "ydb"}),
+    "tenure.interop": frozenset({"redis"}),
     "tenure.testing": frozenset({"hypothesis", "pytest"}),
     "tenure.wire": frozenset({"msgspec"}),
 }
