@@ -31,12 +31,14 @@ from tenure.model import (
     SemaphoreDescription,
     SessionDescription,
 )
-from tenure.server.context import Anybody, Context
+from tenure.server.auth import Authenticator
+from tenure.server.context import Context
 from tenure.server.limits import Limits
+from tenure.server.tls import TlsFiles, server_context
 from tenure.server.ydb import YdbListener
 from tenure.testing.conformance import Stores
 
-__all__ = ["Behind", "Server", "stores_of"]
+__all__ = ["Behind", "Proxy", "Server", "in_a_file", "in_memory", "stores_of"]
 
 T = TypeVar("T")
 
@@ -66,9 +68,18 @@ def _servers() -> _Loop:
 class Server:
     """A server of YDB's API on a store, with a port that it keeps when it is started again."""
 
-    def __init__(self, store: str, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        store: str,
+        *,
+        limits: Limits | None = None,
+        tokens: dict[str, str] | None = None,
+        tls: TlsFiles | None = None,
+    ) -> None:
         self.store = store
         self._limits = limits or Limits()
+        self._authenticator = Authenticator(tokens)
+        self._tls = tls
         self._port = 0
         self._engine: Engine | None = None
         self._listener: YdbListener | None = None
@@ -79,7 +90,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"ydb://{self.address}/local"
+        return f"{'ydbs' if self._tls else 'ydb'}://{self.address}/local"
 
     def start(self) -> None:
         _servers().run(self._start())
@@ -92,8 +103,10 @@ class Server:
         self._engine = engine = connect_engine(self.store, SystemClock())
         await engine.open()
         logger = logging.getLogger("tests.engines.ydb")
-        context = Context(engine, self._limits, Anybody(), logger)
-        self._listener = YdbListener(context, f"ydb://127.0.0.1:{self._port}")
+        context = Context(engine, self._limits, self._authenticator, logger)
+        tls = server_context(self._tls) if self._tls else None
+        scheme = "ydbs" if tls else "ydb"
+        self._listener = YdbListener(context, f"{scheme}://127.0.0.1:{self._port}", tls=tls)
         await self._listener.open()
         self._port = int(self._listener.address.partition("://")[2].split("/")[0].split(":")[1])
 
@@ -103,6 +116,104 @@ class Server:
         if listener is not None and engine is not None:
             await listener.aclose()
             await engine.aclose()
+
+
+class Proxy:
+    """A connection between clients and a server that can be broken in several ways."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._port = 0
+        self._listening: asyncio.Server | None = None
+        self._flowing: asyncio.Event
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._delay = 0.0
+
+    @property
+    def url(self) -> str:
+        return f"ydb://127.0.0.1:{self._port}/local"
+
+    def start(self) -> None:
+        """Take connections, and carry everything."""
+        _servers().run(self._start())
+
+    def refuse(self) -> None:
+        """Take no connections, and close those that there are."""
+        _servers().run(self._refuse())
+
+    def cut(self) -> None:
+        """Close the connections that there are."""
+        _servers().run(self._cut())
+
+    def stall(self) -> None:
+        """Carry nothing, and say nothing of it."""
+        _servers().run(self._flow(False))
+
+    def flow(self) -> None:
+        """Carry again, what has waited first."""
+        _servers().run(self._flow(True))
+
+    def delay(self, seconds: float) -> None:
+        """Carry everything so much later."""
+        self._delay = seconds
+
+    def stop(self) -> None:
+        """Safe to call twice."""
+        self.refuse()
+
+    async def _start(self) -> None:
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._listening = await asyncio.start_server(self._take, "127.0.0.1", self._port)
+        self._port = self._listening.sockets[0].getsockname()[1]
+
+    async def _refuse(self) -> None:
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+        await self._cut()
+
+    async def _cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _flow(self, flows: bool) -> None:
+        if flows:
+            self._flowing.set()
+        else:
+            self._flowing.clear()
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = self._server.address.rpartition(":")
+        try:
+            there = await asyncio.open_connection(host, int(port))
+        except OSError:
+            writer.transport.abort()
+            return
+        for source, sink in ((reader, there[1]), (there[0], writer)):
+            task = asyncio.create_task(self._carry(source, sink))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            self._writers.add(sink)
+
+    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        try:
+            while data := await source.read(65536):
+                await self._flowing.wait()
+                if self._delay:
+                    await asyncio.sleep(self._delay)
+                sink.write(data)
+        except ConnectionError:
+            pass  # cut off, on either side
+        finally:
+            sink.close()
+            self._writers.discard(sink)
 
 
 class Family:
@@ -115,6 +226,10 @@ class Family:
         for engine in self.engines:
             session_id = engine.siblings.get(session_id, session_id)
         return session_id
+
+    def siblings_of(self, session_id: int) -> list[int]:
+        found = [engine.siblings.items() for engine in self.engines]
+        return [sibling for each in found for sibling, of in each if of == session_id]
 
 
 class _SessionBehind:
@@ -219,7 +334,11 @@ class Behind:
         return [each for each in found if self._family.owner(each.id) == each.id]
 
     async def end_session(self, path: str, session_id: int) -> bool:
-        return await (await self.store()).end_session(path, session_id)
+        """With its siblings, which nobody else would end if its program has left."""
+        store = await self.store()
+        for sibling in self._family.siblings_of(session_id):
+            await store.end_session(path, sibling)
+        return await store.end_session(path, session_id)
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
         return await (await self.store()).evict(path, name, order_id)

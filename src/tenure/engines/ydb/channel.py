@@ -22,6 +22,7 @@ import grpc
 import grpc.aio
 import ydb
 from ydb import _apis, issues
+from ydb.aio.connection import Connection
 from ydb.aio.driver import Driver
 from ydb.credentials import Credentials
 
@@ -33,6 +34,9 @@ __all__ = ["Channel", "OutOfReach", "Stream"]
 
 FINISHING = 1.0
 """Seconds that gRPC is given to finish what was cut off."""
+
+ASKING_WHY = 2.0
+"""Seconds in which it is found out why connecting failed."""
 
 _IN_ENVIRONMENT = (
     "YDB_SERVICE_ACCOUNT_KEY_FILE_CREDENTIALS",
@@ -97,9 +101,8 @@ class Stream:
 
     def cut(self) -> None:
         """End it at once; who reads it learns so."""
-        if not self._call.done():
-            self._channel.cut_off = True
-            self._call.cancel()
+        self._channel.cut_off = True
+        self._call.cancel()
 
     async def condemn(self) -> None:
         """The connection is not worth anything any more: leave it, with all its streams."""
@@ -113,7 +116,7 @@ class Channel:
     """Connections to one database, for one engine.
 
     Attributes:
-        cut_off: whether a call was ended without waiting for its end.
+        cut_off: whether a call has ended in another way than in good order.
     """
 
     def __init__(self, address: Address) -> None:
@@ -138,16 +141,40 @@ class Channel:
                         timeout=self._address.connect_timeout, fail_fast=self._address.discovery
                     )
         except (OutOfReach, TimeoutError) as error:
+            self.cut_off = True
             details = driver.discovery_debug_details()
-            await self.aclose()
-            if "Unauthorized" in details or "Unauthenticated" in details:
-                raise AuthenticationFailed(
-                    f"{self._address.url} refused the credentials: {_brief(details)}"
-                ) from error
+            try:
+                await self._check_credentials()
+            finally:
+                await self.aclose()
             raise OutOfReach(_brief(details) or str(error)) from error
         except BaseException:
+            self.cut_off = True
             await self.aclose()
             raise
+
+    async def _check_credentials(self) -> None:
+        """Raise `AuthenticationFailed` if that is why the driver found no endpoints.
+
+        The driver itself keeps no more of the reason than words.
+        """
+        config = self._config()
+        connection = Connection(config.endpoint, config)
+        request = _apis.ydb_discovery.ListEndpointsRequest(database=self._address.database)
+        settings = ydb.BaseRequestSettings().with_timeout(ASKING_WHY)
+        with contextlib.suppress(OutOfReach, TimeoutError):
+            try:
+                with _as_out_of_reach():
+                    async with asyncio.timeout(ASKING_WHY):
+                        response = await connection(
+                            request,
+                            _apis.DiscoveryService.Stub,
+                            _apis.DiscoveryService.ListEndpoints,
+                            settings=settings,
+                        )
+                        issues._process_response(response.operation)
+            finally:
+                await connection.destroy()
 
     async def call(self, request: Message, method: str) -> Message:
         """The operation that a call of the coordination service answers with.
@@ -162,8 +189,10 @@ class Channel:
                 response = await driver(
                     request, _apis.CoordinationService.Stub, method, settings=settings
                 )
-        except OutOfReach:
-            self.left(driver)
+        except BaseException as error:
+            self.cut_off = True
+            if isinstance(error, OutOfReach):
+                self.left(driver)
             raise
         return response.operation
 
@@ -208,6 +237,9 @@ class Channel:
         return self._driver
 
     def _new_driver(self) -> Driver:
+        return Driver(self._config())
+
+    def _config(self) -> ydb.DriverConfig:
         address = self._address
         scheme = "grpcs" if address.secure else "grpc"
         files: dict[str, Any] = {name: _read(address, path) for name, path in address.files}
@@ -215,16 +247,18 @@ class Channel:
             certificates = ydb.load_ydb_root_certificate()  # YDB_SSL_ROOT_CERTIFICATES_FILE
             if certificates is not None:
                 files["root_certificates"] = certificates
+        credentials = _credentials(address)
         config = ydb.DriverConfig(
             f"{scheme}://{address.endpoints[0]}",
             address.database,
             endpoints=list(address.endpoints[1:]),
-            credentials=_credentials(address),
+            credentials=credentials,
             disable_discovery=not address.discovery,
             channel_options=_OPTIONS,
             **files,
         )
-        return Driver(config)
+        credentials._update_driver_config(config)  # those that log in have to know where
+        return config
 
 
 class _InThread(Credentials):

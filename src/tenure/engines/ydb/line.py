@@ -72,6 +72,11 @@ class Line:
         """Seconds in which an answer is expected."""
         return min(max(self._strand.window / 6, LEAST_PATIENCE), MOST_PATIENCE)
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a stream, so that the server may have heard of something."""
+        return self._stream is not None
+
     def outgoing(self) -> None:
         """The strand has something to say."""
         self._to_write.set()
@@ -153,11 +158,15 @@ class Line:
         strand = self._strand
         async with asyncio.timeout(self.patience):
             stream = await self._channel.stream()
+        if self._over:
+            stream.cut()
+            return
         self._stream = stream
         ended = False
         try:
             async with asyncio.timeout(self.patience):
-                await stream.write(strand.begin())
+                with contextlib.suppress(OutOfReach):  # what the server says then tells why
+                    await stream.write(strand.begin())
                 message = await stream.read()
             self._writing = asyncio.create_task(self._write(stream), name="tenure-ydb-write")
             while message is not None:

@@ -269,7 +269,10 @@ class YdbSession:
         """End all sessions on the server that have not ended yet."""
         members = self.members
         for member in members:
-            member.stop()
+            if member.id or member.line.connected:
+                member.stop()
+            else:
+                member.give_up()  # the server has never heard of it
         await asyncio.wait([member.over for member in members], timeout=seconds)
         await asyncio.gather(*(member.line.finish() for member in members))
         for member in members:
