@@ -23,7 +23,7 @@ from tenure.engines import connect_engine
 from tenure.engines.contract import Attach, Engine, EngineSession, SessionEvents
 from tenure.engines.ydb import connect
 from tenure.engines.ydb.engine import YdbEngine
-from tenure.errors import Unsupported
+from tenure.errors import NodeNotFound, Unsupported
 from tenure.model import (
     NodeConfig,
     NodeDescription,
@@ -243,6 +243,13 @@ class _SessionBehind:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
+    async def detach(self) -> None:
+        """Until it can be seen behind the server too, which goes on to tell its store."""
+        await self._session.detach()
+        async with asyncio.timeout(20):
+            while await self._behind.attached(self._node, self._session.id):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
     async def describe_semaphore(
         self, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
@@ -287,6 +294,14 @@ class Behind:
     async def attach(self, how: Attach, events: SessionEvents) -> EngineSession:
         session: Any = _SessionBehind(await self.inner.attach(how, events), self, how.node)
         return session  # type: ignore[no-any-return]
+
+    async def attached(self, node: str, session_id: int) -> bool:
+        """Whether it is, or one of its siblings."""
+        ids = {session_id, *self._family.siblings_of(session_id)}
+        with contextlib.suppress(NodeNotFound):
+            found = await (await self.store()).list_sessions(node)
+            return any(each.id in ids and each.attached for each in found)
+        return False
 
     async def delete(self, node: str, name: str) -> None:
         """Delete by force, through a session of the store's own."""
