@@ -1,8 +1,8 @@
 """What is watched through a session: one watch on the server for each name, however many watch.
 
-The server tells once of each watch, and then it is asked for anew. When it has answered *that*,
-everybody who is concerned is told: whoever looks then sees what the new watch began with, or later,
-and whatever changes from then on is told again.
+The server tells once of each watch, and then it is asked for anew. Everybody who is concerned is
+told when the new watch has described what it begins with: of what the old one had told, and of what
+differs from the last description, so that nothing falls between the two.
 
 Rules:
 
@@ -11,7 +11,7 @@ Rules:
   owners only the data is watched for that (deletion counts as a change of it), or else each of
   them would hear of every other's grants; the owners are then looked up at every renewal.
 * The server watches only what exists. What does not is looked for at short intervals.
-* Old watches are gone after an attachment; whoever watches is told that something may have changed.
+* Old watches are gone after an attachment, and are asked for anew in the same way.
 """
 
 from __future__ import annotations
@@ -53,30 +53,50 @@ class _Arm:
 
     Attributes:
         step: the session's, when it was asked for last.
-        heard: the server has described what it watches.
+        described: the server has described what it watches.
         retired: another one has taken its place, and it has only its last word to say.
     """
 
-    __slots__ = ("ask", "data", "heard", "owners", "retired", "step")
+    __slots__ = ("ask", "data", "described", "owners", "retired", "step")
 
     def __init__(self, data: bool, owners: bool) -> None:
         self.data = data
         self.owners = owners
         self.ask: Ask | None = None
         self.step = 0
-        self.heard = False
+        self.described = False
         self.retired = False
 
 
 class _Name:
-    __slots__ = ("arm", "data_changed", "listeners", "many", "missing", "owners_changed")
+    """What is watched, and who watches.
+
+    Attributes:
+        arm: the watch on the server.
+        missing: it does not exist, or cannot be watched.
+        many: owners there are too many of to watch them for the sake of what is owned.
+        known: it was described before, and so it was then.
+        news: what has changed since: the data, the owners.
+    """
+
+    __slots__ = ("arm", "data", "known", "listeners", "many", "missing", "news", "owners")
 
     def __init__(self) -> None:
         self.listeners: dict[_Listener, None] = {}
         self.arm: _Arm | None = None
-        self.data_changed = self.owners_changed = False  # which is to be told yet
-        self.missing = False  # or not to be watched for another reason
-        self.many = False  # owners
+        self.missing = False
+        self.many = False
+        self.known = False
+        self.data: bytes | None = None
+        self.owners: list[bytes] | None = None
+        self.news = [False, False]
+
+    def note(self, data: bytes | None, owners: list[bytes] | None) -> None:
+        """Compare a description with the last one; ``None``: there is nothing of that name."""
+        if self.known:
+            self.news[0] |= data != self.data
+            self.news[1] |= owners != self.owners
+        self.known, self.data, self.owners = True, data, owners
 
 
 class Watches:
@@ -172,53 +192,44 @@ class Watches:
         watched = self._names.get(name)
         if watched is None:
             return True
-        gap, arm.heard = arm.heard, True
+        again, arm.described = arm.described, True
+        over = body.status != Status.SUCCESS
         if arm.retired:
-            if gap:
-                self._tell(watched, data=True, owners=True)
-            return gap  # asked anew after an attachment; or else its last word is to come
-        if body.status == Status.SUCCESS:
-            owners = body.semaphore_description.owners
-            watched.many = len(owners) > FEW
-            gap = gap or watched.missing
+            return again or over  # `again`: after an attachment; or else its last word is to come
+        found = body.semaphore_description
+        if not over:
             watched.missing = False
-            self._session.check_owned(name, owners, arm.step)
-            if gap:
-                watched.data_changed = watched.owners_changed = True
-            self._tell_changes(watched)
-            return False
-        watched.arm = None
-        watched.missing = True
-        if body.status == Status.NOT_FOUND:
-            self._session.check_owned(name, None, arm.step)
+            watched.many = len(found.owners) > FEW
+            self._session.check_owned(name, found.owners, arm.step)
+            watched.note(found.data, [owner.SerializeToString() for owner in found.owners])
         else:
-            gap = True  # it cannot be watched, so that whoever watches has to look
-        if gap:
-            watched.data_changed = watched.owners_changed = True
-        self._tell_changes(watched)
-        if self._again is None:
-            self._again = self._loop.call_later(LOOK_AGAIN, self._look_again)
-        return True
+            watched.arm = None
+            watched.missing = True
+            if body.status == Status.NOT_FOUND:
+                self._session.check_owned(name, None, arm.step)
+                watched.note(None, None)
+            else:
+                watched.news = [True, True]  # it cannot be watched: whoever watches has to look
+            if self._again is None:
+                self._again = self._loop.call_later(LOOK_AGAIN, self._look_again)
+        self._tell(watched)
+        return over
 
     def _changed(self, name: str, arm: _Arm, body: Message) -> bool:
         watched = self._names.get(name)
         if watched is None:
             return True
-        watched.data_changed = watched.data_changed or body.data_changed
-        watched.owners_changed = watched.owners_changed or body.owners_changed
+        watched.news[0] |= body.data_changed
+        watched.news[1] |= body.owners_changed
         if watched.arm is arm:
             watched.arm = None
             self.want(name)
-        if watched.arm is None or watched.arm.heard:  # or else when that one has been answered
-            self._tell_changes(watched)
+        elif watched.arm is not None and watched.arm.described:
+            self._tell(watched)
         return True
 
-    def _tell_changes(self, watched: _Name) -> None:
-        data, owners = watched.data_changed, watched.owners_changed
-        watched.data_changed = watched.owners_changed = False
-        self._tell(watched, data=data, owners=owners)
-
-    def _tell(self, watched: _Name, *, data: bool, owners: bool) -> None:
+    def _tell(self, watched: _Name) -> None:
+        (data, owners), watched.news = watched.news, [False, False]
         for listener in list(watched.listeners):
             concerned = (data and listener.data) or (owners and listener.owners)
             if concerned and listener in watched.listeners:
