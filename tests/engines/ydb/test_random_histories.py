@@ -14,7 +14,7 @@ MORE = int(os.environ.get("HISTORIES", "1"))
 """How many times as many histories as usual."""
 
 FEW = settings(
-    max_examples=8 * MORE,
+    max_examples=6 * MORE,
     stateful_step_count=30,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # in real time, shrinking takes an hour

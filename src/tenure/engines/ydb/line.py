@@ -98,7 +98,8 @@ class Line:
     async def finish(self) -> None:
         """Wait until the stream has ended in good order, and end it if it does not."""
         self.end()
-        await asyncio.wait([self._task], timeout=self.patience)
+        if self.connected:
+            await asyncio.wait([self._task], timeout=self.patience)
         await self.aclose()
 
     async def leave(self) -> None:
