@@ -275,15 +275,16 @@ class Histories(Sessions):
         self._both(lambda _, side: side.everything())
 
     async def _settled(self) -> None:
-        for number, side in enumerate(self._sides):
+        for side in self._sides:
             await side.stage.settle()
-            for watch in self._watched:
-                if not watch.stopped and watch.session.usable and not watch.session.over(number):
-                    await watch.settle(number, side)
         for session in self._attached:
             if session.usable and any(program.heard.end for program in session.sides):
                 for program in session.sides:
                     await program.ended()  # or else it has ended on one side only
+        for number, side in enumerate(self._sides):
+            for watch in self._watched:
+                if not watch.stopped and watch.session.usable and not watch.session.over(number):
+                    await watch.settle(number, side)
         for asked in self._asked:
             if asked.session.usable:
                 one, other = asked.sides
