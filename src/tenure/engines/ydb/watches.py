@@ -193,7 +193,7 @@ class Watches:
         if watched is None:
             return True
         again, arm.described = arm.described, True
-        over = body.status != Status.SUCCESS
+        over: bool = body.status != Status.SUCCESS
         if arm.retired:
             return again or over  # `again`: after an attachment; or else its last word is to come
         found = body.semaphore_description
