@@ -85,7 +85,7 @@ class Link:
         """
         try:
             connection = await self._try_all()
-        except BaseException:
+        except (Exception, asyncio.CancelledError):  # who is thrown away cannot wait
             await self._until_closed()
             raise
         if connection is None:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenure.client import Client
 from tenure.election import Leadership
-from tenure.engines.memory.engine import MemoryEngine
 from tenure.errors import (
     AcquireTimeout,
     EngineError,
@@ -36,7 +35,7 @@ from tenure.model import EPHEMERAL_LIMIT, Recovered
 from tenure.once import Once
 from tenure.semaphore import Semaphore, Ticket
 from tenure.session import Session
-from tenure.testing.faults import FaultyEngine, Way
+from tenure.testing.faults import Way
 from tenure.testing.history import Journal, Record, Request, Revokes
 from tenure.testing.history.journal import Primitive
 from tenure.testing.simulation.plan import LIMIT, ProcessPlan, Step
@@ -120,13 +119,7 @@ class Incarnation:
         self.way = Way(process.delay, lambda: process.random.random() < 0.05)
         if process.broken:
             self.way.cut()
-        self.engine = FaultyEngine(
-            MemoryEngine(world.store, world.server.clock),
-            self.way,
-            clock=self.clock,
-            store_loop=world.server,
-            io_loop=self.io_loop,
-        )
+        self.engine = world.reach(self)
         self.doing: list[tuple[asyncio.Task[None], Request | None] | None] = []
         self.token: str | None = None
         self.revoked: float | None = None

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from tenure.client import Client
-from tenure.engines.contract import Attach, EngineSession
+from tenure.engines.contract import Attach, Engine, EngineSession
 from tenure.engines.memory.engine import MemoryEngine, forget
 from tenure.errors import SemaphoreNotFound
 from tenure.model import DEFAULT_NODE
@@ -37,7 +37,7 @@ from tenure.testing.history import (
 from tenure.testing.recorder import Recorder
 from tenure.testing.simulation.nemesis import Nemesis
 from tenure.testing.simulation.plan import LIMIT, FaultKind, Plan
-from tenure.testing.simulation.process import SimulatedProcess
+from tenure.testing.simulation.process import Incarnation, SimulatedProcess
 from tenure.testing.simulation.scheduler import LocalClock, OutOfTime, Scheduler
 
 __all__ = ["Outcome", "World", "run"]
@@ -71,6 +71,13 @@ class Outcome:
     length: float
 
 
+class MortalEngine(Engine, Protocol):
+    """An engine whose process can be killed."""
+
+    def die(self, *, noticed: bool) -> None:
+        """Nothing of its process runs any more; whether others can see that at once."""
+
+
 class World:
     """All that there is in one history.
 
@@ -101,6 +108,16 @@ class World:
         self.nemesis = Nemesis(self)
 
     # What the parts ask
+
+    def reach(self, life: Incarnation) -> MortalEngine:
+        """The engine of a process that begins, at the end of its way."""
+        return FaultyEngine(
+            MemoryEngine(self.store, self.server.clock),
+            life.way,
+            clock=life.clock,
+            store_loop=self.server,
+            io_loop=life.io_loop,
+        )
 
     def new_data(self) -> bytes:
         return b"%d" % next(self._numbers)
@@ -231,9 +248,9 @@ class World:
         forget(self.store)
 
 
-def run(plan: Plan) -> Outcome:
+def run(plan: Plan, new_world: Callable[[Plan], World] = World) -> Outcome:
     """Simulate a plan, with tenure's own log silent, and check its history."""
-    world = World(plan)
+    world = new_world(plan)
     log = logging.getLogger("tenure")
     before, log.disabled = log.disabled, True
     try:
