@@ -160,6 +160,8 @@ class Line:
             raise
         finally:
             self._dialling.discard(made)
+        if here.over:  # since the answer arrived
+            raise ConnectionResetError("the way is lost")
         here.protocol = protocol
         protocol.connection_made(here)
 
