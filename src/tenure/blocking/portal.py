@@ -35,12 +35,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from types import TracebackType
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from tenure import fork
 from tenure.blocking.agent import Agent, Call, loss_around
 from tenure.blocking.bell import Bell
-from tenure.client import Client
 from tenure.errors import Misuse, SessionClosed
 from tenure.scope import note_failure
 
@@ -52,7 +51,7 @@ Kind: TypeAlias = type[BaseException] | None
 Error: TypeAlias = BaseException | None
 Trace: TypeAlias = TracebackType | None
 
-__all__ = ["EXIT_PATIENCE", "SWITCH_INTERVAL", "Portal", "as_it_is", "the_portal"]
+__all__ = ["EXIT_PATIENCE", "SWITCH_INTERVAL", "Portal", "Served", "as_it_is", "the_portal"]
 
 SWITCH_INTERVAL = 0.0005
 """Seconds; what `sys.setswitchinterval` is set to while the loop's thread runs."""
@@ -61,6 +60,14 @@ EXIT_PATIENCE = 5.0
 """Seconds for which the exit of the interpreter waits for clients to be closed."""
 
 _log = logging.getLogger("tenure")
+
+
+class Served(Protocol):
+    """What the loop turns for until it is closed: a client, for example."""
+
+    _closing: asyncio.Task[None] | None
+
+    async def aclose(self) -> None: ...
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -151,7 +158,7 @@ class Portal:
         self._thread: _LoopThread | None = None
         self._before: _LoopThread | None = None  # it may still be about to end
         self._interval_before = 0.0
-        self._clients: set[Client] = set()
+        self._clients: set[Served] = set()
         self._calls: set[Call] = set()
         self._agents: set[Agent] = set()
         self._background: set[asyncio.Task[Any]] = set()
@@ -163,7 +170,7 @@ class Portal:
 
     # Whom it serves
 
-    def serve(self, client: Client) -> None:
+    def serve(self, client: Served) -> None:
         """Turn the loop until that client is closed, and `let_go`."""
         self.check_caller()
         try:
@@ -173,7 +180,7 @@ class Portal:
             self._discard(client)
             raise
 
-    def let_go(self, client: Client) -> None:
+    def let_go(self, client: Served) -> None:
         """The client is closed, or is being closed; with the last one the thread ends.
 
         Does nothing for a client that nobody has begun to close.
@@ -192,7 +199,7 @@ class Portal:
             if not let_go:  # this call, or the one that closes it, was interrupted
                 self._post(closing.add_done_callback, lambda _: self._discard(client))
 
-    def _discard(self, client: Client) -> _LoopThread | None:
+    def _discard(self, client: Served) -> _LoopThread | None:
         self._clients.discard(client)
         return self._stop_if_idle()
 

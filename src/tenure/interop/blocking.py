@@ -1,0 +1,380 @@
+"""`tenure.interop` for threads: the same locks, without ``await``.
+
+A `Connection` makes them, and keeps a thread that refreshes what is held until it is closed::
+
+    with connect("redis://localhost") as redis:
+        lock = redis.exclusive_lock("nightly")
+        if lock.acquire():
+            ...
+            lock.release()
+        with redis.semaphore("pool", limit=4).take(2) as permits:
+            ...
+
+A thread cannot be cancelled. Whoever works for long asks `ExclusiveLock.held` or `Permits.check`
+now and then; the block of lost permits raises `LockLost` at its end in any case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from redis.asyncio import Redis
+
+from tenure.blocking.portal import Portal, as_it_is, the_portal
+from tenure.errors import Misuse, SessionClosed
+from tenure.interop import exclusive_lock as exclusive_lock_twins
+from tenure.interop.effect import semaphore as semaphore_twins
+from tenure.interop.effect.redis import RedisBacking
+from tenure.interop.effect.semaphore import LockLost
+from tenure.interop.exclusive_lock import Event, Inspection
+
+__all__ = ["Connection", "DistributedSemaphore", "ExclusiveLock", "Permits", "Taking", "connect"]
+
+T = TypeVar("T")
+P = TypeVar("P", bound="Permits | None")
+Twin: TypeAlias = "semaphore_twins.Permits | None"
+
+
+class _Program:
+    """What the loop's thread serves: a connection, and all that was made on it."""
+
+    def __init__(self, url: str, options: dict[str, Any]) -> None:
+        self.redis = Redis.from_url(url, **options)
+        self.locks: list[exclusive_lock_twins.ExclusiveLock] = []
+        self.semaphores: list[semaphore_twins.DistributedSemaphore] = []
+        self._holding: set[asyncio.Task[None]] = set()
+        self._closing: asyncio.Task[None] | None = None
+
+    def check_open(self) -> None:
+        if self._closing is not None:
+            raise SessionClosed("the connection to Redis has been closed")
+
+    def hold(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that holds something until the connection is closed, at the latest."""
+        task = asyncio.get_running_loop().create_task(work, name="tenure-holding-permits")
+        self._holding.add(task)
+        task.add_done_callback(self._held)
+        return task
+
+    def _held(self, task: asyncio.Task[None]) -> None:
+        self._holding.discard(task)
+        if not task.cancelled():
+            task.exception()  # who is inside hears of it at the end of its block
+
+    async def aclose(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.wait([self._closing])
+        self._closing.result()
+
+    async def _close(self) -> None:
+        try:
+            for task in self._holding:
+                task.cancel()
+            if self._holding:
+                await asyncio.wait(self._holding)
+            for lock in self.locks:
+                await lock.release()
+            for semaphore in self.semaphores:
+                await semaphore.aclose()
+        finally:
+            await self.redis.aclose()
+
+
+def connect(url: str, **options: Any) -> Connection:
+    """A connection to the Redis at `url`, in the forms that redis-py takes, with its options.
+
+    Raises:
+        ValueError: the URL is wrong.
+        Misuse: the calling thread runs an event loop.
+    """
+    portal = the_portal()
+    portal.check_caller()
+    program = _Program(url, options)
+    connection = Connection(portal, program)
+    portal.serve(program)
+    return connection
+
+
+class Connection:
+    """A connection to Redis; `connect` makes one. Any number of threads may use it at once."""
+
+    def __init__(self, portal: Portal, program: _Program) -> None:
+        self._portal = portal
+        self._program = program
+
+    def exclusive_lock(self, name: str, **how: Any) -> ExclusiveLock:
+        """An `ExclusiveLock`, with the arguments of `tenure.interop.exclusive_lock`'s."""
+        lock = exclusive_lock_twins.ExclusiveLock(name, self._program.redis, **how)
+        self._program.locks.append(lock)
+        return ExclusiveLock(self._portal, self._program, lock)
+
+    def semaphore(
+        self, key: str, *, key_prefix: str = "semaphore:", push: bool = True, **how: Any
+    ) -> DistributedSemaphore:
+        """A `DistributedSemaphore`, with the arguments of `tenure.interop.effect`'s."""
+        backing = RedisBacking(self._program.redis, key_prefix=key_prefix, push=push)
+        semaphore = semaphore_twins.DistributedSemaphore(key, backing, **how)
+        self._program.semaphores.append(semaphore)
+        return DistributedSemaphore(self._portal, self._program, semaphore)
+
+    def close(self) -> None:
+        """Release the locks that are held, and close the connection. Safe to call twice."""
+        try:
+            self._portal.give_back(self._program.aclose)
+        finally:
+            self._portal.let_go(self._program)
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class ExclusiveLock:
+    """`tenure.interop.exclusive_lock.ExclusiveLock`, for threads."""
+
+    def __init__(
+        self, portal: Portal, program: _Program, twin: exclusive_lock_twins.ExclusiveLock
+    ) -> None:
+        self._portal = portal
+        self._program = program
+        self._twin = twin
+
+    @property
+    def name(self) -> str:
+        """What is locked."""
+        return self._twin.name
+
+    @property
+    def key(self) -> str:
+        """The key in Redis."""
+        return self._twin.key
+
+    @property
+    def contents(self) -> bytes:
+        """What is written into the key."""
+        return self._twin.contents
+
+    @property
+    def held(self) -> bool:
+        """Whether it is held, and cannot have expired yet."""
+        return self._twin.held
+
+    def acquire(self) -> bool:
+        """Take it if it is free. Raises `EngineError`."""
+        return self._portal.obtain(as_it_is, self._undo, self._acquire)
+
+    async def _acquire(self) -> bool:
+        self._program.check_open()
+        return await self._twin.acquire()
+
+    def _undo(self, acquired: bool) -> None:
+        if acquired:
+            self._twin.release_soon()
+
+    def inspect(self) -> Inspection | None:
+        """What is in the key, whoever wrote it. Raises `EngineError`."""
+        return self._portal.call(self._twin.inspect)
+
+    def release(self) -> None:
+        """Give it back, if it is held. Raises `EngineError`."""
+        self._portal.give_back(self._twin.release)
+
+    def on(self, event: Event, listener: Callable[..., object]) -> Callable[[], None]:
+        """Have a function called at an event, in the thread that refreshes: it must not block."""
+        return self._twin.on(event, listener)
+
+
+class DistributedSemaphore:
+    """`tenure.interop.effect.DistributedSemaphore`, for threads."""
+
+    def __init__(
+        self, portal: Portal, program: _Program, twin: semaphore_twins.DistributedSemaphore
+    ) -> None:
+        self._portal = portal
+        self._program = program
+        self._twin = twin
+
+    @property
+    def key(self) -> str:
+        """Its name in the backing."""
+        return self._twin.key
+
+    @property
+    def limit(self) -> int:
+        """How many permits there are."""
+        return self._twin.limit
+
+    def take(
+        self, permits: int, *, identifier: str | None = None, acquired_externally: bool = False
+    ) -> Taking[Permits]:
+        """``with semaphore.take(2) as permits``: wait for them, and hold them for the block."""
+        how: dict[str, Any] = {
+            "identifier": identifier,
+            "acquired_externally": acquired_externally,
+        }
+        return Taking(
+            self._portal, self._program, partial(self._twin.take, permits, **how), _permits
+        )
+
+    def try_take(
+        self, permits: int, *, identifier: str | None = None, acquired_externally: bool = False
+    ) -> Taking[Permits | None]:
+        """The same without waiting; what the block gets is ``None`` if they are not free."""
+        how: dict[str, Any] = {
+            "identifier": identifier,
+            "acquired_externally": acquired_externally,
+        }
+        return Taking(
+            self._portal, self._program, partial(self._twin.try_take, permits, **how), _perhaps
+        )
+
+    def with_permits(self, permits: int, work: Callable[[], T], **how: Any) -> T:
+        """Wait for permits, do the work in this thread, and give them back."""
+        with self.take(permits, **how):
+            return work()
+
+    def with_permits_if_available(
+        self, permits: int, work: Callable[[], T], *, otherwise: T | None = None, **how: Any
+    ) -> T | None:
+        """The same if the permits are free; if not, `otherwise` at once."""
+        with self.try_take(permits, **how) as taken:
+            return otherwise if taken is None else work()
+
+    def current_count(self) -> int:
+        """How many permits are held. Raises `BackingError`."""
+        return self._portal.call(self._twin.current_count)
+
+
+class Taking(Generic[P]):
+    """Permits for the block of one ``with`` statement.
+
+    A task of their own holds them on the loop, so that their loss interrupts no call of the thread.
+    """
+
+    def __init__(
+        self,
+        portal: Portal,
+        program: _Program,
+        take: Callable[[], AbstractAsyncContextManager[Twin]],
+        handle: Callable[[Twin], P],
+    ) -> None:
+        self._portal = portal
+        self._program = program
+        self._take = take
+        self._handle = handle
+        self._holding: asyncio.Task[None] | None = None
+        self._leave = asyncio.Event()
+
+    def __enter__(self) -> P:
+        return self._portal.obtain(self._taken_by, self._undo, self._begin)
+
+    def _taken_by(self, _: Portal, taken: Twin) -> P:
+        return self._handle(taken)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._portal.leave(self._end, kind, error, trace)
+
+    # On the loop
+
+    async def _begin(self) -> Twin:
+        self._program.check_open()
+        if self._holding is not None:
+            raise Misuse("permits are taken for one block; take them anew for another one")
+        taken: asyncio.Future[Twin] = asyncio.get_running_loop().create_future()
+        self._holding = holding = self._program.hold(self._hold(taken))
+        holding.add_done_callback(lambda _: taken.cancel())
+        try:
+            return await taken
+        except asyncio.CancelledError:
+            if not holding.done():
+                holding.cancel()
+                raise
+            holding.result()  # how it failed
+            raise
+
+    async def _hold(self, taken: asyncio.Future[Twin]) -> None:
+        async with self._take() as permits:
+            taken.set_result(permits)
+            await self._leave.wait()
+
+    def _undo(self, _: object) -> None:
+        assert self._holding is not None
+        self._holding.cancel()
+
+    async def _end(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        holding = self._holding
+        assert holding is not None
+        self._leave.set()
+        await asyncio.wait([holding])
+        try:
+            holding.result()
+        except asyncio.CancelledError:
+            if error is None:
+                raise SessionClosed("the connection to Redis was closed meanwhile") from None
+        except LockLost as loss:
+            if error is None:
+                raise
+            error.add_note(f"meanwhile: {loss}")
+
+
+class Permits:
+    """Permits that are held for a block."""
+
+    def __init__(self, twin: semaphore_twins.Permits) -> None:
+        self._twin = twin
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return self._twin.count
+
+    @property
+    def identifier(self) -> str:
+        """Who holds them: whoever is given it can take them over."""
+        return self._twin.identifier
+
+    @property
+    def held(self) -> bool:
+        """Whether they are held, and cannot have expired yet."""
+        return self._twin.held
+
+    @property
+    def loss(self) -> LockLost | None:
+        """How they were lost."""
+        return self._twin.loss
+
+    def check(self) -> None:
+        """Raise `LockLost` unless they are held."""
+        self._twin.check()
+
+
+def _perhaps(twin: Twin) -> Permits | None:
+    return None if twin is None else Permits(twin)
+
+
+def _permits(twin: Twin) -> Permits:
+    assert twin is not None
+    return Permits(twin)

@@ -1,0 +1,34 @@
+"""The semaphore of ``effect-distributed-lock`` (Effect, TypeScript), on the same keys of Redis.
+
+`DistributedSemaphore` hands out permits, all that were asked for or none; `RedisBacking` has them
+where the original has, and `ClientBacking` on any of tenure's engines. There is no queue: of those
+that wait, whoever asks first after a release has it.
+"""
+
+from __future__ import annotations
+
+from tenure.interop.effect.backing import Backing, BackingError, PushBacking
+from tenure.interop.effect.client import ClientBacking
+from tenure.interop.effect.redis import RedisBacking
+from tenure.interop.effect.retry import Retry, recurs, spaced
+from tenure.interop.effect.semaphore import (
+    DistributedSemaphore,
+    LockLost,
+    LockNotAcquired,
+    Permits,
+)
+
+__all__ = [
+    "Backing",
+    "BackingError",
+    "ClientBacking",
+    "DistributedSemaphore",
+    "LockLost",
+    "LockNotAcquired",
+    "Permits",
+    "PushBacking",
+    "RedisBacking",
+    "Retry",
+    "recurs",
+    "spaced",
+]

@@ -1,0 +1,150 @@
+"""Permits in a sorted set of Redis, as ``effect-distributed-lock`` keeps them.
+
+Permit i of a holder is the member ``<holder id>_<i>``, its score the milliseconds at which it was
+acquired or refreshed, by the clock of the program that did. A permit whose score is older than
+the caller's time to live is removed by whoever comes next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import RedisError
+
+from tenure.clock import Clock, SystemClock
+from tenure.durations import Duration, seconds
+from tenure.interop.effect.backing import BackingError
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+__all__ = ["RedisBacking"]
+
+# KEYS[1]; limit, permits, holder id, time to live and now in milliseconds.
+_PURGE = "redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', tonumber(ARGV[5]) - tonumber(ARGV[4]))\n"
+_SCORE = """
+for i = 0, tonumber(ARGV[2]) - 1 do
+  redis.call('ZADD', KEYS[1], ARGV[5], ARGV[3] .. '_' .. i)
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+return 1
+"""
+_ACQUIRE = (
+    _PURGE
+    + "if redis.call('ZCARD', KEYS[1]) + tonumber(ARGV[2]) > tonumber(ARGV[1]) then return 0 end"
+    + _SCORE
+)
+_REFRESH = (
+    _PURGE + "if not redis.call('ZSCORE', KEYS[1], ARGV[3] .. '_0') then return 0 end" + _SCORE
+)
+
+_COUNT = _PURGE + "return redis.call('ZCARD', KEYS[1])"
+
+# KEYS[1], the channel; permits, holder id, whether to publish.
+_RELEASE = """
+local released = 0
+for i = 0, tonumber(ARGV[1]) - 1 do
+  released = released + redis.call('ZREM', KEYS[1], ARGV[2] .. '_' .. i)
+end
+if released > 0 and ARGV[3] == '1' then
+  redis.call('PUBLISH', KEYS[2], released)
+end
+return released
+"""
+
+
+class RedisBacking:
+    """Permits on one Redis, through a client of redis-py's, which stays open.
+
+    Args:
+        redis: the client.
+        key_prefix: what keys and channels begin with.
+        push: whether releases are published, and listened for; every waiter has a connection
+            of its own for that.
+        push_retry: seconds before a connection that broke is made again.
+        clock: where time comes from, for tests.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        key_prefix: str = "semaphore:",
+        push: bool = True,
+        push_retry: Duration = 0.1,
+        clock: Clock | None = None,
+    ) -> None:
+        self._redis: Any = redis
+        self._prefix = key_prefix
+        self._push = push
+        self._push_retry = seconds(push_retry, "push_retry")
+        self._clock = clock or SystemClock()
+
+    async def try_acquire(
+        self, key: str, holder_id: str, ttl: float, limit: int, permits: int
+    ) -> bool:
+        return bool(await self._run("try_acquire", _ACQUIRE, key, limit, permits, holder_id, ttl))
+
+    async def refresh(self, key: str, holder_id: str, ttl: float, limit: int, permits: int) -> bool:
+        return bool(await self._run("refresh", _REFRESH, key, limit, permits, holder_id, ttl))
+
+    async def get_count(self, key: str, ttl: float) -> int:
+        return int(await self._run("get_count", _COUNT, key, 0, 0, "", ttl))
+
+    async def release(self, key: str, holder_id: str, permits: int) -> int:
+        flag = "1" if self._push else "0"
+        try:
+            return int(
+                await self._redis.eval(
+                    _RELEASE, 2, self._prefix + key, self._channel(key), permits, holder_id, flag
+                )
+            )
+        except (RedisError, OSError) as error:
+            raise BackingError("release", error, name=key) from error
+
+    async def _run(
+        self, operation: str, script: str, key: str, limit: int, permits: int, who: str, ttl: float
+    ) -> Any:
+        now = int(self._clock.wall() * 1000)
+        try:
+            return await self._redis.eval(
+                script, 1, self._prefix + key, limit, permits, who, round(ttl * 1000), now
+            )
+        except (RedisError, OSError) as error:
+            raise BackingError(operation, error, name=key) from error
+
+    def _channel(self, key: str) -> str:
+        return f"{self._prefix}{key}:released"
+
+    @asynccontextmanager
+    async def on_permits_released(
+        self, key: str, notify: Callable[[], None]
+    ) -> AsyncIterator[None]:
+        if not self._push:
+            yield
+            return
+        ended = asyncio.Event()
+        listening = asyncio.get_running_loop().create_task(
+            self._listen(self._channel(key), notify, ended), name=f"tenure-permits-{key}"
+        )
+        try:
+            yield
+        finally:
+            ended.set()
+            listening.cancel()
+            await asyncio.wait([listening])
+
+    async def _listen(self, channel: str, notify: Callable[[], None], ended: asyncio.Event) -> None:
+        while not ended.is_set():
+            try:
+                async with self._redis.pubsub() as pubsub:
+                    await pubsub.subscribe(channel)
+                    while not ended.is_set():
+                        # That it is subscribed now is a message too: what was released before?
+                        if await pubsub.get_message(timeout=None) is not None:
+                            notify()
+            except (RedisError, OSError):
+                await asyncio.sleep(self._push_retry)  # those who wait ask now and then anyway

@@ -1,0 +1,375 @@
+"""A semaphore whose permits live as long as somebody refreshes them, in some `Backing`.
+
+Rules:
+
+* Permits are refreshed from the moment in which they were acquired, by a task that ends with
+  their block. When they are lost, when the backing fails for good or did not answer before they
+  could have expired, the body of the block is cancelled, and the block raises `LockLost`.
+* What a cancelled acquisition may have obtained is given back, and the giving back of a block
+  goes on when its end is cancelled. `DistributedSemaphore.aclose` waits for both.
+* An acquisition that failed halfway is not repeated blindly: the holder's own permits would count
+  against it. So a further attempt asks first whether they are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+
+from tenure.clock import Clock, SystemClock
+from tenure.durations import Duration, seconds
+from tenure.errors import AcquireTimeout, InvalidArgument, LeaseLost, TenureError
+from tenure.interop.effect.backing import Backing, BackingError, PushBacking
+from tenure.interop.effect.retry import Retry, recurs, spaced
+from tenure.interop.endings import Endings, margin
+from tenure.scope import Scope
+
+__all__ = ["DistributedSemaphore", "LockLost", "LockNotAcquired", "Permits"]
+
+T = TypeVar("T")
+
+
+class LockLost(LeaseLost):
+    """Permits were lost while their block believed to hold them."""
+
+
+class LockNotAcquired(AcquireTimeout):
+    """The retry policy came to its end before the permits were free.
+
+    Or they were to be taken over from elsewhere, and were not there.
+    """
+
+
+class DistributedSemaphore:
+    """A semaphore, as one program uses it.
+
+    Args:
+        key: its name in the backing.
+        backing: where the permits are.
+        limit: how many permits there are. Whoever shares the semaphore gives the same number.
+        ttl: seconds that permits outlive their last refresh. The same for all, too: everybody
+            removes what is older than its own.
+        refresh_interval: seconds between two refreshes; a third of `ttl` by default.
+        acquire_retry_policy: when to ask again for permits that were not free.
+        backing_failure_retry_policy: when to ask again a backing that failed.
+        clock: where time comes from, for tests.
+
+    Raises:
+        InvalidArgument: no key, no permits, or a refresh that comes too late.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        backing: Backing,
+        *,
+        limit: int = 1,
+        ttl: Duration = 30.0,
+        refresh_interval: Duration | None = None,
+        acquire_retry_policy: Retry | None = None,
+        backing_failure_retry_policy: Retry | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if not isinstance(key, str) or not key:
+            raise InvalidArgument(f"the key of a semaphore is a str, and not empty: {key!r}")
+        if not isinstance(limit, int) or limit < 1:
+            raise InvalidArgument(f"a limit is a whole number from 1 on, not {limit!r}", name=key)
+        self.key = key
+        self.limit = limit
+        self.ttl = seconds(ttl, "ttl")
+        self.refresh_interval = (
+            self.ttl / 3
+            if refresh_interval is None
+            else seconds(refresh_interval, "refresh_interval")
+        )
+        if self.refresh_interval >= self.ttl - margin(self.ttl):
+            raise InvalidArgument(
+                f"permits that live for {self.ttl:g} s are refreshed more often than every "
+                f"{self.refresh_interval:g} s",
+                name=key,
+            )
+        self._backing = backing
+        self._acquire_retry = acquire_retry_policy or spaced(0.1)
+        self._failure_retry = backing_failure_retry_policy or recurs(3)
+        self._clock = clock or SystemClock()
+        self._endings = Endings()
+
+    def __repr__(self) -> str:
+        return f"<DistributedSemaphore {self.key!r} of {self.limit}>"
+
+    # What a program asks
+
+    async def with_permits(
+        self,
+        permits: int,
+        work: Callable[[], Awaitable[T]],
+        *,
+        identifier: str | None = None,
+        acquired_externally: bool = False,
+    ) -> T:
+        """Wait for permits, do the work, and give them back; the rest as with `take`."""
+        taking = self.take(permits, identifier=identifier, acquired_externally=acquired_externally)
+        async with taking:
+            return await work()
+
+    async def with_permits_if_available(
+        self,
+        permits: int,
+        work: Callable[[], Awaitable[T]],
+        *,
+        otherwise: T | None = None,
+        identifier: str | None = None,
+        acquired_externally: bool = False,
+    ) -> T | None:
+        """The same if the permits are free; if not, `otherwise` at once."""
+        taking = self.try_take(
+            permits, identifier=identifier, acquired_externally=acquired_externally
+        )
+        async with taking as taken:
+            return otherwise if taken is None else await work()
+
+    @asynccontextmanager
+    async def take(
+        self, permits: int, *, identifier: str | None = None, acquired_externally: bool = False
+    ) -> AsyncIterator[Permits]:
+        """``async with semaphore.take(2)``: wait for permits, and hold them for the block.
+
+        Args:
+            permits: how many; all of them or none.
+            identifier: who holds them: unique among the holders. One is made by default.
+            acquired_externally: a holder of that identifier has them already, perhaps in another
+                program, which hands them over; they are refreshed instead of acquired.
+
+        Raises:
+            LockNotAcquired: the policy came to its end; or there was nothing to take over.
+            LockLost: they were lost; the body has been cancelled.
+            BackingError: the store failed, as often as the policy let it.
+            InvalidArgument: the count is not between 1 and the limit, or `acquired_externally`
+                comes without an identifier.
+        """
+        held = self._wanted(permits, identifier, acquired_externally)
+        await self._acquire(held, acquired_externally)
+        async with held:
+            yield held
+
+    @asynccontextmanager
+    async def try_take(
+        self, permits: int, *, identifier: str | None = None, acquired_externally: bool = False
+    ) -> AsyncIterator[Permits | None]:
+        """The same without waiting; what the block gets is ``None`` if they are not free."""
+        held = self._wanted(permits, identifier, acquired_externally)
+        if not await self._try(held, acquired_externally):
+            yield None
+            return
+        async with held:
+            yield held
+
+    async def current_count(self) -> int:
+        """How many permits are held. Raises `BackingError`."""
+        return await self._persist(partial(self._backing.get_count, self.key, self.ttl))
+
+    async def aclose(self) -> None:
+        """Wait until everything that was interrupted has been given back."""
+        await self._endings.wait()
+
+    # How it is done
+
+    def _wanted(self, count: int, identifier: str | None, externally: bool) -> Permits:
+        if not isinstance(count, int) or not 1 <= count <= self.limit:
+            raise InvalidArgument(
+                f"permits are a whole number from 1 to the limit, which is {self.limit}, not "
+                f"{count!r}",
+                name=self.key,
+            )
+        if externally and identifier is None:
+            raise InvalidArgument(
+                "permits that were acquired elsewhere are taken over by their identifier",
+                name=self.key,
+            )
+        return Permits(self, count, identifier or str(uuid.uuid4()))
+
+    async def _acquire(self, wanted: Permits, externally: bool) -> None:
+        if await self._try(wanted, externally):
+            return
+        if externally:
+            raise LockNotAcquired(
+                f"{wanted.identifier!r} has no permits of {self.key!r} that could be taken over",
+                name=self.key,
+            )
+        async with AsyncExitStack() as stack:
+            released = asyncio.Event()
+            if isinstance(self._backing, PushBacking):
+                await stack.enter_async_context(
+                    self._backing.on_permits_released(self.key, released.set)
+                )
+            for pause in self._acquire_retry():
+                ask_at = self._clock.now() + pause
+                while not await self._try(wanted, False):
+                    try:
+                        async with asyncio.timeout(ask_at - self._clock.now()):
+                            await released.wait()
+                    except TimeoutError:
+                        break
+                    released.clear()
+                else:
+                    return
+        raise LockNotAcquired(
+            f"{wanted.count} of {self.limit} permits of {self.key!r} were not free in time",
+            name=self.key,
+        )
+
+    async def _try(self, wanted: Permits, externally: bool) -> bool:
+        return await self._endings.attempt(
+            self._obtain(wanted, externally), partial(self._release, wanted)
+        )
+
+    async def _obtain(self, wanted: Permits, externally: bool) -> bool:
+        backing, again = self._backing, externally
+        asked = (self.key, wanted.identifier, self.ttl, self.limit, wanted.count)
+
+        async def ask() -> bool:
+            nonlocal again
+            sent = self._clock.now()
+            before, again = again, True
+            obtained = before and await backing.refresh(*asked)
+            if not obtained and not externally:
+                obtained = await backing.try_acquire(*asked)
+            if obtained:
+                wanted.live_until(sent)
+            return obtained
+
+        return await self._persist(ask)
+
+    async def _refresh(self, held: Permits) -> bool:
+        asked = (self.key, held.identifier, self.ttl, self.limit, held.count)
+        return await self._persist(partial(self._backing.refresh, *asked))
+
+    async def _release(self, held: Permits) -> None:
+        asked = (self.key, held.identifier, held.count)
+        await self._persist(partial(self._backing.release, *asked))
+
+    async def _persist(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        pauses = iter(self._failure_retry())
+        while True:
+            try:
+                return await ask()
+            except BackingError:
+                pause = next(pauses, None)
+                if pause is None:
+                    raise
+            await asyncio.sleep(pause)
+
+
+class Permits:
+    """Permits that are held for a block.
+
+    Attributes:
+        count: how many.
+        identifier: who holds them: whoever is given it can take them over.
+        loss: how they were lost.
+    """
+
+    def __init__(self, semaphore: DistributedSemaphore, count: int, identifier: str) -> None:
+        self.count = count
+        self.identifier = identifier
+        self.loss: LockLost | None = None
+        self._semaphore = semaphore
+        self._until = float("-inf")
+        self._scope = Scope(self)
+        self._keeping: asyncio.Task[None] | None = None
+        self._lost = asyncio.Event()
+
+    def __repr__(self) -> str:
+        held = "held" if self.held else "not held"
+        return f"<{self.count} permits of {self._semaphore.key!r}, {held} by {self.identifier!r}>"
+
+    @property
+    def held(self) -> bool:
+        """Whether they are held, and cannot have expired yet."""
+        now = self._semaphore._clock.now()
+        return self._keeping is not None and self.loss is None and now < self._until
+
+    def check(self) -> None:
+        """Raise `LockLost` unless they are held; for loops, and for threads."""
+        if self.loss is not None:
+            raise self.loss
+        if not self.held:
+            raise LockLost(f"permits of {self._semaphore.key!r} are not held any more")
+
+    async def wait_lost(self) -> LockLost:
+        """Wait until they are lost, and return how."""
+        await self._lost.wait()
+        assert self.loss is not None
+        return self.loss
+
+    def live_until(self, sent: float) -> None:
+        """They were acquired or refreshed by what was sent then."""
+        ttl = self._semaphore.ttl
+        self._until = sent + ttl - margin(ttl)
+
+    async def __aenter__(self) -> Permits:
+        self._scope.enter()
+        self._keeping = asyncio.get_running_loop().create_task(
+            self._keep(), name=f"tenure-permits-{self._semaphore.key}"
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        ours = self._scope.exit(error)
+        keeping, self._keeping = self._keeping, None
+        assert keeping is not None
+        await asyncio.shield(self._semaphore._endings.begin(self._let_go(keeping)))
+        if self.loss is not None:
+            if error is None or ours:
+                raise self.loss
+            error.add_note(f"meanwhile: {self.loss}")
+
+    async def _let_go(self, keeping: asyncio.Task[None]) -> None:
+        keeping.cancel()
+        await asyncio.wait([keeping])
+        with contextlib.suppress(BackingError):  # their time to live ends them
+            await self._semaphore._release(self)
+
+    async def _keep(self) -> None:
+        key = self._semaphore.key
+        try:
+            await self._keep_once()
+            while self._keeping is not None:
+                await asyncio.sleep(self._semaphore.refresh_interval)
+                await self._keep_once()
+        except LockLost as loss:
+            self.loss = loss
+        except TenureError as failure:
+            self.loss = LockLost(f"permits of {key!r} could not be refreshed: {failure}", name=key)
+            self.loss.__cause__ = failure
+        self._lost.set()
+        self._scope.trigger()
+
+    async def _keep_once(self) -> None:
+        semaphore = self._semaphore
+        sent = semaphore._clock.now()
+        try:
+            async with asyncio.timeout(self._until - sent):
+                kept = await semaphore._refresh(self)
+        except TimeoutError:
+            raise LockLost(
+                f"permits of {semaphore.key!r} were not confirmed before they could expire",
+                name=semaphore.key,
+            ) from None
+        if not kept:
+            raise LockLost(
+                f"permits of {semaphore.key!r} have expired, or somebody has removed them",
+                name=semaphore.key,
+            )
+        self.live_until(sent)

@@ -1,0 +1,82 @@
+"""What goes on although nobody waits for it any more, and who sees to its end.
+
+A task that is in a call of redis-py may not notice that it was cancelled: the call ends as if it
+had not been. So whoever ends a task that goes on and on here says so in a way of its own as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from tenure.errors import TenureError
+
+__all__ = ["Endings", "margin"]
+
+T = TypeVar("T")
+
+
+def margin(ttl: float) -> float:
+    """How long before the end of its time to live nobody relies on a key any more; in seconds."""
+    return min(max(0.05 * ttl, 0.1), ttl / 4)
+
+
+class Endings:
+    """The tasks of one owner, which `wait`s for them in the end."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._undoing: set[asyncio.Task[Any]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Have something done, whether or not anybody waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def wait(self) -> None:
+        """Wait until all of it is done, however it ended."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def attempt(
+        self,
+        attempt: Coroutine[Any, Any, bool],
+        undo: Callable[[], Coroutine[Any, Any, object]],
+    ) -> bool:
+        """Wait for an attempt to obtain something.
+
+        Whoever is cancelled meanwhile will not have it: the attempt goes on in the background, and
+        what it may have obtained is given back. That comes before any further attempt, from which
+        it would otherwise take.
+        """
+        task = self.begin(self._after_what_is_undone(attempt))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            undoing = self.begin(_undo(task, undo))
+            self._undoing.add(undoing)
+            undoing.add_done_callback(self._undoing.discard)
+            raise
+
+    async def _after_what_is_undone(self, attempt: Coroutine[Any, Any, bool]) -> bool:
+        if self._undoing:
+            await asyncio.wait(self._undoing)
+        return await attempt
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits hears it; nobody has to
+
+
+async def _undo(
+    attempt: asyncio.Task[bool], undo: Callable[[], Coroutine[Any, Any, object]]
+) -> None:
+    await asyncio.wait([attempt])
+    if attempt.exception() is not None or attempt.result():  # it failed: perhaps halfway
+        with contextlib.suppress(TenureError):  # the time to live will end it
+            await undo()
