@@ -32,7 +32,7 @@ help:  ## show this list
 demo: $(VENV)/.ready-demo  ## see several processes share locks, slots and a leader
 	@$(BIN)/tenure demo
 
-test: $(VENV)/.ready-dev $(VENV)/.servers-tried  ## run the tests, with coverage (ARGS='-k lease' runs a part, without)
+test: $(VENV)/.ready-dev $(VENV)/.servers-tried $(VENV)/.node-tried  ## run the tests, with coverage (ARGS='-k lease' runs a part, without)
 	@$(BIN)/python -m pytest $(COVERAGE) $(ARGS)
 
 check: $(VENV)/.ready-dev  ## check style, formatting and types
@@ -79,6 +79,20 @@ $(VENV)/.servers-tried: | $(VENV)/.ready-dev
 		{ $(APT) update && $(APT) install -y --no-install-recommends $$missing; } \
 			</dev/null >$(VENV)/servers.log 2>&1 \
 			|| echo "that failed, see $(VENV)/servers.log: their tests will be skipped"; \
+	fi
+	@touch $@
+
+# What a few tests run beside, in Node.js, where that is. It is installed as its lock file says.
+BESIDE := tests/interop/node
+
+$(VENV)/.node-tried: $(BESIDE)/package-lock.json | $(VENV)/.ready-dev
+	@if command -v node >/dev/null && command -v npm >/dev/null; then \
+		echo "installing into $(VENV)/node what tests run beside"; \
+		{ mkdir -p $(VENV)/node && cp $(BESIDE)/package.json $(BESIDE)/package-lock.json $(VENV)/node \
+			&& cd $(VENV)/node \
+			&& timeout -k 9 240 npm ci --ignore-scripts --no-audit --no-fund; } \
+			</dev/null >$(VENV)/node.log 2>&1 \
+			|| echo "that failed, see $(VENV)/node.log: the tests beside Node.js will be skipped"; \
 	fi
 	@touch $@
 
