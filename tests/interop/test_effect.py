@@ -267,7 +267,7 @@ async def test_a_redis_that_does_not_answer_stops_the_work_in_time(connected: Co
         working = asyncio.Event()
         taking = asyncio.create_task(semaphore.with_permits(1, lambda: forever(working)))
         await working.wait()
-        await eye.client_pause(4000)
+        await eye.client_pause(2500)
         begun = time.monotonic()
         await asyncio.wait([taking], timeout=60)
         assert time.monotonic() - begun > 0.5

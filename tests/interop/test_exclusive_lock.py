@@ -222,7 +222,7 @@ async def test_a_redis_that_does_not_answer_ends_the_hold_before_the_key_can_exp
         lock = ExclusiveLock("nightly", one, lock_ttl=1.5, lock_refresh=0.2)
         heard = Heard(lock)
         assert await lock.acquire()
-        await two.client_pause(4000)
+        await two.client_pause(2500)
         _, error = await heard.until("error")
         assert isinstance(error, LeaseLost)
         assert "confirm" in str(error)
