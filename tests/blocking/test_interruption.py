@@ -199,13 +199,19 @@ class Interruption:
         return self._trace
 
     def _looks_for_signals(self, frame: FrameType, event: str) -> bool:
-        if not frame.f_globals["__name__"].startswith("tenure."):
-            return False  # perhaps the collector's, where an interruption is printed and lost
+        if not frame.f_globals["__name__"].startswith("tenure.") or in_finalizer(frame):
+            return False  # an interruption of a finalizer is printed, and lost
         if event != "opcode":
             return event == "call"
         before = self._last.get(frame, "")
         self._last[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
         return before.startswith(("CALL", "JUMP_BACKWARD"))
+
+
+def in_finalizer(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 def at_each_moment(*functions: Callable[..., object]) -> Iterator[Interruption]:
