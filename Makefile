@@ -11,6 +11,9 @@ SOURCES := $(wildcard src tests benchmarks chaos examples)
 # The whole suite must cover the core and the primitives; a part of it, chosen by ARGS, need not.
 COVERAGE := $(if $(strip $(ARGS)),,--cov --cov-report=term)
 
+# Most tests wait for servers and windows, and hardly one for a core: two run at a time.
+ABREAST := $(if $(strip $(ARGS)),,-n 2)
+
 EXTRAS_demo := cli
 EXTRAS_dev := cli,dev
 EXTRAS_bench := cli,dev,bench
@@ -33,7 +36,7 @@ demo: $(VENV)/.ready-demo  ## see several processes share locks, slots and a lea
 	@$(BIN)/tenure demo
 
 test: $(VENV)/.ready-dev $(VENV)/.servers-tried $(VENV)/.node-tried  ## run the tests, with coverage (ARGS='-k lease' runs a part, without)
-	@$(BIN)/python -m pytest $(COVERAGE) $(ARGS)
+	@$(BIN)/python -m pytest $(COVERAGE) $(ABREAST) $(ARGS)
 
 check: $(VENV)/.ready-dev  ## check style, formatting and types
 	@failed=0; \

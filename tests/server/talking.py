@@ -229,6 +229,9 @@ class _InMemory(asyncio.Transport):
             self.kept += data
             self.caller.connection.pause_writing()
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """It keeps nothing that can be sent."""
+
     def pause_reading(self) -> None:
         assert self.reading, "paused twice"
         self.reading = False

@@ -84,7 +84,7 @@ HEARTBEAT = 5.0
 
 _TURN = 256  # messages of one connection that are carried out before others have their turn
 _FAREWELL = 5.0  # seconds for a client to read why it is sent away
-_MUCH = 128 * 1024  # bytes that are written before the turn is over
+_MUCH = 512  # bytes that are written before the turn is over: several answers
 
 _decode = client_message().decode
 _PONG = Pong()
@@ -152,6 +152,10 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        if transport.get_extra_info("sslcontext") is None:
+            # What is written goes out at once, so that the client reads the first answers while
+            # others are made. (In TLS this would say that nobody reads.)
+            self._transport.set_write_buffer_limits(high=0)
         self._heard_at = self._now()
         self._listener.joined(self)
 

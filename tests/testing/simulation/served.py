@@ -90,6 +90,9 @@ class End(asyncio.Transport):
         else:
             self._kept.append(data)
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """It keeps nothing that can be sent."""
+
     def pause_reading(self) -> None:
         self._reading = False
 

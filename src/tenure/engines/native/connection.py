@@ -38,7 +38,7 @@ LARGEST_ANSWER = 256 * 1024 * 1024
 
 _PERHAPS = "is it a tenure server, and does the URL's scheme say rightly whether it speaks TLS?"
 
-_ENOUGH = 64 * 1024
+_ENOUGH = 768
 """Bytes that are sent at once, though the turn of the loop is not over."""
 
 
@@ -190,6 +190,10 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        if transport.get_extra_info("sslcontext") is None:
+            # What is written goes out at once, so that the server answers the first requests
+            # while others are made. (In TLS this would say that nobody reads.)
+            self._transport.set_write_buffer_limits(high=0)
         if self.why:  # it was given up meanwhile
             self._transport.abort()
             return
