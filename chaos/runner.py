@@ -80,7 +80,9 @@ async def run(engine: Engine, plan: Plan, folder: Path) -> None:
         facts["ended"] = journal.now()
         await crew.start_all()
         await crew.order("freeze", "frozen")
-        await asyncio.sleep(engine.lingers)  # the dead are still in their queues, rightly
+        # The dead are still in their queues, rightly. So are, on every engine, resumable sessions
+        # whose programs were killed before they had kept their tokens.
+        await asyncio.sleep(max(engine.lingers, *windows))
         facts["settled"] = await _tell_the_truth(engine, journal, plan.processes)
         await crew.finish()
         facts["faults"] = [each.facts() for each in nemesis.inflicted]
