@@ -138,8 +138,13 @@ class SlowEngine:
     async def run(self, kind: str, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await self.operate(kind, lambda: started(operation()))
 
-    async def run_in_a_task(self, kind: str, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The same for what may have a time limit, which needs a task, and keeps no order."""
+    async def reach(self, kind: str, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The same for what connects: to a server it does so under a time limit.
+
+        That needs a task, so that it begins a turn later than it would in order.
+        """
+        if not self.url.startswith("tenure:"):
+            return await self.run(kind, operation)
         loop = asyncio.get_running_loop()
         return await self.operate(kind, lambda: loop.create_task(operation()))
 
@@ -158,7 +163,7 @@ class SlowEngine:
         return self.inner.capabilities
 
     async def open(self) -> None:
-        await self.run_in_a_task("open", self.inner.open)
+        await self.reach("open", self.inner.open)
 
     async def aclose(self) -> None:
         """Its own affair: a connection is closed whether or not the store answers."""
@@ -176,7 +181,7 @@ class SlowEngine:
                 await session.close_if_unwanted()
 
         try:
-            await self.run_in_a_task("attach", attach)
+            await self.reach("attach", attach)
             if how.session_id is not None:  # that takes a while in the store itself
                 session.inner = await self.inner.attach(how, session)
         except BaseException:
