@@ -58,10 +58,12 @@ class Scope:
         task = task or asyncio.current_task()
         if task is None:
             raise Misuse("a block can be entered only inside a task")
-        self._task = task
+        key, self._link = id(task), ref(self)
         self._around = _find(task)
         self._baseline = task.cancelling()
-        _innermost[id(task)] = self._link = ref(self)
+        # No call stands between these two: an interrupted thread is inside, or it is not.
+        self._task = task
+        _innermost[key] = self._link
 
     def trigger(self) -> None:
         """Have the body cancelled. On the loop's thread; does nothing when no task is inside."""

@@ -298,6 +298,21 @@ def test_the_first_call_of_a_thread_gives_back_at_whatever_moment_it_is_interrup
         eye.mutex("a").lock(timeout=10).release()
 
 
+def test_a_lease_is_given_back_at_whatever_moment_its_entering_is_interrupted(
+    client: blocking.Client, eye: blocking.Client
+) -> None:
+    for interruption in at_each_moment(blocking.Lease.__enter__):
+        lease = client.mutex("a").lock()
+        with interruption.expected():
+            lease.__enter__()
+        if not interruption.struck:
+            assert lease.held
+            lease.__exit__(None, None, None)
+        eye.mutex("a").lock(timeout=10).release()
+    with client.mutex("a").lock() as lease:  # nothing around it is lost
+        lease.check()
+
+
 def test_a_client_is_closed_at_whatever_moment_its_closing_is_interrupted(url: str) -> None:
     for interruption in at_each_moment(Portal._call, Portal.let_go):
         client = blocking.connect(url)

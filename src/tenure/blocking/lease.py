@@ -11,7 +11,7 @@ from tenure import lease as twins
 from tenure.blocking.mirror import Mirror, mirrors
 from tenure.blocking.portal import Portal
 from tenure.durations import Duration, timeout_seconds
-from tenure.errors import LeaseLost
+from tenure.errors import LeaseLost, TenureError
 
 if TYPE_CHECKING:
     from tenure.blocking.session import Session
@@ -20,7 +20,8 @@ __all__ = ["AnyLease", "Lease", "give_up", "perhaps"]
 
 AnyLease = TypeVar("AnyLease", bound=twins.Lease)
 
-_entering = threading.Lock()  # so that of two threads that enter one lease, one is told
+# So that of two threads that enter one lease, one is told; a signal handler may enter one, too.
+_entering = threading.RLock()
 
 
 def give_up(lease: twins.Lease | None) -> None:
@@ -105,13 +106,26 @@ class Lease(Mirror[twins.Lease]):
         self._portal.call(self._twin.update, data, count=count)
 
     def __enter__(self) -> Lease:
-        portal = self._portal
-        portal.check_caller()
-        portal.check_blocks()
-        with _entering:
-            self._twin._check_enterable()
-            self._twin._enter(portal.task())
-        return self
+        portal, twin, may_enter = self._portal, self._twin, False
+        try:
+            portal.check_caller()
+            portal.check_blocks()
+            task = portal.task()
+            with _entering:
+                twin._check_enterable()
+                may_enter = True
+                twin._enter(task)
+            return self
+        except TenureError:
+            raise  # a refusal leaves the lease as it was
+        except BaseException as interruption:
+            # Nobody will leave a block that nobody came to be inside.
+            scope = twin._scope
+            if scope is None or scope.task is None:
+                portal.give_back(twin.release)
+            elif may_enter:
+                portal.leave(twin.__aexit__, type(interruption), interruption, None)
+            raise
 
     def __exit__(
         self,
