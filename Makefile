@@ -77,6 +77,7 @@ $(VENV)/.servers-tried: | $(VENV)/.ready-dev
 	command -v redis-server >/dev/null || missing=redis-server; \
 	command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 \
 		|| missing="$$missing postgresql"; \
+	command -v etcd >/dev/null || missing="$$missing etcd-server"; \
 	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "installing $$missing, which tests run on"; \
 		{ $(APT) update && $(APT) install -y --no-install-recommends $$missing; } \
