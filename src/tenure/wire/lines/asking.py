@@ -1,0 +1,141 @@
+"""Requests as a client makes them: one function for each, named like what it asks for.
+
+Each gives the bytes to send, or raises `InvalidArgument`.
+"""
+
+from __future__ import annotations
+
+from tenure.errors import InvalidArgument
+from tenure.wire.lines.rules import AUTH_BYTES, LINE_BYTES, MOST, MOST_SECONDS, is_key
+
+__all__ = [
+    "PING",
+    "STATS",
+    "acquire",
+    "auth",
+    "check_key",
+    "check_limit",
+    "check_token",
+    "enqueue",
+    "release",
+    "renew",
+    "seconds",
+    "wait",
+]
+
+PING = b"ping\n_\n_\n"
+"""Answered ``ok``; by a server before 2.0, ``error``."""
+
+STATS = b"stats\n_\n_\n"
+"""Answered ``ok`` and the server's state in JSON."""
+
+
+def acquire(key: str, timeout: int, lease: int | None = None, *, limit: int | None = None) -> bytes:
+    """Ask for a lock, or with a limit for one of so many, and wait for it.
+
+    Answered ``ok`` with token and lease, ``timeout``, or an error.
+    """
+    terms = _line(seconds("timeout", timeout, least=0), _limit(limit), _lease(lease))
+    return _request("l", "sl", limit is not None, key, terms)
+
+
+def enqueue(key: str, lease: int | None = None, *, limit: int | None = None) -> bytes:
+    """Join the queue. Answered ``acquired`` with token and lease, ``queued``, or an error."""
+    return _request("e", "se", limit is not None, key, _line(_limit(limit), _lease(lease)))
+
+
+def wait(key: str, timeout: int, *, counted: bool = False) -> bytes:
+    """Wait in the queue that this connection has joined. Answered as `acquire` is."""
+    return _request("w", "sw", counted, key, str(seconds("timeout", timeout, least=0)))
+
+
+def renew(key: str, token: str, lease: int | None = None, *, counted: bool = False) -> bytes:
+    """Renew what is held. Answered ``ok`` with the lease, or ``error``."""
+    return _request("n", "sn", counted, key, _line(check_token(token), _lease(lease)))
+
+
+def release(key: str, token: str, *, counted: bool = False) -> bytes:
+    """Release what is held. Answered ``ok``, or ``error``."""
+    return _request("r", "sr", counted, key, check_token(token))
+
+
+def auth(token: str) -> bytes:
+    """Say who one is; the first request where the server asks for it. Answered ``ok``.
+
+    Raises:
+        InvalidArgument: it cannot be sent.
+    """
+    if "\n" in token or "\r" in token:
+        raise InvalidArgument("a token for a dflockd server is one line")
+    line = token.encode()
+    if len(line) > AUTH_BYTES:
+        raise InvalidArgument(f"a token for a dflockd server has at most {AUTH_BYTES} bytes")
+    return b"auth\n_\n" + line + b"\n"
+
+
+def check_key(key: str) -> bytes:
+    """The line of a key.
+
+    Raises:
+        InvalidArgument: a dflockd server would not take it.
+    """
+    if not is_key(key):
+        raise InvalidArgument(
+            f"the key of a lock on a dflockd server is not empty and has no white space: {key!r}",
+            name=key,
+        )
+    try:
+        line = key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"a key is valid text, and {key!r} is not", name=key) from error
+    if len(line) > LINE_BYTES:
+        raise InvalidArgument(
+            f"the key of a lock on a dflockd server has at most {LINE_BYTES} bytes, this one "
+            f"{len(line)}: {key[:40]!r}...",
+            name=key,
+        )
+    return line
+
+
+def check_limit(limit: int) -> int:
+    """A semaphore's limit. Raises `InvalidArgument`."""
+    if not 1 <= limit <= MOST:
+        raise InvalidArgument(f"a limit on a dflockd server is from 1 to 2^63-1, not {limit}")
+    return limit
+
+
+def check_token(token: str) -> str:
+    """A token as servers give them. Raises `InvalidArgument`."""
+    if not token or not token.isascii() or not token.isalnum() or len(token) > LINE_BYTES // 2:
+        raise InvalidArgument(f"no token of a dflockd server looks like {token[:40]!r}")
+    return token
+
+
+def seconds(what: str, number: int, *, least: int) -> int:
+    """A time as the protocol has it: whole seconds. Raises `InvalidArgument`."""
+    if not least <= number <= MOST_SECONDS:
+        raise InvalidArgument(
+            f"a {what} on a dflockd server is from {least} to {MOST_SECONDS} whole seconds, "
+            f"not {number}"
+        )
+    return number
+
+
+def _lease(lease: int | None) -> int | None:
+    return None if lease is None else seconds("lease", lease, least=1)
+
+
+def _limit(limit: int | None) -> int | None:
+    return None if limit is None else check_limit(limit)
+
+
+def _line(*fields: int | str | None) -> str:
+    return " ".join(str(field) for field in fields if field is not None)
+
+
+def _request(single: str, many: str, counted: bool, key: str, argument: str) -> bytes:
+    return b"%b\n%b\n%b\n" % (
+        (many if counted else single).encode(),
+        check_key(key),
+        argument.encode(),
+    )

@@ -1,0 +1,125 @@
+"""Replies: a server's words, and how a client understands them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from tenure.errors import EngineError
+from tenure.wire.lines.rules import MOST_SECONDS
+
+__all__ = [
+    "BadReply",
+    "Reply",
+    "ReplyReader",
+    "fence_of",
+    "grant",
+    "make_token",
+    "read_reply",
+]
+
+_TOKEN = re.compile(r"[0-9a-f]{32}")
+
+
+def grant(word: str, token: str, lease: int) -> bytes:
+    """The reply that a lock is held: ``ok`` to who asked for it, ``acquired`` to who enqueued."""
+    return f"{word} {token} {lease}\n".encode()
+
+
+def make_token(fence: int, salt: int) -> str:
+    """A token: the fencing token, then what cannot be guessed; each has 64 bits."""
+    return f"{fence:016x}{salt:016x}"
+
+
+def fence_of(token: str) -> int | None:
+    """The fencing token in a token, of a server that puts one there; ``None`` in what has none.
+
+    Before 2.0, tokens looked the same and were random.
+    """
+    return int(token[:16], 16) if _TOKEN.fullmatch(token) else None
+
+
+class BadReply(EngineError):
+    """What a server replied is none: the connection is of no more use."""
+
+
+class Reply(NamedTuple):
+    """A server's reply.
+
+    Attributes:
+        status: its first word: ``ok``, ``acquired``, ``queued``, ``timeout``, or an ``error…``.
+        token: of what is held now; else empty.
+        lease: seconds, where the reply tells them.
+        body: what follows ``ok `` in the answer to `STATS`; else empty.
+    """
+
+    status: str
+    token: str = ""
+    lease: int | None = None
+    body: str = ""
+
+
+class ReplyReader:
+    """Cuts what a server sends, in pieces of any size, into lines, without their ends.
+
+    Args:
+        largest: the most bytes of a reply; that to `STATS` grows with what is held.
+    """
+
+    __slots__ = ("_largest", "_rest")
+
+    def __init__(self, largest: int = 16 * 1024 * 1024) -> None:
+        self._largest = largest
+        self._rest: list[bytes] = []  # the pieces of a line that is not whole
+
+    @property
+    def kept(self) -> int:
+        """Bytes of a reply that is not whole."""
+        return sum(map(len, self._rest))
+
+    def feed(self, data: bytes) -> list[str]:
+        """The replies that this piece completes, in order.
+
+        Raises:
+            BadReply: one is too long, or no text; those before it in this piece are lost.
+        """
+        *lines, rest = data.split(b"\n")
+        if self._rest and lines:
+            lines[0] = b"".join(self._rest) + lines[0]
+            self._rest.clear()
+        if rest:
+            self._rest.append(rest)
+        longest = max(map(len, lines), default=0)
+        if longest > self._largest or self.kept > self._largest:
+            raise BadReply(f"the server's reply is longer than {self._largest} bytes")
+        try:
+            return [line.rstrip(b"\r").decode() for line in lines]
+        except UnicodeDecodeError as error:
+            raise BadReply("the server's reply is no text: is it a dflockd server?") from error
+
+
+def read_reply(line: str) -> Reply:
+    """Understand a reply.
+
+    Raises:
+        BadReply: it is none of the protocol's.
+    """
+    status, _, rest = line.partition(" ")
+    if not rest:
+        if not re.fullmatch("[a-z_]+", status):
+            raise _bad_reply(line)
+        return Reply(status)
+    if status == "ok" and rest.startswith("{"):
+        return Reply(status, body=rest)
+    *token, lease = rest.split()
+    if status not in {"ok", "acquired"} or len(token) > 1 or not lease.isascii():
+        raise _bad_reply(line)
+    if not lease.isdecimal() or int(lease) > MOST_SECONDS or (token and int(lease) == 0):
+        raise _bad_reply(line)
+    if status == "acquired" and not token:
+        raise _bad_reply(line)
+    return Reply(status, token[0] if token else "", int(lease))
+
+
+def _bad_reply(line: str) -> BadReply:
+    return BadReply(f"the server replied {line[:80]!r}: is it a dflockd server?")

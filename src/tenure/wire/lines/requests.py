@@ -1,0 +1,175 @@
+"""Requests as a server reads them."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TypeAlias
+
+from tenure.wire.lines.rules import AUTH_BYTES, LINE_BYTES, MOST, MOST_SECONDS
+
+__all__ = [
+    "RawRequest",
+    "RequestReader",
+    "acquire_terms",
+    "enqueue_terms",
+    "renew_terms",
+    "wait_terms",
+]
+
+RawRequest: TypeAlias = tuple[str, str, str]
+"""A request as it stands: command, key, argument. Of one that is no text, all three are empty."""
+
+_NUMBER = re.compile(r"[+-]?[0-9]+")
+_NO_SPACE = re.compile(r"[\x1c-\x1f]")  # Python divides at these, and the protocol does not
+_UNREADABLE: RawRequest = ("", "", "")
+
+
+class RequestReader:
+    """Cuts what a client sends, in pieces of any size, into requests.
+
+    Attributes:
+        failed: a line was too long. Behind the requests given so far, answer `error` and close:
+            nothing is read any more.
+    """
+
+    __slots__ = ("_beginning", "_overlong", "_rest", "failed")
+
+    def __init__(self) -> None:
+        self._beginning: list[bytes] = []  # the lines of a request that is not whole
+        self._rest = b""  # of a line that is not whole
+        self._overlong = False  # that line is too long; it is not kept
+        self.failed = False
+
+    @property
+    def lines(self) -> int:
+        """Whole lines of a request that is not whole: 0, 1 or 2."""
+        return len(self._beginning)
+
+    @property
+    def kept(self) -> int:
+        """Bytes of a request that is not whole, without the ends of its lines."""
+        return sum(map(len, self._beginning)) + len(self._rest)
+
+    def feed(self, data: bytes) -> list[RawRequest]:
+        """The requests that this piece completes, in order."""
+        if (
+            len(data) <= LINE_BYTES
+            and not self._beginning
+            and not self._rest
+            and not self._overlong
+        ):
+            try:
+                text = data.decode()
+            except UnicodeDecodeError:
+                return self._cut(data)
+            lines = text.split("\n")  # as one request arrives that has come alone
+            if len(lines) == 4 and not lines[3] and "\r" not in text and not self.failed:
+                return [(lines[0], lines[1], lines[2])]
+        return self._cut(data)
+
+    def _cut(self, data: bytes) -> list[RawRequest]:
+        found: list[RawRequest] = []
+        if self.failed:
+            return found
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = b""
+        for line in lines:
+            if self._overlong or len(line) > self._most():
+                self.failed = True
+                self._beginning.clear()
+                return found
+            self._beginning.append(line)
+            if len(self._beginning) == 3:
+                found.append(_as_text(self._beginning))
+                self._beginning.clear()
+        if self._overlong or len(rest) > self._most():
+            self._overlong = True  # its end is awaited; it is not kept
+        else:
+            self._rest = rest
+        return found
+
+    def _most(self) -> int:
+        lines = self._beginning
+        is_token = len(lines) == 2 and lines[0].rstrip(b"\r") == b"auth"
+        return AUTH_BYTES if is_token else LINE_BYTES
+
+
+def _as_text(lines: list[bytes]) -> RawRequest:
+    try:
+        command, key, argument = (line.rstrip(b"\r").decode() for line in lines)
+    except UnicodeDecodeError:
+        return _UNREADABLE
+    return command, key, argument
+
+
+@lru_cache(maxsize=1024)
+def acquire_terms(argument: str, *, counted: bool) -> tuple[int, int, int | None] | None:
+    """Of an `l`, or if `counted` an `sl`: timeout, limit, and lease if one is given, in seconds."""
+    numbers = _numbers(argument)
+    if numbers is None or not 1 + counted <= len(numbers) <= 2 + counted:
+        return None
+    timeout = numbers[0]
+    limit = numbers[1] if counted else 1
+    lease = numbers[1 + counted] if len(numbers) == 2 + counted else None
+    if not _is_timeout(timeout) or limit < 1 or not _is_lease(lease):
+        return None
+    return timeout, limit, lease
+
+
+@lru_cache(maxsize=1024)
+def enqueue_terms(argument: str, *, counted: bool) -> tuple[int, int | None] | None:
+    """Of an `e`, or if `counted` an `se`: limit, and lease if one is given, in seconds."""
+    numbers = _numbers(argument)
+    if numbers is None or not counted <= len(numbers) <= 1 + counted:
+        return None
+    limit = numbers[0] if counted else 1
+    lease = numbers[counted] if len(numbers) == 1 + counted else None
+    if limit < 1 or not _is_lease(lease):
+        return None
+    return limit, lease
+
+
+@lru_cache(maxsize=1024)
+def wait_terms(argument: str) -> int | None:
+    """Of a `w` or an `sw`: timeout, in seconds."""
+    numbers = _numbers(argument)
+    if numbers is None or len(numbers) != 1 or not _is_timeout(numbers[0]):
+        return None
+    return numbers[0]
+
+
+def renew_terms(argument: str) -> tuple[str, int | None] | None:
+    """Of an `n` or an `sn`: token, and lease if one is given, in seconds."""
+    token, *more = argument.split() or [""]
+    if not token or len(more) > 1:
+        return None
+    if not more:
+        return token, None
+    numbers = _numbers(more[0])
+    if numbers is None or not _is_lease(numbers[0]):
+        return None
+    return token, numbers[0]
+
+
+def _numbers(argument: str) -> list[int] | None:
+    """The numbers in an argument; ``None`` if anything else is in it."""
+    if _NO_SPACE.search(argument):
+        return None
+    numbers = []
+    for field in argument.split():
+        if not _NUMBER.fullmatch(field):
+            return None
+        number = int(field)
+        if not -MOST - 1 <= number <= MOST:
+            return None
+        numbers.append(number)
+    return numbers
+
+
+def _is_timeout(timeout: int) -> bool:
+    return 0 <= timeout <= MOST_SECONDS
+
+
+def _is_lease(lease: int | None) -> bool:
+    return lease is None or 1 <= lease <= MOST_SECONDS

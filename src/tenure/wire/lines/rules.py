@@ -1,0 +1,26 @@
+"""What both sides of dflockd's protocol know: the sizes of lines, keys and numbers."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["AUTH_BYTES", "LINE_BYTES", "MOST", "MOST_SECONDS", "is_key"]
+
+LINE_BYTES = 256
+"""The most bytes of a line before its end; a carriage return there counts."""
+
+AUTH_BYTES = 64 * 1024
+"""The most bytes of the third line of an `auth`."""
+
+MOST_SECONDS = 9_223_372_036
+"""The longest time: what a dflockd server can count in nanoseconds."""
+
+MOST = 2**63 - 1
+"""The greatest number."""
+
+_NOT_IN_KEYS = re.compile(r"[ \t\r\n]")
+
+
+def is_key(text: str) -> bool:
+    """Whether this names a lock: it is not empty, and has no white space."""
+    return bool(text) and _NOT_IN_KEYS.search(text) is None
