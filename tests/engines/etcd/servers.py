@@ -184,8 +184,10 @@ class Member:
         except (OSError, http.client.HTTPException):
             return False
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric over its labels; 0 where it does not exist.
+    def metric(self, name: str, label: str = "") -> float:
+        """The sum of a metric over its labels, or those with one such as ``type="unary"``.
+
+        It is 0 where it does not exist.
 
         Raises:
             OSError: the member does not answer.
@@ -195,7 +197,7 @@ class Member:
         return sum(
             float(line.rpartition(" ")[2])
             for line in lines
-            if line.startswith((f"{name} ", f"{name}{{"))
+            if line.startswith((f"{name} ", f"{name}{{")) and label in line
         )
 
     def _page(self, name: str) -> str:
@@ -368,10 +370,11 @@ def _under(prefix: str) -> dict[str, object]:
 
 
 @contextmanager
-def a_folder() -> Iterator[Path]:
-    """One in memory, if there is one."""
+def a_folder(*, on_disk: bool = False) -> Iterator[Path]:
+    """One in memory, if there is one and a disk is not asked for."""
     memory = Path("/dev/shm")
-    folder = Path(tempfile.mkdtemp(prefix="tenure-", dir=memory if memory.is_dir() else None))
+    place = memory if memory.is_dir() and not on_disk else None
+    folder = Path(tempfile.mkdtemp(prefix="tenure-", dir=place))
     try:
         yield folder
     finally:
@@ -379,15 +382,18 @@ def a_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def a_cluster(members: int = 1, *options: str, tls: bool = False) -> Iterator[Cluster]:
+def a_cluster(
+    members: int = 1, *options: str, tls: bool = False, on_disk: bool = False
+) -> Iterator[Cluster]:
     """A running cluster; the block may stop members and start them again.
 
     Args:
         members: how many.
         options: of etcd, for each.
         tls: whether clients need a certificate of the authority that `Member.secrets` names.
+        on_disk: whether every commit waits for a disk.
     """
-    with a_folder() as folder:
+    with a_folder(on_disk=on_disk) as folder:
         secrets = None
         if tls:
             authority = Authority(folder)

@@ -1,0 +1,40 @@
+"""Pairs of `etcd3`'s Lock by threads: a process that prints what they did, as JSON.
+
+``python -m benchmarks.etcd_threads PORT THREADS SECONDS ONE_KEY``
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+
+import etcd3
+
+
+def main() -> None:
+    port, threads, seconds, one_key = (float(argument) for argument in sys.argv[1:])
+    client = etcd3.client(host="127.0.0.1", port=int(port))
+    done, waits = [0] * int(threads), []
+    began = time.perf_counter()
+
+    def work(number: int) -> None:
+        while (asked := time.perf_counter()) < began + seconds:
+            lock = client.lock("t-key" if one_key else f"t-key-{number}", ttl=60)
+            lock.acquire(timeout=None)
+            waits.append(time.perf_counter() - asked)
+            done[number] += 1
+            lock.release()
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(int(threads))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    elapsed = time.perf_counter() - began
+    print(json.dumps({"done": done, "waits": waits, "seconds": elapsed}))
+
+
+if __name__ == "__main__":
+    main()
