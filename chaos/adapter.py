@@ -110,3 +110,7 @@ class Engine(ABC):
     def environment(self, slot: int) -> Mapping[str, str]:  # noqa: ARG002  others need it
         """What the processes of a slot find in their environment, beyond ours."""
         return {}
+
+    def holds_up_all(self, pid: int) -> bool:  # noqa: ARG002  others need it
+        """Whether nobody else can go on while this process is stopped as it is now."""
+        return False

@@ -20,12 +20,15 @@ __all__ = ["create", "everywhere", "killed", "stopped"]
 _SETBACK = 0.1
 """Seconds after which a store that is out of order is tried again."""
 
+_TRIES = 50
+"""So many moments are tried, at the most, to find one that is fit for a fault."""
+
 
 def everywhere() -> Sequence[Fault]:
     """The faults that need no engine's help."""
     return (
         Fault("pause", "a process is stopped, and goes on within its window", _pause, (0.05, 0.3)),
-        Fault("long-pause", "a process is stopped for longer than its window", _pause, (3.0, 4.5)),
+        Fault("long-pause", "a process is stopped for longer than its window", _long, (3.0, 4.5)),
         Fault("stall", "an event loop is stuck", _stall, (0.3, 1.0)),
         Fault("kill", "kill -9 of a process, which starts again", _kill, (0.05, 1.5)),
         Fault("kill-several", "kill -9 of some at once, which start again", _several, (0.05, 1.5)),
@@ -50,6 +53,8 @@ async def stopped(scene: Scene, member: Member) -> AsyncIterator[None]:
     """A process is stopped in the block."""
     scene.crew.pause(member)
     try:
+        while _state(member.pid) not in "TZX":  # noqa: ASYNC110  nobody tells
+            await asyncio.sleep(0)
         yield
     finally:
         scene.crew.resume(member)
@@ -75,6 +80,20 @@ async def _pause(scene: Scene) -> AsyncIterator[str]:
         assert slot.member is not None
         async with stopped(scene, slot.member):
             yield slot.member.label
+
+
+@asynccontextmanager
+async def _long(scene: Scene) -> AsyncIterator[str]:
+    """At a moment that lets the others go on; the other moments are a fault of their own."""
+    async with scene.crew.one(scene.random) as slot:
+        assert slot.member is not None
+        for _ in range(_TRIES):
+            async with stopped(scene, slot.member):
+                if not scene.engine.holds_up_all(slot.member.pid):
+                    yield slot.member.label
+                    return
+            await asyncio.sleep(_SETBACK / 10)
+        raise NotNow(f"{slot.member.label} would have held up the others each time")
 
 
 @asynccontextmanager
@@ -189,3 +208,12 @@ async def create(url: str, name: str, limit: int) -> None:
                 return
         except (tenure.EngineError, tenure.EngineUnavailable, tenure.SessionExpired):
             await asyncio.sleep(_SETBACK)
+
+
+def _state(pid: int) -> str:
+    """The kernel's letter for what a process does; X when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "X"

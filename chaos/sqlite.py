@@ -105,6 +105,10 @@ class Sqlite(Engine):
             faults.append(Fault("clock-jump", "the wall clock jumps", self._jump, (1.5, 3.0)))
         return faults
 
+    def holds_up_all(self, pid: int) -> bool:
+        """It has the turn to write."""
+        return _owner(self.turn) == pid
+
     # Faults
 
     @property
@@ -199,9 +203,7 @@ async def _in_turn(scene: Scene) -> AsyncIterator[Slot]:
             member = slot.member
             assert member is not None
             async with stopped(scene, member):
-                while _state(member.pid) not in "TZX":  # noqa: ASYNC110  nobody tells
-                    await asyncio.sleep(0)
-                if _owner(engine.turn) == member.pid:
+                if engine.holds_up_all(member.pid):
                     yield slot
                     return
         await asyncio.sleep(0.002)
@@ -229,15 +231,6 @@ def _owner(path: str) -> int:
             if kind == "FLOCK" and facts[3].rpartition(":")[2] == inode:
                 return int(facts[2])
     return 0
-
-
-def _state(pid: int) -> str:
-    """The kernel's letter for what a process does; X when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
-            return stat.read().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return "X"
 
 
 # The file system

@@ -74,7 +74,7 @@ def test_a_person_sees_a_table_and_what_was_found(tenure: Tenure) -> None:
 def test_a_store_that_is_there_is_opened(tenure: Tenure) -> None:
     tenure.inside("sem", "create", "gpu", "--limit", "2")
     told = checked(tenure, "--store", tenure.url)
-    assert f"{tenure.url} opens; it has 1 nodes" in found(told, "ok")
+    assert f"{tenure.url} opens; nodes: 1" in found(told, "ok")
 
 
 def test_a_store_that_cannot_be_used_has_an_exit_code_of_its_own(tenure: Tenure) -> None:

@@ -128,7 +128,7 @@ async def examine_store(settings: Settings) -> AsyncIterator[Finding]:
                 nodes = await engine.list_nodes()
         finally:
             await engine.aclose()
-        yield Finding("ok", "store", f"{engine.url} opens; it has {len(nodes)} nodes")
+        yield Finding("ok", "store", f"{engine.url} opens; nodes: {len(nodes)}")
     except TimeoutError:
         yield Finding("failure", "store", f"no answer within {_PATIENCE:g} s", "see tenure doctor")
     except TenureError as error:
