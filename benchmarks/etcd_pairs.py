@@ -3,8 +3,8 @@
 One member on disk, so that a commit costs what it costs. Beside the rates: how even 32 contenders
 are served, and what a hand-off asks of etcd among 4 contenders and among 256, by etcd's own count.
 
-`etcd3` blocks, and runs in a process of its own (`benchmarks.etcd_threads`). `tooz` has only a driver
-for etcd's JSON gateway left, whose waiters poll: it is slower than both, and left out.
+`etcd3` blocks, and runs in a process of its own (`benchmarks.etcd_threads`). `tooz` has only its
+driver for etcd's JSON gateway left, whose waiters poll: slower than both, and left out.
 """
 
 from __future__ import annotations
