@@ -371,7 +371,7 @@ def test_no_line_is_more_than_a_bad_reply(line: str) -> None:
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(1, 9223372036))
 def test_a_client_reads_what_a_server_granted(fence: int, salt: int, lease: int) -> None:
-    token = make_token(fence, salt)
+    token = make_token(fence, f"{salt:016x}")
     for word in "ok", "acquired":
         [line] = ReplyReader().feed(grant(word, token, lease))
         assert read_reply(line) == Reply(word, token, lease)

@@ -5,6 +5,8 @@
     tenure+unix:///run/tenure.sock      the same on a Unix socket
     ydb://127.0.0.1:2136                YDB's coordination API
     ydbs://0.0.0.0:2136                 the same inside TLS
+    dflockd://127.0.0.1:6388            dflockd's line protocol
+    dflockds://0.0.0.0:6388             the same inside TLS
 
 A missing host means all of this machine's addresses, a missing port the protocol's own, and port 0
 any free one. ``?tls-cert=FILE&tls-key=FILE&tls-client-ca=FILE`` are for one listener what the
@@ -24,7 +26,7 @@ from tenure.errors import InvalidArgument
 
 __all__ = ["SCHEMES", "TLS_FILES", "Address", "Protocol", "parse"]
 
-Protocol: TypeAlias = Literal["tenure", "ydb"]
+Protocol: TypeAlias = Literal["tenure", "ydb", "dflockd"]
 
 SCHEMES: dict[str, tuple[Protocol, bool]] = {
     "tenure": ("tenure", False),
@@ -32,10 +34,12 @@ SCHEMES: dict[str, tuple[Protocol, bool]] = {
     "tenure+unix": ("tenure", False),
     "ydb": ("ydb", False),
     "ydbs": ("ydb", True),
+    "dflockd": ("dflockd", False),
+    "dflockds": ("dflockd", True),
 }
 """Which protocol a scheme means, and whether it is inside TLS."""
 
-_PORTS: dict[Protocol, int] = {"tenure": 7070, "ydb": 2136}
+_PORTS: dict[Protocol, int] = {"tenure": 7070, "ydb": 2136, "dflockd": 6388}
 
 TLS_FILES = ("tls-cert", "tls-key", "tls-client-ca")
 """The settings that a URL can have as parameters."""

@@ -35,6 +35,7 @@ __all__ = ["Server", "make_listener"]
 _LISTENERS = {
     "tenure": ("tenure.server.native", "NativeListener"),
     "ydb": ("tenure.server.ydb", "YdbListener"),
+    "dflockd": ("tenure.server.dflockd.listener", "DflockdListener"),
 }
 """Where the listener of a protocol is; imported when asked for, because it needs much."""
 
@@ -178,6 +179,8 @@ def make_listener(
     more: dict[str, Any] = {}
     if address.protocol == "ydb":
         more = {"database": settings.database, "advertise": settings.advertise}
+    elif address.protocol == "dflockd":
+        more = {"options": settings.dflockd}
     factory = _factory(address)
     listener: Listener = factory(context, address.given, tls=tls, sockets=sockets, **more)
     return listener

@@ -13,8 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
+from tenure.core.rules import check_path
 from tenure.errors import InvalidArgument
 from tenure.server.addresses import TLS_FILES, Address, parse
+from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.limits import Limits
 from tenure.server.log import LogFormat, LogLevel
 from tenure.server.tls import TlsFiles
@@ -81,7 +83,8 @@ SETTINGS: tuple[Setting, ...] = (
         "texts",
         "URL",
         "An address to listen at, several times for several: tenure://HOST:PORT, tenures:// "
-        "(TLS), tenure+unix:///PATH, ydb://HOST:PORT, ydbs:// (TLS). Port 0 is any free one.",
+        "(TLS), tenure+unix:///PATH, ydb://HOST:PORT, ydbs:// (TLS), dflockd://HOST:PORT, "
+        "dflockds:// (TLS). Port 0 is any free one.",
         ("tenure://127.0.0.1:7070",),
     ),
     Setting("tls-cert", "file", "FILE", "The certificate (PEM) of the listeners with TLS."),
@@ -110,6 +113,13 @@ SETTINGS: tuple[Setting, ...] = (
         "text",
         "HOST:PORT",
         "For YDB's clients: where they reach this server, when it is not where it listens.",
+    ),
+    Setting(
+        "dflockd-node",
+        "text",
+        "PATH",
+        "For dflockd's clients: the node on which their locks are; created if it is missing.",
+        "/dflockd",
     ),
     Setting(
         "drain-time",
@@ -185,6 +195,7 @@ class Settings:
     auth_token_file: str | None
     database: str
     advertise: str | None
+    dflockd: DflockdOptions
     drain_time: float
     loop: Loop
     log_format: LogFormat
@@ -225,6 +236,11 @@ def put_together(given: Mapping[str, Given], faults: list[str]) -> Settings | No
                 tls[address] = files
     _check_effect(addresses, given, faults)
     limits = _limits_of(given, faults)
+    dflockd = DflockdOptions(node=given["dflockd-node"].value)
+    try:
+        check_path(dflockd.node)
+    except InvalidArgument as error:
+        faults.append(f"{given['dflockd-node'].origin}: {error}")
     if faults or limits is None:
         return None
     return Settings(
@@ -234,6 +250,7 @@ def put_together(given: Mapping[str, Given], faults: list[str]) -> Settings | No
         auth_token_file=given["auth-token-file"].value,
         database=given["database"].value,
         advertise=given["advertise"].value,
+        dflockd=dflockd,
         drain_time=given["drain-time"].value,
         loop=given["loop"].value,
         log_format=given["log-format"].value,
@@ -275,8 +292,8 @@ def _check_effect(addresses: list[Address], given: Mapping[str, Given], faults: 
     """What is set, and would have no effect."""
     if not any(address.tls for address in addresses):
         faults += (
-            f"{given[name].origin}: {name} is set, and no listener has TLS; write tenures:// or "
-            "ydbs:// instead of tenure:// or ydb://"
+            f"{given[name].origin}: {name} is set, and no listener has TLS; write tenures://, "
+            "ydbs:// or dflockds:// instead of tenure://, ydb:// or dflockd://"
             for name in TLS_FILES
             if given[name].origin
         )
@@ -286,6 +303,11 @@ def _check_effect(addresses: list[Address], given: Mapping[str, Given], faults: 
             "add ydb://127.0.0.1:2136"
             for name in ("database", "advertise")
             if given[name].origin
+        )
+    if given["dflockd-node"].origin and not any(each.protocol == "dflockd" for each in addresses):
+        faults.append(
+            f"{given['dflockd-node'].origin}: dflockd-node is for dflockd's clients, and no "
+            "listener is for them; add dflockd://127.0.0.1:6388"
         )
 
 

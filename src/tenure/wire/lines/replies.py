@@ -9,6 +9,18 @@ from tenure.errors import EngineError
 from tenure.wire.lines.rules import MOST_SECONDS
 
 __all__ = [
+    "ERROR",
+    "ERROR_ALREADY_ENQUEUED",
+    "ERROR_AUTH",
+    "ERROR_DRAINING",
+    "ERROR_LEASE_EXPIRED",
+    "ERROR_LIMIT_MISMATCH",
+    "ERROR_MAX_LOCKS",
+    "ERROR_MAX_WAITERS",
+    "ERROR_NOT_ENQUEUED",
+    "OK",
+    "QUEUED",
+    "TIMEOUT",
     "BadReply",
     "Reply",
     "ReplyReader",
@@ -18,6 +30,19 @@ __all__ = [
     "read_reply",
 ]
 
+OK = b"ok\n"
+QUEUED = b"queued\n"
+TIMEOUT = b"timeout\n"
+ERROR = b"error\n"
+ERROR_ALREADY_ENQUEUED = b"error_already_enqueued\n"
+ERROR_AUTH = b"error_auth\n"
+ERROR_DRAINING = b"error_draining\n"
+ERROR_LEASE_EXPIRED = b"error_lease_expired\n"
+ERROR_LIMIT_MISMATCH = b"error_limit_mismatch\n"
+ERROR_MAX_LOCKS = b"error_max_locks\n"
+ERROR_MAX_WAITERS = b"error_max_waiters\n"
+ERROR_NOT_ENQUEUED = b"error_not_enqueued\n"
+
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
@@ -26,9 +51,9 @@ def grant(word: str, token: str, lease: int) -> bytes:
     return f"{word} {token} {lease}\n".encode()
 
 
-def make_token(fence: int, salt: int) -> str:
-    """A token: the fencing token, then what cannot be guessed; each has 64 bits."""
-    return f"{fence:016x}{salt:016x}"
+def make_token(fence: int, salt: str) -> str:
+    """A token: the fencing token, then what cannot be guessed, which is 16 hex digits."""
+    return f"{fence:016x}{salt}"
 
 
 def fence_of(token: str) -> int | None:

@@ -1,0 +1,193 @@
+"""What each request does, and what is replied.
+
+A command is a function of the connection, the key, the argument and the time. It returns the reply,
+or ``None`` when the connection is *busy* with it: then the reply comes through the connection's
+`settle` or `news`, and what the client sends meanwhile waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tenure.errors import TenureError
+from tenure.server.dflockd.claims import MARK, Stage
+from tenure.server.dflockd.stats import stats
+from tenure.wire.lines.replies import (
+    ERROR,
+    ERROR_ALREADY_ENQUEUED,
+    ERROR_DRAINING,
+    ERROR_LIMIT_MISMATCH,
+    ERROR_MAX_LOCKS,
+    ERROR_MAX_WAITERS,
+    ERROR_NOT_ENQUEUED,
+    OK,
+    grant,
+)
+from tenure.wire.lines.requests import acquire_terms, enqueue_terms, renew_terms, wait_terms
+from tenure.wire.lines.rules import is_key
+
+if TYPE_CHECKING:
+    from tenure.server.dflockd.connection import Connection
+
+__all__ = ["COMMANDS", "Command"]
+
+Command: TypeAlias = "Callable[[Connection, str, str, float], bytes | None]"
+
+
+def _lock(conn: Connection, name: str, argument: str, now: float) -> bytes | None:
+    terms = acquire_terms(argument, counted=False)
+    if terms is None:
+        return ERROR
+    return _claim(conn, name, terms[1], terms[2], terms[0], now)
+
+
+def _semaphore_lock(conn: Connection, name: str, argument: str, now: float) -> bytes | None:
+    terms = acquire_terms(argument, counted=True)
+    if terms is None:
+        return ERROR
+    return _claim(conn, name, terms[1], terms[2], terms[0], now)
+
+
+def _enqueue(
+    conn: Connection, name: str, argument: str, now: float, *, counted: bool = False
+) -> bytes | None:
+    terms = enqueue_terms(argument, counted=counted)
+    if terms is None:
+        return ERROR
+    if name in conn.enqueued:
+        return ERROR_ALREADY_ENQUEUED
+    return _claim(conn, name, terms[0], terms[1], None, now)
+
+
+def _claim(
+    conn: Connection, name: str, limit: int, lease: int | None, timeout: float | None, now: float
+) -> bytes | None:
+    """Get a place in the queue, and unless there is no timeout wait there."""
+    locks = conn.locks
+    key = locks.keys.get(name)
+    if key is None:
+        if not is_key(name):
+            return ERROR
+        if locks.draining:
+            return ERROR_DRAINING
+        key = locks.add(name, limit, now)
+        if key is None:
+            return ERROR_MAX_LOCKS
+    elif key.limit != limit:
+        return ERROR_LIMIT_MISMATCH
+    elif locks.draining:
+        return ERROR_DRAINING
+    if lease is None:
+        lease = locks.options.default_lease
+    holder = conn.holder
+    if holder is None:
+        conn.put_off(conn.attach(lease))
+        return None
+    if key.claims:
+        locks.evict(key, now)
+        if 0 < locks.max_waiters <= key.waiting:
+            return ERROR_MAX_WAITERS
+    if len(holder.claims) >= conn.most_claims:
+        return ERROR_MAX_LOCKS
+    if limit > 1 and not key.made:
+        conn.put_off(locks.make(key, holder, MARK))
+        return None
+    return conn.outcome(locks.claim(key, holder, lease, timeout, now), enqueued=timeout is None)
+
+
+def _wait(conn: Connection, name: str, argument: str, now: float) -> bytes | None:
+    timeout = wait_terms(argument)
+    if timeout is None or not is_key(name):
+        return ERROR
+    claim = conn.enqueued.pop(name, None)
+    if claim is None:
+        return ERROR_NOT_ENQUEUED
+    locks = conn.locks
+    if claim.stage is Stage.HELD and claim.deadline <= now:
+        locks.sweep(now)
+    if claim.stage is Stage.OVER:
+        return claim.verdict
+    if claim.stage is Stage.HELD:
+        try:
+            answer = locks.renew(claim, claim.lease, now)
+        except TenureError:
+            return ERROR
+        return conn.settle(answer, grant("ok", claim.token, claim.lease))
+    if locks.draining:
+        locks.give_up(claim, ERROR_DRAINING, now)
+        return ERROR_DRAINING
+    try:
+        retimed = claim.holder.session.alter(claim.hold, count=None, data=None, timeout=timeout)
+    except TenureError:
+        return ERROR
+    conn.wait_for(claim)
+    if retimed is not None:
+        retimed.add_done_callback(_heard)  # what comes of it is pushed
+    return None
+
+
+def _release(conn: Connection, name: str, argument: str, now: float) -> bytes | None:
+    locks = conn.locks
+    claim = locks.find(argument.strip(), name, now)
+    if claim is None:
+        return ERROR
+    if conn.enqueued and conn.enqueued.get(name) is claim:
+        del conn.enqueued[name]
+    try:
+        answer = locks.withdraw(claim, ERROR_NOT_ENQUEUED, now)
+    except TenureError:
+        return ERROR
+    return OK if answer is None else conn.settle(answer, OK)
+
+
+def _renew(conn: Connection, name: str, argument: str, now: float) -> bytes | None:
+    terms = renew_terms(argument)
+    if terms is None:
+        return ERROR
+    locks = conn.locks
+    token, lease = terms
+    claim = locks.find(token, name, now)
+    if claim is None:
+        return ERROR
+    if lease is None:
+        lease = locks.options.default_lease
+    if not claim.holder.can_promise(lease, now):
+        return ERROR
+    try:
+        answer = locks.renew(claim, lease, now)
+    except TenureError:
+        return ERROR
+    return conn.settle(answer, b"ok %d\n" % lease)
+
+
+def _stats(conn: Connection, name: str, argument: str, now: float) -> bytes | None:  # noqa: ARG001
+    return b"ok " + stats(conn.locks, conn.connections, now) + b"\n"
+
+
+def _ping(conn: Connection, name: str, argument: str, now: float) -> bytes | None:  # noqa: ARG001
+    return OK
+
+
+def _heard(answer: Any) -> None:
+    if not answer.cancelled():
+        answer.exception()
+
+
+_enqueue_many: Command = partial(_enqueue, counted=True)
+
+COMMANDS: dict[str, Command] = {
+    "l": _lock,
+    "sl": _semaphore_lock,
+    "e": _enqueue,
+    "se": _enqueue_many,
+    "w": _wait,
+    "sw": _wait,
+    "r": _release,
+    "sr": _release,
+    "n": _renew,
+    "sn": _renew,
+    "stats": _stats,
+    "ping": _ping,
+}

@@ -1,0 +1,426 @@
+"""One connection of a dflockd client.
+
+States: *greeting* (a token is required and was not shown), *open*, *leaving* (a last word, then
+closed), *gone*; and while it is open, *busy* with one request or not. Requests are carried out one
+after the other; a busy connection keeps what arrives, and others are not held up.
+
+* **Reading.** What arrives is carried out within `data_received`, so many bytes a turn. It is not
+  read from while much is unread here, or while its client does not read; but while it waits for a
+  lock it is, because its end must be noticed. Who sends much without end meanwhile is cut off.
+* **Writing.** The replies of a turn are one write.
+* **Deadlines** are looked at by `tick`: of the greeting, of the client's silence (counted from a
+  line's end, and not while it is busy), of its not reading.
+* **Disconnect** (the end of what the client sends is one): its waiting is over and what it holds is
+  released at once, or kept for its lease, as `DflockdOptions.auto_release` says. A background task
+  of its own, if it has one, is cancelled.
+* **Close.** `cut_off` closes at once; `leave` after a last word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from tenure.engines.contract import Answer, Attach
+from tenure.errors import AuthenticationFailed, NodeNotFound, TenureError
+from tenure.model import NodeConfig
+from tenure.server.accept import Greeting
+from tenure.server.dflockd.claims import MARK, Claim, Stage
+from tenure.server.dflockd.commands import COMMANDS
+from tenure.server.dflockd.holder import Holder
+from tenure.server.limits import LimitReached
+from tenure.wire.lines.replies import ERROR, ERROR_AUTH, ERROR_DRAINING, OK, QUEUED, grant
+from tenure.wire.lines.requests import RawRequest, RequestReader
+
+if TYPE_CHECKING:
+    from tenure.server.dflockd.listener import DflockdListener
+
+__all__ = ["Connection"]
+
+_TURN = 8 * 1024  # bytes that are carried out before others have their turn
+_LONG = 1024  # bytes of a reply that does not wait for others
+_MUCH = 64 * 1024  # unread bytes with which it is not read from
+_TOO_MUCH = 512 * 1024  # unread bytes of a client that waits for a lock
+_WRONG_TOKEN_PAUSE = 0.1
+_FAREWELL = 5.0  # seconds for a client to read its last word
+_SHORTEST_WINDOW = 60.0
+_LONGEST_WINDOW = 30 * 60.0
+
+
+class Connection(asyncio.Protocol):
+    """The server's end.
+
+    Attributes:
+        number: which of the listener's it is.
+        holder: who has what it holds; ``None`` while it has asked for nothing.
+        enqueued: claims of the first of two phases, by their keys.
+        most_claims: that it may have at a time.
+        gone: done when the connection is lost.
+    """
+
+    def __init__(self, listener: DflockdListener, greeting: Greeting, number: int) -> None:
+        self.number = number
+        self.peer = greeting.peer
+        self.locks = listener.locks
+        self.holder: Holder | None = None
+        self.enqueued: dict[str, Claim] = {}
+        self.most_claims = listener.context.limits.requests_per_session
+        self._listener = listener
+        self._options = listener.options
+        self._context = listener.context
+        self._now = listener.context.clock.now
+        self._loop = asyncio.get_running_loop()
+        self.gone: asyncio.Future[None] = self._loop.create_future()
+        self._greeting: Greeting | None = greeting
+        self._counted = False
+        self._transport: asyncio.Transport | None = None
+        self._inside_tls = False
+        self._leaving: asyncio.TimerHandle | None = None
+        # Reading
+        self._reader = RequestReader()
+        self._requests: deque[RawRequest] = deque()  # read, and not carried out
+        self._unread = bytearray()  # arrived behind them
+        self._reading = True
+        self._over = False  # its client says nothing more
+        self._heard_at = self._now()
+        self._lines = 0
+        self._going_on = False
+        # What it is busy with
+        self._busy = False
+        self._request: RawRequest = ("", "", "")
+        self._awaited: Claim | None = None
+        self._enqueues = False  # what is awaited is a place in the queue
+        self._task: asyncio.Task[None] | None = None
+        # Writing
+        self._replies: list[bytes] = []
+        self._blocked_at: float | None = None  # since when the client does not read
+
+    @property
+    def connections(self) -> int:
+        """How many the listener has."""
+        return self._listener.connections
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._inside_tls = transport.get_extra_info("sslcontext") is not None
+        self._heard_at = self._now()
+        self._listener.joined(self)
+        if not self._context.authenticator.required:
+            self._let_in()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._requests.clear()
+        self._unread.clear()
+        if self._greeting is not None:
+            self._greeting.over()
+        if self._counted:
+            self._context.counts.connections.give_back()
+        if self._leaving is not None:
+            self._leaving.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        self._awaited = None
+        self.enqueued.clear()
+        holder, self.holder = self.holder, None
+        if holder is not None:
+            self.locks.leave(holder)
+        self._listener.left(self)
+        self.gone.set_result(None)
+        self._context.log(logging.DEBUG, "connection lost", peer=self.peer, why=exc)
+
+    def eof_received(self) -> bool:
+        self._over = True
+        if self._awaited is not None or self._inside_tls:
+            return False
+        return self._busy or bool(self._requests or self._unread)  # then it closes after that
+
+    def pause_writing(self) -> None:
+        self._blocked_at = self._now()
+        self._settle_reading()
+
+    def resume_writing(self) -> None:
+        self._blocked_at = None
+        self._go_on_soon()
+        self._settle_reading()
+
+    def data_received(self, data: bytes) -> None:
+        if self._busy or self._unread or self._requests or len(data) > _TURN:
+            self._unread += data
+            if self._awaited is not None and len(self._unread) > _TOO_MUCH:
+                self._context.log(logging.WARNING, "sends too much", peer=self.peer)
+                self.cut_off()
+                return
+            self._settle_reading()
+            self._go_on_soon()
+            return
+        self._take(data)
+
+    # Carrying out
+
+    def _take(self, data: bytes) -> None:
+        """Carry out what this completes, as far as can be."""
+        now = self._now()
+        reader = self._reader
+        requests = reader.feed(data)
+        if requests or reader.lines != self._lines:
+            self._lines = reader.lines
+            self._heard_at = now
+        if self._greeting is not None:
+            requests = self._greet(requests)
+        self._requests.extend(requests)
+        self._work_off(now)
+
+    def _work_off(self, now: float) -> None:
+        requests = self._requests
+        while requests and not self._busy and self._blocked_at is None:
+            self._request = request = requests.popleft()
+            command = COMMANDS.get(request[0])
+            reply = ERROR if command is None else command(self, request[1], request[2], now)
+            if reply is None:
+                self._busy = True
+            else:
+                self._replies.append(reply)
+                if len(reply) > _LONG:
+                    self._flush()  # so that it is known at once whether the client reads
+        self._flush()
+        if self._reader.failed and not requests and not self._busy:
+            self.leave(ERROR)
+
+    def _flush(self) -> None:
+        replies = self._replies
+        if replies and self._transport is not None:
+            self._transport.write(replies[0] if len(replies) == 1 else b"".join(replies))
+            self._replies = []
+
+    def _go_on_soon(self) -> None:
+        if not self._going_on and not self._busy:
+            self._going_on = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """With what has arrived, if nothing hinders it."""
+        self._going_on = False
+        if self._busy or self._blocked_at is not None or self._transport is None:
+            return
+        now = self._heard_at = self._now()
+        if self._requests:
+            self._work_off(now)
+        elif self._unread:
+            piece = bytes(self._unread[:_TURN])
+            del self._unread[:_TURN]
+            self._take(piece)
+        self._settle_reading()
+        if self._requests or self._unread:
+            self._go_on_soon()
+        elif self._over and not self._busy:
+            self._transport.close()
+
+    def _settle_reading(self) -> None:
+        full = len(self._unread) >= _MUCH and self._awaited is None
+        reading = not full and self._blocked_at is None
+        if reading is not self._reading and self._transport is not None and not self._over:
+            self._reading = reading
+            if reading:
+                self._heard_at = self._now()
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    # Being busy
+
+    def outcome(self, claim: Claim, *, enqueued: bool) -> bytes | None:
+        """What there is to reply about a claim; ``None`` if that is not known yet."""
+        stage = claim.stage
+        if stage is Stage.HELD:
+            if enqueued:
+                self.enqueued[claim.key.name] = claim
+                return grant("acquired", claim.token, claim.lease)
+            return grant("ok", claim.token, claim.lease)
+        if stage is Stage.OVER:
+            if claim.verdict or self.holder is None:
+                return claim.verdict or ERROR
+            self.put_off(self.locks.make(claim.key, self.holder, MARK))  # once more
+            return None
+        if stage is Stage.WAITING and enqueued:
+            self.enqueued[claim.key.name] = claim
+            return QUEUED
+        self._awaited = claim
+        self._enqueues = enqueued
+        return None
+
+    def wait_for(self, claim: Claim) -> None:
+        """It is busy until there is news of this claim."""
+        self._awaited = claim
+        self._enqueues = False
+
+    def news(self, claim: Claim) -> None:
+        """Something has become of a claim of this connection."""
+        if self._awaited is not claim or claim.stage is Stage.ASKED:
+            return
+        self._awaited = None
+        reply = self.outcome(claim, enqueued=self._enqueues)
+        if reply is not None:
+            self._reply(reply)
+
+    def settle(self, answer: Answer[None], reply: bytes) -> bytes | None:
+        """Reply this when the store has answered."""
+        if answer is None:
+            return reply
+        answer.add_done_callback(partial(self._settled, reply))
+        return None
+
+    def _settled(self, reply: bytes, answer: asyncio.Future[None]) -> None:
+        failed = answer.cancelled() or answer.exception() is not None
+        self._reply(ERROR if failed else reply)
+
+    def put_off(self, work: Coroutine[Any, Any, bytes]) -> None:
+        """Do this first, and then what it is busy with, unless there is something to reply."""
+        self._task = self._listener.start(self._do_first(work))
+
+    async def _do_first(self, work: Coroutine[Any, Any, bytes]) -> None:
+        try:
+            reply = await work
+        except LimitReached as error:
+            self._context.log(logging.WARNING, "refused", peer=self.peer, limit=error.limit)
+            reply = ERROR
+        except TenureError as error:
+            self._context.log(logging.ERROR, "the store failed", peer=self.peer, why=error)
+            reply = ERROR
+        except Exception as error:
+            self._context.log(logging.ERROR, "a defect", peer=self.peer, error=repr(error))
+            reply = ERROR
+        finally:
+            self._task = None
+        if reply:
+            self._reply(reply)
+        elif self._transport is not None:
+            self._requests.appendleft(self._request)
+            self._busy = False
+            self._go_on()
+
+    def _reply(self, reply: bytes) -> None:
+        """It is not busy any more."""
+        self._awaited = None
+        if self._transport is None:
+            return
+        self._busy = False
+        self._heard_at = self._now()
+        self._replies.append(reply)
+        self._flush()
+        if self._requests or self._unread or self._over or self._reader.failed:
+            self._go_on_soon()
+        self._settle_reading()
+
+    async def attach(self, lease: int) -> bytes:
+        """Get a holder."""
+        window = min(max(2.0 * lease, _SHORTEST_WINDOW), _LONGEST_WINDOW)
+        holder = Holder(self.locks, window, self)
+        node = self._options.node
+        how = Attach(node, window, self._listener.describe(self.peer), "window")
+        self._context.counts.sessions.take(node=node)
+        try:
+            try:
+                holder.session = await self._context.engine.attach(how, holder)
+            except NodeNotFound:  # somebody has dropped it
+                await self._context.engine.create_node(node, NodeConfig(), exist_ok=True)
+                holder.session = await self._context.engine.attach(how, holder)
+        except BaseException:
+            self._context.counts.sessions.give_back()
+            raise
+        self.locks.holders.add(holder)
+        self.holder = holder
+        return b""
+
+    def lost_holder(self, claims: list[Claim]) -> None:
+        """The session is over, and so is what it had."""
+        self.holder = None
+        if claims:
+            self.leave(ERROR if self._busy else b"")
+
+    # Coming in
+
+    def _let_in(self) -> None:
+        assert self._greeting is not None
+        self._greeting.over()
+        self._greeting = None
+        try:
+            self._context.counts.connections.take()
+        except LimitReached as error:
+            self._context.log(
+                logging.WARNING, "connection refused", peer=self.peer, limit=error.limit
+            )
+            self.cut_off()
+            return
+        self._counted = True
+
+    def _greet(self, requests: list[RawRequest]) -> list[RawRequest]:
+        """The first request, of which more is asked; returns those behind it."""
+        if self._leaving is not None or not requests:
+            return []
+        command, _, token = requests[0]
+        if command == "auth":
+            try:
+                self._context.authenticator.authenticate(token.strip())
+            except AuthenticationFailed:
+                pass
+            else:
+                self._replies.append(OK)
+                self._let_in()
+                return requests[1:]
+        self._context.log(logging.WARNING, "access denied", peer=self.peer)
+        self._replies.append(ERROR_AUTH)
+        self._flush()
+        self._leaving = self._loop.call_later(_WRONG_TOKEN_PAUSE, self._close)
+        return []
+
+    # Leaving
+
+    def drain(self) -> None:
+        """The server ends: nobody waits any more."""
+        claim = self._awaited
+        if claim is not None:
+            self._awaited = None
+            self.locks.give_up(claim, ERROR_DRAINING, self._now())
+            self._reply(ERROR_DRAINING)
+
+    def leave(self, word: bytes) -> None:
+        """A last word, and then it is closed, however slowly that is read."""
+        if self._transport is None or self._leaving is not None:
+            return
+        if word:
+            self._replies.append(word)
+        self._flush()
+        self._close()
+
+    def _close(self) -> None:
+        if self._leaving is not None:
+            self._leaving.cancel()
+        self._leaving = self._loop.call_later(_FAREWELL, self.cut_off)
+        if self._transport is not None:
+            self._transport.close()
+
+    def cut_off(self) -> None:
+        """Close it now. Safe to call twice."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def tick(self, now: float) -> None:
+        """Look at the deadlines."""
+        if self._leaving is not None:
+            return
+        if self._blocked_at is not None:
+            if now - self._blocked_at > self._options.write_timeout:
+                self._context.log(logging.WARNING, "does not read", peer=self.peer)
+                self.cut_off()
+            return
+        late = self._greeting is not None and now > self._greeting.deadline
+        silent = not self._busy and now - self._heard_at > self._options.read_timeout
+        if late or silent:
+            self.leave(ERROR)

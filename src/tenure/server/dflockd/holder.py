@@ -1,0 +1,128 @@
+"""A session of the store, for one connection: the owner of what its client claims.
+
+Rules:
+
+* The store's word precedes everything: a claim is held when the store has granted it, and over when
+  its session is.
+* A lease is promised as far as the session is known to live, and no further (`can_promise`). A
+  session that may have expired by now is over (`lapsed`).
+* A holder may have no connection: its client has gone and what it holds is kept for its lease, or
+  it was found in the store after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tenure.engines.contract import EngineSession, Removal
+from tenure.errors import SessionExpired
+from tenure.model import Recovered
+from tenure.server.dflockd.claims import Claim, Stage
+from tenure.wire.lines.replies import ERROR, TIMEOUT
+
+if TYPE_CHECKING:
+    from tenure.server.dflockd.connection import Connection
+    from tenure.server.dflockd.locks import Locks
+
+__all__ = ["Holder"]
+
+
+class Holder:
+    """What the store says of a session is said here (`SessionEvents`).
+
+    Attributes:
+        session: once it is attached.
+        window: seconds that it lives without proof.
+        connection: whose it is; ``None`` when that is gone.
+        claims: by their numbers.
+        hold: the greatest of these numbers.
+        proof: when it was known to live.
+        found: what it had in queues when it was taken over.
+        over: it is no holder any more.
+    """
+
+    session: EngineSession
+
+    __slots__ = (
+        "claims",
+        "connection",
+        "found",
+        "hold",
+        "locks",
+        "over",
+        "proof",
+        "renewed_at",
+        "session",
+        "window",
+    )
+
+    def __init__(self, locks: Locks, window: float, connection: Connection | None) -> None:
+        self.locks = locks
+        self.window = window
+        self.connection = connection
+        self.claims: dict[int, Claim] = {}
+        self.hold = 0
+        self.proof = float("-inf")
+        self.renewed_at = locks.now()
+        self.found: Sequence[Recovered] = ()
+        self.over = False
+
+    def tick(self, now: float) -> None:
+        """Prove that it lives, when it is time to."""
+        if now - self.renewed_at >= self.window / 6:
+            self.renewed_at = now
+            self.session.renew()
+
+    def lapsed(self, now: float) -> bool:
+        """Whether the store may have ended it without our hearing of it."""
+        return now - self.proof > self.window * 0.95
+
+    def can_promise(self, lease: int, now: float) -> bool:
+        """Whether it will live for so long, even if the store were lost now."""
+        return now + min(lease, self.window / 2) <= self.proof + self.window
+
+    # What the store says
+
+    def proven(self, at: float) -> None:
+        """From any thread."""
+        self.proof = max(self.proof, at)
+
+    def resumed(self, requests: Sequence[Recovered]) -> None:
+        self.found = requests
+
+    def granted(self, hold: int, order_id: int | None) -> None:
+        claim = self.claims.get(hold)
+        if claim is None:
+            return  # it is being withdrawn
+        self._see_answer(claim)
+        if claim.stage is Stage.WAITING and order_id is not None:
+            self.locks.give(claim, order_id, self.locks.now())
+            self._tell(claim)
+
+    def removed(self, hold: int, why: Removal) -> None:
+        claim = self.claims.get(hold)
+        if claim is None:
+            return
+        self._see_answer(claim)
+        self.locks.drop(claim, TIMEOUT if why is Removal.TIMED_OUT else ERROR, self.locks.now())
+        self._tell(claim)
+
+    def detached(self) -> None:
+        """The store cannot be reached. `lapsed` says when that is too long."""
+
+    def attached(self) -> None:
+        """The store is there again."""
+        self.session.renew()
+
+    def ended(self, error: SessionExpired) -> None:
+        self.locks.lose(self, str(error))
+
+    def _see_answer(self, claim: Claim) -> None:
+        """The answer precedes the push, also where its callback has not been called yet."""
+        if claim.answer is not None and claim.answer.done():
+            self.locks.answered(claim, claim.answer)
+
+    def _tell(self, claim: Claim) -> None:
+        if self.connection is not None:
+            self.connection.news(claim)

@@ -1,0 +1,231 @@
+"""The listener for dflockd's clients: ``dflockd://host:port``, or ``dflockds://`` with TLS.
+
+States: made ─open─► open ─drain─► draining ─aclose─► closed; and from each of them to closed.
+
+Who owns what: the listener owns its `Door`, its connections, its `Locks`, every task that these
+begin, and one timer, which has them look at the clock.
+
+* **Open.** The node is created if it is missing. What this listener has left in the store, when it
+  was killed or ended, is taken over: tokens go on being right until their leases run out.
+* **Drain.** The door is closed, and who waits is told `error_draining`. Who holds is served on.
+* **Close.** Clients have `shutdown_time` to go, then they are cut off. What they hold stays in the
+  store: it is theirs until its lease runs out, or until this listener is opened anew and they
+  release it.
+* **Cancel.** A close that is cancelled cuts everybody off at once, and leaves the sessions as they
+  are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from tenure.core import rules
+from tenure.errors import EngineError, InvalidArgument, TenureError, Unsupported
+from tenure.model import NodeConfig
+from tenure.server.accept import Door, Greeting
+from tenure.server.addresses import parse
+from tenure.server.context import Context
+from tenure.server.dflockd.connection import Connection
+from tenure.server.dflockd.housekeeping import collect, take_over_orphans
+from tenure.server.dflockd.locks import Locks
+from tenure.server.dflockd.options import DflockdOptions
+from tenure.server.sockets import bind_ports
+
+__all__ = ["DflockdListener"]
+
+T = TypeVar("T")
+
+
+class DflockdListener:
+    """Serves dflockd's clients.
+
+    Args:
+        context, url, tls, sockets: see `tenure.server.listener.ListenerFactory`.
+        options: what a dflockd server can be told as well.
+
+    Raises:
+        InvalidArgument: the URL or the node is none.
+
+    Attributes:
+        locks: what there is.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        url: str,
+        *,
+        tls: ssl.SSLContext | None = None,
+        sockets: Sequence[socket.socket] = (),
+        options: DflockdOptions | None = None,
+    ) -> None:
+        self.context = context
+        self.options = options or DflockdOptions()
+        rules.check_path(self.options.node)
+        self._address = parse(url)
+        if self._address.protocol != "dflockd":
+            raise InvalidArgument(
+                f"dflockd's clients are listened to at dflockd://host:port, not {url!r}"
+            )
+        self._tls = tls
+        self._port = self._address.port
+        self._given = list(sockets)
+        self._door: Door | None = None
+        self._connections: set[Connection] = set()
+        self._accepted = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._keeping: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._interval = min(
+            1.0, self.options.sweep_interval, max(0.02, self.options.read_timeout / 8)
+        )
+        self._swept_at = self._kept_at = context.clock.now()
+        self.locks = Locks(context, self.options, self.start)
+
+    @property
+    def address(self) -> str:
+        scheme = "dflockd" if self._tls is None else "dflockds"
+        return f"{scheme}://{self._place}"
+
+    @property
+    def _place(self) -> str:
+        host = self._address.host
+        return f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._connections)
+
+    def describe(self, peer: str) -> str:
+        """What the session of a connection says of itself; by it, its listener finds it again."""
+        return f"dflockd {self._place} for {peer}"
+
+    async def open(self) -> None:
+        can = self.context.engine.capabilities
+        if not (can.fencing and can.lasting and can.data):
+            raise Unsupported(
+                f"dflockd's clients need a store with order ids, data and lasting semaphores, and "
+                f"{self.context.engine.url} has not all of them; use sqlite:///FILE"
+            )
+        await self.context.counts.semaphores.count_once()
+        await self.context.engine.create_node(self.options.node, NodeConfig(), exist_ok=True)
+        given, self._given = self._given, []
+        sockets = given or await bind_ports(self._address)
+        if sockets[0].family in {socket.AF_INET, socket.AF_INET6}:
+            self._port = sockets[0].getsockname()[1]
+        self._door = Door(self.context, sockets, self._connection, self._tls)
+        try:
+            await take_over_orphans(self.locks, self.describe(""))
+        except BaseException:
+            await self.aclose()
+            raise
+        self._door.open()
+        self._tick()
+
+    async def drain(self) -> None:
+        if self._door is None:
+            return
+        await self._door.close()
+        self.locks.draining = True
+        for connection in list(self._connections):
+            connection.drain()
+
+    async def aclose(self) -> None:
+        for each in self._given:
+            each.close()
+        self._given.clear()
+        door = self._door
+        if door is None:
+            return
+        try:
+            await self.drain()
+            await door.aclose()
+            await self._until_gone(self.options.shutdown_time)
+        finally:
+            self._door = None
+            self.locks.leaving = True
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._keeping is not None:
+                self._keeping.cancel()
+            for connection in list(self._connections):
+                connection.cut_off()
+        await self._until_gone(None)
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        await self._detach()
+
+    async def _until_gone(self, seconds: float | None) -> None:
+        """Wait until every connection is lost, or so long."""
+        lost = [connection.gone for connection in self._connections]
+        if lost:
+            await asyncio.wait(lost, timeout=seconds)
+
+    async def _detach(self) -> None:
+        failed = 0
+        for holder in list(self.locks.holders):
+            try:
+                await self.locks.detach(holder)
+            except TenureError as error:
+                failed += 1
+                self.context.log(logging.ERROR, "a session could not be detached", why=error)
+        if failed:
+            raise EngineError(
+                f"{failed} sessions could not be detached in the store, which must not be closed "
+                "in order now, since that would end them; the log says why"
+            )
+
+    # What connections say
+
+    def _connection(self, greeting: Greeting) -> Connection:
+        self._accepted += 1
+        return Connection(self, greeting, self._accepted)
+
+    def joined(self, connection: Connection) -> None:
+        """There is one more."""
+        self._connections.add(connection)
+        if self._door is None:
+            connection.cut_off()
+
+    def left(self, connection: Connection) -> None:
+        """There is one less."""
+        self._connections.discard(connection)
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Have something done in the background."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # Time
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._interval, self._tick)
+        now = self.context.clock.now()
+        if now - self._swept_at >= self.options.sweep_interval:
+            self._swept_at = now
+            self.locks.sweep(now)
+        for holder in list(self.locks.holders):
+            holder.tick(now)
+            if holder.lapsed(now):
+                self.locks.lose(holder, "the store has not been reached for too long")
+        for connection in list(self._connections):
+            connection.tick(now)
+        idle = self._keeping is None or self._keeping.done()
+        if idle and now - self._kept_at >= self.options.gc_interval:
+            self._kept_at = now
+            self._keeping = self.start(self._keep_house())
+
+    async def _keep_house(self) -> None:
+        try:
+            await collect(self.locks, self.describe("housekeeping"))
+            await take_over_orphans(self.locks, self.describe(""))
+        except TenureError as error:
+            self.context.log(logging.ERROR, "the store failed", why=error)

@@ -1,0 +1,359 @@
+"""Which keys there are, and who has what of them.
+
+A key is a semaphore of tenure on one node: of limit 1 a mutex (ephemeral, held whole), of more a
+lasting semaphore, which is deleted when nobody uses it. Its queue is the store's: who is next is
+never decided here. Here are leases, limits, and the tokens.
+
+Rules:
+
+* Everything happens on the loop, in one step, but for what the store has to be waited for; then
+  what was asked for is in `Claim.answer`, or it is a task of the listener's.
+* A claim leaves the tables here (`drop`) before or when it leaves the store's queue. What the store
+  says of one that has left is not heard.
+* Where a claim is dropped, somebody has seen to it that it leaves the store as well: it was
+  withdrawn, or its session is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from tenure.engines.contract import Answer, Enqueued, Place
+from tenure.errors import InvalidArgument, SemaphoreNotFound, TenureError
+from tenure.model import EPHEMERAL_LIMIT
+from tenure.server.context import Context
+from tenure.server.dflockd.claims import Claim, Key, Record, Stage
+from tenure.server.dflockd.holder import Holder
+from tenure.server.dflockd.options import DflockdOptions
+from tenure.server.limits import LimitReached
+from tenure.wire.lines.replies import (
+    ERROR,
+    ERROR_LEASE_EXPIRED,
+    ERROR_LIMIT_MISMATCH,
+    ERROR_MAX_LOCKS,
+    TIMEOUT,
+    make_token,
+)
+
+__all__ = ["Locks"]
+
+_SALTS = 512  # made at a time
+
+Work = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+
+
+class Locks:
+    """The tables of one listener.
+
+    Args:
+        context: the server's.
+        options: the listener's.
+        start: has something done in the background.
+
+    Attributes:
+        keys: by their names.
+        held: claims by their tokens.
+        holders: with and without connections.
+        draining: nobody may wait any more.
+        leaving: sessions are not to end with their connections.
+    """
+
+    def __init__(self, context: Context, options: DflockdOptions, start: Work) -> None:
+        self.context = context
+        self.options = options
+        self.now = context.clock.now
+        self.keys: dict[str, Key] = {}
+        self.held: dict[str, Claim] = {}
+        self.holders: set[Holder] = set()
+        self.draining = False
+        self.leaving = False
+        self.max_locks = options.max_locks or context.limits.semaphores
+        self.max_waiters = (
+            context.limits.queue_length if options.max_waiters is None else options.max_waiters
+        )
+        self._wall = context.clock.wall
+        self._start = start
+        self._semaphores = context.counts.semaphores
+        self._salts: list[str] = []
+
+    # Keys
+
+    def add(self, name: str, limit: int, now: float) -> Key | None:
+        """A key that was not known; ``None`` if there are as many as may be."""
+        if len(self.keys) >= self.max_locks:
+            return None
+        if limit == 1:
+            try:
+                self._semaphores.join(self.options.node, name, ephemeral=True)
+            except LimitReached as error:
+                self.context.log(logging.WARNING, "lock refused", limit=error.limit)
+                return None
+        self.keys[name] = key = Key(name, limit, now)
+        return key
+
+    def found(self, name: str, limit: int, now: float) -> Key:
+        """A key that is used already, and so cannot be refused."""
+        self.keys[name] = key = Key(name, limit, now)
+        if limit == 1:
+            self._semaphores.rejoin(self.options.node, name, ephemeral=True)
+        else:
+            key.made = True
+        return key
+
+    def forget(self, key: Key) -> None:
+        """Nobody uses it, and it is not in the store, or not ours to know."""
+        if self.keys.get(key.name) is key and not key.claims:
+            del self.keys[key.name]
+            if key.limit == 1:
+                self._semaphores.leave(self.options.node, key.name)
+
+    async def make(self, key: Key, holder: Holder, mark: bytes) -> bytes:
+        """See to it that its lasting semaphore is there; returns what to reply if it cannot be."""
+        node, name = self.options.node, key.name
+        try:
+            await self._semaphores.create(node, name)
+            await holder.session.create_semaphore(name, key.limit, mark, exist_ok=True)
+        except LimitReached as error:
+            self.context.log(logging.WARNING, "lock refused", limit=error.limit)
+            self.forget(key)
+            return ERROR_MAX_LOCKS
+        except InvalidArgument:
+            self.forget(key)  # somebody has it as a mutex, or with another limit
+            return ERROR_LIMIT_MISMATCH
+        self._semaphores.created(node, name)
+        key.made = True
+        return b""
+
+    # Claims
+
+    def claim(
+        self, key: Key, holder: Holder, lease: int, timeout: float | None, now: float
+    ) -> Claim:
+        """Ask for a place in its queue."""
+        salts = self._salts or self._make_salts()
+        salt = salts.pop()
+        holder.hold = hold = holder.hold + 1
+        claim = Claim(key, holder, hold, salt, lease)
+        until = int((self._wall() + lease) * 1000)
+        record = b"dflockd %b %d %d" % (salt.encode(), lease, until)
+        mutex = key.limit == 1
+        try:
+            answer = holder.session.enqueue(
+                hold,
+                key.name,
+                EPHEMERAL_LIMIT if mutex else 1,
+                record,
+                timeout=timeout,
+                ephemeral=mutex,
+            )
+        except TenureError as error:
+            self._refused(claim, error)
+            return claim
+        holder.claims[hold] = claim
+        key.claims.add(claim)
+        if type(answer) is Enqueued:
+            self._placed(claim, answer, now)
+        else:
+            assert isinstance(answer, asyncio.Future)
+            claim.answer = answer
+            answer.add_done_callback(partial(self._late_answer, claim))
+        return claim
+
+    def _make_salts(self) -> list[str]:
+        noise = os.urandom(8 * _SALTS).hex()
+        self._salts = [noise[at : at + 16] for at in range(0, len(noise), 16)]
+        return self._salts
+
+    def _late_answer(self, claim: Claim, answer: asyncio.Future[Enqueued]) -> None:
+        if claim.answer is None:
+            if not answer.cancelled():
+                answer.exception()  # it was heard, or nobody wants it any more
+            return
+        self.answered(claim, answer)
+        if claim.holder.connection is not None:
+            claim.holder.connection.news(claim)
+
+    def answered(self, claim: Claim, answer: asyncio.Future[Enqueued]) -> None:
+        """The store has answered the asking."""
+        claim.answer = None
+        if answer.cancelled():
+            self.drop(claim, ERROR, self.now())
+            return
+        error = answer.exception()
+        if error is None:
+            self._placed(claim, answer.result(), self.now())
+        else:
+            self._refused(claim, error)
+
+    def _refused(self, claim: Claim, error: BaseException) -> None:
+        key = claim.key
+        verdict = ERROR
+        if isinstance(error, SemaphoreNotFound):
+            key.made = False
+            verdict = b""
+        elif isinstance(error, InvalidArgument):
+            verdict = ERROR_LIMIT_MISMATCH  # somebody uses the name for something else
+        elif not isinstance(error, TenureError):
+            self.context.log(logging.ERROR, "the store failed", error=repr(error))
+        self.drop(claim, verdict, self.now())
+        if verdict == ERROR_LIMIT_MISMATCH:
+            self.forget(key)
+
+    def _placed(self, claim: Claim, answer: Enqueued, now: float) -> None:
+        place, order_id = answer
+        if place is Place.GRANTED and order_id is not None:
+            self.give(claim, order_id, now)
+        elif place is Place.REFUSED:
+            self.drop(claim, TIMEOUT, now)
+        else:
+            claim.stage = Stage.WAITING
+            claim.key.waiting += 1
+
+    def give(self, claim: Claim, order_id: int, now: float) -> None:
+        """The store has granted it."""
+        if claim.stage is Stage.WAITING:
+            claim.key.waiting -= 1
+        claim.stage = Stage.HELD
+        claim.deadline = now + claim.lease
+        claim.token = token = make_token(order_id, claim.salt)
+        self.held[token] = claim
+
+    def drop(self, claim: Claim, verdict: bytes, now: float) -> None:
+        """It is over. Safe to call twice."""
+        stage, key = claim.stage, claim.key
+        if stage is Stage.OVER:
+            return
+        claim.stage = Stage.OVER
+        claim.verdict = verdict
+        if stage is Stage.HELD:
+            del self.held[claim.token]
+        elif stage is Stage.WAITING:
+            key.waiting -= 1
+        claim.answer = None
+        key.claims.discard(claim)
+        key.used_at = now
+        holder = claim.holder
+        holder.claims.pop(claim.hold, None)
+        if holder.connection is None and not holder.claims and not holder.over:
+            self.end(holder)
+
+    def withdraw(self, claim: Claim, verdict: bytes, now: float) -> Answer[None]:
+        """Take it out of its queue, or release it."""
+        session = claim.holder.session
+        try:
+            return session.withdraw(claim.hold)
+        finally:
+            self.drop(claim, verdict, now)
+
+    def give_up(self, claim: Claim, verdict: bytes, now: float) -> None:
+        """Take it out of its queue; nobody waits until that is done."""
+        try:
+            answer = self.withdraw(claim, verdict, now)
+        except TenureError:
+            return  # its session is over, and so is all that it had
+        if answer is not None:
+            answer.add_done_callback(_heard)
+
+    def renew(self, claim: Claim, lease: int, now: float) -> Answer[None]:
+        """From now on it is held for so long.
+
+        Raises:
+            SessionExpired, LeaseReleased: the store says that it is over.
+        """
+        claim.lease = lease
+        claim.deadline = now + lease
+        until = int((self._wall() + lease) * 1000)
+        data = Record(claim.salt, lease, until).to_bytes()
+        return claim.holder.session.alter(claim.hold, count=None, data=data)
+
+    # Time
+
+    def evict(self, key: Key, now: float) -> None:
+        """End the claims for it whose leases have run out."""
+        over = [each for each in key.claims if each.stage is Stage.HELD and each.deadline <= now]
+        for claim in over:
+            self._expire(claim, now)
+
+    def sweep(self, now: float) -> None:
+        """End all whose leases have run out."""
+        over = [each for each in self.held.values() if each.deadline <= now]
+        for claim in over:
+            self._expire(claim, now)
+
+    def _expire(self, claim: Claim, now: float) -> None:
+        self.context.log(logging.WARNING, "lease expired", name=claim.key.name, lease=claim.lease)
+        self.give_up(claim, ERROR_LEASE_EXPIRED, now)
+
+    def find(self, token: str, name: str, now: float) -> Claim | None:
+        """Who holds that key with that token, now."""
+        claim = self.held.get(token)
+        if claim is None or claim.key.name != name:
+            return None
+        if claim.deadline <= now:
+            self._expire(claim, now)
+            return None
+        return claim
+
+    # Holders
+
+    def leave(self, holder: Holder) -> None:
+        """Its client has gone."""
+        holder.connection = None
+        now = self.now()
+        kept = self.leaving or not self.options.auto_release
+        for claim in list(holder.claims.values()):
+            if not kept:
+                self.drop(claim, ERROR, now)
+            elif claim.stage is not Stage.HELD:
+                self.give_up(claim, ERROR, now)
+        if not holder.claims and not holder.over:
+            self.end(holder)
+
+    def end(self, holder: Holder) -> None:
+        """End its session, with whatever it has in queues."""
+        self._over(holder)
+        self._start(self._close(holder))
+
+    async def _close(self, holder: Holder) -> None:
+        try:
+            await holder.session.close()
+        except TenureError as error:
+            self.context.log(logging.ERROR, "a session could not be closed", why=error)
+
+    async def detach(self, holder: Holder) -> None:
+        """Leave it in the store, with what it has. Raises what the store raises."""
+        try:
+            await holder.session.detach()
+        finally:
+            self._over(holder)
+
+    def lose(self, holder: Holder, why: str) -> None:
+        """Its session is over, by the store's word, or may be: so is all that it has."""
+        if holder.over:
+            return
+        self._over(holder)
+        claims = list(holder.claims.values())
+        if claims:
+            self.context.log(logging.WARNING, "locks lost", locks=len(claims), why=why)
+        now = self.now()
+        for claim in claims:
+            self.drop(claim, ERROR, now)
+        if holder.connection is not None:
+            holder.connection.lost_holder(claims)
+
+    def _over(self, holder: Holder) -> None:
+        if not holder.over:
+            holder.over = True
+            self.holders.discard(holder)
+            self.context.counts.sessions.give_back()
+
+
+def _heard(answer: asyncio.Future[None]) -> None:
+    """Whatever came of it: nobody waits for it."""
+    if not answer.cancelled():
+        answer.exception()

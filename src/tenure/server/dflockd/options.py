@@ -1,0 +1,41 @@
+"""What a listener for dflockd's clients can be told; a dflockd server has the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["DflockdOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DflockdOptions:
+    """Times are seconds; 0 waiters mean that any number is right.
+
+    Attributes:
+        node: where the locks are.
+        default_lease: of who asks for none.
+        sweep_interval: between two looks for leases that have run out.
+        gc_interval: between two looks for keys that nobody uses.
+        gc_max_idle: that a key is kept which nobody uses.
+        max_locks: keys at a time, those that nobody uses included; ``None``: what the server's
+            limit ``semaphores`` says.
+        max_waiters: that wait for one key; ``None``: what the limit ``queue_length`` says.
+        read_timeout: that a client may be silent.
+        write_timeout: that a client may leave unread what it is told.
+        shutdown_time: that clients have to leave by themselves when the server ends; ``None``: for
+            ever.
+        auto_release: what a connection holds is released with its end; else it is kept for its
+            lease.
+    """
+
+    node: str = "/dflockd"
+    default_lease: int = 33
+    sweep_interval: float = 1.0
+    gc_interval: float = 5.0
+    gc_max_idle: float = 60.0
+    max_locks: int | None = None
+    max_waiters: int | None = None
+    read_timeout: float = 23.0
+    write_timeout: float = 5.0
+    shutdown_time: float | None = 0.0
+    auto_release: bool = True
