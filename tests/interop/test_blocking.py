@@ -12,6 +12,7 @@ import redis
 from tenure.errors import InvalidArgument, Misuse, SessionClosed
 from tenure.interop import blocking
 from tenure.interop.effect import LockLost, LockNotAcquired, recurs
+from tests.blocking.helpers import Thread
 
 
 @pytest.fixture
@@ -34,9 +35,12 @@ def eye(redis_url: str) -> Iterator[redis.Redis]:
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """With the last connection the thread is gone."""
+    """With the last connection the thread is gone; after a call on a closed one, it soon is."""
     yield
-    assert "tenure-blocking" not in [thread.name for thread in threading.enumerate()]
+    for thread in threading.enumerate():
+        if thread.name == "tenure-blocking":
+            thread.join(30)
+            assert not thread.is_alive()
 
 
 def is_held(what: blocking.ExclusiveLock | blocking.Permits) -> bool:
@@ -160,3 +164,18 @@ def test_threads_share_the_permits(here: blocking.Connection, there: blocking.Co
 
     with ThreadPoolExecutor(6) as pool:
         assert max(pool.map(work, range(6))) <= 2
+
+
+def test_an_interrupted_wait_leaves_nothing(
+    here: blocking.Connection, there: blocking.Connection
+) -> None:
+    semaphore = here.semaphore("pool")
+    taking = semaphore.take(1)
+    with there.semaphore("pool").take(1):
+        waiting = Thread(taking.__enter__)
+        while taking._holding is None:
+            pass
+        here._portal.run(taking._undo, None)
+        with pytest.raises(SessionClosed):
+            waiting.result()
+    assert semaphore.current_count() == 0

@@ -31,6 +31,7 @@ from tenure.interop import exclusive_lock as exclusive_lock_twins
 from tenure.interop.effect import semaphore as semaphore_twins
 from tenure.interop.effect.redis import RedisBacking
 from tenure.interop.effect.semaphore import LockLost
+from tenure.interop.endings import PATIENCE
 from tenure.interop.exclusive_lock import Event, Inspection
 
 __all__ = ["Connection", "DistributedSemaphore", "ExclusiveLock", "Permits", "Taking", "connect"]
@@ -306,6 +307,7 @@ class Taking(Generic[P]):
         except asyncio.CancelledError:
             if not holding.done():
                 holding.cancel()
+                await asyncio.wait([holding], timeout=PATIENCE)
                 raise
             holding.result()  # how it failed
             raise

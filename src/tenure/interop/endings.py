@@ -13,14 +13,29 @@ from typing import Any, TypeVar
 
 from tenure.errors import TenureError
 
-__all__ = ["Endings", "margin"]
+__all__ = ["PATIENCE", "Endings", "margin", "over"]
 
 T = TypeVar("T")
+
+PATIENCE = 2.0
+"""Seconds for which a cancelled attempt waits until what it obtained has been given back."""
 
 
 def margin(ttl: float) -> float:
     """How long before the end of its time to live nobody relies on a key any more; in seconds."""
     return min(max(0.05 * ttl, 0.1), ttl / 4)
+
+
+async def over(task: asyncio.Task[Any]) -> None:
+    """Wait for the end of a task that has been told to end, even if it takes a cancellation."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 class Endings:
@@ -46,20 +61,27 @@ class Endings:
         self,
         attempt: Coroutine[Any, Any, bool],
         undo: Callable[[], Coroutine[Any, Any, object]],
+        *,
+        halfway: bool = True,
     ) -> bool:
         """Wait for an attempt to obtain something.
 
-        Whoever is cancelled meanwhile will not have it: the attempt goes on in the background, and
-        what it may have obtained is given back. That comes before any further attempt, from which
-        it would otherwise take.
+        Whoever is cancelled meanwhile will not have it: the attempt goes on, and what it may have
+        obtained is given back. That comes before any further attempt, from which it would otherwise
+        take. The cancellation goes on when that has been done, since the program may be about to
+        end; after `PATIENCE`, or when cancelled once more, all this goes on in the background.
+
+        An attempt that failed is undone likewise, since its answer may be all that was lost; unless
+        `halfway` is false.
         """
         task = self.begin(self._after_what_is_undone(attempt))
         try:
             return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            undoing = self.begin(_undo(task, undo))
+        except BaseException:
+            undoing = self.begin(_undo(task, undo, halfway))
             self._undoing.add(undoing)
             undoing.add_done_callback(self._undoing.discard)
+            await asyncio.wait([undoing], timeout=PATIENCE)
             raise
 
     async def _after_what_is_undone(self, attempt: Coroutine[Any, Any, bool]) -> bool:
@@ -74,9 +96,9 @@ class Endings:
 
 
 async def _undo(
-    attempt: asyncio.Task[bool], undo: Callable[[], Coroutine[Any, Any, object]]
+    attempt: asyncio.Task[bool], undo: Callable[[], Coroutine[Any, Any, object]], halfway: bool
 ) -> None:
     await asyncio.wait([attempt])
-    if attempt.exception() is not None or attempt.result():  # it failed: perhaps halfway
+    if halfway if attempt.exception() is not None else attempt.result():
         with contextlib.suppress(TenureError):  # the time to live will end it
             await undo()

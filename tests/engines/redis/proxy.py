@@ -17,6 +17,7 @@ class Proxy:
         swallows: whether answers are lost.
         refuses: whether new connections are cut at once.
         passed: how many times something was passed on to the server.
+        late: how many answers were made to come late, so far.
     """
 
     def __init__(self, server: str, path: str) -> None:
@@ -25,6 +26,7 @@ class Proxy:
         self.swallows = False
         self.refuses = False
         self.passed = 0
+        self.late = 0
         self._server_path = server
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,6 +88,7 @@ class Proxy:
                     self._swallowed.set()
                     continue
                 if answers and self.delay:
+                    self.late += 1
                     await asyncio.sleep(self.delay)
                 self.passed += not answers
                 sink.write(data)

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from tenure.client import Client
 from tenure.errors import LeaseLost, LeaseReleased, SemaphoreNotFound, TenureError
 from tenure.interop.effect.backing import BackingError
+from tenure.interop.endings import over
 from tenure.lease import Lease
 
 __all__ = ["ClientBacking"]
@@ -73,7 +74,7 @@ class ClientBacking:
             yield
         finally:
             watching.cancel()
-            await asyncio.wait([watching])
+            await over(watching)
             if not watching.cancelled():
                 watching.exception()  # those who wait ask now and then, and hear of it so
 

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from tenure.clock import Clock, SystemClock
 from tenure.durations import Duration, seconds
 from tenure.interop.effect.backing import BackingError
+from tenure.interop.endings import over
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -135,7 +136,7 @@ class RedisBacking:
         finally:
             ended.set()
             listening.cancel()
-            await asyncio.wait([listening])
+            await over(listening)
 
     async def _listen(self, channel: str, notify: Callable[[], None], ended: asyncio.Event) -> None:
         while not ended.is_set():

@@ -5,8 +5,10 @@ Rules:
 * Permits are refreshed from the moment in which they were acquired, by a task that ends with
   their block. When they are lost, when the backing fails for good or did not answer before they
   could have expired, the body of the block is cancelled, and the block raises `LockLost`.
-* What a cancelled acquisition may have obtained is given back, and the giving back of a block
-  goes on when its end is cancelled. `DistributedSemaphore.aclose` waits for both.
+* Permits are entered in the very step in which the answer is heard that they were acquired.
+* What a cancelled acquisition may have obtained is given back before the cancellation goes on, if
+  the store answers soon; the giving back of a block goes on when its end is cancelled.
+  `DistributedSemaphore.aclose` waits for what is left of both.
 * An acquisition that failed halfway is not repeated blindly: the holder's own permits would count
   against it. So a further attempt asks first whether they are there.
 """
@@ -154,9 +156,11 @@ class DistributedSemaphore:
                 comes without an identifier.
         """
         held = self._wanted(permits, identifier, acquired_externally)
-        await self._acquire(held, acquired_externally)
-        async with held:
-            yield held
+        async with AsyncExitStack() as waiting:
+            await self._acquire(held, acquired_externally, waiting)
+            async with held:  # before anything else is awaited: a cancellation would leave them
+                await waiting.aclose()
+                yield held
 
     @asynccontextmanager
     async def try_take(
@@ -194,7 +198,8 @@ class DistributedSemaphore:
             )
         return Permits(self, count, identifier or str(uuid.uuid4()))
 
-    async def _acquire(self, wanted: Permits, externally: bool) -> None:
+    async def _acquire(self, wanted: Permits, externally: bool, waiting: AsyncExitStack) -> None:
+        """Wait for permits; what only the wait needs is for `waiting` to end."""
         if await self._try(wanted, externally):
             return
         if externally:
@@ -202,23 +207,22 @@ class DistributedSemaphore:
                 f"{wanted.identifier!r} has no permits of {self.key!r} that could be taken over",
                 name=self.key,
             )
-        async with AsyncExitStack() as stack:
-            released = asyncio.Event()
-            if isinstance(self._backing, PushBacking):
-                await stack.enter_async_context(
-                    self._backing.on_permits_released(self.key, released.set)
-                )
-            for pause in self._acquire_retry():
-                ask_at = self._clock.now() + pause
-                while not await self._try(wanted, False):
-                    try:
-                        async with asyncio.timeout(ask_at - self._clock.now()):
-                            await released.wait()
-                    except TimeoutError:
-                        break
-                    released.clear()
-                else:
-                    return
+        released = asyncio.Event()
+        if isinstance(self._backing, PushBacking):
+            await waiting.enter_async_context(
+                self._backing.on_permits_released(self.key, released.set)
+            )
+        for pause in self._acquire_retry():
+            ask_at = self._clock.now() + pause
+            while not await self._try(wanted, False):
+                try:
+                    async with asyncio.timeout(ask_at - self._clock.now()):
+                        await released.wait()
+                except TimeoutError:
+                    break
+                released.clear()
+            else:
+                return
         raise LockNotAcquired(
             f"{wanted.count} of {self.limit} permits of {self.key!r} were not free in time",
             name=self.key,
@@ -226,7 +230,7 @@ class DistributedSemaphore:
 
     async def _try(self, wanted: Permits, externally: bool) -> bool:
         return await self._endings.attempt(
-            self._obtain(wanted, externally), partial(self._release, wanted)
+            self._obtain(wanted, externally), partial(self._release, wanted), halfway=not externally
         )
 
     async def _obtain(self, wanted: Permits, externally: bool) -> bool:
