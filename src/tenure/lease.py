@@ -426,7 +426,7 @@ class Lease:
             return SemaphoreNotFound(
                 f"{name!r} on {node} was deleted while this request waited", node=node, name=name
             )
-        if why in {Removal.EVICTED, Removal.UNCONFIRMED}:
+        if isinstance(why, Removal) and why is not Removal.TIMED_OUT:
             return lost_error(self, f"its request was {why.value} while it waited", None)
         if self._state is GONE and self.session._ended is not None:
             return self.session._end_error()

@@ -234,6 +234,7 @@ class Capabilities:
             false, that holds of its first request for each name.
         removal_reason: it is told apart whether an ephemeral semaphore was deleted, or its last
             request evicted.
+        owners: descriptions tell who owns and who waits.
     """
 
     fencing: bool = True
@@ -247,3 +248,4 @@ class Capabilities:
     waiter_order: bool = True
     one_step: bool = True
     removal_reason: bool = True
+    owners: bool = True

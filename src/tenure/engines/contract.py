@@ -96,6 +96,8 @@ class Removal(Enum):
     DELETED = "the semaphore was deleted"
     EVICTED = "evicted by an administrator"
     UNCONFIRMED = "not confirmed by enough replicas"
+    CUT_OFF = "lost with its connection to the store"
+    LAPSED = "forgotten by the store: its lease ran out, or it was released there"
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,9 @@ _REMOVAL_WORDS: dict[Removal, RemovalWord] = {
     Removal.DELETED: "deleted",
     Removal.EVICTED: "evicted",
     Removal.UNCONFIRMED: "unconfirmed",
+    # Engines whose sessions end with a connection are not served.
+    Removal.CUT_OFF: "evicted",
+    Removal.LAPSED: "evicted",
 }
 
 

@@ -20,7 +20,7 @@ from tenure.engines.contract import Attach, Connector, Engine
 from tenure.errors import NodeNotFound
 from tenure.model import DEFAULT_NODE, Capabilities, Liveness
 from tenure.testing.clock import VirtualClock, VirtualLoop
-from tenure.testing.program import Program, Request, Standing
+from tenure.testing.program import Program, Request, Standing, require_owners
 from tenure.testing.recorder import PATIENCE, Recorder
 
 __all__ = ["WINDOW", "Stage", "Stores", "new_loop"]
@@ -163,6 +163,7 @@ class Stage:
 
     async def queue(self, name: str, node: str = DEFAULT_NODE) -> tuple[list[int], list[int]]:
         """The ids of the sessions that own and that wait, in order; nobody where nothing is."""
+        require_owners(self.capabilities)
         for found in await self.eye.list_semaphores(node, owners=True, waiters=True):
             if found.name == name:
                 return (
@@ -173,8 +174,14 @@ class Stage:
 
     # What is so, and what is believed
 
+    def _sees(self, program: Program) -> bool:
+        """Whether the store can be asked what it says of that program's requests."""
+        return self.capabilities.owners and not program.over
+
     async def settle(self) -> None:
         """Wait until every program believes of its requests what the store says of them.
+
+        Of an engine that cannot tell who owns and who waits, only the rules for pushes are checked.
 
         Raises:
             AssertionError: that does not come about, or an engine broke a rule for pushes.
@@ -182,7 +189,9 @@ class Stage:
         for program in self._programs:
             try:
                 async with asyncio.timeout(PATIENCE):
-                    while not program.over and await _truth(self.eye, program) != _belief(program):
+                    while self._sees(program) and await _truth(self.eye, program) != _belief(
+                        program
+                    ):
                         await _news(program)
             except TimeoutError:
                 truth = await _truth(self.eye, program)

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from tenure.errors import Unsupported
 from tenure.testing.recorder import PATIENCE
 from tenure.testing.stage import Stage, Stores, new_loop
 
@@ -60,7 +61,10 @@ class Behaviour:
             within = None if clock.virtual else 4 * PATIENCE
             async with asyncio.timeout(within), Stage(stores, url, clock) as stage:
                 self._skip_unless_possible(stage)
-                await self.play(stage)
+                try:
+                    await self.play(stage)
+                except Unsupported as error:
+                    raise unittest.SkipTest(f"the engine says: {error}") from error
             running = asyncio.all_tasks() - {asyncio.current_task()}
             return [f"still running: {task!r}" for task in running]
 

@@ -1,0 +1,36 @@
+"""``dflockd://``, ``dflockds://``: mutexes and semaphores on dflockd servers, sharded by key.
+
+A dflockd server knows locks, leases and connections, and no sessions. So a session here is what
+one program holds over several connections, and lives as long as it is renewed; each hold lives and
+dies with its connection.
+
+From the bottom up: `url` says which servers, `connection` is one connection, `dialing` how one
+comes about, `shard` one server with all connections to it, `hold` one request and `line` the order
+of those for one key; `session` and `engine` fulfil the contract, and `aside` renews while the
+program's loop stands still.
+
+Rules:
+
+* A key is asked for with a try on the connection that all share. Who has to wait does so on a
+  connection that holds nothing else, and keeps it with the grant: a blocking wait can be ended
+  only by closing its connection.
+* A closed connection is the loss of all that was held on it, at once. Who waited joins again.
+* Requests of one program for one key reach the server in the order in which they were made: each
+  step of the one is answered before the next is sent.
+* A grant is told with a proof that is fresh: one for which somebody waited is renewed first.
+* A connection that is idle says something before the server takes it for dead, which renews
+  nothing.
+"""
+
+from __future__ import annotations
+
+from tenure.clock import Clock
+from tenure.engines.dflockd.engine import DflockdEngine
+from tenure.engines.dflockd.url import parse
+
+__all__ = ["DflockdEngine", "connect"]
+
+
+def connect(url: str, clock: Clock) -> DflockdEngine:
+    """The connector of ``dflockd://`` and ``dflockds://``. Raises `InvalidArgument`."""
+    return DflockdEngine(parse(url), clock)

@@ -1,0 +1,76 @@
+"""Renewing while the program's loop stands still: a thread that reads what the loop does not.
+
+The keeper's thread sends the renewals (`DflockdSession.renew`), over the connections that hold
+something: a renewal over another one would not keep a connection alive. This thread reads the
+answers, which prove. It is started when it is first needed, and ends when nothing was asked for a
+while; what it reads for others waits for the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import threading
+from collections.abc import Iterable
+
+from tenure.clock import Clock
+from tenure.engines.dflockd.connection import Connection
+
+__all__ = ["Aside"]
+
+_LISTENING = 3.0
+"""Seconds for which the thread listens after the last renewal that it was told of."""
+
+_POLL = 50
+"""Milliseconds after which it looks for new connections, and for its end."""
+
+
+class Aside:
+    """The thread, and what it listens to."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._connections: dict[int, Connection] = {}
+        self._until = 0.0
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def listen(self, connections: Iterable[Connection]) -> None:
+        """Read what is answered there, for a while. From any thread; returns at once."""
+        with self._lock:
+            if self._closing:
+                return
+            self._until = self._clock.now() + _LISTENING
+            self._connections.update({each.fileno(): each for each in connections})
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="tenure-dflockd-aside", daemon=True
+                )
+                self._thread.start()
+
+    async def aclose(self) -> None:
+        """Stop the thread. Safe to call twice."""
+        with self._lock:
+            self._closing = True
+            thread = self._thread
+        if thread is not None:
+            await asyncio.to_thread(thread.join)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._closing or self._clock.now() >= self._until:
+                    self._connections.clear()
+                    self._thread = None
+                    return
+                connections = dict(self._connections)
+            poll = select.poll()
+            for descriptor, connection in connections.items():
+                if connection.lost:
+                    with self._lock:
+                        self._connections.pop(descriptor, None)
+                else:
+                    poll.register(descriptor, select.POLLIN)
+            for descriptor, _ in poll.poll(_POLL):
+                connections[descriptor].receive()

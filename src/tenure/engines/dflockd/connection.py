@@ -1,0 +1,284 @@
+"""One connection to a dflockd server: requests out, replies in, in that order.
+
+The loop owns it, with one exception: while the loop stands still, a thread may send renewals and
+read (`aside`). So what is on the way is guarded by a lock; and what the thread reads beside the
+answers to renewals is put by until the loop comes to it.
+
+Rules:
+
+* A reply belongs to the oldest request that has none. Its handler runs on the loop; that of a
+  renewal runs in whatever thread reads it, and must not mind.
+* A connection is lost once: by the server, by silence, or by `hang_up`. Then no handler is called
+  any more, but those of renewals, with `LOST`; and whoever uses the connection is told, unless it
+  was hung up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from tenure.clock import Clock
+from tenure.wire.lines.replies import BadReply, Reply, ReplyReader, read_reply
+
+__all__ = ["LOST", "Connection", "Handler", "User"]
+
+Handler: TypeAlias = Callable[[Reply], None]
+
+LOST = Reply("")
+"""What the handlers of renewals get when the connection is lost."""
+
+_BYTES = 64 * 1024
+_WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class User(Protocol):
+    """Who has something on a connection."""
+
+    def cut(self, why: str) -> None:
+        """The connection is lost, with all that was on it."""
+
+
+class _Expected:
+    """A request that has no reply yet."""
+
+    __slots__ = ("aside", "blocking", "handler", "sent")
+
+    def __init__(self, handler: Handler, sent: float, *, blocking: bool, aside: bool) -> None:
+        self.handler = handler
+        self.sent = sent
+        self.blocking = blocking
+        self.aside = aside
+
+
+class Connection:
+    """A connection that is made.
+
+    Args:
+        connected: a socket that does not block; the connection closes it.
+
+    Attributes:
+        users: who is told when it is lost.
+        lost: whether it is.
+        last_sent: when something was sent, on the clock.
+    """
+
+    def __init__(
+        self, connected: socket.socket, clock: Clock, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.users: dict[User, None] = {}
+        self.lost = False
+        self.last_sent = clock.now()
+        self._socket = connected
+        self._descriptor = connected.fileno()
+        self._clock = clock
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._out = bytearray()
+        self._expected: deque[_Expected] = deque()
+        self._arrived: deque[tuple[_Expected, Reply]] = deque()
+        self._reader = ReplyReader()
+        self._broken = ""
+        self._parted: Callable[[], None] | None = None
+        self._parting: asyncio.TimerHandle | None = None
+        loop.add_reader(self._descriptor, self._readable)
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._descriptor
+
+    # Asking
+
+    def ask(
+        self, request: bytes, handler: Handler, *, blocking: bool = False, aside: bool = False
+    ) -> None:
+        """Send a request. From another thread than the loop's only with `aside`.
+
+        Args:
+            blocking: the server may take its time over the answer.
+            aside: the handler may be called in any thread.
+        """
+        with self._lock:
+            if self.lost or self._broken:
+                lost = True
+            else:
+                lost = False
+                self.last_sent = now = self._clock.now()
+                self._expected.append(_Expected(handler, now, blocking=blocking, aside=aside))
+                self._send(request)
+        if lost and aside:
+            handler(LOST)
+
+    async def request(self, request: bytes) -> Reply:
+        """Send a request and wait for its reply. Raises `ConnectionError`."""
+        answer: asyncio.Future[Reply] = self._loop.create_future()
+
+        def answered(reply: Reply) -> None:
+            if not answer.done():
+                answer.set_result(reply)
+
+        waiting = _Waiting(answer)
+        self.users[waiting] = None
+        try:
+            if self.lost:
+                raise ConnectionResetError("the connection is closed")
+            self.ask(request, answered)
+            return await answer
+        finally:
+            self.users.pop(waiting, None)
+
+    def is_silent(self, patience: float) -> bool:
+        """Whether an answer is overdue."""
+        with self._lock:
+            if not self._expected or self._expected[0].blocking:
+                return False
+            return self._clock.now() - self._expected[0].sent > patience
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the server is in a blocking wait, and reads nothing."""
+        with self._lock:
+            return bool(self._expected) and self._expected[0].blocking
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether every request has its reply."""
+        with self._lock:
+            return not self._expected and not self._arrived
+
+    def _send(self, data: bytes) -> None:
+        if self._out:
+            self._out += data
+            return
+        try:
+            sent = self._socket.send(data)
+        except _WOULD_BLOCK:
+            sent = 0
+        except OSError as error:
+            self._break(error)
+            return
+        if sent < len(data):
+            self._out += data[sent:]
+            self._loop.call_soon_threadsafe(self._await_room)
+
+    def _await_room(self) -> None:
+        if not self.lost:
+            self._loop.add_writer(self._descriptor, self._writable)
+
+    def _writable(self) -> None:
+        with self._lock:
+            try:
+                while self._out:
+                    sent = self._socket.send(self._out[:_BYTES])
+                    del self._out[:sent]
+            except _WOULD_BLOCK:
+                return
+            except OSError as error:
+                self._break(error)
+        self._loop.remove_writer(self._descriptor)
+
+    def _break(self, why: object) -> None:
+        """It cannot be used any more; the loop is told."""
+        if not self._broken:
+            self._broken = str(why) or type(why).__name__
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self.dispatch)
+
+    # Hearing
+
+    def _readable(self) -> None:
+        self.receive()
+        self.dispatch()
+
+    def receive(self) -> None:
+        """Read what is there. From any thread; `dispatch` carries it out, on the loop."""
+        renewals: list[tuple[_Expected, Reply]] = []
+        with self._lock:
+            if self.lost or self._broken:
+                return
+            try:
+                while data := self._socket.recv(_BYTES):
+                    for line in self._reader.feed(data):
+                        self._match(read_reply(line), renewals)
+                self._break("the server closed the connection")
+            except _WOULD_BLOCK:
+                pass
+            except (OSError, BadReply) as error:
+                self._break(error)
+        for expected, reply in renewals:
+            expected.handler(reply)
+
+    def _match(self, reply: Reply, renewals: list[tuple[_Expected, Reply]]) -> None:
+        if not self._expected:
+            raise BadReply(f"the server says {reply.status!r} without having been asked")
+        expected = self._expected.popleft()
+        (renewals if expected.aside else self._arrived).append((expected, reply))
+
+    def dispatch(self) -> None:
+        """Hand out what has arrived. On the loop."""
+        while self._arrived and not self.lost:
+            expected, reply = self._arrived.popleft()
+            expected.handler(reply)
+        if self._broken:
+            self.lose(self._broken)
+
+    # The end
+
+    def lose(self, why: str) -> None:
+        """It is of no use any more; whoever uses it is told. On the loop; once."""
+        if self.lost:
+            return
+        users = list(self.users)
+        self.hang_up()
+        for user in users:
+            user.cut(why)
+
+    def hang_up(self) -> None:
+        """Close it, and tell nobody. On the loop; safe to call twice."""
+        if self.lost:
+            return
+        self.users.clear()
+        self._loop.remove_reader(self._descriptor)
+        self._loop.remove_writer(self._descriptor)
+        with self._lock:
+            self.lost = True
+            expected, self._expected = self._expected, deque()
+            self._socket.close()
+        for each in expected:
+            if each.aside:
+                each.handler(LOST)
+        if self._parting is not None:
+            self._parting.cancel()
+        parted, self._parted = self._parted, None
+        if parted is not None:
+            parted()
+
+    def part(self, parted: Callable[[], None], patience: float) -> None:
+        """Say that no more will come, and call `parted` when the server has closed, too.
+
+        So it is known that it has given up what was on this connection. It gets so many seconds.
+        """
+        self.users.clear()
+        self._parted = parted
+        self._parting = self._loop.call_later(patience, self.hang_up)
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            self.hang_up()
+
+
+class _Waiting:
+    """A coroutine that waits for a reply."""
+
+    def __init__(self, answer: asyncio.Future[Reply]) -> None:
+        self._answer = answer
+
+    def cut(self, why: str) -> None:
+        if not self._answer.done():
+            self._answer.set_exception(ConnectionResetError(why))

@@ -1,0 +1,360 @@
+"""The engine: the servers, and what divides the keys among them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from tenure.clock import Clock
+from tenure.core import rules
+from tenure.engines.contract import Attach, SessionEvents
+from tenure.engines.dflockd.aside import Aside
+from tenure.engines.dflockd.dialing import Kind
+from tenure.engines.dflockd.refusals import cannot
+from tenure.engines.dflockd.session import DflockdSession
+from tenure.engines.dflockd.shard import Shard
+from tenure.engines.dflockd.url import Address
+from tenure.errors import (
+    AuthenticationFailed,
+    EngineError,
+    EngineUnavailable,
+    InvalidArgument,
+    NodeExists,
+    SessionClosed,
+)
+from tenure.model import (
+    DEFAULT_NODE,
+    EPHEMERAL_LIMIT,
+    Capabilities,
+    NodeConfig,
+    NodeDescription,
+    SemaphoreDescription,
+    SessionDescription,
+)
+from tenure.wire.lines import asking
+
+__all__ = ["DflockdEngine", "Sharding", "crc32_shard"]
+
+Sharding: TypeAlias = Callable[[str, int], int]
+"""Which of so many servers has a key."""
+
+TICK = 1.0
+"""Seconds between two looks at all connections, at the most."""
+
+WINDOWS_PER_READ_TIMEOUT = 6
+"""How many read timeouts a window may be long: a longer one could not be renewed in time."""
+
+_log = logging.getLogger("tenure")
+
+
+def crc32_shard(key: str, servers: int) -> int:
+    """CRC-32 (IEEE) of the key, as dflockd's clients in other languages have it."""
+    return zlib.crc32(key.encode()) % servers
+
+
+class DflockdEngine:
+    """Some dflockd servers, as one program reaches them.
+
+    Attributes:
+        sharding: which server has a key; it may be replaced before anything is asked for.
+        limits: of the semaphores that this program has declared.
+    """
+
+    def __init__(self, address: Address, clock: Clock) -> None:
+        self.url = address.url
+        self.clock = clock
+        self.address = address
+        self.sharding: Sharding = crc32_shard
+        self.limits: dict[str, int] = {}
+        self.aside = Aside(clock)
+        self.loop: asyncio.AbstractEventLoop
+        self._thread = 0
+        self._open = False
+        self._shards: list[Shard] = []
+        self._sessions: dict[DflockdSession, None] = {}
+        self._ticking: asyncio.TimerHandle | None = None
+        self._tick_due = 0.0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What these servers can; fencing is known once they have been reached."""
+        kinds = {shard.kind for shard in self._shards} - {None}
+        return Capabilities(
+            fencing=kinds == {Kind.FENCING},
+            watch=False,
+            data=False,
+            lasting=False,
+            resume=False,
+            since=False,
+            waiter_timeout=False,
+            durable=False,
+            waiter_order=False,
+            one_step=False,
+            removal_reason=False,
+            owners=False,
+        )
+
+    @property
+    def guarantees(self) -> str:
+        """What is left to chance, for people."""
+        fenced = "" if self.capabilities.fencing else " These servers give no fencing tokens."
+        return (
+            "A hold lives and dies with its connection: when that breaks, the server gives the "
+            "lock to the next at once, and the holder learns of it when it notices, which may be "
+            "later. Who waits loses its place with its connection, and joins the queue again at "
+            "its end. Tokens rise for each key, not over several servers, and a server that is "
+            f"started anew may have forgotten all holds.{fenced}"
+        )
+
+    def is_in_loop(self) -> bool:
+        """Whether this is the thread of the loop."""
+        return threading.get_ident() == self._thread
+
+    def shard_of(self, name: str) -> Shard:
+        """The server that has a key."""
+        number = self.sharding(name, len(self._shards))
+        if not isinstance(number, int) or not 0 <= number < len(self._shards):
+            raise InvalidArgument(
+                f"the sharding function gives {number!r} for {name!r}: it is to give a number "
+                f"from 0 to {len(self._shards) - 1}",
+                name=name,
+            )
+        return self._shards[number]
+
+    # Life
+
+    async def open(self) -> None:
+        if self._open:
+            return
+        self.loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._shards = [Shard(self.address, place, self.clock) for place in self.address.places]
+        try:
+            for shard in self._shards:
+                shard.start()
+            for shard in self._shards:
+                await shard.tried.wait()
+            self._check_reached()
+        except BaseException:
+            await self._stop_shards()
+            raise
+        self._open = True
+
+    def _check_reached(self) -> None:
+        for shard in self._shards:
+            if isinstance(shard.failure, AuthenticationFailed):
+                raise AuthenticationFailed(str(shard.failure))
+        if all(shard.shared is None for shard in self._shards):
+            troubles = "; ".join(f"{shard}: {_words(shard.failure)}" for shard in self._shards)
+            raise EngineUnavailable(
+                f"{self.url} cannot be reached ({troubles}); is there a dflockd server?"
+            )
+
+    async def aclose(self) -> None:
+        for session in list(self._sessions):
+            await session.close()
+        self._open = False
+        if self._ticking is not None:
+            self._ticking.cancel()
+            self._ticking = None
+        await self._stop_shards()
+        await self.aside.aclose()
+
+    async def _stop_shards(self) -> None:
+        for shard in self._shards:
+            await shard.stop()
+
+    def _opened(self) -> None:
+        if not self._open:
+            raise SessionClosed(f"the engine of {self.url} is not open")
+
+    # Time
+
+    def _expect(self, delay: float) -> None:
+        due = self.clock.now() + delay
+        if self._ticking is not None:
+            if self._tick_due <= due:
+                return
+            self._ticking.cancel()
+        self._tick_due = due
+        self._ticking = self.loop.call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = None
+        for shard in self._shards:
+            shard.look_after()
+        now = self.clock.now()
+        for session in list(self._sessions):
+            if now >= session.expires_at:
+                session.expire()
+        nearest = min((session.expires_at - now for session in self._sessions), default=TICK)
+        if self._open:
+            self._expect(max(min(nearest, TICK, self.address.read_timeout / 8), 0.001))
+
+    # Sessions
+
+    async def attach(self, how: Attach, events: SessionEvents) -> DflockdSession:
+        self._opened()
+        rules.check_path(how.node)
+        rules.check_window(how.recovery_window, how.node)
+        rules.check_description(how.description, how.node)
+        rules.check_key(how.key, how.node)
+        _check_node(how.node)
+        if how.session_id is not None or how.liveness == "window":
+            raise cannot("resume a session: it ends with its connections", how.node)
+        most = WINDOWS_PER_READ_TIMEOUT * self.address.read_timeout
+        if how.recovery_window > most:
+            raise cannot(
+                f"keep a session with a window of {how.recovery_window:g} s, only of {most:g} s: "
+                f"its servers close a connection after {self.address.read_timeout:g} s of silence "
+                "(?read-timeout= says after how many)",
+                how.node,
+            )
+        at = await self._proof_of_life(how.node)
+        session = DflockdSession(self, how, events, secrets.randbits(62) + 1, at)
+        self._sessions[session] = None
+        self._expect(0.0)
+        session.tell_proof(at)
+        return session
+
+    async def _proof_of_life(self, node: str) -> float:
+        """When a server was asked that answered."""
+        patience = self.address.connect_timeout + self.address.patience
+        waiting = [asyncio.ensure_future(self._ask_for_life(shard)) for shard in self._shards]
+        try:
+            done, _ = await asyncio.wait(
+                waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for each in waiting:
+                each.cancel()
+            await asyncio.wait(waiting)
+        for each in done:
+            return each.result()
+        raise EngineUnavailable(
+            f"{self.url} did not answer within {patience:g} s "
+            f"({'; '.join(f'{shard}: {_words(shard.failure)}' for shard in self._shards)})",
+            node=node,
+        )
+
+    async def _ask_for_life(self, shard: Shard) -> float:
+        while True:
+            await shard.came_up.wait()
+            connection = shard.shared
+            if connection is not None:
+                at = self.clock.now()
+                try:
+                    await connection.request(shard.sign_of_life)
+                except ConnectionError as error:
+                    _log.info("the server at %s went away: %s", shard, error)
+                    await asyncio.sleep(0)
+                else:
+                    return at
+
+    def forget(self, session: DflockdSession) -> None:
+        """A session is over."""
+        self._sessions.pop(session, None)
+
+    # Nodes: there is one
+
+    async def create_node(
+        self,
+        path: str,
+        config: NodeConfig,  # noqa: ARG002  it has none
+        *,
+        exist_ok: bool,
+    ) -> None:
+        rules.check_path(path)
+        _check_node(path)
+        if not exist_ok:
+            raise NodeExists(f"the node {path} exists already", node=path)
+
+    async def alter_node(self, path: str, config: NodeConfig) -> None:  # noqa: ARG002
+        rules.check_path(path)
+        raise cannot("configure a node", path)
+
+    async def drop_node(self, path: str, *, force: bool) -> None:  # noqa: ARG002
+        rules.check_path(path)
+        rules.check_droppable(path)
+        _check_node(path)
+
+    async def describe_node(self, path: str) -> NodeDescription:
+        rules.check_path(path)
+        _check_node(path)
+        return NodeDescription(path, NodeConfig())
+
+    async def list_nodes(self) -> Sequence[str]:
+        return [DEFAULT_NODE]
+
+    async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        rules.check_path(path)
+        raise cannot("tell of sessions", path)
+
+    async def end_session(self, path: str, session_id: int) -> bool:  # noqa: ARG002
+        rules.check_path(path)
+        raise cannot("end another program's session", path)
+
+    async def evict(self, path: str, name: str, order_id: int) -> bool:  # noqa: ARG002
+        rules.check_path(path)
+        raise cannot("evict a request", path, name)
+
+    # What the servers tell of themselves
+
+    async def list_semaphores(
+        self, path: str, *, owners: bool, waiters: bool
+    ) -> Sequence[SemaphoreDescription]:
+        self._opened()
+        rules.check_path(path)
+        _check_node(path)
+        if owners or waiters:
+            raise cannot("tell who holds and who waits", path)
+        told = await asyncio.gather(*(self.stats_of(shard) for shard in self._shards))
+        return sorted((each for some in told for each in some), key=lambda each: each.name)
+
+    async def stats_of(self, shard: Shard) -> list[SemaphoreDescription]:
+        """What one server has."""
+        if shard.kind is Kind.PLAIN:
+            raise cannot(f"see what a server before dflockd 1.0 has ({shard})", DEFAULT_NODE)
+        if shard.shared is None:
+            raise EngineError(f"the dflockd server at {shard} is out of reach", node=DEFAULT_NODE)
+        try:
+            reply = await shard.shared.request(asking.STATS)
+            stats = json.loads(reply.body)
+            return [
+                *(_mutex(each["key"], 1, each["waiters"]) for each in stats["locks"]),
+                *(_mutex(each["key"], 0, 0) for each in stats["idle_locks"]),
+                *(_semaphore(each) for each in stats["semaphores"]),
+            ]
+        except (ConnectionError, ValueError, LookupError, TypeError) as error:
+            raise EngineError(
+                f"the dflockd server at {shard} does not tell what it has: {_words(error)}",
+                node=DEFAULT_NODE,
+            ) from error
+
+
+def _mutex(name: str, held: int, waiting: int) -> SemaphoreDescription:
+    """A key of limit 1, which is a mutex unless somebody means it otherwise."""
+    whole = EPHEMERAL_LIMIT
+    return SemaphoreDescription(
+        name, b"", whole, held * whole, ephemeral=True, waiting=int(waiting)
+    )
+
+
+def _semaphore(told: dict[str, Any]) -> SemaphoreDescription:
+    limit, held, waiting = int(told["limit"]), int(told["holders"]), int(told["waiters"])
+    return SemaphoreDescription(told["key"], b"", limit, held, ephemeral=False, waiting=waiting)
+
+
+def _check_node(path: str) -> None:
+    if path != DEFAULT_NODE:
+        raise cannot(f"have another node than {DEFAULT_NODE}", path)
+
+
+def _words(error: Exception | None) -> str:
+    return "not reached yet" if error is None else str(error) or type(error).__name__

@@ -1,0 +1,477 @@
+"""One request for a key: from its place in this program's line to its end.
+
+Its standing, and what moves it on::
+
+    NEW        its turn has not come, or there is no connection     -> TRYING
+    TRYING     asked for at once, on the shared connection          -> PROVING, JOINING, GONE
+    JOINING    about to enter the queue, on a connection of its own -> WAITING, PROVING, GONE
+    WAITING    in the server's queue                                -> PROVING
+    PROVING    granted; if its proof is old, it is being renewed    -> HELD
+    HELD       its session has been told                            -> GONE
+    LEAVING    it is being released, or is leaving the queue        -> GONE
+
+Whatever is not wanted any more (`withdraw`, its timeout, the end of its session) leaves from where
+it stands: at once, or when the answer that is under way has come. A lost connection sends who does
+not hold yet back to TRYING or JOINING, and is the end of what is held or leaving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from tenure.engines.contract import Enqueued, Place, Removal
+from tenure.engines.dflockd.dialing import Kind
+from tenure.errors import EngineError, InvalidArgument, TenureError, Unsupported
+from tenure.model import UNCHANGED, Unchanged
+from tenure.wire.lines import asking
+from tenure.wire.lines.replies import Reply, fence_of
+
+if TYPE_CHECKING:
+    from tenure.engines.dflockd.connection import Connection
+    from tenure.engines.dflockd.line import Step
+    from tenure.engines.dflockd.session import DflockdSession
+    from tenure.engines.dflockd.shard import Shard
+
+__all__ = ["FOR_EVER", "Hold", "Standing"]
+
+FOR_EVER = 1_000_000_000
+"""Seconds; the protocol has no waiting without an end."""
+
+REJOIN_PAUSE = 0.25
+"""Seconds before somebody joins again whom the server has sent away."""
+
+PARTING = 1.0
+"""Seconds within which a server notices that a waiter has left."""
+
+
+class Standing(Enum):
+    """Where a request is in its life; the module's text has the transitions."""
+
+    NEW = "new"
+    TRYING = "trying"
+    JOINING = "joining"
+    WAITING = "waiting"
+    PROVING = "proving"
+    HELD = "held"
+    LEAVING = "leaving"
+    GONE = "gone"
+
+
+NEW, TRYING, JOINING, WAITING, PROVING, HELD, LEAVING, GONE = Standing
+
+
+class Hold:
+    """One request.
+
+    Args:
+        limit: of the semaphore; 1 for a mutex.
+        timeout: seconds to wait; 0: granted at once or not at all; ``None``: for ever.
+
+    Attributes:
+        answer: the future that `enqueue` gave to the caller.
+        token: what the server knows it by while it is held.
+    """
+
+    def __init__(
+        self,
+        session: DflockdSession,
+        shard: Shard,
+        number: int,
+        name: str,
+        limit: int,
+        timeout: float | None,
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.standing = NEW
+        self.token = ""
+        self.connection: Connection | None = None
+        self.order_id: int | None = None
+        self.answer: asyncio.Future[Enqueued] = session.loop.create_future()
+        self._session = session
+        self._shard = shard
+        self._limit = None if limit == 1 else limit
+        self._at_once = timeout == 0
+        self._sent = 0.0
+        self._answered = False
+        self._unwanted = False
+        self._refused: Reply | None = None
+        self._gone: list[asyncio.Future[None]] = []
+        self._step: Step = self  # what it stands in line with
+        self._waits: float | Unchanged | None = UNCHANGED  # what it is to be given once it waits
+        self._timer: asyncio.TimerHandle | None = None
+        self._later: asyncio.TimerHandle | None = None
+        if timeout:
+            self._timer = session.loop.call_later(timeout, self._timed_out)
+
+    def __repr__(self) -> str:
+        return f"<hold {self.number} of {self.name!r} {self.standing.value}>"
+
+    # Its turn in the line
+
+    def begin(self) -> None:
+        """Get in line."""
+        self._shard.lines.join(self.name, self)
+
+    def turn(self) -> None:
+        """Its turn has come: to ask, or to leave."""
+        if self.standing is LEAVING:
+            self._leave_server()
+        else:
+            self.go()
+
+    def _settled(self) -> None:
+        """The next in line may go on."""
+        self._shard.lines.done(self.name, self._step)
+
+    # Asking
+
+    def go(self) -> None:
+        """Try, as soon as there is a connection."""
+        shared, shard = self._shard.shared, self._shard
+        self.standing = NEW
+        if shared is None:
+            shard.want_shared(self)
+            return
+        if self._limit is not None and shard.kind is Kind.PLAIN:
+            self._fail(
+                Unsupported(
+                    f"the dflockd server at {shard} has no semaphores; dflockd 1.0 and newer and "
+                    "tenure's own server have",
+                    node=self._session.node,
+                    name=self.name,
+                )
+            )
+            return
+        self.standing = TRYING
+        self._use(shared)
+        request = asking.acquire(self.name, 0, self._session.lease, limit=self._limit)
+        shared.ask(request, self._tried)
+
+    def _tried(self, reply: Reply) -> None:
+        if reply.status == "ok" and reply.token:
+            self._got(reply)
+            return
+        self._disuse()
+        if self._unwanted or (reply.status == "timeout" and self._at_once):
+            self._finish()
+        elif reply.status == "timeout":
+            self._join()
+        elif reply.status == "error_draining":
+            self._soon(self.go)
+        else:
+            self._fail(self._error_of(reply))
+
+    def _join(self) -> None:
+        """Enter the queue, or enter it anew."""
+        self._later = None
+        self.standing = JOINING
+        if self._unwanted:
+            self._finish()
+        else:
+            self._shard.want_own(self)
+
+    def _again(self) -> None:
+        """What had been granted is not any more, and nobody has been told."""
+        if self._at_once:
+            self.go()
+        else:
+            self._join()
+
+    def _soon(self, step: Callable[[], None]) -> None:
+        """The server has sent it away: go on after a moment."""
+        self.standing = NEW
+        self._later = self._session.loop.call_later(REJOIN_PAUSE, step)
+
+    def take(self, connection: Connection) -> None:
+        """Here is a connection of its own."""
+        self._use(connection)
+        self._refused = None
+        lease, limit = self._session.lease, self._limit
+        connection.ask(asking.enqueue(self.name, lease, limit=limit), self._enqueued)
+        wait = asking.wait(self.name, FOR_EVER, counted=limit is not None)
+        connection.ask(wait, self._waited, blocking=True)
+
+    def _enqueued(self, reply: Reply) -> None:
+        if reply.status == "queued":
+            self.standing = WAITING
+            self._tell_place(Place.WAITING)
+            if self._unwanted:
+                self._leave()
+            else:
+                self._settled()
+            if self._waits is not UNCHANGED:
+                self.wait_no_longer_than(self._waits)
+        elif reply.status != "acquired":
+            self._refused = reply  # so that the reply to `wait` means nothing
+
+    def _waited(self, reply: Reply) -> None:
+        if self.standing is LEAVING and self._shard.lines.has_turn(self.name, self._step):
+            return  # the connection is being closed, and gives back what this says
+        if reply.status == "ok" and reply.token:
+            self._got(reply)
+            return
+        connection = self._disuse()
+        refused = self._refused
+        if refused is not None and refused.status != "error_draining":
+            self._shard.give_back(connection)
+            self._fail(self._error_of(refused))
+        else:
+            self._shard.drop(connection)
+            if self._unwanted:
+                self._finish()
+            else:
+                self._soon(self._join)
+
+    def _got(self, reply: Reply) -> None:
+        """The server has granted it."""
+        self.token = reply.token
+        if self._shard.kind is Kind.FENCING:
+            self.order_id = fence_of(reply.token)
+        if self.standing is LEAVING:
+            return  # its turn to be released will come
+        self.standing = PROVING
+        if self._unwanted:
+            self._leave()
+        elif self._session.covers(self._sent):
+            self._grant()
+        else:
+            self._sent = self._session.clock.now()
+            assert self.connection is not None
+            self.connection.ask(self.renewal(self.token), self._proved)
+
+    def _proved(self, reply: Reply) -> None:
+        if self.standing is LEAVING:
+            return
+        if reply.status == "ok":
+            self._grant()
+        else:  # it was over before anybody was told
+            self.token = ""
+            connection = self._disuse()
+            if connection is not self._shard.shared:
+                self._shard.give_back(connection)
+            self._again()
+
+    def _grant(self) -> None:
+        self.standing = HELD
+        self._stop_timers()
+        if self._answered:
+            self._session.events.granted(self.number, self.order_id)
+        else:
+            self._tell_place(Place.GRANTED)
+        self._settled()
+
+    def renewal(self, token: str) -> bytes:
+        """The request that renews what is held by that token."""
+        counted = self._limit is not None
+        return asking.renew(self.name, token, self._session.lease, counted=counted)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it is given up."""
+        return self._unwanted or self.standing is GONE
+
+    # Answers
+
+    def _tell_place(self, place: Place) -> None:
+        if not self._answered:
+            self._answered = True
+            order_id = self.order_id if place is Place.GRANTED else None
+            if not self.answer.done():
+                self.answer.set_result(Enqueued(place, order_id))
+
+    def _fail(self, error: TenureError) -> None:
+        """The server does not take it."""
+        if self._answered:  # it had, once
+            self._session.events.removed(self.number, Removal.LAPSED)
+        else:
+            self._answered = True
+            if not self.answer.done():
+                self.answer.set_exception(error)
+        self._finish()
+
+    def _error_of(self, reply: Reply) -> TenureError:
+        session, shard = self._session, self._shard
+        if reply.status == "error_limit_mismatch":
+            return InvalidArgument(
+                f"{self.name!r} is in use on the dflockd server at {shard} with another limit "
+                f"than {self._limit or 1} (a mutex has 1); use another name for one of the two, or "
+                "the same limit",
+                node=session.node,
+                name=self.name,
+            )
+        why = {
+            "error_max_locks": "it has as many keys as it may have (its --max-locks)",
+            "error_max_waiters": "as many wait for it as may (its --max-waiters)",
+        }.get(reply.status, f"it says {reply.status!r}")
+        return EngineError(
+            f"the dflockd server at {shard} does not take the request for {self.name!r}: {why}",
+            node=session.node,
+            name=self.name,
+        )
+
+    # Leaving
+
+    def withdraw(self) -> asyncio.Future[None] | None:
+        """Leave the queue, or release; returns what tells that it is done, unless it is."""
+        if self.standing is GONE:
+            return None
+        gone: asyncio.Future[None] = self._session.loop.create_future()
+        self._gone.append(gone)
+        if self._answered or self._shard.shared is None or self._session.over:
+            self._give_up()
+        else:  # it takes its course first, as others see it
+            self._shard.lines.join(self.name, _Departure(self))
+        return gone if self.standing is not GONE else None
+
+    def depart(self, step: Step) -> None:
+        """Leave, in the turn of that step."""
+        if self.standing is GONE:
+            self._shard.lines.done(self.name, step)
+        elif self.standing is LEAVING:  # its time was over, and it stands in line for that
+            self._shard.lines.leave(self.name, self)
+            self._step = step
+            self._leave_server()
+        else:
+            self._step = step
+            self._give_up()
+
+    def wait_no_longer_than(self, timeout: float | None) -> None:
+        """Change for how long it waits, from now on."""
+        if self.standing in {HELD, LEAVING, GONE}:
+            return
+        if not self._answered:
+            self._waits = timeout
+            return
+        self._waits = UNCHANGED
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if timeout is not None:
+            self._timer = self._session.loop.call_later(timeout, self._timed_out)
+
+    def _timed_out(self) -> None:
+        self._timer = None
+        if self.standing in {PROVING, HELD, LEAVING, GONE}:
+            return
+        if self._answered:
+            self._session.events.removed(self.number, Removal.TIMED_OUT)
+        else:
+            self._tell_place(Place.REFUSED)
+        self._give_up()
+
+    def _give_up(self) -> None:
+        if not self._unwanted:
+            self._unwanted = True
+            self._stop_timers()
+            self._leave()
+
+    def _leave(self) -> None:
+        """Leave from where it stands, unless an answer must come first."""
+        if self.standing is NEW or (self.standing is JOINING and self.connection is None):
+            self._finish()
+        elif self.standing in {WAITING, HELD, PROVING}:
+            self.standing = LEAVING
+            if self._shard.lines.has_turn(self.name, self._step):
+                self._leave_server()
+            else:
+                self._step = self
+                self._shard.lines.join(self.name, self)
+
+    def _leave_server(self) -> None:
+        """Release it, or close the connection on which it waits."""
+        connection = self.connection
+        if connection is None:
+            self._finish()
+        elif self.token:
+            counted = self._limit is not None
+            request = asking.release(self.name, self.token, counted=counted)
+            connection.ask(request, self._released)
+        else:
+            self.connection = None
+            patience = 0.0 if self._shard.kind is Kind.PLAIN else PARTING
+            connection.part(lambda: self._parted(connection), patience)
+
+    def _released(self, _: Reply) -> None:
+        # An error says that it was not held any more, which is as well.
+        connection = self._disuse()
+        if connection is not self._shard.shared:
+            self._shard.give_back(connection)
+        self._finish()
+
+    def _parted(self, connection: Connection) -> None:
+        self._shard.parted(connection)
+        self._finish()
+
+    def cut(self, why: str) -> None:  # noqa: ARG002  the shard has logged it
+        """The connection is lost."""
+        connection, self.connection = self.connection, None
+        self.token, self.order_id = "", None
+        if connection is not None and connection is not self._shard.shared:
+            self._shard.parted(connection)
+        if self.standing is HELD:
+            self._session.events.removed(self.number, Removal.CUT_OFF)
+            self._finish()
+        elif self.standing is LEAVING or self._unwanted:
+            self._finish()
+        elif self.standing is TRYING:
+            self.go()
+        else:
+            self._again()
+
+    def forgotten(self, token: str) -> None:
+        """The server says that it does not know that token."""
+        if self.standing is HELD and self.token == token:
+            connection = self._disuse()
+            if connection is not self._shard.shared:
+                self._shard.give_back(connection)
+            self._session.events.removed(self.number, Removal.LAPSED)
+            self._finish()
+
+    def _finish(self) -> None:
+        """It is out of everything."""
+        if self.standing is GONE:
+            return
+        self.standing = GONE
+        self.token = ""
+        self._stop_timers()
+        self._shard.forget(self)
+        self._session.holds.pop(self.number, None)
+        if self.connection is not None:
+            self._disuse()
+        self._tell_place(Place.REFUSED)
+        for gone in self._gone:
+            if not gone.done():
+                gone.set_result(None)
+        self._shard.lines.leave(self.name, self)
+        self._settled()
+
+    def _stop_timers(self) -> None:
+        for timer in (self._timer, self._later):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._later = None
+
+    def _use(self, connection: Connection) -> None:
+        self.connection = connection
+        self._sent = self._session.clock.now()
+        connection.users[self] = None
+
+    def _disuse(self) -> Connection:
+        connection, self.connection = self.connection, None
+        assert connection is not None
+        connection.users.pop(self, None)
+        return connection
+
+
+class _Departure:
+    """A place in line for leaving, of a request whose own turn is not over."""
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
+
+    def turn(self) -> None:
+        self._hold.depart(self)

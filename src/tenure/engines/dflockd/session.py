@@ -1,0 +1,393 @@
+"""One session: what one program holds and waits for, and the proof that it lives.
+
+dflockd knows no sessions. This one lives as long as it is renewed within its window, which is also
+the lease of everything that is held through it, in whole seconds. Its proof is that of the hold
+that was proven first; while it holds nothing, there is nothing that could expire.
+
+A server also closes a connection on which it has heard nothing for its read timeout. So a proof is
+worth no more than that, however long the window is: it counts as older by the difference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tenure.core import rules
+from tenure.engines.contract import Answer, Attach, Enqueued, SessionEvents
+from tenure.engines.dflockd.hold import HELD, PROVING, Hold
+from tenure.engines.dflockd.refusals import cannot
+from tenure.errors import (
+    LeaseReleased,
+    SemaphoreBusy,
+    SemaphoreExists,
+    SemaphoreNotFound,
+    SessionExpired,
+    TenureError,
+)
+from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, SemaphoreDescription, Unchanged
+from tenure.wire.lines import asking
+from tenure.wire.lines.replies import Reply
+from tenure.wire.lines.rules import is_key
+
+if TYPE_CHECKING:
+    from tenure.engines.dflockd.connection import Connection
+    from tenure.engines.dflockd.engine import DflockdEngine
+
+__all__ = ["DflockdSession"]
+
+_KEY_BYTES = 255
+"""The most bytes of a key that every server takes: early ones count the end of the line."""
+
+
+class DflockdSession:
+    """What the contract calls a session.
+
+    Attributes:
+        holds: its requests that are not over.
+        lease: seconds for which the servers give it what it asks for.
+    """
+
+    attach_number = 1
+
+    def __init__(
+        self, engine: DflockdEngine, how: Attach, events: SessionEvents, number: int, at: float
+    ) -> None:
+        self.id = number
+        self.node = how.node
+        self.window = how.recovery_window
+        self.lease = math.ceil(how.recovery_window)
+        self.events = events
+        self.clock = engine.clock
+        self.loop = engine.loop
+        self.holds: dict[int, Hold] = {}
+        self.over = False
+        self._why_over: TenureError | None = None
+        self._engine = engine
+        self._proved = at  # when it was last proven, as if there were no read timeout
+        self._asked = at
+        self._older = max(0.0, self.window - engine.address.read_timeout)
+        self._detached = False
+        self._again: asyncio.TimerHandle | None = None
+        self._closing: list[asyncio.Future[None]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<session {self.id}{' (over)' if self.over else ''}>"
+
+    # Proof
+
+    def tell_proof(self, at: float) -> None:
+        """It was proven, by what was sent then. From any thread."""
+        self._proved = max(self._proved, at)
+        if not self.over:
+            self.events.proven(at - self._older)
+
+    def covers(self, sent: float) -> bool:
+        """Whether what was granted in answer to what was sent then is as fresh as the proof."""
+        return sent >= self._asked and self.clock.now() - sent < self.window / 6
+
+    def renew(self) -> None:
+        if self.over or self._detached:
+            return
+        engine = self._engine
+        if engine.is_in_loop():
+            self._renew()
+            if engine.address.renew_ratio is not None:
+                self._renew_again_at(self._asked + self.window / 2)
+        else:
+            engine.aside.listen(self._renew())
+
+    def _renew(self) -> list[Connection]:
+        """Send what proves; returns over which connections."""
+        self._asked = at = self.clock.now()
+        held = [
+            (hold, hold.token, hold.connection)
+            for hold in list(self.holds.values())
+            if hold.standing in {PROVING, HELD}
+        ]
+        renewal = _Renewal(self, at, len(held))
+        used = []
+        for hold, token, connection in held:
+            if connection is None or not token:
+                renewal.answered()
+                continue
+            used.append(connection)
+            heard = partial(renewal.heard, hold, token)
+            connection.ask(hold.renewal(token), heard, aside=True)
+        if not held:
+            self.tell_proof(at)
+        return used
+
+    def _renew_again_at(self, until: float) -> None:
+        """Renew more often than one is asked to, as the URL says; not for ever."""
+        ratio = self._engine.address.renew_ratio
+        assert ratio is not None
+
+        def again() -> None:
+            if not self.over and not self._detached and self.clock.now() < until:
+                self._renew()
+                self._renew_again_at(until)
+
+        if self._again is not None:
+            self._again.cancel()
+        self._again = self.loop.call_later(ratio * self.lease, again)
+
+    @property
+    def expires_at(self) -> float:
+        """When it is over unless it is renewed."""
+        return self._proved + self.window
+
+    def expire(self) -> None:
+        """It was not renewed."""
+        self._end(
+            SessionExpired(
+                f"the session on {self.node} is over: it was not renewed within its window of "
+                f"{self.window:g} s",
+                node=self.node,
+            )
+        )
+
+    # The end
+
+    async def close(self) -> None:
+        left = self._leave()
+        if left:
+            await asyncio.wait(left)
+
+    async def detach(self) -> None:
+        """It keeps what it has until its window is over, or the engine is closed."""
+        if not self.over and not self._detached:
+            self._renew()
+            self._detached = True
+            self._proved = self.clock.now()
+
+    def _leave(self) -> list[asyncio.Future[None]]:
+        """Give everything back; what the servers do not answer is cut off."""
+        if self._closing is None:
+            self.over = True
+            self._engine.forget(self)
+            if self._again is not None:
+                self._again.cancel()
+            leaving = [hold.withdraw() for hold in list(self.holds.values())]
+            self._closing = [each for each in leaving if each is not None]
+            if self._closing:
+                cutting = self.loop.call_later(self._engine.address.patience, self._cut_off)
+                waiting = asyncio.gather(*self._closing)
+                waiting.add_done_callback(lambda _: cutting.cancel())
+        return [each for each in self._closing if not each.done()]
+
+    def _cut_off(self) -> None:
+        for hold in list(self.holds.values()):
+            if hold.connection is not None:
+                hold.connection.lose("the server did not answer when a session was closed")
+
+    def _end(self, error: SessionExpired) -> None:
+        if not self.over:
+            self._why_over = error
+            self._leave()
+            if not self._detached:
+                self.events.ended(error)
+
+    def check(self) -> None:
+        """Raise why it is over, if it is."""
+        if self.over:
+            raise self._why_over or SessionExpired(
+                f"the session on {self.node} is over", node=self.node
+            )
+
+    # Semaphores
+
+    async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        self.check()
+        check_name(name, self.node)
+        rules.check_limit(limit, self.node, name)
+        rules.check_data(data, self.node, name)
+        if data:
+            raise cannot("give a semaphore data", self.node, name)
+        asking.check_limit(limit)
+        known = self._engine.limits.get(name)
+        if known is None:
+            known = await self._limit_in_use(name)
+        if known is not None and (known != limit or not exist_ok):
+            raise SemaphoreExists(
+                f"{name!r} on {self.node} exists already, with limit {known}",
+                node=self.node,
+                name=name,
+                limit=known,
+            )
+        self._engine.limits[name] = limit
+
+    async def _limit_in_use(self, name: str) -> int | None:
+        for found in await self._engine.stats_of(self._engine.shard_of(name)):
+            if found.name == name and (found.held or found.waiting):
+                return 1 if found.ephemeral else found.limit
+        return None
+
+    async def update_semaphore(self, name: str, data: bytes) -> None:
+        self.check()
+        check_name(name, self.node)
+        rules.check_data(data, self.node, name)
+        raise cannot("give a semaphore data", self.node, name)
+
+    async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        self.check()
+        check_name(name, self.node)
+        if force:
+            raise cannot("take a semaphore from those who hold it", self.node, name)
+        if await self._limit_in_use(name) is not None:
+            raise SemaphoreBusy(
+                f"{name!r} on {self.node} has owners or waiters; release it first",
+                node=self.node,
+                name=name,
+            )
+        if self._engine.limits.pop(name, None) is None:
+            raise self._not_declared(name)
+
+    async def describe_semaphore(
+        self, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        self.check()
+        check_name(name, self.node)
+        if owners or waiters:
+            raise cannot("tell who holds and who waits", self.node, name)
+        for found in await self._engine.stats_of(self._engine.shard_of(name)):
+            if found.name == name:
+                return found
+        limit = self._engine.limits.get(name)
+        if limit is None:
+            raise self._not_declared(name)
+        return SemaphoreDescription(name, b"", limit, 0, ephemeral=False, waiting=0)
+
+    def _not_declared(self, name: str) -> SemaphoreNotFound:
+        return SemaphoreNotFound(
+            f"there is no semaphore {name!r} on {self.node} as far as this program knows; say its "
+            "limit with create(limit, exist_ok=True): dflockd keeps limits only with requests",
+            node=self.node,
+            name=name,
+        )
+
+    # Requests
+
+    def enqueue(
+        self,
+        hold: int,
+        name: str,
+        count: int,
+        data: bytes,
+        *,
+        timeout: float | None,
+        ephemeral: bool,
+    ) -> Answer[Enqueued]:
+        if self.over:
+            self.check()
+        if timeout is not None:
+            rules.check_timeout(timeout, self.node, name)
+        check_name(name, self.node)
+        if data != b"":
+            rules.check_data(data, self.node, name)
+            raise cannot("carry a request's data", self.node, name)
+        limit = self._limit_of(name, count, ephemeral=ephemeral)
+        asked = Hold(self, self._engine.shard_of(name), hold, name, limit, timeout)
+        self.holds[hold] = asked
+        asked.begin()
+        return asked.answer
+
+    def _limit_of(self, name: str, count: int, *, ephemeral: bool) -> int:
+        limit = self._engine.limits.get(name)
+        if ephemeral:
+            if limit is not None:
+                rules.check_kind(True, False, self.node, name)
+            rules.check_count(count, EPHEMERAL_LIMIT, self.node, name)
+            if count != EPHEMERAL_LIMIT:
+                raise cannot("share an ephemeral semaphore", self.node, name)
+            return 1
+        if limit is None:
+            raise self._not_declared(name)
+        rules.check_count(count, limit, self.node, name)
+        if count != 1:
+            raise cannot("give more than one token to a request", self.node, name)
+        return limit
+
+    def alter(
+        self,
+        hold: int,
+        *,
+        count: int | None,
+        data: bytes | None,
+        timeout: float | Unchanged | None = UNCHANGED,
+    ) -> Answer[None]:
+        self.check()
+        asked = self.holds.get(hold)
+        if asked is None or asked.is_leaving:
+            raise LeaseReleased(f"the request on {self.node} is over", node=self.node)
+        if data is not None and data != b"":
+            rules.check_data(data, self.node, asked.name)
+            raise cannot("carry a request's data", self.node, asked.name)
+        if count is not None:
+            whole = asked.name not in self._engine.limits
+            most = EPHEMERAL_LIMIT if whole else 1
+            rules.check_shrink(count, most, most, self.node, asked.name)
+            if count != most:
+                raise cannot("shrink a request", self.node, asked.name)
+        if timeout is not UNCHANGED:
+            rules.check_timeout(timeout, self.node, asked.name)
+            asked.wait_no_longer_than(timeout)
+        return None
+
+    def withdraw(self, hold: int) -> Answer[None]:
+        asked = self.holds.get(hold)
+        return None if asked is None else asked.withdraw()
+
+    def watch(
+        self,
+        name: str,
+        *,
+        data: bool,  # noqa: ARG002  it cannot, whatever is asked for
+        owners: bool,  # noqa: ARG002
+        changed: Callable[[], None],  # noqa: ARG002
+    ) -> Callable[[], None]:
+        raise cannot("tell of changes", self.node, name)
+
+
+class _Renewal:
+    """What was sent at one time to prove a session, and how much of it has not been answered."""
+
+    def __init__(self, session: DflockdSession, at: float, unanswered: int) -> None:
+        self._session = session
+        self._at = at
+        self._unanswered = unanswered
+        self._lock = threading.Lock()
+
+    def heard(self, hold: Hold, token: str, reply: Reply) -> None:
+        """What a server says of one hold, or that its connection is lost. From any thread."""
+        if reply.status.startswith("error"):
+            self._session.loop.call_soon_threadsafe(hold.forgotten, token)
+        self.answered()
+
+    def answered(self) -> None:
+        """One less."""
+        with self._lock:
+            self._unanswered -= 1
+            is_last = self._unanswered == 0
+        if is_last:
+            self._session.tell_proof(self._at)
+
+
+def check_name(name: str, node: str) -> None:
+    """A name that every dflockd server takes.
+
+    Raises:
+        InvalidArgument: no engine takes it.
+        Unsupported: it is no key of dflockd's.
+    """
+    rules.check_name(name, node)
+    if not is_key(name) or len(name.encode()) > _KEY_BYTES:
+        raise cannot(
+            f"lock {name[:80]!r}: its keys have no white space, and at most {_KEY_BYTES} bytes",
+            node,
+            name,
+        )

@@ -1,0 +1,252 @@
+"""One server, and all connections of one program to it.
+
+One connection is shared: keys are tried for on it, and what was free at once is held on it. It is
+dialled anew whenever it is lost. The others are each in the hands of one hold, or idle for a while.
+
+All tasks here are the shard's own: `stop` ends them, and waits for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from tenure.clock import Clock
+from tenure.engines.dflockd.connection import Connection
+from tenure.engines.dflockd.dialing import Kind, dial, kind_of
+from tenure.engines.dflockd.line import Lines
+from tenure.engines.dflockd.url import Address, Place
+from tenure.wire.lines import asking
+from tenure.wire.lines.replies import Reply
+
+if TYPE_CHECKING:
+    from tenure.engines.dflockd.hold import Hold
+
+__all__ = ["Shard"]
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+"""Seconds between two attempts to connect: at first, and at the most."""
+
+IDLE = 10.0
+"""Seconds for which a connection is kept that holds nothing."""
+
+_UNKNOWN_TOKEN = "0" * 32
+_log = logging.getLogger("tenure")
+
+
+class Shard:
+    """One server.
+
+    Attributes:
+        kind: what it can do; ``None`` until it has been reached.
+        shared: the connection that all share, while there is one.
+        failure: why the latest attempt to connect failed; ``None`` when it did not.
+        tried: set when the first attempt to connect has ended.
+        lines: the order of what is asked for there.
+    """
+
+    def __init__(self, address: Address, place: Place, clock: Clock) -> None:
+        self.kind: Kind | None = None
+        self.shared: Connection | None = None
+        self.failure: OSError | None = None
+        self.tried = asyncio.Event()
+        self.came_up = asyncio.Event()
+        self.lines = Lines()
+        self._address = address
+        self._place = place
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._wanting: dict[Hold, None] = {}
+        self._waiting: dict[Hold, None] = {}  # for a connection of their own
+        self._own: set[Connection] = set()
+        self._idle: list[tuple[float, Connection]] = []
+        self._dialling = 0
+        self._lost = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    def __str__(self) -> str:
+        return f"{self._place[0]}:{self._place[1]}"
+
+    @property
+    def own(self) -> int:
+        """How many connections there are beside the shared one."""
+        return len(self._own)
+
+    def start(self) -> None:
+        """Connect, now and whenever the connection is lost."""
+        self._begin(self._keep_connected())
+
+    async def stop(self) -> None:
+        """Close everything. Safe to call twice."""
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for connection in self.connections():
+            connection.hang_up()
+        self.shared = None
+        self._own.clear()
+        self._idle.clear()
+
+    def connections(self) -> list[Connection]:
+        """All that there are."""
+        return [*([] if self.shared is None else [self.shared]), *self._own]
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # The shared connection
+
+    def want_shared(self, hold: Hold) -> None:
+        """Have `hold.go` called when the connection is there."""
+        self._wanting[hold] = None
+
+    def forget(self, hold: Hold) -> None:
+        """It wants no connection any more."""
+        self._wanting.pop(hold, None)
+        self._waiting.pop(hold, None)
+
+    async def _keep_connected(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                connection = await dial(self._address, self._place, self._clock)
+                self.kind, connection = await kind_of(
+                    self._address, self._place, self._clock, connection
+                )
+            except OSError as error:  # all that dialling raises is one
+                self._failed(error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                continue
+            pause = FIRST_PAUSE
+            self.failure = None
+            await self._serve_until_lost(connection)
+
+    async def _serve_until_lost(self, connection: Connection) -> None:
+        self._lost.clear()
+        connection.users[self] = None
+        self.shared = connection
+        self.tried.set()
+        self.came_up.set()
+        if connection.lost:
+            self.cut("it was closed")
+        wanting, self._wanting = self._wanting, {}
+        for hold in wanting:
+            hold.go()
+        await self._lost.wait()
+
+    def cut(self, why: str) -> None:
+        """The shared connection is lost."""
+        _log.info("the connection to the dflockd server at %s is lost: %s", self, why)
+        self.shared = None
+        self.came_up.clear()
+        self._lost.set()
+
+    def _failed(self, error: OSError) -> None:
+        if self.failure is None:
+            _log.info("the dflockd server at %s cannot be reached: %s", self, error)
+        self.failure = error
+        self.tried.set()
+
+    # Connections of one's own
+
+    def want_own(self, hold: Hold) -> None:
+        """Have `hold.take` called with a connection that holds nothing."""
+        self._waiting[hold] = None
+        self._hand_out()
+
+    def give_back(self, connection: Connection) -> None:
+        """It holds nothing any more, and every request on it has been answered."""
+        if connection.lost or self._stopping or not connection.is_resting:
+            self.drop(connection)
+            return
+        connection.users.clear()
+        self._idle.append((self._clock.now(), connection))
+        self._hand_out()
+
+    def drop(self, connection: Connection) -> None:
+        """It is of no use any more."""
+        connection.hang_up()
+        self._own.discard(connection)
+        self._hand_out()
+
+    def parted(self, connection: Connection) -> None:
+        """It has been closed by both sides."""
+        self._own.discard(connection)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._waiting and not self._stopping:
+            while self._idle:
+                _, connection = self._idle.pop()
+                if not connection.lost:
+                    break
+                self._own.discard(connection)
+            else:
+                break
+            hold = next(iter(self._waiting))
+            del self._waiting[hold]
+            hold.take(connection)
+        most = self._address.connections - 1
+        while self._dialling < min(len(self._waiting), most - len(self._own)) and (
+            not self._stopping
+        ):
+            self._dialling += 1
+            self._begin(self._dial())
+
+    async def _dial(self) -> None:
+        pause = FIRST_PAUSE
+        try:
+            while self._waiting:
+                try:
+                    connection = await dial(self._address, self._place, self._clock)
+                except OSError as error:
+                    self._failed(error)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE)
+                    continue
+                self.failure = None
+                self._own.add(connection)
+                self._idle.append((self._clock.now(), connection))
+                break
+        finally:
+            self._dialling -= 1
+        self._hand_out()
+
+    # Upkeep
+
+    def look_after(self) -> None:
+        """Give up who does not answer, and keep alive whoever would be taken for dead."""
+        now, quiet = self._clock.now(), self._address.read_timeout / 3.3
+        for connection in self.connections():
+            if connection.is_silent(self._address.patience):
+                connection.lose(f"the server did not answer within {self._address.patience:g} s")
+            elif connection.lost:
+                self._own.discard(connection)
+            elif now >= connection.last_sent + quiet and not connection.is_blocked:
+                connection.ask(self.sign_of_life, _ignore)
+        kept = [each for each in self._idle if now - each[0] < IDLE and not each[1].lost]
+        dropped = [each[1] for each in self._idle if each not in kept]
+        self._idle = kept
+        for connection in dropped:
+            self.drop(connection)
+        if self._waiting:
+            self._hand_out()
+
+    @property
+    def sign_of_life(self) -> bytes:
+        """A request that changes nothing, and after which the connection stays open."""
+        if self.kind is Kind.FENCING:
+            return asking.PING
+        return asking.renew("_", _UNKNOWN_TOKEN)
+
+
+def _ignore(reply: Reply) -> None:
+    """That there is one is all that counts."""
