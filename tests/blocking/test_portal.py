@@ -92,6 +92,35 @@ def test_threads_that_connect_and_close_do_not_meet(url: str) -> None:
     assert loop_threads() == 0
 
 
+def test_a_call_that_the_last_turn_of_the_thread_carries_out_starts_none(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, portal = blocking.connect(url), the_portal()
+    released = client.mutex("a").lock()
+    released.release()
+    ensure_running = portal._ensure_running
+    turning, ended = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        turning.set()
+        ended.wait(30)
+
+    def be_late(call: Call | None = None) -> None:
+        ended.set()
+        until(lambda: not portal._calls)  # the thread has carried it out, and ends
+        ensure_running(call)
+
+    portal._post(stay)
+    turning.wait(30)
+    portal._discard(client._twin)  # nobody needs the thread any more, which is in its last turn
+    monkeypatch.setattr(portal, "_ensure_running", be_late)
+    released.release()
+    monkeypatch.undo()
+    until(lambda: loop_threads() == 0)
+    client.close()
+    until(lambda: loop_threads() == 0)
+
+
 def test_calls_that_race_with_the_last_close_are_answered(url: str) -> None:
     for _ in range(50):
         client = blocking.connect(url)

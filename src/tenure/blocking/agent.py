@@ -138,6 +138,7 @@ class Agent:
         call.abandoned = True
         if call.over:
             call.settle()
+            self._finished(call)  # the thread may have been started for this
         elif self._call is call:
             self._cancel()
         elif call.gives_back:  # the thread was interrupted before it was taken

@@ -11,6 +11,7 @@ Rules:
   loop, and from a forked child.
 * `_lock` guards whether the thread runs. A call announces itself in `_calls` before it looks for
   the thread; whoever ends the thread does it the other way round. So no call is left waiting.
+  One that comes while the thread ends may be carried out by its last turn: then it needs no other.
 * The thread is a daemon, and the interpreter's exit closes what is open (`_at_exit`), within
   `EXIT_PATIENCE`: a client that somebody forgot cannot hang the exit.
 * After a fork the child forgets the parent's portal, and never closes its loop, whose selector
@@ -310,7 +311,7 @@ class Portal:
             self._inbox.append((agent.take, call))
             self._bell.ring()
             if self._thread is None:
-                self._ensure_running()
+                self._ensure_running(call)
             while not call.over:  # an earlier call that was interrupted may have rung too
                 agent.bell.wait()
             if call.error is None:
@@ -429,9 +430,10 @@ class Portal:
 
     # The thread
 
-    def _ensure_running(self) -> None:
+    def _ensure_running(self, call: Call | None = None) -> None:
+        """Start the thread, unless it runs; or that call is over, and nobody would end it again."""
         with self._lock:
-            if self._thread is not None:
+            if self._thread is not None or (call is not None and call.over):
                 return
             thread = _LoopThread(self._loop, self._before)
             self._interval_before = sys.getswitchinterval()
