@@ -27,7 +27,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tenure.engines.contract import Enqueued, Place, Removal
+from tenure.engines.contract import Enqueued, Place, Removal, when_answered
 from tenure.errors import (
     InvalidArgument,
     LeaseLost,
@@ -216,7 +216,7 @@ class Lease:
             if answer is None:
                 self._altered(count, None)
             else:
-                answer.add_done_callback(partial(self._altered, count))
+                when_answered(answer, partial(self._altered, count))
                 if not await session._until_answered(answer):
                     raise session._end_error()
                 answer.result()

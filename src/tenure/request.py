@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from tenure.durations import Duration, seconds
-from tenure.engines.contract import Enqueued, Place, Removal
+from tenure.engines.contract import Enqueued, Place, Removal, when_answered
 from tenure.errors import (
     AcquireTimeout,
     InvalidArgument,
@@ -177,7 +177,7 @@ def _send(session: Session, wanted: Wanted, timeout: float | None) -> Lease:
             return lease
         lease._answer(answer)
     else:
-        answer.add_done_callback(partial(_answered, lease))
+        when_answered(answer, partial(_answered, lease))
     lease._asked_at = session._clock.now()
     return lease
 

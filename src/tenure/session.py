@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from tenure import fork
 from tenure.clock import Clock
 from tenure.election import Election
-from tenure.engines.contract import Attach, EngineSession, Enqueued, Place, Removal
+from tenure.engines.contract import Attach, EngineSession, Enqueued, Place, Removal, when_answered
 from tenure.errors import (
     EngineError,
     InvalidArgument,
@@ -322,7 +322,7 @@ class Session:
         """
         waiter = self._loop.create_future()
         self._waiters[waiter] = None
-        answer.add_done_callback(partial(wake, waiter))
+        when_answered(answer, partial(wake, waiter))
         try:
             await waiter
         finally:

@@ -12,6 +12,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tenure.engines.contract import when_answered
 from tenure.errors import SessionExpired
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Withdrawals:
             self._try_again(lease)
             raise
         if answer is not None:
-            answer.add_done_callback(partial(self._answered, lease))
+            when_answered(answer, partial(self._answered, lease))
         return answer
 
     def stop(self) -> None:

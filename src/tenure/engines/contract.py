@@ -5,8 +5,8 @@ Rules that hold for every engine:
 * **Order.** Operations of one session take effect in the order in which they were called,
   whether or not anyone awaited their answers.
 * **Answers.** What can be answered at once is answered at once: an operation of type
-  `Answer[T]` returns the value itself, or else a future of it. Cancelling that future means
-  only that nobody wants the answer any more; the operation goes on.
+  `Answer[T]` returns the value itself, or else a future of it, best a `Prompt`. Cancelling that
+  future means only that nobody wants the answer any more; the operation goes on.
 * **Errors** are those of `tenure.errors`. An operation raises at once or through its future.
   An operation that an engine has taken is carried out, through reconnects if need be, or
   fails with `SessionExpired` when the session is over. `EngineUnavailable` comes only from
@@ -43,6 +43,7 @@ from enum import Enum
 from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from tenure.clock import Clock
+from tenure.engines.prompt import Prompt, when_answered
 from tenure.errors import SessionExpired
 from tenure.model import (
     UNCHANGED,
@@ -66,8 +67,10 @@ __all__ = [
     "Finding",
     "Level",
     "Place",
+    "Prompt",
     "Removal",
     "SessionEvents",
+    "when_answered",
 ]
 
 T = TypeVar("T")

@@ -14,8 +14,10 @@ Who owns what, and what happens:
 * **Reading.** What arrives is carried out within `data_received`. After so many messages, while
   too many operations are under way, and while its client does not read, it is not read from, and
   what has been read waits.
-* **Writing.** What is said in one turn of the loop is one write. While the client does not read,
-  nothing is given to the transport; beyond the limit, in bytes or in seconds, it is cut off.
+* **Writing.** What is said in one turn of the loop is one write. But the first thing that is said
+  after the client has spoken, with nothing else under way, is written at once: it may be a grant
+  that somebody waits for. While the client does not read, nothing is given to the transport; beyond
+  the limit, in bytes or in seconds, it is cut off.
 * **Deadlines.** The greeting's, the client's silence (three heartbeats), its not reading, and that
   of a farewell that nobody reads are looked at once a second (`tick`).
 * **Cancel.** A client cannot cancel what it has asked for. When the connection is lost, what it
@@ -144,6 +146,7 @@ class Connection(asyncio.Protocol):
         self._most_unwritten = self._limits.output_bytes
         self._changed: dict[tuple[int, int], None] = {}
         self._flushing = False
+        self._prompt = True  # the next thing said may be written at once
         self._blocked_at: float | None = None  # since when the client does not read
         self._held = 0  # bytes of answers that wait for room
         self._drained: asyncio.Future[None] | None = None  # what waits for it to read
@@ -200,6 +203,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._now()
+        self._prompt = True
         if self._frames is not None:
             self._behind += data
             return
@@ -297,8 +301,12 @@ class Connection(asyncio.Protocol):
         elif self._unwritten > _MUCH:
             self._flush()  # so that it is known at once whether the client reads
         elif not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
+            if self._prompt and not self._in_flight:
+                self._prompt = False
+                self._flush()
+            else:
+                self._flushing = True
+                self._loop.call_soon(self._flush)
 
     def _cannot_say(self, message: Struct, error: Exception) -> None:
         """The answer cannot be sent: that is the answer."""

@@ -19,6 +19,7 @@ from tenure.core.node import (
     TIMED_OUT,
     Store,
 )
+from tenure.core.queue import Request
 from tenure.engines.contract import Attach, Removal, SessionEvents
 from tenure.engines.memory import describe
 from tenure.engines.memory.session import TICK, MemorySession
@@ -112,6 +113,24 @@ class MemoryEngine:
         for session, kind, what in store.effects:
             self._push(session.sink, kind, what)
         store.effects.clear()
+
+    def settle_grants(self, store: Store) -> list[tuple[MemorySession, Request]]:
+        """The same, but for grants that can be told now: the caller does so, outside the lock.
+
+        These are grants to this connection's own sessions, where nothing has to be told before them
+        and nothing besides.
+        """
+        if not self._pushes:
+            granted = [
+                (session.sink, what)
+                for session, kind, what in store.effects
+                if kind == GRANTED and session.sink.hears_from(self)
+            ]
+            if len(granted) == len(store.effects):
+                store.effects.clear()
+                return granted
+        self.settle(store)
+        return []
 
     def _push(self, sink: MemorySession, kind: int, what: Any) -> None:
         """Have something told to a session. Under the lock."""

@@ -95,6 +95,10 @@ class MemorySession:
             raise SessionExpired(f"the session on {self.node} is over", node=self.node)
         return self.state
 
+    def hears_from(self, engine: MemoryEngine) -> bool:
+        """Whether it is that connection's, and may be told of a grant. Under the lock."""
+        return self.engine is engine and not self.deaf and not self.superseded
+
     # Taking over
 
     def cut_off(self) -> None:
@@ -223,8 +227,11 @@ class MemorySession:
             if self.superseded:
                 return
             store.withdraw(self.state, hold, self._now())
-            if store.effects:
-                self.engine.settle(store)
+            if not store.effects:
+                return
+            granted = self.engine.settle_grants(store)
+        for session, request in granted:
+            session.events.granted(request.hold, request.order_id)
 
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]

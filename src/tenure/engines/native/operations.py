@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from tenure.engines.native.calls import Call
+from tenure.engines.prompt import Prompt
 from tenure.errors import TenureError
 from tenure.wire import messages as wire
 
@@ -49,7 +50,7 @@ class Operations:
 
     def ask(self, rid: int, message: Struct) -> Call:
         """Ask, now or when there is a connection."""
-        call = Call(rid, message, self._loop.create_future(), self._session)
+        call = Call(rid, message, Prompt(loop=self._loop), self._session)
         self.calls[rid] = call
         self._asked += 1
         call.number = self._asked

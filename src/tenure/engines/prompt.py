@@ -1,0 +1,65 @@
+"""A future whose result is heard of in the instant in which it comes.
+
+What is added to a future with `add_done_callback` is called at a later turn of the loop, and a task
+that is woken by that runs another turn later. An engine that gives a `Prompt` saves the first.
+
+Rules:
+
+* A result is heard of within `set_result`. A failure and a cancellation are heard of at a later
+  turn, as of any future: much may follow from them, and not amid what an engine is doing.
+* Who hears does not raise, block or await, and hears once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+__all__ = ["Prompt", "when_answered"]
+
+T = TypeVar("T")
+
+_Hearer: TypeAlias = "Callable[[asyncio.Future[Any]], object]"
+
+
+class Prompt(asyncio.Future[T]):
+    """A future of an answer, for `when_answered`."""
+
+    _hearers: tuple[_Hearer, ...] = ()
+
+    def heard_by(self, hearer: _Hearer) -> None:
+        """See `when_answered`."""
+        if self.done():
+            self.get_loop().call_soon(hearer, self)
+        else:
+            self._hearers += (hearer,)
+
+    def set_result(self, result: T) -> None:
+        super().set_result(result)
+        for each in self._hearers:
+            each(self)
+        self._hearers = ()
+
+    def set_exception(self, error: type | BaseException) -> None:
+        super().set_exception(error)
+        self._tell_later()
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        cancelled = super().cancel(msg)
+        if cancelled:
+            self._tell_later()
+        return cancelled
+
+    def _tell_later(self) -> None:
+        for each in self._hearers:
+            self.get_loop().call_soon(each, self)
+        self._hearers = ()
+
+
+def when_answered(answer: asyncio.Future[T], hearer: Callable[[asyncio.Future[T]], object]) -> None:
+    """Have `hearer` called when an answer is there: at once, where the engine can do that."""
+    if type(answer) is Prompt:
+        answer.heard_by(hearer)
+    else:
+        answer.add_done_callback(hearer)
