@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from tenure.wire.messages import (
     Attached,
     Bye,
@@ -18,7 +20,7 @@ from tenure.wire.messages import (
     SemaphoreDescribed,
     Withdraw,
 )
-from tests.server.talking import called, serving
+from tests.server.talking import called, linked, serving
 
 
 async def test_a_client_is_greeted_attaches_asks_and_leaves() -> None:
@@ -47,6 +49,17 @@ async def test_who_waits_is_told_when_it_is_granted() -> None:
         one.say(Withdraw(one.next_rid(), 1, 5))
         granted = await other.hear(Granted)
         assert (granted.channel, granted.hold) == (1, 5)
+
+
+async def test_who_is_granted_is_told_in_the_turn_in_which_the_release_is_read() -> None:
+    async with serving() as listener, linked(listener) as one, linked(listener) as other:
+        for client in (one, other):
+            await client.attach()
+            client.say(Enqueue(client.next_rid(), 1, 5, "a", 2**64 - 1, b"", None, True))
+            await client.hear(Placed)
+        one.say(Withdraw(one.next_rid(), 1, 5))
+        await asyncio.sleep(0)  # what was written arrives
+        assert [type(each) for each in other.unread] == [Granted]
 
 
 async def test_what_takes_time_in_the_engine_keeps_its_place_among_the_others() -> None:

@@ -20,6 +20,8 @@ __all__ = ["Prompt", "when_answered"]
 
 T = TypeVar("T")
 
+_set_result = asyncio.Future.set_result  # often called, and without the detour of super()
+
 _Hearer: TypeAlias = "Callable[[asyncio.Future[Any]], object]"
 
 
@@ -36,10 +38,11 @@ class Prompt(asyncio.Future[T]):
             self._hearers += (hearer,)
 
     def set_result(self, result: T) -> None:
-        super().set_result(result)
-        for each in self._hearers:
-            each(self)
-        self._hearers = ()
+        _set_result(self, result)
+        if self._hearers:
+            hearers, self._hearers = self._hearers, ()
+            for each in hearers:
+                each(self)
 
     def set_exception(self, error: type | BaseException) -> None:
         super().set_exception(error)

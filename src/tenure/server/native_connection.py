@@ -233,7 +233,8 @@ class Connection(asyncio.Protocol):
                 self.cut_off()  # a defect of the server's, which the loop will tell of
                 raise
         self._flush()
-        self._settle_reading()
+        if self._frames is not None or not self._reading:
+            self._settle_reading()
 
     def _carry_out_frames(self) -> None:
         count = 0

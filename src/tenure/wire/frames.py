@@ -17,7 +17,6 @@ __all__ = ["HEADER_BYTES", "BadFrame", "FrameReader", "FrameWriter"]
 
 _LENGTH = Layout(">I")
 HEADER_BYTES = _LENGTH.size
-_ROOM = bytes(HEADER_BYTES)
 
 
 class BadFrame(DecodeError):
@@ -53,6 +52,16 @@ class FrameReader:
         Raises:
             BadFrame: a frame is longer than `largest`; those before it have been given.
         """
+        length = len(data) - HEADER_BYTES
+        if (
+            not self._rest
+            and 0 <= length <= self.largest
+            and _LENGTH.unpack_from(data)[0] == length
+        ):
+            return iter((memoryview(data)[HEADER_BYTES:],))  # one frame and no more, as most often
+        return self._cut(data)
+
+    def _cut(self, data: bytes | bytearray | memoryview) -> Iterator[memoryview]:
         rest = self._rest
         if rest:
             rest += data
@@ -107,10 +116,10 @@ class FrameWriter:
         """
         buffer = self._buffer
         before = len(buffer)
-        buffer += _ROOM
+        start = before + HEADER_BYTES
         try:
-            self._encode(message, buffer, -1)
-            length = len(buffer) - before - HEADER_BYTES
+            self._encode(message, buffer, start)
+            length = len(buffer) - start
             if length > self.largest:
                 raise BadFrame(f"a message of {length} bytes; {self.largest} are the most")
         except BaseException:

@@ -52,10 +52,13 @@ class Operations:
         """Ask, now or when there is a connection."""
         call = Call(rid, message, Prompt(loop=self._loop), self._session)
         self.calls[rid] = call
-        self._asked += 1
-        call.number = self._asked
-        if self._connection is not None:
-            self._submit(call)
+        self._asked = call.number = number = self._asked + 1
+        connection = self._connection
+        if connection is not None:
+            if (number - self._acknowledged) * 2 > self._kept:
+                self._submit(call)
+            else:
+                connection.submit(call)
         return call
 
     def _submit(self, call: Call) -> None:
