@@ -1,0 +1,387 @@
+"""What a client says. `tenure.wire.messages` has the rules of the conversation."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from tenure.wire.messages.terms import AttachKind
+from tenure.wire.values import Config, Number
+
+__all__ = [
+    "Acknowledge",
+    "Alter",
+    "AlterNode",
+    "Attach",
+    "ClientMessage",
+    "Close",
+    "CreateNode",
+    "CreateSemaphore",
+    "DeleteSemaphore",
+    "DescribeNode",
+    "DescribeSemaphore",
+    "Detach",
+    "DropNode",
+    "EndSession",
+    "Enqueue",
+    "Evict",
+    "Heard",
+    "Hello",
+    "ListNodes",
+    "ListSemaphores",
+    "ListSessions",
+    "Ping",
+    "Renew",
+    "RenewAside",
+    "Unwatch",
+    "UpdateSemaphore",
+    "Watch",
+    "Withdraw",
+]
+
+
+class Hello(Struct, array_like=True, tag=0, frozen=True):
+    """The first thing that a client says.
+
+    Attributes:
+        oldest, newest: the versions of the protocol that it speaks.
+        features: what it can do beside that version.
+        token: what shows that it may come in; empty if it has nothing to show. It is never
+            logged, neither here nor there.
+        program: 16 random bytes that name this program, as long as it runs, over all its
+            connections. Sessions that it attached are told apart by it from those of another
+            program that has the same key, because it resumed them.
+    """
+
+    oldest: int
+    newest: int
+    features: list[str]
+    token: str
+    program: bytes
+
+
+class Ping(Struct, array_like=True, tag=1, frozen=True):
+    """Nothing else was to be said for a while. The server answers `Pong`."""
+
+
+class Attach(Struct, array_like=True, tag=2, frozen=True):
+    """Attach a session to a channel. Answered by `Attached` or `Failed`, perhaps much later.
+
+    ``new``: begin a session. Sent again with the same rid by the same program, because the
+    connection was lost before the answer, it means the session that it began the first time, if
+    the server still has it.
+
+    ``again``: go on with a session that this program has attached before, over a connection that
+    is lost, perhaps through another server. The server that has the session moves it here from
+    the other connection, which may be half open, and asks nobody; otherwise it takes it over from
+    the store at once (as with `assume_dead`: it is the same program, and knows what it believes).
+    If another program has resumed the session since, the answer is `SessionExpired`.
+
+    ``resume``: take over the session of another program, which had better not believe any more
+    that it holds anything: the answer comes when that is certain, unless `assume_dead`. It is
+    certain when the other program has said `Detach`, `Close` or `Heard`, or when the window has
+    passed since it was last heard of. Meanwhile the session is kept alive.
+
+    `Failed` with `SessionExpired` or `AuthenticationFailed` says that the session is over for
+    this program. Whatever else ``again`` fails with says that this server cannot just now: the
+    client tries again, here or at another one, until its own deadline. What ends a session for
+    its clients (its node was dropped, for one) is therefore told as `SessionExpired`.
+
+    `Close` or `Detach` for the channel may be sent before the answer; then the attaching is not
+    wanted any more. A new session is closed; one that was to be resumed is detached.
+
+    Attributes:
+        window: its recovery window, in seconds.
+        key: its protection key, at most 16 bytes. A client that resumes nothing and has no key
+            of its own draws one, so that ``again`` can show it.
+        resumable: whether another program may resume it. To the store every session of a server
+            is of liveness ``"window"``; this is what its own program asked for. Where the server
+            knows that a session is not resumable, to ``resume`` it is `InvalidArgument`.
+        session_id: 0 for ``new``.
+        acknowledged: with ``again``, see the rules.
+        drawn: the client drew the key: to other programs it is as if there were none.
+    """
+
+    rid: Number
+    channel: Number
+    kind: AttachKind
+    node: str
+    window: float
+    description: str = ""
+    key: bytes = b""
+    resumable: bool = False
+    session_id: Number = 0
+    assume_dead: bool = False
+    acknowledged: Number = 0
+    drawn: bool = False
+
+
+class Renew(Struct, array_like=True, tag=3, frozen=True):
+    """Extend the session's expiry in the store. Answered by `Proven` or `Unproven`.
+
+    Attributes:
+        number: names this renewal in the answer.
+    """
+
+    channel: Number
+    number: Number
+    acknowledged: Number = 0
+
+
+class RenewAside(Struct, array_like=True, tag=4, frozen=True):
+    """The same, for a session that another connection of this program has.
+
+    Sent over a connection of its own while the program's event loop does not turn. It changes
+    nothing about where the session is attached. Answered by `Proven` or `Unproven` on channel 0:
+    unproven when this server does not have the session, attached by this program or kept for it
+    since its connection was lost, with this key.
+    """
+
+    number: Number
+    node: str
+    session_id: Number
+    key: bytes
+
+
+class Acknowledge(Struct, array_like=True, tag=5, frozen=True):
+    """Answers need not be kept any longer; sent when `Renew` would not say so soon enough."""
+
+    channel: Number
+    acknowledged: Number
+
+
+class Heard(Struct, array_like=True, tag=6, frozen=True):
+    """`Ended` has been heard: the program believes no more that it holds anything there.
+
+    The channel is over with it.
+    """
+
+    channel: Number
+
+
+class Detach(Struct, array_like=True, tag=7, frozen=True):
+    """Leave without ending the session. Answered by `Done`; the channel is over.
+
+    The program does not believe any more that it holds anything.
+    """
+
+    rid: Number
+    channel: Number
+
+
+class Close(Struct, array_like=True, tag=8, frozen=True):
+    """End the session. Answered by `Done`, also when it is over already; the channel is over."""
+
+    rid: Number
+    channel: Number
+
+
+class Enqueue(Struct, array_like=True, tag=9, frozen=True):
+    """`EngineSession.enqueue`. Answered by `Placed`.
+
+    Attributes:
+        timeout: seconds to wait from now on; 0: granted at once or not at all; ``None``: for
+            ever. What is sent again carries what is left of it.
+    """
+
+    rid: Number
+    channel: Number
+    hold: Number
+    name: str
+    count: int
+    data: bytes
+    timeout: float | None
+    ephemeral: bool
+
+
+class Withdraw(Struct, array_like=True, tag=10, frozen=True):
+    """`EngineSession.withdraw`. Answered by `Done`."""
+
+    rid: Number
+    channel: Number
+    hold: Number
+
+
+class Alter(Struct, array_like=True, tag=11, frozen=True):
+    """`EngineSession.alter`. Answered by `Done`.
+
+    Attributes:
+        count, data: ``None`` leaves it as it is.
+        new_timeout: whether the timeout is replaced, if the request still waits; otherwise
+            `timeout` means nothing.
+        timeout: seconds from now on, or ``None``: for ever.
+    """
+
+    rid: Number
+    channel: Number
+    hold: Number
+    count: int | None
+    data: bytes | None
+    new_timeout: bool = False
+    timeout: float | None = None
+
+
+class CreateSemaphore(Struct, array_like=True, tag=12, frozen=True):
+    """`EngineSession.create_semaphore`. Answered by `Done`."""
+
+    rid: Number
+    channel: Number
+    name: str
+    limit: int
+    data: bytes
+    exist_ok: bool
+
+
+class UpdateSemaphore(Struct, array_like=True, tag=13, frozen=True):
+    """`EngineSession.update_semaphore`. Answered by `Done`."""
+
+    rid: Number
+    channel: Number
+    name: str
+    data: bytes
+
+
+class DeleteSemaphore(Struct, array_like=True, tag=14, frozen=True):
+    """`EngineSession.delete_semaphore`. Answered by `Done`."""
+
+    rid: Number
+    channel: Number
+    name: str
+    force: bool
+
+
+class DescribeSemaphore(Struct, array_like=True, tag=15, frozen=True):
+    """`EngineSession.describe_semaphore`; it only reads. Answered by `SemaphoreDescribed`."""
+
+    rid: Number
+    channel: Number
+    name: str
+    owners: bool
+    waiters: bool
+
+
+class Watch(Struct, array_like=True, tag=16, frozen=True):
+    """`EngineSession.watch`: from now on `Changed` is said with this number.
+
+    No request: it is not answered, unless it is refused, and every attaching begins without
+    watches: the client asks for them anew.
+
+    Attributes:
+        number: names the watch; not used twice on one channel.
+    """
+
+    channel: Number
+    number: Number
+    name: str
+    data: bool
+    owners: bool
+
+
+class Unwatch(Struct, array_like=True, tag=17, frozen=True):
+    """The end of a watch; none of that number is no error. Not answered."""
+
+    channel: Number
+    number: Number
+
+
+class CreateNode(Struct, array_like=True, tag=20, frozen=True):
+    """`Engine.create_node`. Answered by `Done`."""
+
+    rid: Number
+    path: str
+    config: Config
+    exist_ok: bool
+
+
+class AlterNode(Struct, array_like=True, tag=21, frozen=True):
+    """`Engine.alter_node`. Answered by `Done`."""
+
+    rid: Number
+    path: str
+    config: Config
+
+
+class DropNode(Struct, array_like=True, tag=22, frozen=True):
+    """`Engine.drop_node`. Answered by `Done`."""
+
+    rid: Number
+    path: str
+    force: bool
+
+
+class DescribeNode(Struct, array_like=True, tag=23, frozen=True):
+    """`Engine.describe_node`. Answered by `NodeDescribed`."""
+
+    rid: Number
+    path: str
+
+
+class ListNodes(Struct, array_like=True, tag=24, frozen=True):
+    """`Engine.list_nodes`. Answered by `NodesListed`."""
+
+    rid: Number
+
+
+class ListSemaphores(Struct, array_like=True, tag=25, frozen=True):
+    """`Engine.list_semaphores`. Answered by `SemaphoresListed`."""
+
+    rid: Number
+    path: str
+    owners: bool
+    waiters: bool
+
+
+class ListSessions(Struct, array_like=True, tag=26, frozen=True):
+    """`Engine.list_sessions`. Answered by `SessionsListed`."""
+
+    rid: Number
+    path: str
+
+
+class EndSession(Struct, array_like=True, tag=27, frozen=True):
+    """`Engine.end_session`. Answered by `Done` with whether there was one."""
+
+    rid: Number
+    path: str
+    session_id: Number
+
+
+class Evict(Struct, array_like=True, tag=28, frozen=True):
+    """`Engine.evict`. Answered by `Done` with whether there was one."""
+
+    rid: Number
+    path: str
+    name: str
+    order_id: Number
+
+
+ClientMessage: TypeAlias = (
+    Hello
+    | Ping
+    | Attach
+    | Renew
+    | RenewAside
+    | Acknowledge
+    | Heard
+    | Detach
+    | Close
+    | Enqueue
+    | Withdraw
+    | Alter
+    | CreateSemaphore
+    | UpdateSemaphore
+    | DeleteSemaphore
+    | DescribeSemaphore
+    | Watch
+    | Unwatch
+    | CreateNode
+    | AlterNode
+    | DropNode
+    | DescribeNode
+    | ListNodes
+    | ListSemaphores
+    | ListSessions
+    | EndSession
+    | Evict
+)

@@ -1,0 +1,255 @@
+"""What a server says. `tenure.wire.messages` has the rules of the conversation."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from tenure.wire.errors import WireError
+from tenure.wire.messages.terms import RemovalWord
+from tenure.wire.values import Abilities, Found, NodeInfo, Number, SemaphoreInfo, SessionInfo
+
+__all__ = [
+    "Attached",
+    "Bye",
+    "Changed",
+    "Contact",
+    "Done",
+    "Ended",
+    "Failed",
+    "Granted",
+    "NodeDescribed",
+    "NodesListed",
+    "Placed",
+    "Pong",
+    "Proven",
+    "Removed",
+    "SemaphoreDescribed",
+    "SemaphoresListed",
+    "ServerMessage",
+    "SessionsListed",
+    "Unproven",
+    "WatchRefused",
+    "Welcome",
+]
+
+
+class Welcome(Struct, array_like=True, tag=0, frozen=True):
+    """The answer to `Hello`.
+
+    Attributes:
+        version: the one that is spoken from here on; both speak it.
+        features: those of the client's that the server has too.
+        heartbeat: seconds; see the rules.
+        abilities: what the store can do.
+        message_bytes: the longest message that the server accepts.
+        operations: how many unanswered requests it reads from one connection, before it stops
+            reading until some are answered. A client keeps the rest for itself.
+        kept_answers: see the rules.
+    """
+
+    version: int
+    features: list[str]
+    heartbeat: float
+    abilities: Abilities
+    message_bytes: int
+    operations: int
+    kept_answers: int
+
+
+class Pong(Struct, array_like=True, tag=1, frozen=True):
+    """The answer to `Ping`."""
+
+
+class Bye(Struct, array_like=True, tag=2, frozen=True):
+    """The server is about to close this connection, and says why. No session is ended by it.
+
+    Attributes:
+        again: whether it may be tried again here: the server is busy, or being restarted.
+            If not, it is the client that was wrong (its token, its version, what it sent).
+            Either way another server may be tried at once.
+    """
+
+    error: WireError
+    again: bool
+
+
+class Attached(Struct, array_like=True, tag=3, frozen=True):
+    """The session is attached to the channel.
+
+    Attributes:
+        session_id, attach_number: as the store has them.
+        age: as in `Proven`, counted to when the `Attach` came; ``None``: there is no proof. After
+            a long wait the client asks for another.
+        kept: with ``again``: this server has had the session all the time. It knows which
+            operations it has carried out, and answers those that are sent again. If false, only
+            `requests` tells what became of them.
+        requests: with ``again`` and ``resume``, everything that the session has in queues, in
+            the order of the order ids. What was pushed before is said by this too, so that no
+            push refers to a state before it.
+        removed: with ``again``, requests that left their queues otherwise than by `Withdraw`,
+            and why: as many as the server remembers, and none that it has not.
+    """
+
+    rid: Number
+    session_id: Number
+    attach_number: Number
+    age: float | None
+    kept: bool = False
+    requests: list[Found] = []
+    removed: list[tuple[Number, RemovalWord]] = []
+
+
+class Placed(Struct, array_like=True, tag=4, frozen=True):
+    """The answer to `Enqueue`: where the request stands (`GRANTED`, `WAITING`, `REFUSED`)."""
+
+    rid: Number
+    place: Literal[0, 1, 2]
+    order_id: Number | None
+
+
+class Done(Struct, array_like=True, tag=5, frozen=True):
+    """It has been done; `found` is the answer where there is one."""
+
+    rid: Number
+    found: bool | None = None
+
+
+class Failed(Struct, array_like=True, tag=6, frozen=True):
+    """It could not be done."""
+
+    rid: Number
+    error: WireError
+
+
+class SemaphoreDescribed(Struct, array_like=True, tag=7, frozen=True):
+    """The answer to `DescribeSemaphore`."""
+
+    rid: Number
+    semaphore: SemaphoreInfo
+
+
+class NodeDescribed(Struct, array_like=True, tag=8, frozen=True):
+    """The answer to `DescribeNode`."""
+
+    rid: Number
+    node: NodeInfo
+
+
+class NodesListed(Struct, array_like=True, tag=9, frozen=True):
+    """The answer to `ListNodes`, or a part of it: with `more`, the next part follows."""
+
+    rid: Number
+    paths: list[str]
+    more: bool = False
+
+
+class SemaphoresListed(Struct, array_like=True, tag=10, frozen=True):
+    """The answer to `ListSemaphores`, or a part of it: with `more`, the next part follows."""
+
+    rid: Number
+    semaphores: list[SemaphoreInfo]
+    more: bool = False
+
+
+class SessionsListed(Struct, array_like=True, tag=11, frozen=True):
+    """The answer to `ListSessions`, or a part of it: with `more`, the next part follows."""
+
+    rid: Number
+    sessions: list[SessionInfo]
+    more: bool = False
+
+
+class Granted(Struct, array_like=True, tag=12, frozen=True):
+    """`SessionEvents.granted`."""
+
+    channel: Number
+    hold: Number
+    order_id: Number | None
+
+
+class Removed(Struct, array_like=True, tag=13, frozen=True):
+    """`SessionEvents.removed`."""
+
+    channel: Number
+    hold: Number
+    why: RemovalWord
+
+
+class Changed(Struct, array_like=True, tag=14, frozen=True):
+    """What the watch of that number watches has changed, once or oftener."""
+
+    channel: Number
+    number: Number
+
+
+class WatchRefused(Struct, array_like=True, tag=15, frozen=True):
+    """There will be no `Changed` for that watch: a limit is reached. The client looks by itself."""
+
+    channel: Number
+    number: Number
+    error: WireError
+
+
+class Proven(Struct, array_like=True, tag=16, frozen=True):
+    """The store has extended the session's expiry.
+
+    Attributes:
+        age: how old the server's own proof was when the renewal came, counted from when the
+            server sent for it: 0 if it did so afterwards. It is proven, then, for `age` seconds
+            before the client sent the renewal. At the moment of this answer that proof is at
+            most a third of the window old; an older one is none.
+    """
+
+    channel: Number
+    number: Number
+    age: float
+
+
+class Unproven(Struct, array_like=True, tag=17, frozen=True):
+    """Nothing proves just now that the session lives: no store, or no such session here."""
+
+    channel: Number
+    number: Number
+
+
+class Contact(Struct, array_like=True, tag=18, frozen=True):
+    """`SessionEvents.detached` or `attached`: the server's own contact to its store."""
+
+    channel: Number
+    there: bool
+
+
+class Ended(Struct, array_like=True, tag=19, frozen=True):
+    """`SessionEvents.ended`: the session is over by the store's word, or another program has it.
+
+    The last thing said on the channel; the client answers `Heard` when its program knows.
+    """
+
+    channel: Number
+    error: WireError
+
+
+ServerMessage: TypeAlias = (
+    Welcome
+    | Pong
+    | Bye
+    | Attached
+    | Placed
+    | Done
+    | Failed
+    | SemaphoreDescribed
+    | NodeDescribed
+    | NodesListed
+    | SemaphoresListed
+    | SessionsListed
+    | Granted
+    | Removed
+    | Changed
+    | WatchRefused
+    | Proven
+    | Unproven
+    | Contact
+    | Ended
+)

@@ -1,0 +1,33 @@
+"""What both ends have to agree on beside the messages themselves."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+__all__ = [
+    "FEATURES",
+    "GRANTED",
+    "GREETING_BYTES",
+    "REFUSED",
+    "VERSION",
+    "WAITING",
+    "AttachKind",
+    "RemovalWord",
+]
+
+VERSION = 1
+"""The version of the protocol that this code speaks."""
+
+FEATURES: frozenset[str] = frozenset()
+"""What this code can do that was not always a part of this version."""
+
+GREETING_BYTES = 16 * 1024
+"""The most that a `Hello` or a `Welcome` may have: an end accepts no more before the greeting."""
+
+GRANTED: Final = 0
+WAITING: Final = 1
+REFUSED: Final = 2
+"""Where a request stands (`Placed.place`)."""
+
+AttachKind: TypeAlias = Literal["new", "again", "resume"]
+RemovalWord: TypeAlias = Literal["timed out", "deleted", "evicted", "unconfirmed"]
