@@ -42,7 +42,7 @@ import hmac
 import logging
 import threading
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakValueDictionary
 
 from tenure.core import rules
@@ -57,23 +57,18 @@ from tenure.errors import (
 )
 from tenure.model import Liveness
 from tenure.server.context import Context
-from tenure.server.hosted import Hosted, Link, State
+from tenure.server.hosted import Hosted, State
+from tenure.server.link import Switchboard
 from tenure.server.predecessors import Predecessors
+from tenure.server.renewals import Renewals
 from tenure.wire.errors import to_wire
 from tenure.wire.messages import Attach, Attached, Done, Ended, Failed
 
-__all__ = ["Arrival", "Hosting", "Switchboard"]
+__all__ = ["Arrival", "Hosting"]
 
 _TICK = 1.0  # seconds between two looks at renewals that wait
 _CONNECTIONS = 4  # of one program, in spite of the limit: old ones, the new one, one aside
 _DETACHING = 64  # sessions that are detached in the store at a time
-
-
-class Switchboard(Link, Protocol):
-    """A connection that has channels, as seen from here."""
-
-    def connect(self, channel: int, hosted: Hosted) -> None:
-        """The channel has that session from now on."""
 
 
 class Arrival:
@@ -114,7 +109,7 @@ class Hosting:
 
     Attributes:
         sessions: by their ids.
-        unproven: those with renewals that the store has not answered.
+        unproven: the sessions' renewals, where the store has not answered some.
     """
 
     def __init__(self, context: Context) -> None:
@@ -122,7 +117,7 @@ class Hosting:
         self.limits = context.limits
         self.semaphores = context.counts.semaphores
         self.sessions: dict[int, Hosted] = {}
-        self.unproven: set[Hosted] = set()
+        self.unproven: set[Renewals] = set()
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
         self._engine = context.engine
@@ -208,13 +203,12 @@ class Hosting:
         if self.unproven:
             now = self.context.clock.now()
             for each in list(self.unproven):
-                each.give_up_renewals(now)
+                each.give_up_old(now)
 
     # What hosted sessions say
 
     def forget(self, hosted: Hosted) -> None:
         """A session is over here, or has another attachment."""
-        self.unproven.discard(hosted)
         key = hosted.program, hosted.born
         if self._begun.get(key) is hosted:
             del self._begun[key]
@@ -331,7 +325,7 @@ class Hosting:
         if error is not None:
             link.send(Failed(message.rid, to_wire(error)))
             return
-        hosted.acknowledge(message.acknowledged)
+        hosted.answers.acknowledge(message.acknowledged)
         now = self.context.clock.now()
         self._tell_attached(link, message, hosted, now, kept=True)
 
@@ -355,10 +349,10 @@ class Hosting:
                 message.rid,
                 hosted.store.id,
                 hosted.store.attach_number,
-                hosted.age(asked),
+                hosted.renewals.age(asked),
                 kept,
-                hosted.found() if comes_back else [],
-                hosted.gone() if comes_back else [],
+                hosted.places.found() if comes_back else [],
+                hosted.places.gone() if comes_back else [],
             )
         )
         hosted.tell_of_store()

@@ -494,7 +494,7 @@ class Connection(asyncio.Protocol):
         if hosted is None:
             self.send(Unproven(0, message.number))
         else:
-            hosted.renew(self, 0, message.number)
+            hosted.renewals.renew(hosted.store, self, 0, message.number)
 
     def _heard(self, message: Heard) -> None:
         session = self._channels.get(message.channel)

@@ -17,9 +17,11 @@ from msgspec import Struct
 from tenure.engines.contract import Enqueued
 from tenure.errors import InvalidArgument, TenureError
 from tenure.model import UNCHANGED
-from tenure.server.hosted import Hosted, Link, Request, error_of
+from tenure.server.hosted import Hosted
 from tenure.server.limits import Count, LimitReached
+from tenure.server.link import Link
 from tenure.server.native_operations import check_size
+from tenure.server.places import Request, error_of
 from tenure.wire.messages import (
     Acknowledge,
     Alter,
@@ -68,9 +70,9 @@ def _check_count(session: Hosted, limit: str, count: int, name: str) -> None:
 
 def _enqueue(session: Hosted, message: Enqueue) -> None:
     rid, hold, name = message.rid, message.hold, message.name
-    if not session.is_new(rid):
+    if not session.answers.is_new(rid, session.say):
         return
-    requests = session.requests
+    requests = session.places.requests
     try:
         _check_data(session, message.data, name)
         if hold in requests:
@@ -95,12 +97,12 @@ def _enqueue(session: Hosted, message: Enqueue) -> None:
             ephemeral=message.ephemeral,
         )
     except Exception as error:
-        session.drop(hold, request)
+        session.places.drop(hold, request)
         session.fail(rid, error)
         return
     if isinstance(answer, asyncio.Future):
         request.placing = rid, answer
-        session.unanswered.add(rid)
+        session.answers.unanswered.add(rid)
         assert session.link is not None
         session.link.begun()
         answer.add_done_callback(partial(_when_placed, session, session.link, hold, request))
@@ -119,13 +121,13 @@ def _when_placed(
 
 def _withdraw(session: Hosted, message: Withdraw) -> None:
     rid, hold = message.rid, message.hold
-    if not session.is_new(rid):
+    if not session.answers.is_new(rid, session.say):
         return
-    request = session.requests.get(hold)
+    request = session.places.requests.get(hold)
     if request is not None:
-        session.drop(hold, request)
-    elif session.removals:
-        session.removals.pop(hold, None)
+        session.places.drop(hold, request)
+    elif session.places.removals:
+        session.places.removals.pop(hold, None)
     try:
         answer = session.store.withdraw(hold)
     except Exception as error:
@@ -139,9 +141,9 @@ def _withdraw(session: Hosted, message: Withdraw) -> None:
 
 def _alter(session: Hosted, message: Alter) -> None:
     rid = message.rid
-    if not session.is_new(rid):
+    if not session.answers.is_new(rid, session.say):
         return
-    request = session.requests.get(message.hold)
+    request = session.places.requests.get(message.hold)
     try:
         if message.data is not None:
             _check_data(session, message.data, None if request is None else request.name)
@@ -164,14 +166,14 @@ def _alter(session: Hosted, message: Alter) -> None:
 
 def _answer_later(session: Hosted, rid: int, answer: asyncio.Future[None]) -> None:
     assert session.link is not None
-    session.unanswered.add(rid)
+    session.answers.unanswered.add(rid)
     session.link.begun()
     answer.add_done_callback(partial(_when_done, session, session.link, rid))
 
 
 def _when_done(session: Hosted, link: Link, rid: int, answer: asyncio.Future[None]) -> None:
     link.finished()
-    session.unanswered.discard(rid)
+    session.answers.unanswered.discard(rid)
     error = error_of(answer)
     if session.error is not None:
         return  # that it is over has been told
@@ -221,9 +223,9 @@ def _start(work: _Work, session: Hosted, message: Any, *, reads: bool = False) -
     """Begin what takes time, in its order; `reads` means that it changes nothing."""
     rid = message.rid
     if not reads:
-        if not session.is_new(rid):
+        if not session.answers.is_new(rid, session.say):
             return
-        session.unanswered.add(rid)
+        session.answers.unanswered.add(rid)
     assert session.link is not None
     session.link.begun()
     session.hosting.start(_carry_out(work, session, message, session.link, reads))
@@ -238,7 +240,7 @@ async def _carry_out(work: _Work, session: Hosted, message: Any, link: Link, rea
     except Exception as error:
         answer = session.failed(rid, error)
     finally:
-        session.unanswered.discard(rid)
+        session.answers.unanswered.discard(rid)
         link.finished()
     if session.error is not None:
         return  # that it is over has been told
@@ -283,13 +285,13 @@ def _unwatch(session: Hosted, message: Unwatch) -> None:
 
 def _renew(session: Hosted, message: Renew) -> None:
     assert session.link is not None
-    session.acknowledge(message.acknowledged)
-    session.forget_what_was_found()
-    session.renew(session.link, session.channel, message.number)
+    session.answers.acknowledge(message.acknowledged)
+    session.places.told()
+    session.renewals.renew(session.store, session.link, session.channel, message.number)
 
 
 def _acknowledge(session: Hosted, message: Acknowledge) -> None:
-    session.acknowledge(message.acknowledged)
+    session.answers.acknowledge(message.acknowledged)
 
 
 def _close(session: Hosted, message: Close) -> None:

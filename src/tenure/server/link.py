@@ -1,0 +1,50 @@
+"""A connection, as the sessions see it whose holders speak over it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from tenure.server.hosted import Hosted
+
+__all__ = ["Link", "Switchboard"]
+
+
+class Link(Protocol):
+    """The connection over which a holder is reached. None of this raises, blocks or awaits."""
+
+    @property
+    def program(self) -> bytes:
+        """Whose connection it is."""
+        ...
+
+    def send(self, message: Struct) -> None:
+        """Say something; nothing happens when the connection is lost."""
+
+    def changed(self, channel: int, number: int) -> None:
+        """Say `Changed`; once is enough until the holder has read it."""
+
+    def over(self, channel: int) -> None:
+        """The channel has no session any more, and may be forgotten."""
+
+    async def room(self, size: int) -> None:
+        """Return when an answer of so many bytes may be said.
+
+        Raises:
+            LimitReached: too many bytes of answers wait for that already.
+        """
+
+    def begun(self) -> None:
+        """An operation that came over this connection could not be answered at once."""
+
+    def finished(self) -> None:
+        """It is answered, or will never be."""
+
+
+class Switchboard(Link, Protocol):
+    """A connection that has channels."""
+
+    def connect(self, channel: int, hosted: Hosted) -> None:
+        """The channel has that session from now on."""

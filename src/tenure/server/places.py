@@ -1,0 +1,138 @@
+"""What a hosted session has in queues, and why requests of it have left theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from tenure.engines.contract import Enqueued, Removal
+from tenure.model import Recovered
+from tenure.server.context import Semaphores
+from tenure.wire.messages import RemovalWord
+from tenure.wire.values import Found
+
+__all__ = ["Places", "Request", "error_of"]
+
+_GONE = 128  # requests of one session of which it is remembered why they left
+
+_REMOVAL_WORDS: dict[Removal, RemovalWord] = {
+    Removal.TIMED_OUT: "timed out",
+    Removal.DELETED: "deleted",
+    Removal.EVICTED: "evicted",
+    Removal.UNCONFIRMED: "unconfirmed",
+    # Engines whose sessions end with a connection are not served.
+    Removal.CUT_OFF: "evicted",
+    Removal.LAPSED: "evicted",
+}
+
+
+class Request:
+    """A request that the session has in a queue.
+
+    Attributes:
+        data: only of one that the store told of, until the holder has been told.
+        placing: the rid of the enqueueing and the store's answer, while that is not there.
+    """
+
+    __slots__ = ("count", "data", "ephemeral", "granted", "name", "order_id", "placing")
+
+    def __init__(self, name: str, count: int, ephemeral: bool) -> None:
+        self.name = name
+        self.count = count
+        self.ephemeral = ephemeral
+        self.data = b""
+        self.order_id: int | None = None
+        self.granted = False
+        self.placing: tuple[int, asyncio.Future[Enqueued]] | None = None
+
+    def see_answer(self) -> tuple[int, asyncio.Future[Enqueued]]:
+        """The store has answered: it is being placed no more."""
+        assert self.placing is not None
+        placing, self.placing = self.placing, None
+        return placing
+
+
+class Places:
+    """The places of one session of a node.
+
+    Attributes:
+        requests: what it has in queues, by its holds.
+        removals: why holds have left their queues, as far as that is remembered.
+    """
+
+    __slots__ = ("_node", "_recovered", "_semaphores", "removals", "requests")
+
+    def __init__(self, node: str, semaphores: Semaphores) -> None:
+        self.requests: dict[int, Request] = {}
+        self.removals: OrderedDict[int, RemovalWord] = OrderedDict()
+        self._node = node
+        self._semaphores = semaphores
+        self._recovered = False
+
+    def found(self) -> list[Found]:
+        """What is in queues, in the order of the order ids."""
+        placed = [
+            Found(
+                hold,
+                each.name,
+                each.order_id or 0,
+                each.count,
+                each.data,
+                each.ephemeral,
+                each.granted,
+            )
+            for hold, each in self.requests.items()
+            if each.placing is None
+        ]
+        placed.sort(key=lambda each: each.order_id)
+        return placed
+
+    def gone(self) -> list[tuple[int, RemovalWord]]:
+        """Which requests have left their queues by others' doing, and why."""
+        return list(self.removals.items())
+
+    def recover(self, requests: Sequence[Recovered]) -> None:
+        """The session was taken over, with these."""
+        for each in requests:
+            self._semaphores.rejoin(self._node, each.name, ephemeral=each.ephemeral)
+            self.requests[each.hold] = request = Request(each.name, each.count, each.ephemeral)
+            request.data = each.data
+            request.order_id = each.order_id
+            request.granted = each.granted
+        self._recovered = True
+
+    def told(self) -> None:
+        """The holder has been told of what was recovered."""
+        if self._recovered:
+            self._recovered = False
+            for request in self.requests.values():
+                request.data = b""
+
+    def drop(self, hold: int, request: Request) -> None:
+        """The request is in no queue, or will be in none."""
+        if self.requests.get(hold) is request:
+            del self.requests[hold]
+            self._semaphores.leave(self._node, request.name)
+
+    def remove(self, hold: int, request: Request, why: Removal) -> RemovalWord:
+        """It was taken out of its queue by somebody else."""
+        self.drop(hold, request)
+        self.removals[hold] = word = _REMOVAL_WORDS[why]
+        if len(self.removals) > _GONE:
+            self.removals.popitem(last=False)
+        return word
+
+    def clear(self) -> None:
+        """The session is over."""
+        for hold, request in list(self.requests.items()):
+            self.drop(hold, request)
+        self.removals.clear()
+
+
+def error_of(answer: asyncio.Future[Any]) -> BaseException | None:
+    """What a future of the engine's has failed with, a cancellation included."""
+    if answer.cancelled():
+        return asyncio.CancelledError()
+    return answer.exception()

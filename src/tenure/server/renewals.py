@@ -1,0 +1,89 @@
+"""The renewals of one session, and what its store has proven.
+
+The answer to a renewal waits for the store's proof, as long as that is worth anything: a third of
+the window. Its age is what it was when the renewal came: 0 when the server asked its store after
+that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tenure.clock import Clock
+from tenure.engines.contract import EngineSession
+from tenure.server.link import Link
+from tenure.wire.messages import Proven, Unproven
+
+__all__ = ["NEVER", "Renewals"]
+
+NEVER = float("-inf")
+
+_MOST = 16  # unanswered ones of one session; what is older gets no proof
+
+
+class Renewals:
+    """Those that wait for an answer, as `(link, channel, number, when it came)`.
+
+    Args:
+        unproven: where this is as long as some wait.
+
+    Attributes:
+        proof: the latest time that the store's session is proven to have lived at.
+    """
+
+    __slots__ = ("_now", "_unproven", "_waiting", "_worth", "proof")
+
+    def __init__(self, clock: Clock, window: float, unproven: set[Renewals]) -> None:
+        self.proof = NEVER
+        self._now = clock.now
+        self._worth = window / 3
+        self._unproven = unproven
+        self._waiting: deque[tuple[Link, int, int, float]] = deque()
+
+    def age(self, asked: float) -> float | None:
+        """How old the server's own proof was when it was asked; ``None`` if it is none now."""
+        if self._now() - self.proof > self._worth:
+            return None
+        return max(0.0, asked - self.proof)
+
+    def renew(self, store: EngineSession, link: Link, channel: int, number: int) -> None:
+        """Renew the session, and say on that connection what that proves."""
+        asked = self._now()
+        store.renew()
+        if self.proof >= asked:
+            link.send(Proven(channel, number, 0.0))
+            return
+        if len(self._waiting) >= _MOST:
+            self._give_up_first()
+        self._waiting.append((link, channel, number, asked))
+        self._unproven.add(self)
+
+    def prove(self, at: float) -> None:
+        """The store's session lived at that time."""
+        self.proof = max(self.proof, at)
+        if self._waiting and self.age(self.proof) is not None:
+            for link, channel, number, asked in self._waiting:
+                link.send(Proven(channel, number, max(0.0, asked - self.proof)))
+            self.forget()
+
+    def give_up_old(self, now: float) -> None:
+        """Say of those that have waited for too long that they have proven nothing."""
+        while self._waiting and now - self._waiting[0][3] > self._worth:
+            self._give_up_first()
+        if not self._waiting:
+            self._unproven.discard(self)
+
+    def give_up(self) -> None:
+        """Say of all that they have proven nothing: the session is over."""
+        while self._waiting:
+            self._give_up_first()
+        self._unproven.discard(self)
+
+    def forget(self) -> None:
+        """Nobody waits any more."""
+        self._waiting.clear()
+        self._unproven.discard(self)
+
+    def _give_up_first(self) -> None:
+        link, channel, number, _ = self._waiting.popleft()
+        link.send(Unproven(channel, number))
