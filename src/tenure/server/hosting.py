@@ -13,16 +13,6 @@ A session comes here in one of four ways (`Attach.kind`):
   refuses what the former attachment still sends; then it is kept alive until nobody can believe
   that he has it.
 
-**Who may believe.** A former program that was hosted here believes until it has said `Heard`,
-`Detach` or `Close`, or until the window has passed since the last proof that this server can have
-told it of (`Hosted.believes_until`). That the store has told *this server* of the taking over is
-not enough, and neither is that a former server is dead: what counts is the program. Where nobody
-here knows it, since it was attached through another server or before a restart, it is taken to
-have been heard of in the instant before the store took the session away from it: what the store
-says before (`SessionDescription.silent_for`) may be out of date by then, and afterwards it speaks
-of this attachment. So the whole window is waited for. Whether this server knows everybody is seen
-from the attach numbers (`tenure.server.predecessors`).
-
 Who owns what: `Hosting` owns the registry, the tasks of attaching and of what hosted sessions have
 begun, and one timer. Listeners of the native protocol share one `Hosting`: the first to open makes
 it, and the last to close ends it (`share`, `unshare`).
@@ -37,71 +27,33 @@ it, and the last to close ends it (`share`, `unshare`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import logging
 import threading
 from collections.abc import Coroutine
 from typing import Any
-from weakref import WeakValueDictionary
 
 from tenure.core import rules
-from tenure.engines.contract import Attach as StoreAttach
 from tenure.errors import (
     AuthenticationFailed,
     EngineError,
-    NodeNotFound,
     SessionClosed,
     SessionExpired,
     TenureError,
 )
-from tenure.model import Liveness
+from tenure.server.arriving import Arrival, Arriving
 from tenure.server.context import Context
 from tenure.server.hosted import Hosted, State
 from tenure.server.link import Switchboard
-from tenure.server.predecessors import Predecessors
 from tenure.server.renewals import Renewals
 from tenure.wire.errors import to_wire
 from tenure.wire.messages import Attach, Attached, Done, Ended, Failed
 
-__all__ = ["Arrival", "Hosting"]
+__all__ = ["Hosting"]
 
 _TICK = 1.0  # seconds between two looks at renewals that wait
 _CONNECTIONS = 4  # of one program, in spite of the limit: old ones, the new one, one aside
 _DETACHING = 64  # sessions that are detached in the store at a time
-
-
-class Arrival:
-    """A session on its way to a channel.
-
-    Attributes:
-        came_at: when the `Attach` came.
-        leaving: the rid of the `Close` or `Detach` that came meanwhile; 0 for none.
-        wanted: nobody has cancelled it.
-        hurries: it is not cancelled just now, but looks at `wanted` in a moment.
-    """
-
-    __slots__ = (
-        "came_at",
-        "closing",
-        "hurries",
-        "leaving",
-        "link",
-        "message",
-        "task",
-        "wanted",
-    )
-
-    task: asyncio.Task[None]
-
-    def __init__(self, link: Switchboard, message: Attach, came_at: float) -> None:
-        self.link = link
-        self.message = message
-        self.came_at = came_at
-        self.wanted = True
-        self.hurries = False
-        self.leaving = 0
-        self.closing = False
 
 
 class Hosting:
@@ -120,14 +72,11 @@ class Hosting:
         self.unproven: set[Renewals] = set()
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
-        self._engine = context.engine
         self._users = 0
         self._begun: dict[tuple[bytes, int], Arrival | Hosted] = {}
         self._programs: dict[bytes, int] = {}  # how many sessions each has here
         self._connections: dict[bytes, int] = {}  # and how many connections
-        self._predecessors = Predecessors(context.clock)
-        self._taking: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
-        self._waiting: set[Hosted] = set()  # those that are being resumed
+        self._arriving = Arriving(self)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -207,6 +156,12 @@ class Hosting:
 
     # What hosted sessions say
 
+    def register(self, hosted: Hosted) -> None:
+        """It is the session's attachment here, unless a later one is there already."""
+        there = self.sessions.get(hosted.store.id)
+        if there is None or there.store.attach_number < hosted.store.attach_number:
+            self.sessions[hosted.store.id] = hosted
+
     def forget(self, hosted: Hosted) -> None:
         """A session is over here, or has another attachment."""
         key = hosted.program, hosted.born
@@ -214,7 +169,7 @@ class Hosting:
             del self._begun[key]
         number = _id_of(hosted)
         if number:
-            self._predecessors.remember(hosted)
+            self._arriving.predecessors.remember(hosted)
             if self.sessions.get(number) is hosted:
                 del self.sessions[number]
         self.context.counts.sessions.give_back()
@@ -224,8 +179,7 @@ class Hosting:
 
     def look(self) -> None:
         """Some program has ceased to believe."""
-        for each in self._waiting:
-            each.look()
+        self._arriving.look()
 
     # What connections say
 
@@ -361,12 +315,12 @@ class Hosting:
         link, message = arrival.link, arrival.message
         try:
             if message.kind == "new":
-                hosted = await self._begin(link, message)
+                hosted = await self._arriving.begin(link, message)
                 self._begun[link.program, message.rid] = hosted
             elif message.kind == "again":
-                hosted = await self._fetch(link, message)
+                hosted = await self._arriving.fetch(link, message)
             else:
-                hosted = await self._resume(arrival)
+                hosted = await self._arriving.resume(arrival)
         except Exception as error:
             if not arrival.wanted:
                 return  # nobody asks, and the channel may be another session's
@@ -384,7 +338,7 @@ class Hosting:
         if arrival.leaving:
             hosted.leave(arrival.leaving, closing=arrival.closing)
 
-    def _new(self, link: Switchboard, message: Attach, window: float) -> Hosted:
+    def make(self, link: Switchboard, message: Attach, window: float) -> Hosted:
         """What there will be here; its session is counted already, and it gives it back."""
         self._programs[link.program] = self._programs.get(link.program, 0) + 1
         return Hosted(
@@ -397,150 +351,6 @@ class Hosting:
             resumable=message.resumable or message.kind == "resume",
             drawn=message.drawn,
         )
-
-    async def _begin(self, link: Switchboard, message: Attach) -> Hosted:
-        """A new session."""
-        self.context.counts.sessions.take(node=message.node)
-        hosted = self._new(link, message, message.window)
-        hosted.strangers_until = float("-inf")
-        return await self._attach(hosted, message, assume_dead=False)
-
-    async def _fetch(self, link: Switchboard, message: Attach) -> Hosted:
-        """A session of this program, from the store."""
-        self.context.counts.sessions.take_anyway()
-        hosted = self._new(link, message, message.window)
-        try:
-            await self._attach(hosted, message, assume_dead=True)
-        except NodeNotFound as error:
-            raise rules.not_there_to_resume(message.node, message.session_id) from error
-        hosted.came_at = self.context.clock.now()
-        hosted.strangers_until = hosted.came_at + hosted.window
-        self._register(hosted)
-        return hosted
-
-    async def _resume(self, arrival: Arrival) -> Hosted:
-        """A session of another program."""
-        message = arrival.message
-        former = self.sessions.get(message.session_id)
-        if former is not None and former.node != message.node:
-            former = None
-        if former is None:
-            window = await self._window_of(message)
-            left = self._predecessors.get(message.session_id)
-            if window is not None and left is not None:
-                _check_resumable(message, left.key, resumable=left.resumable)
-            self.context.counts.sessions.take(node=message.node)
-        else:
-            _check_resumable(message, former.shown_key, resumable=former.resumable)
-            window = former.window
-            self.context.counts.sessions.take_anyway()
-        hosted = await self._take_over(arrival, window or message.window)
-        try:
-            if not arrival.wanted:
-                raise asyncio.CancelledError
-            if not message.assume_dead:
-                self._waiting.add(hosted)
-                await hosted.until_nobody_believes()
-            if hosted.error is not None:
-                raise hosted.error
-        except BaseException:
-            hosted.end(None)
-            with contextlib.suppress(TenureError):
-                await hosted.store.detach()
-            raise
-        finally:
-            self._waiting.discard(hosted)
-        return hosted
-
-    async def _take_over(self, arrival: Arrival, window: float) -> Hosted:
-        """Have the store give it to us, and refuse what a former attachment still sends.
-
-        If the one before was here, what it was told is known here, and the store need not wait.
-        That takes no time; it is done by one after the other, and not cancelled, or else the next
-        one would not know who came before. If the one before was not here, the store takes care
-        that whoever attached it has been told.
-        """
-        link, message = arrival.link, arrival.message
-        number = message.session_id
-        hosted = self._new(link, message, window)
-        if number in self.sessions or number in self._predecessors or message.assume_dead:
-            lock = self._taking.setdefault(number, asyncio.Lock())
-            try:
-                await lock.acquire()
-            except BaseException:
-                hosted.end(None)
-                raise
-            arrival.hurries = True
-            try:
-                await self._attach(hosted, message, assume_dead=True)
-                known = self._predecessors.before(hosted, self.sessions.get(number))
-                if known is not None or message.assume_dead or not arrival.wanted:
-                    self._follow(hosted, told=False)
-                    return hosted
-            finally:
-                arrival.hurries = False
-                lock.release()
-            hosted.end(None)
-            self.context.counts.sessions.take_anyway()
-            hosted = self._new(link, message, window)
-        await self._attach(hosted, message, assume_dead=False)
-        self._follow(hosted, told=True)
-        return hosted
-
-    def _follow(self, hosted: Hosted, *, told: bool) -> None:
-        """It is the session's attachment now, and what was before it is over.
-
-        Args:
-            told: the store has made sure that whoever had it will get no more proof.
-        """
-        former = self.sessions.get(hosted.store.id)
-        self._predecessors.note(hosted, former, told=told)
-        self._register(hosted)
-        if former is not None and self.sessions[hosted.store.id] is hosted:
-            former.end(rules.taken_over(former.node))  # before the store says so
-
-    async def _attach(self, hosted: Hosted, message: Attach, *, assume_dead: bool) -> Hosted:
-        """Have the store attach it. If that fails nothing is left of it here."""
-        how = StoreAttach(
-            message.node,
-            message.window,
-            message.description,
-            "window",
-            message.key,
-            message.session_id or None,
-            assume_dead,
-        )
-        try:
-            hosted.store = await self._engine.attach(how, hosted)
-        except BaseException:
-            hosted.end(None)
-            raise
-        if hosted.error is not None:
-            raise hosted.error
-        if message.kind == "new":
-            self._register(hosted)
-        return hosted
-
-    def _register(self, hosted: Hosted) -> None:
-        """It is the session's attachment here, unless a later one is there already."""
-        there = self.sessions.get(hosted.store.id)
-        if there is None or there.store.attach_number < hosted.store.attach_number:
-            self.sessions[hosted.store.id] = hosted
-
-    async def _window_of(self, message: Attach) -> float | None:
-        """The window of a session that is not here: its own, and not what somebody says it is.
-
-        ``None`` if it is over, or will be found to be.
-        """
-        for each in await self._engine.list_sessions(message.node):
-            if each.id == message.session_id:
-                return each.recovery_window
-        return None
-
-
-def _check_resumable(message: Attach, key: bytes, *, resumable: bool) -> None:
-    liveness: Liveness = "window" if resumable else "process"
-    rules.check_resumable(liveness, key, message.key, message.node, message.session_id)
 
 
 def _id_of(hosted: Hosted) -> int:

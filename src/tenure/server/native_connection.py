@@ -44,8 +44,8 @@ from tenure.errors import (
     Unsupported,
 )
 from tenure.server.accept import Greeting
+from tenure.server.arriving import Arrival
 from tenure.server.hosted import Hosted
-from tenure.server.hosting import Arrival
 from tenure.server.limits import LimitReached
 from tenure.server.native_operations import ENGINE_MESSAGES, ask
 from tenure.server.session_operations import SESSION_HANDLERS

@@ -1,0 +1,229 @@
+"""How sessions come to a server: begun, fetched from the store, or taken over by another program.
+
+**Who may believe.** A former program that was hosted here believes until it has said `Heard`,
+`Detach` or `Close`, or until the window has passed since the last proof that this server can have
+told it of (`Hosted.believes_until`). That the store has told *this server* of the taking over is
+not enough, and neither is that a former server is dead: what counts is the program. Where nobody
+here knows it, since it was attached through another server or before a restart, it is taken to
+have been heard of in the instant before the store took the session away from it: what the store
+says before (`SessionDescription.silent_for`) may be out of date by then, and afterwards it speaks
+of this attachment. So the whole window is waited for. Whether this server knows everybody is seen
+from the attach numbers (`tenure.server.predecessors`).
+
+Whoever is cancelled here leaves nothing behind: a new session is not left, and one that was to be
+resumed is detached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from tenure.core import rules
+from tenure.engines.contract import Attach as StoreAttach
+from tenure.errors import NodeNotFound, TenureError
+from tenure.model import Liveness
+from tenure.server.hosted import Hosted
+from tenure.server.link import Switchboard
+from tenure.server.predecessors import Predecessors
+from tenure.wire.messages import Attach
+
+if TYPE_CHECKING:
+    from tenure.server.hosting import Hosting
+
+__all__ = ["Arrival", "Arriving"]
+
+
+class Arrival:
+    """A session on its way to a channel.
+
+    Attributes:
+        came_at: when the `Attach` came.
+        leaving: the rid of the `Close` or `Detach` that came meanwhile; 0 for none.
+        wanted: nobody has cancelled it.
+        hurries: it is not cancelled just now, but looks at `wanted` in a moment.
+    """
+
+    __slots__ = (
+        "came_at",
+        "closing",
+        "hurries",
+        "leaving",
+        "link",
+        "message",
+        "task",
+        "wanted",
+    )
+
+    task: asyncio.Task[None]
+
+    def __init__(self, link: Switchboard, message: Attach, came_at: float) -> None:
+        self.link = link
+        self.message = message
+        self.came_at = came_at
+        self.wanted = True
+        self.hurries = False
+        self.leaving = 0
+        self.closing = False
+
+
+class Arriving:
+    """The ways in to one `Hosting`, which makes sessions, and keeps them from then on.
+
+    Attributes:
+        predecessors: who had the sessions that are over here.
+    """
+
+    def __init__(self, hosting: Hosting) -> None:
+        self.predecessors = Predecessors(hosting.context.clock)
+        self._hosting = hosting
+        self._sessions = hosting.sessions
+        self._engine = hosting.context.engine
+        self._now = hosting.context.clock.now
+        self._taking: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+        self._waiting: set[Hosted] = set()  # those that are being resumed
+
+    def look(self) -> None:
+        """Some program has ceased to believe."""
+        for each in self._waiting:
+            each.look()
+
+    async def begin(self, link: Switchboard, message: Attach) -> Hosted:
+        """A new session."""
+        self._hosting.context.counts.sessions.take(node=message.node)
+        hosted = self._hosting.make(link, message, message.window)
+        hosted.strangers_until = float("-inf")
+        return await self._attach(hosted, message, assume_dead=False)
+
+    async def fetch(self, link: Switchboard, message: Attach) -> Hosted:
+        """A session of this program, from the store."""
+        self._hosting.context.counts.sessions.take_anyway()
+        hosted = self._hosting.make(link, message, message.window)
+        try:
+            await self._attach(hosted, message, assume_dead=True)
+        except NodeNotFound as error:
+            raise rules.not_there_to_resume(message.node, message.session_id) from error
+        hosted.came_at = self._now()
+        hosted.strangers_until = hosted.came_at + hosted.window
+        self._hosting.register(hosted)
+        return hosted
+
+    async def resume(self, arrival: Arrival) -> Hosted:
+        """A session of another program."""
+        message = arrival.message
+        former = self._sessions.get(message.session_id)
+        if former is not None and former.node != message.node:
+            former = None
+        if former is None:
+            window = await self._window_of(message)
+            left = self.predecessors.get(message.session_id)
+            if window is not None and left is not None:
+                _check_resumable(message, left.key, resumable=left.resumable)
+            self._hosting.context.counts.sessions.take(node=message.node)
+        else:
+            _check_resumable(message, former.shown_key, resumable=former.resumable)
+            window = former.window
+            self._hosting.context.counts.sessions.take_anyway()
+        hosted = await self._take_over(arrival, window or message.window)
+        try:
+            if not arrival.wanted:
+                raise asyncio.CancelledError
+            if not message.assume_dead:
+                self._waiting.add(hosted)
+                await hosted.until_nobody_believes()
+            if hosted.error is not None:
+                raise hosted.error
+        except BaseException:
+            hosted.end(None)
+            with contextlib.suppress(TenureError):
+                await hosted.store.detach()
+            raise
+        finally:
+            self._waiting.discard(hosted)
+        return hosted
+
+    async def _take_over(self, arrival: Arrival, window: float) -> Hosted:
+        """Have the store give it to us, and refuse what a former attachment still sends.
+
+        If the one before was here, what it was told is known here, and the store need not wait.
+        That takes no time; it is done by one after the other, and not cancelled, or else the next
+        one would not know who came before. If the one before was not here, the store takes care
+        that whoever attached it has been told.
+        """
+        link, message = arrival.link, arrival.message
+        number = message.session_id
+        hosted = self._hosting.make(link, message, window)
+        if number in self._sessions or number in self.predecessors or message.assume_dead:
+            lock = self._taking.setdefault(number, asyncio.Lock())
+            try:
+                await lock.acquire()
+            except BaseException:
+                hosted.end(None)
+                raise
+            arrival.hurries = True
+            try:
+                await self._attach(hosted, message, assume_dead=True)
+                known = self.predecessors.before(hosted, self._sessions.get(number))
+                if known is not None or message.assume_dead or not arrival.wanted:
+                    self._follow(hosted, told=False)
+                    return hosted
+            finally:
+                arrival.hurries = False
+                lock.release()
+            hosted.end(None)
+            self._hosting.context.counts.sessions.take_anyway()
+            hosted = self._hosting.make(link, message, window)
+        await self._attach(hosted, message, assume_dead=False)
+        self._follow(hosted, told=True)
+        return hosted
+
+    def _follow(self, hosted: Hosted, *, told: bool) -> None:
+        """It is the session's attachment now, and what was before it is over.
+
+        Args:
+            told: the store has made sure that whoever had it will get no more proof.
+        """
+        former = self._sessions.get(hosted.store.id)
+        self.predecessors.note(hosted, former, told=told)
+        self._hosting.register(hosted)
+        if former is not None and self._sessions[hosted.store.id] is hosted:
+            former.end(rules.taken_over(former.node))  # before the store says so
+
+    async def _attach(self, hosted: Hosted, message: Attach, *, assume_dead: bool) -> Hosted:
+        """Have the store attach it. If that fails nothing is left of it here."""
+        how = StoreAttach(
+            message.node,
+            message.window,
+            message.description,
+            "window",
+            message.key,
+            message.session_id or None,
+            assume_dead,
+        )
+        try:
+            hosted.store = await self._engine.attach(how, hosted)
+        except BaseException:
+            hosted.end(None)
+            raise
+        if hosted.error is not None:
+            raise hosted.error
+        if message.kind == "new":
+            self._hosting.register(hosted)
+        return hosted
+
+    async def _window_of(self, message: Attach) -> float | None:
+        """The window of a session that is not here: its own, and not what somebody says it is.
+
+        ``None`` if it is over, or will be found to be.
+        """
+        for each in await self._engine.list_sessions(message.node):
+            if each.id == message.session_id:
+                return each.recovery_window
+        return None
+
+
+def _check_resumable(message: Attach, key: bytes, *, resumable: bool) -> None:
+    liveness: Liveness = "window" if resumable else "process"
+    rules.check_resumable(liveness, key, message.key, message.node, message.session_id)
