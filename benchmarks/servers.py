@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["CLIENT", "SERVER", "echo_server", "on_core", "redis_server", "tenure_server"]
+__all__ = ["CLIENT", "SERVER", "echo_server", "on_core", "redis_server", "running", "tenure_server"]
 
 CLIENT, SERVER = 0, 1
 """The cores of the two ends."""
@@ -33,7 +33,7 @@ def on_core(core: int) -> Iterator[None]:
 
 
 @contextmanager
-def _running(command: list[str], ready: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def running(command: list[str], ready: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server process on its core, and the line in which it said that it is ready."""
     with on_core(SERVER):
         process = subprocess.Popen(
@@ -59,7 +59,7 @@ def _running(command: list[str], ready: str) -> Iterator[tuple[subprocess.Popen[
 def echo_server() -> Iterator[int]:
     """Frames come back as they are, on a Protocol under uvloop; gives the port."""
     command = [sys.executable, "-m", "benchmarks.echo"]
-    with _running(command, "listening") as (_, line):
+    with running(command, "listening") as (_, line):
         yield int(line.split()[-1])
 
 
@@ -69,7 +69,7 @@ def redis_server() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="tenure-") as folder:
         socket = str(Path(folder) / "redis.sock")
         command = ["redis-server", "--port", "0", "--unixsocket", socket, "--save", ""]
-        with _running(command, "eady to accept connections"):
+        with running(command, "eady to accept connections"):
             yield socket
 
 
@@ -78,6 +78,6 @@ def tenure_server(store: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`tenure serve` on a port of its own; gives the process and the URL for clients."""
     command = [sys.executable, "-m", "tenure", "serve", "--store", store]
     command += ["--listen", "tenure://127.0.0.1:0"]
-    with _running(command, "tenure://127.0.0.1:") as (process, line):
+    with running(command, "tenure://127.0.0.1:") as (process, line):
         address = next(word for word in line.split() if "tenure://" in word)
         yield process, address[address.index("tenure://") :].strip(",;\"'")

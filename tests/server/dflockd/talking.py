@@ -135,7 +135,7 @@ class Client(asyncio.Transport):
             if first:
                 self.connection.pause_writing()
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:  # noqa: ARG002
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
 
     def pause_reading(self) -> None:
@@ -187,7 +187,7 @@ async def play(listener: DflockdListener, script: str) -> None:
             continue
         if step["request"]:
             words = _TOKEN.sub(lambda each: tokens[each[0]], step["request"]).split(" ", 2)
-            client.ask(*(words + ["", ""])[:3])
+            client.ask(*[*words, "", ""][:3])
         heard = await client.hears()
         if step["reply"] == "closed":
             assert client.closed, f"{line}: it is open, and heard {heard!r}"

@@ -16,7 +16,7 @@ from tenure.engines.contract import Enqueued
 if TYPE_CHECKING:
     from tenure.server.dflockd.holder import Holder
 
-__all__ = ["MARK", "Claim", "Key", "Record", "Stage"]
+__all__ = ["ASKED", "HELD", "MARK", "OVER", "WAITING", "Claim", "Key", "Record", "Stage"]
 
 MARK = b"dflockd"
 """The data of a semaphore that was made for a key, and may be deleted when nobody uses it."""
@@ -60,6 +60,9 @@ class Stage(IntEnum):
     OVER = 3
 
 
+ASKED, WAITING, HELD, OVER = Stage  # found at once, where it matters
+
+
 class Key:
     """A key that is used, or was a moment ago.
 
@@ -89,12 +92,15 @@ class Claim:
         hold: its number within its holder's session.
         lease: seconds.
         stage: where it stands.
-        token: once it is held.
-        deadline: until when it is held.
+        token: once it is held; before that, what of it cannot be guessed.
+        deadline: until when it is held, once it is.
         answer: of the store, which has not come yet.
         verdict: once it is over, what is replied to whoever waits for it; empty if its semaphore
             was not there, and it is to be asked for again.
     """
+
+    deadline: float
+    verdict: bytes
 
     __slots__ = (
         "answer",
@@ -103,7 +109,6 @@ class Claim:
         "holder",
         "key",
         "lease",
-        "salt",
         "stage",
         "token",
         "verdict",
@@ -113,10 +118,7 @@ class Claim:
         self.key = key
         self.holder = holder
         self.hold = hold
-        self.salt = salt
+        self.token = salt
         self.lease = lease
-        self.stage = Stage.ASKED
-        self.token = ""
-        self.deadline = 0.0
+        self.stage = ASKED
         self.answer: asyncio.Future[Enqueued] | None = None
-        self.verdict = b""

@@ -8,11 +8,11 @@ or ``None`` when the connection is *busy* with it: then the reply comes through 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tenure.errors import TenureError
-from tenure.server.dflockd.claims import MARK, Stage
+from tenure.server.dflockd.claims import HELD, MARK, OVER
 from tenure.server.dflockd.stats import stats
 from tenure.wire.lines.replies import (
     ERROR,
@@ -36,15 +36,20 @@ __all__ = ["COMMANDS", "Command"]
 Command: TypeAlias = "Callable[[Connection, str, str, float], bytes | None]"
 
 
+# Clients ask with a few timeouts and leases, again and again.
+_lock_terms = lru_cache(maxsize=1024)(partial(acquire_terms, counted=False))
+_semaphore_terms = lru_cache(maxsize=1024)(partial(acquire_terms, counted=True))
+
+
 def _lock(conn: Connection, name: str, argument: str, now: float) -> bytes | None:
-    terms = acquire_terms(argument, counted=False)
+    terms = _lock_terms(argument)
     if terms is None:
         return ERROR
     return _claim(conn, name, terms[1], terms[2], terms[0], now)
 
 
 def _semaphore_lock(conn: Connection, name: str, argument: str, now: float) -> bytes | None:
-    terms = acquire_terms(argument, counted=True)
+    terms = _semaphore_terms(argument)
     if terms is None:
         return ERROR
     return _claim(conn, name, terms[1], terms[2], terms[0], now)
@@ -94,7 +99,10 @@ def _claim(
     if limit > 1 and not key.made:
         conn.put_off(locks.make(key, holder, MARK))
         return None
-    return conn.outcome(locks.claim(key, holder, lease, timeout, now), enqueued=timeout is None)
+    claim = locks.claim(key, holder, lease, timeout, now)
+    if timeout is not None and claim.stage is HELD:
+        return grant("ok", claim.token, lease)
+    return conn.outcome(claim, enqueued=timeout is None)
 
 
 def _wait(conn: Connection, name: str, argument: str, now: float) -> bytes | None:
@@ -105,11 +113,11 @@ def _wait(conn: Connection, name: str, argument: str, now: float) -> bytes | Non
     if claim is None:
         return ERROR_NOT_ENQUEUED
     locks = conn.locks
-    if claim.stage is Stage.HELD and claim.deadline <= now:
+    if claim.stage is HELD and claim.deadline <= now:
         locks.sweep(now)
-    if claim.stage is Stage.OVER:
+    if claim.stage is OVER:
         return claim.verdict
-    if claim.stage is Stage.HELD:
+    if claim.stage is HELD:
         try:
             answer = locks.renew(claim, claim.lease, now)
         except TenureError:
@@ -130,8 +138,8 @@ def _wait(conn: Connection, name: str, argument: str, now: float) -> bytes | Non
 
 def _release(conn: Connection, name: str, argument: str, now: float) -> bytes | None:
     locks = conn.locks
-    claim = locks.find(argument.strip(), name, now)
-    if claim is None:
+    claim = locks.held.get(argument) or locks.held.get(argument.strip())
+    if claim is None or claim.key.name != name or not locks.lasts(claim, now):
         return ERROR
     if conn.enqueued and conn.enqueued.get(name) is claim:
         del conn.enqueued[name]
@@ -148,8 +156,8 @@ def _renew(conn: Connection, name: str, argument: str, now: float) -> bytes | No
         return ERROR
     locks = conn.locks
     token, lease = terms
-    claim = locks.find(token, name, now)
-    if claim is None:
+    claim = locks.held.get(token)
+    if claim is None or claim.key.name != name or not locks.lasts(claim, now):
         return ERROR
     if lease is None:
         lease = locks.options.default_lease

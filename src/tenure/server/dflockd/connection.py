@@ -29,7 +29,7 @@ from tenure.engines.contract import Answer, Attach
 from tenure.errors import AuthenticationFailed, NodeNotFound, TenureError
 from tenure.model import NodeConfig
 from tenure.server.accept import Greeting
-from tenure.server.dflockd.claims import MARK, Claim, Stage
+from tenure.server.dflockd.claims import ASKED, HELD, MARK, OVER, WAITING, Claim
 from tenure.server.dflockd.commands import COMMANDS
 from tenure.server.dflockd.holder import Holder
 from tenure.server.limits import LimitReached
@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
         self._settle_reading()
 
     def data_received(self, data: bytes) -> None:
-        if self._busy or self._unread or self._requests or len(data) > _TURN:
+        if self._busy or self._requests or self._unread or len(data) > _TURN:
             self._unread += data
             if self._awaited is not None and len(self._unread) > _TOO_MUCH:
                 self._context.log(logging.WARNING, "sends too much", peer=self.peer)
@@ -169,6 +169,18 @@ class Connection(asyncio.Protocol):
         now = self._now()
         reader = self._reader
         requests = reader.feed(data)
+        if len(requests) == 1 and self._greeting is None and not reader.failed:
+            # This is the usual case, and the rest of this class would do the same.
+            self._heard_at = now
+            self._lines = reader.lines
+            self._request = request = requests[0]
+            command = COMMANDS.get(request[0])
+            reply = ERROR if command is None else command(self, request[1], request[2], now)
+            if reply is None:
+                self._busy = True
+            elif self._transport is not None:
+                self._transport.write(reply)
+            return
         if requests or reader.lines != self._lines:
             self._lines = reader.lines
             self._heard_at = now
@@ -238,17 +250,17 @@ class Connection(asyncio.Protocol):
     def outcome(self, claim: Claim, *, enqueued: bool) -> bytes | None:
         """What there is to reply about a claim; ``None`` if that is not known yet."""
         stage = claim.stage
-        if stage is Stage.HELD:
+        if stage is HELD:
             if enqueued:
                 self.enqueued[claim.key.name] = claim
                 return grant("acquired", claim.token, claim.lease)
             return grant("ok", claim.token, claim.lease)
-        if stage is Stage.OVER:
+        if stage is OVER:
             if claim.verdict or self.holder is None:
                 return claim.verdict or ERROR
             self.put_off(self.locks.make(claim.key, self.holder, MARK))  # once more
             return None
-        if stage is Stage.WAITING and enqueued:
+        if stage is WAITING and enqueued:
             self.enqueued[claim.key.name] = claim
             return QUEUED
         self._awaited = claim
@@ -262,7 +274,7 @@ class Connection(asyncio.Protocol):
 
     def news(self, claim: Claim) -> None:
         """Something has become of a claim of this connection."""
-        if self._awaited is not claim or claim.stage is Stage.ASKED:
+        if self._awaited is not claim or claim.stage is ASKED:
             return
         self._awaited = None
         reply = self.outcome(claim, enqueued=self._enqueues)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from tenure.engines.contract import EngineSession, Removal
 from tenure.errors import SessionExpired
 from tenure.model import Recovered
-from tenure.server.dflockd.claims import Claim, Stage
+from tenure.server.dflockd.claims import WAITING, Claim
 from tenure.wire.lines.replies import ERROR, TIMEOUT
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Holder:
         if claim is None:
             return  # it is being withdrawn
         self._see_answer(claim)
-        if claim.stage is Stage.WAITING and order_id is not None:
+        if claim.stage is WAITING and order_id is not None:
             self.locks.give(claim, order_id, self.locks.now())
             self._tell(claim)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tenure.server.dflockd.claims import Stage
+from tenure.server.dflockd.claims import HELD
 
 if TYPE_CHECKING:
     from tenure.server.dflockd.locks import Locks
@@ -28,7 +28,7 @@ def stats(locks: Locks, connections: int, now: float) -> bytes:
             idle = {"key": key.name, "idle_s": round(max(0.0, now - key.used_at), 3)}
             told["idle_locks" if mutex else "idle_semaphores"].append(idle)
             continue
-        held = [each for each in key.claims if each.stage is Stage.HELD]
+        held = [each for each in key.claims if each.stage is HELD]
         if mutex:
             owner = held[0].holder.connection if held else None
             told["locks"].append(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import TypeAlias
 
 from tenure.wire.lines.rules import AUTH_BYTES, LINE_BYTES, MOST, MOST_SECONDS
@@ -103,7 +102,6 @@ def _as_text(lines: list[bytes]) -> RawRequest:
     return command, key, argument
 
 
-@lru_cache(maxsize=1024)
 def acquire_terms(argument: str, *, counted: bool) -> tuple[int, int, int | None] | None:
     """Of an `l`, or if `counted` an `sl`: timeout, limit, and lease if one is given, in seconds."""
     numbers = _numbers(argument)
@@ -117,7 +115,6 @@ def acquire_terms(argument: str, *, counted: bool) -> tuple[int, int, int | None
     return timeout, limit, lease
 
 
-@lru_cache(maxsize=1024)
 def enqueue_terms(argument: str, *, counted: bool) -> tuple[int, int | None] | None:
     """Of an `e`, or if `counted` an `se`: limit, and lease if one is given, in seconds."""
     numbers = _numbers(argument)
@@ -130,7 +127,6 @@ def enqueue_terms(argument: str, *, counted: bool) -> tuple[int, int | None] | N
     return limit, lease
 
 
-@lru_cache(maxsize=1024)
 def wait_terms(argument: str) -> int | None:
     """Of a `w` or an `sw`: timeout, in seconds."""
     numbers = _numbers(argument)
