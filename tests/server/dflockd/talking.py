@@ -19,6 +19,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from tenure.clock import Clock
 from tenure.engines.contract import Engine
@@ -43,6 +44,7 @@ async def serving(
     engine: Engine | None = None,
     limits: Limits | None = None,
     authenticator: Authenticator | None = None,
+    url: str = "dflockd://127.0.0.1:0",
     **options: Any,
 ) -> AsyncIterator[DflockdListener]:
     """A listener on a store of its own, or on an engine that is not open yet."""
@@ -54,8 +56,8 @@ async def serving(
     )
     listener = DflockdListener(
         context,
-        "dflockd://127.0.0.1:0",
-        sockets=[socket.create_server(("127.0.0.1", 0))],
+        url,
+        sockets=[socket.create_server(("127.0.0.1", urlsplit(url).port or 0))],
         options=DflockdOptions(**options),
     )
     try:
@@ -72,7 +74,6 @@ class Client(asyncio.Transport):
     Attributes:
         heard: the bytes that it has been told and has not looked at.
         reads: whether it reads.
-        closed: whether the server has closed, or it has.
         connection: the server's end.
     """
 
@@ -80,7 +81,7 @@ class Client(asyncio.Transport):
         super().__init__()
         self.heard = b""
         self.reads = True
-        self.closed = False
+        self._closed = False
         self.reading = True
         self.gone = False
         self._loop = asyncio.get_running_loop()
@@ -123,6 +124,10 @@ class Client(asyncio.Transport):
         self._kept = b""
         self.connection.resume_writing()
 
+    def is_closed(self) -> bool:
+        """Whether it is closed, by whichever end."""
+        return self._closed
+
     # What the server does
 
     def write(self, data: Any) -> None:
@@ -151,8 +156,8 @@ class Client(asyncio.Transport):
             self.abort()
 
     def abort(self) -> None:
-        if not self.closed:
-            self.closed = True
+        if not self._closed:
+            self._closed = True
             self._loop.call_soon(self._lose)
 
     def _lose(self) -> None:
@@ -190,7 +195,7 @@ async def play(listener: DflockdListener, script: str) -> None:
             client.ask(*[*words, "", ""][:3])
         heard = await client.hears()
         if step["reply"] == "closed":
-            assert client.closed, f"{line}: it is open, and heard {heard!r}"
+            assert client.is_closed(), f"{line}: it is open, and heard {heard!r}"
             continue
         wanted = "" if step["reply"] == "?" else step["reply"] + "\n"
         _match(line, wanted, heard, tokens)

@@ -85,6 +85,7 @@ class Connection(asyncio.Protocol):
         self._requests: deque[RawRequest] = deque()  # read, and not carried out
         self._unread = bytearray()  # arrived behind them
         self._reading = True
+        self._special = True  # it is greeting or leaving
         self._over = False  # its client says nothing more
         self._heard_at = self._now()
         self._lines = 0
@@ -151,6 +152,28 @@ class Connection(asyncio.Protocol):
         self._settle_reading()
 
     def data_received(self, data: bytes) -> None:
+        if self._special or self._busy or self._requests or self._unread or len(data) > _TURN:
+            self._receive(data)
+            return
+        requests = self._reader.feed(data)
+        if len(requests) != 1:
+            self._take(requests)
+            return
+        # This is the usual case, and what `_take` does would come to the same.
+        self._heard_at = now = self._now()
+        self._lines = -1
+        self._request = request = requests[0]
+        command = COMMANDS.get(request[0])
+        reply = ERROR if command is None else command(self, request[1], request[2], now)
+        if reply is None:
+            self._busy = True
+        elif self._transport is not None:
+            self._transport.write(reply)
+        if self._reader.failed:
+            self._work_off(now)
+
+    def _receive(self, data: bytes) -> None:
+        """What arrives when it cannot simply be carried out."""
         if self._busy or self._requests or self._unread or len(data) > _TURN:
             self._unread += data
             if self._awaited is not None and len(self._unread) > _TOO_MUCH:
@@ -159,32 +182,18 @@ class Connection(asyncio.Protocol):
                 return
             self._settle_reading()
             self._go_on_soon()
-            return
-        self._take(data)
+        else:
+            self._take(self._reader.feed(data))
 
     # Carrying out
 
-    def _take(self, data: bytes) -> None:
-        """Carry out what this completes, as far as can be."""
+    def _take(self, requests: list[RawRequest]) -> None:
+        """Carry out what has been read, as far as can be."""
         now = self._now()
-        reader = self._reader
-        requests = reader.feed(data)
-        if len(requests) == 1 and self._greeting is None and not reader.failed:
-            # This is the usual case, and the rest of this class would do the same.
+        if requests or self._reader.lines != self._lines:
+            self._lines = self._reader.lines
             self._heard_at = now
-            self._lines = reader.lines
-            self._request = request = requests[0]
-            command = COMMANDS.get(request[0])
-            reply = ERROR if command is None else command(self, request[1], request[2], now)
-            if reply is None:
-                self._busy = True
-            elif self._transport is not None:
-                self._transport.write(reply)
-            return
-        if requests or reader.lines != self._lines:
-            self._lines = reader.lines
-            self._heard_at = now
-        if self._greeting is not None:
+        if self._special:
             requests = self._greet(requests)
         self._requests.extend(requests)
         self._work_off(now)
@@ -222,16 +231,16 @@ class Connection(asyncio.Protocol):
         if self._busy or self._blocked_at is not None or self._transport is None:
             return
         now = self._heard_at = self._now()
-        if self._requests:
+        if self._requests or not self._unread:
             self._work_off(now)
-        elif self._unread:
+        else:
             piece = bytes(self._unread[:_TURN])
             del self._unread[:_TURN]
-            self._take(piece)
+            self._take(self._reader.feed(piece))
         self._settle_reading()
         if self._requests or self._unread:
             self._go_on_soon()
-        elif self._over and not self._busy:
+        elif self._over and not self._busy and self._transport is not None:
             self._transport.close()
 
     def _settle_reading(self) -> None:
@@ -371,10 +380,11 @@ class Connection(asyncio.Protocol):
             self.cut_off()
             return
         self._counted = True
+        self._special = False
 
     def _greet(self, requests: list[RawRequest]) -> list[RawRequest]:
         """The first request, of which more is asked; returns those behind it."""
-        if self._leaving is not None or not requests:
+        if self._greeting is None or self._leaving is not None or not requests:
             return []
         command, _, token = requests[0]
         if command == "auth":
@@ -406,6 +416,7 @@ class Connection(asyncio.Protocol):
         """A last word, and then it is closed, however slowly that is read."""
         if self._transport is None or self._leaving is not None:
             return
+        self._special = True
         if word:
             self._replies.append(word)
         self._flush()

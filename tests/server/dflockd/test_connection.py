@@ -1,0 +1,477 @@
+"""Bytes in any pieces, clients that do what they should not, and the end of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tenure.engines.contract import Engine
+from tenure.engines.memory import MemoryEngine
+from tenure.server.auth import Authenticator
+from tenure.server.limits import Limits
+from tenure.testing import VirtualClock
+from tenure.testing.clock import run
+from tenure.testing.faults import FaultyEngine, Way
+from tests.server.dflockd.talking import Client, play, serving
+
+pytestmark = pytest.mark.usefixtures("loop_factory")
+
+TOKEN = "a-token-of-one's-own"
+
+
+def token_of(reply: str) -> str:
+    match = re.fullmatch(r"(?:ok|acquired) ([0-9a-f]{32}) \d+", reply)
+    assert match, reply
+    return match[1]
+
+
+# Bytes
+
+
+async def test_requests_that_come_together_are_served_in_order(
+    clock: VirtualClock, engine: Engine
+) -> None:
+    async with serving(clock, engine=engine) as listener:
+        client, other = Client(listener), Client(listener)
+        token = token_of(await other.asks("l", "job", "0"))
+        client.say(b"ping\n_\n_\nl\njob\n10\nx\ny\nz\nl\nother\n0\nping\n_\n_\n")
+        assert await client.hears() == "ok\n"  # the rest waits behind the lock
+        assert await other.asks("ping") == "ok"
+        assert await other.asks("r", "job", token) == "ok"
+        first, *rest = (await client.hears()).splitlines()
+        assert token_of(first)
+        assert rest[0] == "error"
+        assert token_of(rest[1])
+        assert rest[2:] == ["ok"]
+
+
+async def test_requests_that_come_in_pieces(clock: VirtualClock, engine: Engine) -> None:
+    async with serving(clock, engine=engine) as listener:
+        client = Client(listener)
+        for byte in b"l\r\njob\r\n10 33\r\nping\n_\n":
+            client.say(bytes([byte]))
+            await asyncio.sleep(0.01)
+        assert token_of((await client.hears())[:-1])
+        client.say(b"_\n")
+        assert await client.hears() == "ok\n"
+
+
+async def test_many_requests_at_once_are_all_answered(clock: VirtualClock, engine: Engine) -> None:
+    async with serving(clock, engine=engine) as listener:
+        client = Client(listener)
+        client.say(b"ping\n_\n_\n" * 3000 + b"e\njob\n\n" + b"ping\n_\n_\n" * 3000)
+        lines: list[str] = []
+        while len(lines) < 6001:
+            heard = await client.hears()
+            assert heard
+            lines += heard.splitlines()
+        assert lines.count("ok") == 6000
+        assert token_of(lines[3000])
+
+
+@pytest.mark.parametrize("before", [b"", b"ping\n_\n_\n", b"l\n", b"l\njob\n"])
+async def test_a_line_that_is_too_long_is_the_end(
+    clock: VirtualClock, engine: Engine, before: bytes
+) -> None:
+    async with serving(clock, engine=engine) as listener:
+        client = Client(listener)
+        client.say(before + b"x" * 300)
+        await client.hears()
+        assert not client.is_closed()
+        client.say(b"x\nping\n_\n_\n")
+        assert await client.hears() == "error\n"
+        assert client.is_closed()
+
+
+async def test_a_line_of_256_bytes_is_a_key(clock: VirtualClock, engine: Engine) -> None:
+    async with serving(clock, engine=engine) as listener:
+        client = Client(listener)
+        assert token_of(await client.asks("l", "k" * 256, "0"))
+        assert token_of(await client.asks("l", "é" * 128, "0"))
+        for key in "", "a b", "a\tb":
+            assert await client.asks("l", key, "0") == "error"
+        client.say(b"l\n\xff\n0\n")
+        assert await client.hears() == "error\n"
+
+
+async def test_what_was_asked_before_a_line_that_is_too_long_is_answered(
+    clock: VirtualClock, engine: Engine
+) -> None:
+    async with serving(clock, engine=engine) as listener:
+        client, other = Client(listener), Client(listener)
+        token = token_of(await other.asks("l", "job", "0"))
+        client.say(b"l\njob\n10\n" + b"x" * 300 + b"\n")
+        assert await client.hears() == ""
+        await other.asks("r", "job", token)
+        first, last = (await client.hears()).splitlines()
+        assert token_of(first)
+        assert last == "error"
+        assert client.is_closed()
+
+
+async def test_who_dribbles_is_silent_until_a_line_ends(clock: VirtualClock) -> None:
+    async with serving(clock) as listener:
+        client = Client(listener)
+        for _ in range(4):
+            client.say(b"x")
+            await asyncio.sleep(5)
+        assert await client.hears() == ""
+        client.say(b"\n")
+        await asyncio.sleep(20)
+        assert not client.is_closed()
+        client.say(b"y")
+        await asyncio.sleep(5)
+        assert await client.hears() == "error\n"
+        assert client.is_closed()
+
+
+# Ends
+
+
+async def test_who_says_nothing_more_is_answered_first(clock: VirtualClock, engine: Engine) -> None:
+    async with serving(clock, engine=engine) as listener:
+        client, other = Client(listener), Client(listener)
+        client.say(b"l\njob\n10\nping\n_\n_\n")
+        client.end()
+        first, last = (await client.hears()).splitlines()
+        assert token_of(first)
+        assert last == "ok"
+        assert client.is_closed()
+        assert token_of(await other.asks("l", "job", "0"))
+
+
+async def test_who_says_nothing_more_waits_for_nothing(clock: VirtualClock, engine: Engine) -> None:
+    async with serving(clock, engine=engine) as listener:
+        client, other = Client(listener), Client(listener)
+        token = token_of(await other.asks("l", "job", "0"))
+        client.ask("l", "job", "10")
+        await client.hears()
+        client.end()
+        assert await client.hears() == ""
+        assert client.is_closed()
+        await other.asks("r", "job", token)
+        assert token_of(await other.asks("l", "job", "0"))
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.001, 0.004, 0.005, 0.007, 0.008, 0.01, 0.02])
+async def test_whatever_the_moment_a_connection_is_lost_nothing_is_left(
+    clock: VirtualClock, moment: float
+) -> None:
+    engine = FaultyEngine(MemoryEngine("", clock), Way(delay=lambda: 0.003))
+    async with serving(clock, engine=engine) as listener:
+        for request in "l\njob\n10\n", "sl\njob\n10\n", "e\njob\n\n", "sl\npool\n10 2\n":
+            client = Client(listener)
+            client.say(request.encode())
+            await asyncio.sleep(moment)
+            client.abort()
+            await asyncio.sleep(0.1)
+            assert not listener.locks.held
+            assert not listener.locks.holders
+            assert await engine.list_sessions("/dflockd") == []
+            for each in await engine.list_semaphores("/dflockd", owners=True, waiters=True):
+                assert each.owners == each.waiters == ()
+
+
+async def test_who_does_not_read_is_cut_off(clock: VirtualClock) -> None:
+    async with serving(clock) as listener:
+        client = Client(listener)
+        for number in range(20):
+            token_of(await client.asks("l", f"job-{number}", "0 600"))
+        client.reads = False
+        client.say(b"stats\n_\n_\n" * 700)
+        await asyncio.sleep(1)
+        assert not client.reading
+        assert len(client._kept) < 4000  # nothing more is made while it does not read
+        await asyncio.sleep(5)
+        assert client.is_closed()
+        await asyncio.sleep(0.1)
+        assert not listener.locks.held
+
+
+async def test_who_reads_late_hears_all(clock: VirtualClock, engine: Engine) -> None:
+    async with serving(clock, engine=engine) as listener:
+        client = Client(listener)
+        assert await client.asks("e", "job", "")
+        client.reads = False
+        client.say(b"stats\n_\n_\n" * 700)
+        await asyncio.sleep(2)
+        client.read_again()
+        heard = await client.hears()
+        while heard.count("\n") < 700:
+            more = await client.hears()
+            assert more
+            heard += more
+        assert heard.count("ok {") == 700
+
+
+async def test_who_sends_without_end_while_it_waits_is_cut_off(clock: VirtualClock) -> None:
+    async with serving(clock) as listener:
+        client, other = Client(listener), Client(listener)
+        token_of(await other.asks("l", "job", "0 600"))
+        client.ask("l", "job", "600")
+        await client.hears()
+        for _ in range(8):
+            assert client.reading
+            client.say(b"ping\n_\n_\n" * 7000)
+        client.say(b"ping\n_\n_\n" * 7000)
+        await asyncio.sleep(0.1)
+        assert client.is_closed()
+        assert listener.locks.keys["job"].waiting == 0
+
+
+async def test_no_more_connections_than_may_be(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(clock, limits=Limits(connections=2)) as listener:
+        first, second = Client(listener), Client(listener)
+        third = Client(listener)
+        assert await third.hears() == ""
+        assert third.is_closed()
+        assert await first.asks("ping") == "ok"
+        second.abort()
+        await asyncio.sleep(0.1)
+        assert await Client(listener).asks("ping") == "ok"
+    assert "connection refused" in caplog.text
+
+
+async def test_a_session_for_one_connection_too_many_is_refused(
+    clock: VirtualClock, engine: Engine
+) -> None:
+    async with serving(clock, engine=engine, limits=Limits(sessions=1)) as listener:
+        first, second = Client(listener), Client(listener)
+        token_of(await first.asks("l", "job", "0"))
+        assert await second.asks("l", "other", "0") == "error"
+        first.abort()
+        await asyncio.sleep(0.1)
+        token_of(await second.asks("l", "other", "0"))
+
+
+# Tokens of the server
+
+
+async def test_who_shows_the_token_comes_in(clock: VirtualClock, engine: Engine) -> None:
+    tokens = Authenticator({TOKEN: "test"})
+    async with serving(clock, engine=engine, authenticator=tokens) as listener:
+        client = Client(listener)
+        assert await client.asks("auth", "_", f" {TOKEN} ") == "ok"
+        token_of(await client.asks("l", "job", "0"))
+        assert await client.asks("auth", "_", TOKEN) == "error"
+        both = Client(listener)
+        both.say(f"auth\n_\n{TOKEN}\nping\n_\n_\n".encode())
+        assert await both.hears() == "ok\nok\n"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [b"auth\n_\nwrong\n", b"auth\n_\n\n", b"ping\n_\n_\n", b"l\njob\n0\n", b"\xff\n\n\n"],
+)
+async def test_who_does_not_is_sent_away_after_a_pause(
+    clock: VirtualClock, request_: bytes
+) -> None:
+    tokens = Authenticator({TOKEN: "test"})
+    async with serving(clock, authenticator=tokens) as listener:
+        client = Client(listener)
+        client.say(request_ + f"auth\n_\n{TOKEN}\nping\n_\n_\n".encode())
+        await asyncio.sleep(0.09)
+        assert client.heard == b"error_auth\n"
+        assert not client.is_closed()
+        await asyncio.sleep(0.02)
+        assert client.is_closed()
+        assert client.heard == b"error_auth\n"
+        assert not listener.locks.keys
+
+
+async def test_who_says_nothing_at_first_is_sent_away(clock: VirtualClock) -> None:
+    tokens = Authenticator({TOKEN: "test"})
+    limits = Limits(greeting_time=3.0)
+    async with serving(clock, authenticator=tokens, limits=limits) as listener:
+        client = Client(listener)
+        await asyncio.sleep(5)
+        assert await client.hears() == "error\n"
+        assert client.is_closed()
+
+
+# The server's end, the store's, an administrator
+
+
+async def test_a_server_that_ends_tells_who_waits(clock: VirtualClock, engine: Engine) -> None:
+    async with serving(clock, engine=engine, shutdown_time=10.0) as listener:
+        holder, waiter, third = Client(listener), Client(listener), Client(listener)
+        token = token_of(await holder.asks("l", "job", "0"))
+        waiter.ask("l", "job", "100")
+        assert await third.asks("e", "job", "") == "queued"
+        await waiter.hears()
+        await listener.drain()
+        assert await waiter.hears() == "error_draining\n"
+        assert await waiter.asks("l", "other", "0") == "error_draining"
+        assert await waiter.asks("e", "other", "") == "error_draining"
+        assert await third.asks("w", "job", "10") == "error_draining"
+        assert await holder.asks("n", "job", token) == "ok 33"
+        closing = asyncio.create_task(listener.aclose())
+        await asyncio.sleep(3)
+        assert not closing.done()
+        assert await holder.asks("r", "job", token) == "ok"
+        for client in holder, waiter, third:
+            client.abort()
+        await closing
+        assert clock.now() < 1005
+
+
+async def test_a_server_that_ends_waits_no_longer_than_it_was_told(clock: VirtualClock) -> None:
+    async with serving(clock, shutdown_time=4.0) as listener:
+        client = Client(listener)
+        token_of(await client.asks("l", "job", "0"))
+        begin = clock.now()
+        await listener.aclose()
+        assert 4 <= clock.now() - begin < 4.5
+        assert client.is_closed()
+
+
+async def test_what_is_held_outlives_a_server_that_ends(clock: VirtualClock) -> None:
+    store = MemoryEngine("outlived", clock)
+    await store.open()
+    tokens: list[str] = []
+    async with serving(clock, engine=MemoryEngine("outlived", clock)) as listener:
+        client, waiter = Client(listener), Client(listener)
+        tokens.append(token_of(await client.asks("l", "job", "10 20")))
+        tokens.append(token_of(await client.asks("sl", "pool", "10 2")))
+        waiter.ask("l", "job", "100")
+        await waiter.hears()
+        place = listener.address
+    await asyncio.sleep(3)
+    again = serving(clock, engine=MemoryEngine("outlived", clock), url=place)
+    async with again as listener:
+        client, other = Client(listener), Client(listener)
+        assert await other.asks("l", "job", "0") == "timeout"
+        assert await client.asks("n", "job", f"{tokens[0]} 10") == "ok 10"
+        assert await client.asks("sr", "pool", tokens[1]) == "ok"
+        assert await client.asks("sr", "pool", tokens[1]) == "error"
+        await asyncio.sleep(8)
+        assert await other.asks("l", "job", "0") == "timeout"
+        await asyncio.sleep(3)
+        token_of(await other.asks("l", "job", "0"))
+        assert await client.asks("n", "job", tokens[0]) == "error"
+    await store.aclose()
+
+
+async def test_a_lost_session_is_the_end_of_its_connection(
+    clock: VirtualClock, engine: Engine
+) -> None:
+    async with serving(clock, engine=engine) as listener:
+        holder, waiter, idle = Client(listener), Client(listener), Client(listener)
+        token_of(await holder.asks("l", "job", "0"))
+        waiter.ask("l", "job", "100")
+        await waiter.hears()
+        token = token_of(await idle.asks("l", "other", "0"))
+        assert await idle.asks("r", "other", token) == "ok"
+        for each in reversed(await engine.list_sessions("/dflockd")):
+            await engine.end_session("/dflockd", each.id)
+        assert await waiter.hears() == "error\n"
+        assert waiter.is_closed()
+        assert await holder.hears() == ""
+        assert holder.is_closed()
+        token_of(await idle.asks("l", "job", "0"))  # it had nothing, and gets another one
+
+
+async def test_a_node_that_somebody_has_dropped_is_made_again(clock: VirtualClock) -> None:
+    engine = MemoryEngine("", clock)
+    async with serving(clock, engine=engine) as listener:
+        await engine.drop_node("/dflockd", force=True)
+        token_of(await Client(listener).asks("l", "job", "0"))
+
+
+async def test_what_an_administrator_evicts_is_lost(clock: VirtualClock, engine: Engine) -> None:
+    async with serving(clock, engine=engine) as listener:
+        holder, waiter = Client(listener), Client(listener)
+        token = token_of(await holder.asks("l", "job", "0"))
+        waiter.ask("l", "job", "100")
+        await waiter.hears()
+        (job,) = await engine.list_semaphores("/dflockd", owners=True, waiters=True)
+        assert job.owners[0].order_id == int(token[:16], 16)
+        await engine.evict("/dflockd", "job", job.waiters[0].order_id)
+        assert await waiter.hears() == "error\n"
+        await engine.evict("/dflockd", "job", job.owners[0].order_id)
+        await asyncio.sleep(0.1)
+        assert await holder.asks("n", "job", token) == "error"
+
+
+async def test_no_lease_is_promised_when_the_store_is_out_of_reach(clock: VirtualClock) -> None:
+    way = Way(delay=lambda: 0.003)
+    engine = FaultyEngine(MemoryEngine("", clock), way)
+    async with serving(clock, engine=engine, read_timeout=1000.0) as listener:
+        client = Client(listener)
+        token_of(await client.asks("l", "first", "0 5"))
+        token = token_of(await client.asks("l", "job", "0 59"))
+        way.cut()
+        await asyncio.sleep(40)
+        assert await client.asks("n", "job", token) == "error"
+        await asyncio.sleep(10)
+        assert not client.is_closed()
+        await asyncio.sleep(10)
+        assert client.is_closed()  # by now the store may have given it to somebody else
+        way.mend()
+        await asyncio.sleep(1)
+
+
+# Random bytes
+
+pieces = st.lists(
+    st.one_of(
+        st.binary(max_size=400),
+        st.sampled_from([b"l", b"sl", b"e", b"se", b"w", b"r", b"n", b"\n", b"key\n", b"0\n"]),
+        st.sampled_from([b"l\nkey\n1\n", b"e\nkey\n\n", b"w\nkey\n0\n", b"sl\nkey\n0 2\n"]),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=60)
+@given(pieces, st.booleans())
+def test_random_bytes_harm_nobody(sent: list[bytes], later: bool) -> None:
+    clock = VirtualClock()
+
+    async def scenario() -> None:
+        inner = MemoryEngine("", clock)
+        engine = FaultyEngine(inner, Way(delay=lambda: 0.003)) if later else inner
+        async with serving(clock, engine=engine) as listener:
+            other = Client(listener)
+            token = token_of(await other.asks("l", "other", "0"))
+            client = Client(listener)
+            for piece in sent:
+                if client.is_closed():
+                    break
+                client.say(piece)
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(2)
+            assert all(
+                re.fullmatch(r"(ok|acquired|queued|timeout|error)\b.*|error_\w+", line)
+                for line in client.heard.decode().splitlines()
+            )
+            client.abort()
+            assert await other.asks("r", "other", token) == "ok"
+            await asyncio.sleep(0.1)
+            assert not listener.locks.held
+            assert all(not key.claims for key in listener.locks.keys.values())
+
+    run(scenario(), clock)
+
+
+async def test_a_defect_is_told_and_not_silent(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = MemoryEngine("", clock)
+
+    async def attach(*_: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    async with serving(clock, engine=engine) as listener:
+        with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
+            patch.setattr(engine, "attach", attach)
+            await play(listener, "a l job 10 = error")
+        await play(listener, "a l job 10 = ok $1 33")
+    assert "a defect" in caplog.text
