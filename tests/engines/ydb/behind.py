@@ -13,10 +13,9 @@ import contextlib
 import itertools
 import logging
 import tempfile
-import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from tenure.clock import Clock, SystemClock
 from tenure.engines import connect_engine
@@ -37,32 +36,11 @@ from tenure.server.limits import Limits
 from tenure.server.tls import TlsFiles, server_context
 from tenure.server.ydb import YdbListener
 from tenure.testing.conformance import Stores
+from tests.server.network import Network, aside
 
 __all__ = ["Behind", "Proxy", "Server", "in_a_file", "in_memory", "stores_of"]
 
-T = TypeVar("T")
-
 _numbers = itertools.count(1)
-
-
-class _Loop:
-    """An event loop in a thread, for servers."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="servers", daemon=True).start()
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
-
-
-_loop: _Loop | None = None
-
-
-def _servers() -> _Loop:
-    global _loop  # noqa: PLW0603  one thread for all tests of the process
-    _loop = _loop or _Loop()
-    return _loop
 
 
 class Server:
@@ -75,40 +53,42 @@ class Server:
         limits: Limits | None = None,
         tokens: dict[str, str] | None = None,
         tls: TlsFiles | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.store = store
         self._limits = limits or Limits()
         self._authenticator = Authenticator(tokens)
         self._tls = tls
-        self._port = 0
+        self._clock = clock or SystemClock()
+        self.port = 0
         self._engine: Engine | None = None
         self._listener: YdbListener | None = None
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self._port}"
+        return f"127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
         return f"{'ydbs' if self._tls else 'ydb'}://{self.address}/local"
 
     def start(self) -> None:
-        _servers().run(self._start())
+        aside().run(self._start())
 
     def stop(self) -> None:
         """Safe to call twice."""
-        _servers().run(self._stop())
+        aside().run(self._stop())
 
     async def _start(self) -> None:
-        self._engine = engine = connect_engine(self.store, SystemClock())
+        self._engine = engine = connect_engine(self.store, self._clock)
         await engine.open()
         logger = logging.getLogger("tests.engines.ydb")
         context = Context(engine, self._limits, self._authenticator, logger)
         tls = server_context(self._tls) if self._tls else None
         scheme = "ydbs" if tls else "ydb"
-        self._listener = YdbListener(context, f"{scheme}://127.0.0.1:{self._port}", tls=tls)
+        self._listener = YdbListener(context, f"{scheme}://127.0.0.1:{self.port}", tls=tls)
         await self._listener.open()
-        self._port = int(self._listener.address.partition("://")[2].split("/")[0].split(":")[1])
+        self.port = int(self._listener.address.partition("://")[2].split("/")[0].split(":")[1])
 
     async def _stop(self) -> None:
         listener, self._listener = self._listener, None
@@ -118,102 +98,15 @@ class Server:
             await engine.aclose()
 
 
-class Proxy:
-    """A connection between clients and a server that can be broken in several ways."""
+class Proxy(Network):
+    """A bad network before a server."""
 
     def __init__(self, server: Server) -> None:
-        self._server = server
-        self._port = 0
-        self._listening: asyncio.Server | None = None
-        self._flowing: asyncio.Event
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._delay = 0.0
+        super().__init__(lambda: server.port)
 
     @property
     def url(self) -> str:
-        return f"ydb://127.0.0.1:{self._port}/local"
-
-    def start(self) -> None:
-        """Take connections, and carry everything."""
-        _servers().run(self._start())
-
-    def refuse(self) -> None:
-        """Take no connections, and close those that there are."""
-        _servers().run(self._refuse())
-
-    def cut(self) -> None:
-        """Close the connections that there are."""
-        _servers().run(self._cut())
-
-    def stall(self) -> None:
-        """Carry nothing, and say nothing of it."""
-        _servers().run(self._flow(False))
-
-    def flow(self) -> None:
-        """Carry again, what has waited first."""
-        _servers().run(self._flow(True))
-
-    def delay(self, seconds: float) -> None:
-        """Carry everything so much later."""
-        self._delay = seconds
-
-    def stop(self) -> None:
-        """Safe to call twice."""
-        self.refuse()
-
-    async def _start(self) -> None:
-        self._flowing = asyncio.Event()
-        self._flowing.set()
-        self._listening = await asyncio.start_server(self._take, "127.0.0.1", self._port)
-        self._port = self._listening.sockets[0].getsockname()[1]
-
-    async def _refuse(self) -> None:
-        if self._listening is not None:
-            self._listening.close()
-            self._listening = None
-        await self._cut()
-
-    async def _cut(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-
-    async def _flow(self, flows: bool) -> None:
-        if flows:
-            self._flowing.set()
-        else:
-            self._flowing.clear()
-
-    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, _, port = self._server.address.rpartition(":")
-        try:
-            there = await asyncio.open_connection(host, int(port))
-        except OSError:
-            writer.transport.abort()
-            return
-        for source, sink in ((reader, there[1]), (there[0], writer)):
-            task = asyncio.create_task(self._carry(source, sink))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            self._writers.add(sink)
-
-    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        try:
-            while data := await source.read(65536):
-                await self._flowing.wait()
-                if self._delay:
-                    await asyncio.sleep(self._delay)
-                sink.write(data)
-        except ConnectionError:
-            pass  # cut off, on either side
-        finally:
-            sink.close()
-            self._writers.discard(sink)
+        return f"ydb://127.0.0.1:{self.port}/local"
 
 
 class Family:
