@@ -35,7 +35,7 @@ async def a_cancelled_acquire_leaves_nothing_in_the_queue(scene: Scene) -> None:
             await scene.queued("x", 0)
 
 
-async def _give_back_late(self: Lease) -> None:
+async def give_back_late(self: Lease) -> None:
     await asyncio.sleep(0)
     await _give_back(self)
 
@@ -43,7 +43,7 @@ async def _give_back_late(self: Lease) -> None:
 _give_back = Lease._give_back
 
 
-@row(4, replacing(Lease, "_give_back", _give_back_late), shows=("cancelled", ("nothing leaks",)))
+@row(4, replacing(Lease, "_give_back", give_back_late), shows=("cancelled", ("nothing leaks",)))
 async def a_cancelled_release_takes_effect(scene: Scene) -> None:
     client, _ = scene.slow(2)
     async with client:
@@ -73,7 +73,8 @@ _deliver = Committer._deliver
     not_on={
         "memory": "it answers in the call itself: there is no command to cancel",
         "redis": "tests/engines/redis/test_faults.py asks it, across a slow network",
-        "native": "tests/engines/native asks it, of a connection that is lost meanwhile",
+        "native": "tests/corpus/afar.py asks it, across a slow network",
+        "ydb": "tests/corpus/afar.py asks it, across a slow network",
     },
 )
 async def after_a_cancelled_command_the_others_get_their_own_answers(scene: Scene) -> None:

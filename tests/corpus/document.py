@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.corpus import asking, losing, outside, queueing
+from tests.corpus import afar, asking, losing, outside, queueing
 from tests.corpus.pains import PAINS, Pain
 from tests.corpus.rows import ROWS, Row
 from tests.corpus.subjects import SUBJECTS
@@ -13,7 +13,7 @@ __all__ = ["DOCUMENT", "ROWS", "document"]
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "pains.md"
 
-THEMES = (losing, asking, queueing, outside)
+THEMES = (losing, asking, queueing, outside, afar)
 """The modules whose import fills `ROWS`."""
 
 ROWS.sort(key=lambda row: row.number)
@@ -27,7 +27,7 @@ Each row is a defect that released projects had, as their issue trackers tell (t
 was seen by running them. Tenure has a test for each, on every engine that the row concerns, and
 that test is known to see the defect: it is planted into tenure, and the test must fail then, by
 what it asserts. The engines are `memory`, `sqlite`, `sqlite` with `durability=full`, `redis`,
-and `tenure`: the server, over its native protocol, with `memory` behind it.
+and the server with `memory` behind it: as `tenure` over its native protocol, as `ydb` over YDB's.
 `make test ARGS='-k corpus'` runs all of them, `ARGS='-k NAME'` a single one.
 
 | # | the pain | where others had it | tenure's answer | our test |
@@ -49,6 +49,6 @@ def _line(pain: Pain) -> str:
 
 
 def _where(row: Row) -> str:
-    if not row.not_on:
+    if not (row.not_on or row.on):
         return ""
     return f" ({', '.join(subject.name for subject in SUBJECTS if row.concerns(subject))} alone)"

@@ -118,7 +118,6 @@ PAINS = (
         "Somebody sets a clock, and locks end.",
         "valkey 2651",
         "A holder's deadline is on a clock that nobody sets, and counts from when it asked.",
-        awaits="the tenure server: a step of the server's clock",
     ),
     Pain(
         14,

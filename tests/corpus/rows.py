@@ -30,6 +30,7 @@ class Row:
         check: passes on a sound tenure.
         plants: puts the defect in, by engine; ``""`` is one that is the same for every engine.
         not_on: engines for which the check makes no sense, and why.
+        on: the only engines for which it does; all of them when empty.
         real_time: it needs a clock that nobody moves.
         shows: the fault and the promises that a row of the guarantee table may take from it.
         seen_as: what the check fails with when the defect is planted. What is asserted or waited
@@ -44,6 +45,7 @@ class Row:
     real_time: bool = False
     seen_as: tuple[type[BaseException], ...] = ()
     shows: tuple[Fault, tuple[Promise, ...]] | None = None
+    on: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -56,7 +58,7 @@ class Row:
 
     def concerns(self, subject: Subject) -> bool:
         """Whether it is checked there."""
-        return subject.engine not in self.not_on
+        return subject.engine not in self.not_on and subject.engine in (self.on or [subject.engine])
 
     def plant_for(self, subject: Subject) -> Plant | None:
         """The defect there; ``None`` when nobody has made one for that engine yet."""
@@ -88,13 +90,14 @@ def row(
     real_time: bool = False,
     seen_as: tuple[type[BaseException], ...] = IN_THE_CHECK,
     shows: tuple[Fault, tuple[Promise, ...]] | None = None,
+    on: tuple[str, ...] = (),
 ) -> Callable[[Check], Check]:
     """Add a check to the corpus."""
     plants = plant if isinstance(plant, Mapping) else {"": plant}
-    assert {*plants, *(not_on or ())} <= {"", *(subject.engine for subject in SUBJECTS)}
+    assert {*plants, *(not_on or ()), *on} <= {"", *(subject.engine for subject in SUBJECTS)}
 
     def note(check: Check) -> Check:
-        ROWS.append(Row(number, check, plants, not_on or {}, real_time, seen_as, shows))
+        ROWS.append(Row(number, check, plants, not_on or {}, real_time, seen_as, shows, on))
         return check
 
     return note

@@ -12,8 +12,11 @@ import gc
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
+from urllib.parse import urlsplit
 
+from tenure.client import Client
 from tenure.clock import Clock, SystemClock
+from tenure.engines import connect_engine
 from tenure.testing.clock import VirtualClock, VirtualLoop
 from tenure.testing.conformance import Stores
 from tests.engines.stores import (
@@ -24,8 +27,10 @@ from tests.engines.stores import (
     SERVED_MEMORY,
     SQLITE,
 )
+from tests.engines.ydb.behind import in_memory, stores_of
 from tests.guarantees.vocabulary import Engine
 from tests.primitives.helpers import World
+from tests.server.network import Network
 
 __all__ = [
     "SUBJECTS",
@@ -37,6 +42,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+YDB_ON_MEMORY = stores_of(in_memory)
 
 PATIENCE = 30.0
 """Real seconds after which what a check waits for is taken not to come."""
@@ -74,6 +81,7 @@ class Subject:
         stores: how to come by an empty store.
         in_real_time: the same for checks that stall the loop in earnest.
         behind: of a server, the engine of its store, in whose code plants are found as well.
+        like: another subject; a defect that is the same on both is planted there alone.
     """
 
     name: Engine
@@ -81,6 +89,7 @@ class Subject:
     stores: Stores
     in_real_time: Stores
     behind: str = ""
+    like: str = ""
 
 
 SUBJECTS = (
@@ -89,16 +98,34 @@ SUBJECTS = (
     Subject("sqlite-full", "sqlite", DURABLE_SQLITE, DURABLE_SQLITE),
     Subject("redis", "redis", REDIS, REDIS),
     Subject("tenure", "native", SERVED_MEMORY, SERVED_MEMORY, behind="memory"),
+    Subject("ydb", "ydb", YDB_ON_MEMORY, YDB_ON_MEMORY, behind="memory", like="tenure"),
 )
 
 
 class Scene(World):
     """A store, the clients that a check connects to it, and how long it waits."""
 
-    def __init__(self, url: str, clock: Clock, patience: float) -> None:
-        super().__init__(clock, url)
+    def __init__(self, url: str, clock: Clock, patience: float, stores: Stores) -> None:
+        super().__init__(clock, url, stores.connector)
+        self._networks: list[Network] = []
         self.patience = 120.0 if clock.virtual else patience
         self.window = 10.0 if clock.virtual else 2.0
+
+    def afar(self) -> tuple[Client, Network]:
+        """A program's way to the server of the store, over a network that a test can make bad."""
+        place = urlsplit(self.url)
+        assert place.port is not None, "it has no server"
+        port: int = place.port
+        network = Network(lambda: port)
+        network.start()
+        self._networks.append(network)
+        url = place._replace(netloc=f"127.0.0.1:{network.port}").geturl()
+        return Client(connect_engine(url, self.clock), self.clock), network
+
+    async def close(self) -> None:
+        for network in self._networks:
+            network.stop()
+        await super().close()
 
     async def soon(self, operation: Awaitable[T]) -> T:
         """The result of what must not take for ever."""
@@ -165,7 +192,7 @@ def run(check: Check, stores: Stores, *, planted: bool) -> None:
 
     async def on_a_scene(url: str) -> None:
         asyncio.get_running_loop().set_exception_handler(hear)
-        scene = Scene(url, clock, SHORT_PATIENCE if planted else PATIENCE)
+        scene = Scene(url, clock, SHORT_PATIENCE if planted else PATIENCE, stores)
         await scene.open()
         try:
             async with asyncio.timeout(None if clock.virtual else 2 * scene.patience + 10):

@@ -19,6 +19,7 @@ __all__ = [
     "SERVED",
     "SIMULATED",
     "SQLITE",
+    "YDB",
     "Claim",
     "Engine",
     "Fault",
@@ -27,12 +28,15 @@ __all__ = [
     "guarantee",
 ]
 
-Engine: TypeAlias = Literal["memory", "sqlite", "sqlite-full", "redis", "tenure", "simulated"]
+Engine: TypeAlias = Literal[
+    "memory", "sqlite", "sqlite-full", "redis", "tenure", "ydb", "simulated"
+]
 MEMORY: Engine = "memory"
 SQLITE: Engine = "sqlite"
 DURABLE_SQLITE: Engine = "sqlite-full"
 REDIS: Engine = "redis"
 SERVED: Engine = "tenure"
+YDB: Engine = "ydb"
 SIMULATED: Engine = "simulated"
 
 ENGINES: dict[Engine, str] = {
@@ -41,6 +45,7 @@ ENGINES: dict[Engine, str] = {
     DURABLE_SQLITE: "`sqlite://`, `durability=full`",
     REDIS: "`redis://`",
     SERVED: "`tenure://`: the server, over its native protocol",
+    YDB: "`ydb://`: the server, over YDB's API",
     SIMULATED: "Simulated: drifting clocks, a bad network, and `memory://` behind it",
 }
 
@@ -147,6 +152,8 @@ INAPPLICABLE: dict[tuple[Engine, Fault], str] = {
     (MEMORY, "clocks drift"): _ONE_PROCESS,
     (SQLITE, "clocks drift"): _ONE_HOST,
     (DURABLE_SQLITE, "clocks drift"): _ONE_HOST,
+    (YDB, "taken over"): "no session can be resumed: the API does not tell when the former program "
+    "has learned of it",
     (SIMULATED, "stuck peer"): _NO_DISK,
     (SIMULATED, "disk full"): _NO_DISK,
     (SIMULATED, "restarted"): _NO_DISK,

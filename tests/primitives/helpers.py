@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from tenure.client import Client
 from tenure.clock import Clock
 from tenure.engines import connect_engine
+from tenure.engines.contract import Connector
 from tenure.errors import SemaphoreNotFound
 from tenure.lease import Lease
 from tenure.model import DEFAULT_NODE, RequestDescription, SessionDescription
@@ -30,10 +31,13 @@ async def turns(count: int = ENOUGH) -> None:
 class World:
     """One store, in this process unless `url` says otherwise, and a test's clients of it."""
 
-    def __init__(self, clock: Clock, url: str | None = None) -> None:
+    def __init__(
+        self, clock: Clock, url: str | None = None, connector: Connector = connect_engine
+    ) -> None:
         self.clock = clock
         self.url = url or f"memory://world-{next(_numbers)}"
-        self._eye = Client(connect_engine(self.url, clock), clock)
+        self._connector = connector
+        self._eye = self.client()
 
     async def open(self) -> None:
         await self._eye.list_nodes()
@@ -43,11 +47,11 @@ class World:
 
     def client(self) -> Client:
         """A program's way to the store."""
-        return Client(connect_engine(self.url, self.clock), self.clock)
+        return Client(self._connector(self.url, self.clock), self.clock)
 
     def slow(self, turns: int = 1) -> tuple[Client, SlowEngine]:
         """A program's way to the store, which a test can make slow, cut, or have fail."""
-        engine = SlowEngine(connect_engine(self.url, self.clock), turns)
+        engine = SlowEngine(self._connector(self.url, self.clock), turns)
         return Client(engine, self.clock), engine
 
     def connect(self, turns: int | None) -> Client:

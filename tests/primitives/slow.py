@@ -143,7 +143,7 @@ class SlowEngine:
 
         That needs a task, so that it begins a turn later than it would in order.
         """
-        if not self.url.startswith("tenure:"):
+        if not self.url.startswith(("tenure:", "ydb:")):
             return await self.run(kind, operation)
         loop = asyncio.get_running_loop()
         return await self.operate(kind, lambda: loop.create_task(operation()))

@@ -1,0 +1,371 @@
+"""The pains once more, across a network to a server: late answers, lost ones, half-open ways.
+
+What the other themes ask with an engine that is slow within the program is asked here of the
+engines themselves, with the real protocol on a real socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import tenure
+from tenure import request
+from tenure.engines.native.connection import Connection
+from tenure.engines.native.session import NativeSession
+from tenure.engines.native.watches import Watches
+from tenure.engines.ydb.session import YdbSession
+from tenure.engines.ydb.strand import Strand
+from tenure.lease import Lease
+from tests.corpus.asking import give_back_late
+from tests.corpus.losing import believes_for_ever, raise_the_failure
+from tests.corpus.rows import does_nothing, replacing, row, together
+from tests.corpus.subjects import Scene, SystemClockThatSteps
+from tests.engines.ydb.behind import Server
+from tests.primitives.helpers import is_held
+from tests.server.served import served
+
+SERVERS = ("native", "ydb")
+
+DELAY = 0.05
+"""Seconds that everything takes, in each direction, where answers are to be late."""
+
+
+@row(3, replacing(request, "_give_up", does_nothing), on=SERVERS)
+async def an_acquire_that_is_cancelled_before_its_late_answer_leaves_nothing(scene: Scene) -> None:
+    client, network = scene.afar()
+    async with client, client.session() as session:
+        network.delay(DELAY)
+        for share in (0.2, 0.8, 1.2, 1.8, 2.2):  # of the way there, and of the way back
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(share * DELAY):
+                    lease = await session.mutex("x").lock()
+                    await lease.release()
+        await scene.queued("x", 0)
+
+
+@row(4, replacing(Lease, "_give_back", give_back_late), on=SERVERS)
+async def a_release_that_is_cancelled_before_its_late_answer_takes_effect(scene: Scene) -> None:
+    client, network = scene.afar()
+    async with client, client.session() as session:
+        lease = await session.mutex("x").lock()
+        network.delay(DELAY)
+        releasing = asyncio.create_task(lease.release())
+        await asyncio.sleep(0)
+        releasing.cancel()
+        await asyncio.wait([releasing])
+        await scene.queued("x", 0)
+
+
+class _FirstComeFirstServed(dict[int, Any]):
+    """Calls that are answered in their order by whatever answer comes, as long as one waits."""
+
+    def pop(self, rid: int, *default: Any) -> Any:
+        waiting = (number for number, call in self.items() if not call.future.cancelled())
+        return super().pop(next(waiting, rid), *default)
+
+
+def _plant_answers_by_order(patch: pytest.MonkeyPatch) -> None:
+    def begin(self: Connection, *arguments: Any) -> None:
+        begin_soundly(self, *arguments)
+        self.calls = _FirstComeFirstServed()
+
+    begin_soundly = Connection.__init__
+    patch.setattr(Connection, "__init__", begin)
+
+
+def _plant_answers_by_order_in_strands(patch: pytest.MonkeyPatch) -> None:
+    async def ask(self: YdbSession, make: Callable[[int], Any]) -> Any:
+        there_before = set(self.main.strand._asks)
+        try:
+            return await ask_soundly(self, make)
+        except asyncio.CancelledError:
+            for req_id in set(self.main.strand._asks) - there_before:
+                del self.main.strand._asks[req_id]
+            raise
+
+    def answer(self: Strand, kind: str, body: Any) -> None:
+        for req_id in list(self._asks):
+            if self._asks[req_id].heard(kind, body):
+                del self._asks[req_id]
+            return
+
+    ask_soundly = YdbSession.ask
+    patch.setattr(YdbSession, "ask", ask)
+    patch.setattr(Strand, "_answer", answer)
+
+
+@row(
+    5,
+    {"native": _plant_answers_by_order, "ydb": _plant_answers_by_order_in_strands},
+    on=SERVERS,
+    shows=("cancelled", ("others go on",)),
+)
+async def what_a_cancelled_command_is_answered_is_nobody_elses_answer(scene: Scene) -> None:
+    client, network = scene.afar()
+    async with client, client.session() as session:
+        for limit, name in enumerate("abc", start=1):
+            await session.semaphore(name).create(limit=limit)
+        network.delay(DELAY)
+        cancelled = asyncio.create_task(session.semaphore("a").update(b"new"))
+        asked = [asyncio.create_task(session.semaphore(name).describe()) for name in "bc"]
+        await asyncio.sleep(DELAY / 2)
+        cancelled.cancel()
+        answers = await scene.soon(asyncio.gather(*asked, return_exceptions=True))
+        assert [getattr(answer, "name", None) for answer in answers] == ["b", "c"]
+
+
+async def _insist(self: Lease, answer: asyncio.Future[None]) -> None:
+    if not await self.session._until_answered(answer):
+        raise self.session._end_error()
+    answer.result()
+
+
+@row(
+    6,
+    together(
+        replacing(Lease, "_until_out", _insist),
+        lambda patch: patch.setattr("tenure.lease.note_failure", raise_the_failure),
+    ),
+    on=SERVERS,
+    seen_as=(tenure.TenureError,),  # in the place of the body's
+)
+async def the_bodys_error_is_raised_though_the_release_reaches_nobody(scene: Scene) -> None:
+    client, network = scene.afar()
+    async with client:
+        session = await client.session(recovery_window=1)
+
+        async def fail() -> None:
+            async with session.mutex("x").lock():
+                network.refuse()
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await scene.soon(fail())
+        await scene.queued("x", 0)
+        network.start()
+
+
+@row(7, believes_for_ever, on=SERVERS, shows=("cut off", ("told in time", "kept")))
+async def a_silence_costs_a_lease_at_its_deadline_and_not_before(scene: Scene) -> None:
+    clock = scene.clock
+    client, network = scene.afar()
+    async with client:
+        session = await client.session(recovery_window=scene.window)
+        lease = await session.mutex("x").lock()
+        before = lease.deadline
+        network.stall()
+        await asyncio.sleep(0.25 * scene.window)
+        assert is_held(lease) or clock.now() >= lease.deadline  # one blip kills nobody
+        network.flow()
+
+        async def proven() -> bool:
+            return lease.deadline > before or not is_held(lease)
+
+        await scene.eventually(proven, "a proof after the silence")
+        network.stall()
+        while (left := lease.deadline - clock.now()) > 0:  # noqa: ASYNC110  it may still move
+            await asyncio.sleep(left + 0.001)
+        assert not is_held(lease)
+        assert isinstance(await scene.soon(lease.wait_lost()), tenure.LeaseLost)
+        network.flow()
+
+
+@row(8, replacing(Lease, "_fail", does_nothing), on=SERVERS, shows=("cut off", ("told in time",)))
+async def a_waiter_learns_after_a_cut_that_its_session_is_over(scene: Scene) -> None:
+    client, network = scene.afar()
+    async with scene.client() as other, other.mutex("x").lock(), client:
+        session = await client.session(description="victim", recovery_window=60)
+        waiting = asyncio.create_task(session.mutex("x").lock())
+        await scene.queued("x", 2)
+        network.refuse()
+        await scene.end_sessions("victim")
+        network.start()
+        with pytest.raises(tenure.SessionExpired):
+            await scene.soon(waiting)
+
+
+@row(
+    9,
+    together(believes_for_ever, replacing(NativeSession, "_give_up", does_nothing)),
+    on=SERVERS,
+    shows=("cut off", ("one owner", "told in time", "others go on")),
+)
+async def a_leader_behind_a_half_open_connection_has_gone_when_the_next_one_leads(
+    scene: Scene,
+) -> None:
+    client, network = scene.afar()
+    async with scene.client() as other, client:
+        session = await client.session(recovery_window=1)
+        leadership = await session.election("x").campaign(b"old")
+        following = asyncio.create_task(other.election("x").campaign(b"new"))
+        await scene.queued("x", 2)
+        network.stall(there=True, back=False)
+        # It does not hear of its deadline: nothing but the clock says so.
+        following_lease = await scene.soon(following)
+        assert not is_held(leadership)
+        network.flow()
+        assert isinstance(await scene.soon(leadership.wait_lost()), tenure.LeaseLost)
+        assert is_held(following_lease)
+        assert not is_held(leadership)
+        assert following_lease.fencing_token > leadership.fencing_token
+
+
+def _asks_nothing_again(self: NativeSession, call: Any) -> None:
+    return None
+
+
+def _forget_what_was_asked(self: Strand, session_id: int) -> None:
+    if self.id:
+        self._asks.clear()
+    _start(self, session_id)
+
+
+_start = Strand._start
+
+
+@row(
+    10,
+    {
+        "native": replacing(NativeSession, "_renewed", _asks_nothing_again),
+        "ydb": replacing(Strand, "_start", _forget_what_was_asked),
+    },
+    on=SERVERS,
+    shows=("cut off", ("nothing leaks",)),
+)
+async def a_contender_whose_answer_was_lost_leaves_when_it_gives_up(scene: Scene) -> None:
+    client, network = scene.afar()
+    async with client:
+        session = await client.session(recovery_window=60)
+        network.lose_answers()
+        contending = asyncio.create_task(session.mutex("x").lock())
+        await scene.queued("x", 1)  # it has it, and has not been told
+        contending.cancel()
+        network.refuse()
+        network.start()
+        await scene.queued("x", 0)
+        await scene.soon(asyncio.wait([contending]))
+        assert session.state != "expired"
+
+
+@contextlib.contextmanager
+def _a_server_with(clock: SystemClockThatSteps, like: str) -> Iterator[str]:
+    """One more server, of the same kind, with a clock that can be set."""
+    store = f"memory://{like.rpartition(':')[2].replace('/', '-')}-with-a-clock"
+    if like.startswith("tenure:"):
+        with served(store, clock=clock) as listener:
+            yield listener.address
+    else:
+        server = Server(store, clock=clock)
+        server.start()
+        try:
+            yield server.url
+        finally:
+            server.stop()
+
+
+@row(
+    13,
+    replacing(SystemClockThatSteps, "now", SystemClockThatSteps.wall),
+    on=SERVERS,
+    shows=("wall clock", ("kept", "tokens rise")),
+)
+async def a_step_of_the_servers_clock_ends_nothing(scene: Scene) -> None:
+    clock = SystemClockThatSteps()
+    with _a_server_with(clock, scene.url) as url:
+        async with tenure.connect(url) as client, client.session(recovery_window=60) as session:
+            lease = await session.mutex("x").lock()
+            for step in (1e6, -2e6):
+                clock.set_wall(clock.wall() + step)
+                await session.semaphore(f"{step:g}").create(limit=1)
+                assert is_held(lease)
+                found = await session.semaphore("x").describe(owners=True)
+                assert [owner.order_id for owner in found.owners] == [lease.fencing_token]
+            await lease.release()
+            again = await scene.soon(session.mutex("x").lock())
+            assert again.fencing_token > lease.fencing_token
+
+
+def _prove_from_arrival(self: NativeSession, at: float) -> None:
+    _prove(self, self._now())
+
+
+_prove = NativeSession._prove
+
+
+def _prove_members_from_arrival(self: YdbSession) -> None:
+    _member_proven(self)
+    if self.told is not None:
+        self.told.proven(self.now())
+
+
+_member_proven = YdbSession.member_proven
+
+
+@row(
+    14,
+    {
+        "native": replacing(NativeSession, "_prove", _prove_from_arrival),
+        "ydb": replacing(YdbSession, "member_proven", _prove_members_from_arrival),
+    },
+    on=SERVERS,
+)
+async def a_slow_network_makes_nobody_believe_for_longer(scene: Scene) -> None:
+    window, way = 2.0, 0.1
+    client, network = scene.afar()
+    async with client, client.session():
+        network.delay(way)
+        session = await client.session(recovery_window=window)
+        lease = await session.mutex("x").lock()
+        for _ in range(20):  # longer than it takes to renew
+            latest = scene.clock.now() - 2 * way + window - 0.1  # asked two ways ago, less a margin
+            assert lease.deadline <= latest
+            await asyncio.sleep(0.05)
+        assert is_held(lease)
+        network.delay(0)
+
+
+@row(
+    24,
+    {
+        "native": replacing(Watches, "begin_anew", does_nothing),
+        "ydb": replacing(Strand, "_start", _forget_what_was_asked),
+    },
+    on=SERVERS,
+)
+async def a_watch_ends_in_the_true_state_though_its_connection_is_cut(scene: Scene) -> None:
+    client, network = scene.afar()
+    async with scene.client() as other, client:
+        config = other.semaphore("config")
+        await config.create(limit=1, data=b"0")
+        session = await client.session(recovery_window=60)
+        seen: list[bytes] = []
+
+        async def until(last: bytes) -> None:
+            async with session.semaphore("config").watch(data=True) as states:
+                async for state in states:
+                    seen.append(state.data)
+                    if state.data == last:
+                        return
+
+        watching = asyncio.create_task(until(b"9"))
+
+        async def is_up_to_date() -> bool:
+            return seen[-1:] == [state]
+
+        for number in range(10):
+            state = b"%d" % number
+            cut = number in {3, 6}
+            if cut:
+                network.refuse()  # and this is changed while nobody is told
+            await config.update(state)
+            if cut:
+                network.start()
+            if cut or number == 0:
+                await scene.eventually(is_up_to_date, "the state after the cut")
+        await scene.soon(watching)
+        assert seen == sorted(seen)
