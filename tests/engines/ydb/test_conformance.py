@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tenure.testing.conformance import BEHAVIOURS, conformance_tests
 from tests.engines.ydb.behind import in_a_file, in_memory, stores_of
+from tests.guarantees.conformance import conformance_of
 
-TestInMemory = conformance_tests(stores_of(in_memory))
+TestInMemory = conformance_of("ydb", stores_of(in_memory))
 TestInAFile = conformance_tests(stores_of(in_a_file))
 
 # What a store that answers later can change: the order of what is answered and pushed. The rest is

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from tenure.errors import EngineUnavailable, LeaseLost, SessionExpired
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT
 from tenure.testing.recorder import Attached, Detached, Recorder
 from tests.engines.ydb.behind import Proxy, Server, in_a_file, in_memory
+from tests.guarantees.vocabulary import YDB, broken, guarantee
 
 WINDOW = 30.0
 
@@ -99,6 +101,7 @@ async def nobody_in(store: str) -> None:
     await engine.aclose()
 
 
+@guarantee("cut off", "kept", on=YDB)
 @pytest.mark.parametrize("options", ["", "?discovery=off"])
 async def test_a_cut_connection_is_made_again_and_every_place_is_kept(
     server: Server, proxy: Proxy, options: str
@@ -150,6 +153,7 @@ async def test_what_is_asked_while_the_contact_is_broken_is_done_when_it_is_back
         assert heard.broken == []
 
 
+@guarantee("cut off", "nothing leaks", on=YDB)
 async def test_a_waiter_that_gives_up_while_the_contact_is_broken_is_not_granted_later(
     server: Server, proxy: Proxy
 ) -> None:
@@ -170,6 +174,7 @@ async def test_a_waiter_that_gives_up_while_the_contact_is_broken_is_not_granted
         assert not heard.grants
 
 
+@guarantee("cut off", "others go on", on=YDB)
 async def test_a_grant_that_was_not_heard_is_told_when_the_contact_is_back(
     server: Server, proxy: Proxy
 ) -> None:
@@ -187,6 +192,7 @@ async def test_a_grant_that_was_not_heard_is_told_when_the_contact_is_back(
         await granted(heard, 1)
 
 
+@guarantee("administrator", "told in time", on=YDB)
 async def test_what_was_evicted_while_the_contact_was_broken_is_told_when_it_is_back(
     server: Server, proxy: Proxy
 ) -> None:
@@ -307,6 +313,7 @@ async def test_a_stolen_session_is_over(server: Server) -> None:
         assert "another program has resumed it" in str(heard.end)
 
 
+@guarantee("restarted", "kept", "told stands", on=YDB)
 @pytest.mark.parametrize("kind", ["memory", "file"])
 async def test_a_server_that_is_started_anew_finds_everybody_again(kind: str) -> None:
     """On a file; in memory everything is lost, and that is told."""
@@ -357,6 +364,19 @@ async def test_who_cannot_attach_is_told_why(server: Server, proxy: Proxy) -> No
             await engine.describe_node(DEFAULT_NODE)
 
 
+@broken("stalled", "kept", on=YDB)
+async def test_a_loop_that_is_stuck_for_longer_than_the_window_has_lost_its_leases(
+    server: Server,
+) -> None:
+    async with tenure.connect(server.url) as client:
+        session = await client.session(recovery_window=1, max_stall=60)
+        lease = await session.mutex("m").lock()
+        time.sleep(1.5)  # noqa: ASYNC251  the loop is to be stuck
+        assert not lease.held
+        assert isinstance(await lease.wait_lost(), LeaseLost)
+
+
+@guarantee("cut off", "told in time", on=YDB)
 async def test_a_lease_is_lost_before_it_can_have_expired(server: Server, proxy: Proxy) -> None:
     """With the primitives above: the body is cancelled by the holder's own clock."""
     clock = SystemClock()

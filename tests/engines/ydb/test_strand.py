@@ -244,6 +244,19 @@ def test_pings_are_answered_while_the_program_is_heard_of() -> None:
     assert talk.said() == ["pong"]
 
 
+def test_who_is_silent_attaches_no_more_but_to_end_the_session() -> None:
+    talk = Talk()
+    talk.attach()
+    talk.strand.lost()
+    assert talk.strand.wants_contact
+    talk.time += WINDOW + 0.1
+    assert not talk.strand.wants_contact
+    talk.strand.stop()
+    assert talk.strand.wants_contact
+    talk.attach()
+    assert talk.said() == ["session_stop"]
+
+
 @pytest.mark.parametrize("status", [Status.SESSION_EXPIRED, Status.BAD_SESSION])
 @pytest.mark.parametrize("while_attached", [True, False])
 def test_only_two_statuses_end_a_session(status: Status, while_attached: bool) -> None:

@@ -5,7 +5,8 @@ task owns another one for each stream, which writes. Rules:
 
 * After a loss it tries again, with pauses that grow and are drawn by lot, until the session is
   over or the line is told to end. It does not try while the program is not heard of: attaching
-  would keep the session alive. Once the window has passed it asks what has become of it.
+  would keep the session alive, unless that is to be ended. Once the window has passed it asks what
+  has become of it.
 * A server that does not answer for a sixth of the window, to an attachment or to what asks for a
   proof, is left, connection and all.
 """
@@ -146,7 +147,7 @@ class Line:
         while not self._over:
             left = until - self._loop.time()
             if left <= 0:
-                if strand.heard_of or strand.silent_for >= strand.window + LINGER:
+                if strand.wants_contact or strand.silent_for >= strand.window + LINGER:
                     return
                 left = strand.window + LINGER - strand.silent_for
             self._word.clear()

@@ -146,6 +146,11 @@ class Strand:
         return self._now() < self.last_word + self.window
 
     @property
+    def wants_contact(self) -> bool:
+        """Whether attaching would not keep a session alive that nobody speaks for."""
+        return self._stopping or self.heard_of
+
+    @property
     def silent_for(self) -> float:
         """Seconds since the server can have heard of the session for the last time."""
         return self._now() - self._spoke_at
