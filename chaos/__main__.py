@@ -17,13 +17,13 @@ from chaos.adapter import Engine
 from chaos.redis import Redis, RedisInMemory
 from chaos.report import Report, examine
 from chaos.runner import Plan, run
-from chaos.served import Served
+from chaos.served import OverYdb, Served
 from chaos.sqlite import Sqlite
 
 __all__ = ["ENGINES", "main"]
 
 ENGINES: dict[str, type[Engine]] = {
-    engine.name: engine for engine in (Sqlite, Served, Redis, RedisInMemory)
+    engine.name: engine for engine in (Sqlite, Served, OverYdb, Redis, RedisInMemory)
 }
 """The engines that chaos can be done to, by name."""
 

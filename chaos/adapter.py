@@ -95,6 +95,11 @@ class Engine(ABC):
     def url(self) -> str:
         """Where a client that starts now finds the store; it may differ from time to time."""
 
+    @property
+    def admin_url(self) -> str:
+        """Where administrators find it, and who looks at everything in the end."""
+        return self.url
+
     @abstractmethod
     async def start(self) -> None:
         """Have the store ready."""

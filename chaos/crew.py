@@ -24,6 +24,7 @@ from random import Random
 
 from chaos.adapter import Engine
 from chaos.work import Part
+from tenure.model import SessionDescription
 from tenure.testing.history import Continued, Crashed, Journal, Paused
 
 __all__ = ["Crew", "Member", "Slot"]
@@ -156,6 +157,10 @@ class Crew:
         """The labels under which what a process began may go on: its own, and its slot's now."""
         slot = label.partition(".")[0]
         return {label} | {m.label for m in self.members if m.label.partition(".")[0] == slot}
+
+    def knows(self, session: SessionDescription) -> bool:
+        """Whether it is a session that a process asked for; an engine may have opened others."""
+        return session.description in {member.label for member in self.members}
 
     # Whose turn it is to suffer
 

@@ -153,7 +153,7 @@ async def _supplant(scene: Scene) -> AsyncIterator[str]:
 @asynccontextmanager
 async def _evict(scene: Scene) -> AsyncIterator[str]:
     name = scene.random.choice((*MUTEXES, *POOLS, ELECTION))
-    async with tenure.connect(scene.engine.url) as admin:
+    async with tenure.connect(scene.engine.admin_url) as admin:
         try:
             found = await admin.describe_semaphore(name, NODE)
         except tenure.SemaphoreNotFound:
@@ -170,8 +170,8 @@ async def _evict(scene: Scene) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def _end_session(scene: Scene) -> AsyncIterator[str]:
-    async with tenure.connect(scene.engine.url) as admin:
-        sessions = await admin.list_sessions(NODE)
+    async with tenure.connect(scene.engine.admin_url) as admin:
+        sessions = [each for each in await admin.list_sessions(NODE) if scene.crew.knows(each)]
         if not sessions:
             raise NotNow("there are no sessions")
         session = scene.random.choice(sessions)
@@ -190,13 +190,13 @@ async def _delete(scene: Scene) -> AsyncIterator[str]:
     """It is there again afterwards; nobody is granted anything between."""
     name, limit = scene.random.choice(list(POOLS.items()))
     try:
-        async with tenure.connect(scene.engine.url) as admin, admin.session(NODE) as session:
+        async with tenure.connect(scene.engine.admin_url) as admin, admin.session(NODE) as session:
             scene.journal.revokes(node=NODE, name=name)
             await session.semaphore(name).delete(force=True)
         yield name
     finally:
         scene.journal.revokes(node=NODE, name=name)  # what was asked for in between
-        await create(scene.engine.url, name, limit)
+        await create(scene.engine.admin_url, name, limit)
 
 
 async def create(url: str, name: str, limit: int) -> None:

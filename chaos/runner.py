@@ -110,14 +110,14 @@ def _lanes(engine: Engine, names: Sequence[str]) -> list[list[Fault]]:
 
 
 async def _prepare(engine: Engine, journal: Journal) -> None:
-    async with tenure.connect(engine.url) as client:
+    async with tenure.connect(engine.admin_url) as client:
         await client.create_node(NODE, engine.nodes)
         await client.alter_node(DEFAULT_NODE, engine.nodes)
         async with client.session(NODE) as session:
             for name in CONFIGS:
                 await journal.create(session.semaphore(name), 1, b"")
     for name, limit in (*POOLS.items(), (ELECTION, 1)):
-        await create(engine.url, name, limit)
+        await create(engine.admin_url, name, limit)
 
 
 async def _tell_the_truth(engine: Engine, journal: Journal, slots: int) -> bool:
@@ -126,7 +126,7 @@ async def _tell_the_truth(engine: Engine, journal: Journal, slots: int) -> bool:
     names += [(NODE, resumable(slot)) for slot in range(slots)]
     if not engine.lingers:
         names.append((DEFAULT_NODE, IMPLICIT))  # else the dead are there for 30 s, implicitly
-    async with tenure.connect(engine.url) as client:
+    async with tenure.connect(engine.admin_url) as client:
         before, alike = await _look(client, names), 0
         until = journal.now() + _SETTLING
         while alike < 3 and journal.now() < until:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from chaos.adapter import Engine, Fault
@@ -17,7 +18,7 @@ from chaos.network import Proxy, network_faults
 from chaos.servers import Server, server_faults
 from tenure.model import NodeConfig
 
-__all__ = ["Served"]
+__all__ = ["OverYdb", "Served"]
 
 
 class Served(Engine):
@@ -28,18 +29,23 @@ class Served(Engine):
         session_grace_period=1.0
     )  # else everybody waits for the dead, and little is seen
     lingers = 5.0
+    schemes: tuple[str, ...] = ("tenure",)
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port: int = free.getsockname()[1]
+        self._ports = _free(len(self.schemes))
+        listening = zip(self.schemes, self._ports, strict=True)
         command = (
             *(sys.executable, "-m", "tenure", "serve", "--log-level", "warning"),
             *("--store", f"sqlite:///{folder}/store.db?durability=full"),
-            *("--listen", f"tenure://127.0.0.1:{port}"),
+            *(
+                word
+                for scheme, port in listening
+                for word in ("--listen", f"{scheme}://127.0.0.1:{port}")
+            ),
         )
-        self._server = Server(command, port, folder / "log")
-        self._network = Proxy(port)
+        self._server = Server(command, self._ports[0], folder / "log")
+        self._network = Proxy(self._ports[0])
 
     @property
     def url(self) -> str:
@@ -57,3 +63,29 @@ class Served(Engine):
 
     def faults(self) -> Sequence[Fault]:
         return [*server_faults([self._server]), *network_faults([self._network])]
+
+
+class OverYdb(Served):
+    """The same, with YDB's API for the processes; it has no calls for what administrators do."""
+
+    name = "ydb"
+    schemes = ("ydb", "tenure")
+
+    @property
+    def url(self) -> str:
+        return f"ydb://127.0.0.1:{self._network.port}/local"
+
+    @property
+    def admin_url(self) -> str:
+        return f"tenure://127.0.0.1:{self._ports[1]}"
+
+    async def start(self) -> None:
+        self.not_done["sessions that are resumed elsewhere"] = "YDB's API has none"
+        await super().start()
+
+
+def _free(count: int) -> list[int]:
+    """Ports of this host that nobody has."""
+    with ExitStack() as held:
+        taken = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in taken]

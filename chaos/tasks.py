@@ -180,7 +180,10 @@ class Hand:
         """Hold long, and go on where the predecessor in this slot was killed."""
         while True:
             await self._go.wait()
-            session = await self._taken_up(client)
+            try:
+                session = await self._taken_up(client)
+            except tenure.Unsupported:
+                return  # this engine has none
             try:
                 async with session, asyncio.TaskGroup() as group:
                     for name in self._resumables():

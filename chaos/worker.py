@@ -26,6 +26,7 @@ from chaos.data import Documents
 from chaos.tasks import Hand, steadily
 from chaos.threads import Threads
 from chaos.work import Part
+from tenure.model import DEFAULT_NODE
 from tenure.testing.history import AppendOnly, Continued, Journal, Paused
 
 __all__ = ["main"]
@@ -76,7 +77,7 @@ class Worker:
         while True:
             client = tenure.connect(self._part.url)
             try:
-                await client.list_nodes()
+                await client.describe_node(DEFAULT_NODE)
             except (tenure.EngineError, tenure.EngineUnavailable):
                 await client.aclose()
                 await asyncio.sleep(_SETBACK)

@@ -123,7 +123,22 @@ class SemaphoreBusy(TenureError):
 
 
 class SessionExpired(TenureError):
-    """The session is over without having been closed; everything held through it is lost."""
+    """The session is over without having been closed; everything held through it is lost.
+
+    Attributes:
+        taken_over: it goes on elsewhere: another program has resumed it with its token.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: str | None = None,
+        name: str | None = None,
+        taken_over: bool = False,
+    ) -> None:
+        super().__init__(message, node=node, name=name)
+        self.taken_over = taken_over
 
 
 class SessionClosed(TenureError):

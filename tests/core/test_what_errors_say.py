@@ -379,7 +379,7 @@ def test_a_session_that_was_taken_over_is_told_by_what() -> None:
     assert str(error) == (
         "the session on /app is over here: another program has resumed it with its token"
     )
-    assert error.node == "/app"
+    assert (error.node, error.taken_over) == ("/app", True)
 
 
 def test_a_session_is_told_why_it_ended() -> None:

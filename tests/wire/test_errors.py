@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tenure import errors
-from tenure.errors import EngineError, SemaphoreExists, SemaphoreNotFound, TenureError
+from tenure.errors import (
+    EngineError,
+    SemaphoreExists,
+    SemaphoreNotFound,
+    SessionExpired,
+    TenureError,
+)
 from tenure.server.limits import LimitReached
 from tenure.wire.errors import WireError, from_wire, to_wire
 
@@ -23,6 +29,13 @@ def test_what_an_engine_raises_arrives_as_what_it_is(name: str) -> None:
     arrived = from_wire(to_wire(sent))
     assert type(arrived) is kind
     assert (str(arrived), arrived.node, arrived.name) == ("what happened", "/n", "m")
+
+
+def test_that_a_session_was_taken_over_arrives_with_its_end() -> None:
+    for taken_over in (False, True):
+        arrived = from_wire(to_wire(SessionExpired("it is over", taken_over=taken_over)))
+        assert isinstance(arrived, SessionExpired)
+        assert arrived.taken_over == taken_over
 
 
 @pytest.mark.parametrize("limit", [None, 3, 2**64 - 1])

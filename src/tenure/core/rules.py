@@ -178,6 +178,7 @@ def taken_over(node: str) -> SessionExpired:
     return SessionExpired(
         f"the session on {node} is over here: another program has resumed it with its token",
         node=node,
+        taken_over=True,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from tenure import errors
-from tenure.errors import EngineError, SemaphoreExists, TenureError
+from tenure.errors import EngineError, SemaphoreExists, SessionExpired, TenureError
 
 __all__ = ["WireError", "from_wire", "to_wire"]
 
@@ -42,6 +42,7 @@ class WireError(Struct, array_like=True, frozen=True):
     Attributes:
         kind: the name of its class in `tenure.errors`.
         limit: of a `SemaphoreExists`, the limit of the one that exists, where known.
+        taken_over: of a `SessionExpired`, whether somebody else goes on with it.
     """
 
     kind: str
@@ -49,6 +50,7 @@ class WireError(Struct, array_like=True, frozen=True):
     node: str | None = None
     name: str | None = None
     limit: int | None = None
+    taken_over: bool = False
 
 
 def to_wire(error: Exception) -> WireError:
@@ -57,7 +59,8 @@ def to_wire(error: Exception) -> WireError:
     if kind is None or not isinstance(error, TenureError):
         return WireError("EngineError", "the server failed; its log says how")
     limit = error.limit if isinstance(error, SemaphoreExists) else None
-    return WireError(kind, str(error), error.node, error.name, limit)
+    taken_over = isinstance(error, SessionExpired) and error.taken_over
+    return WireError(kind, str(error), error.node, error.name, limit, taken_over)
 
 
 def from_wire(error: WireError) -> TenureError:
@@ -65,4 +68,8 @@ def from_wire(error: WireError) -> TenureError:
     kind = _KINDS.get(error.kind, EngineError)
     if kind is SemaphoreExists:
         return SemaphoreExists(error.message, node=error.node, name=error.name, limit=error.limit)
+    if kind is SessionExpired:
+        return SessionExpired(
+            error.message, node=error.node, name=error.name, taken_over=error.taken_over
+        )
     return kind(error.message, node=error.node, name=error.name)

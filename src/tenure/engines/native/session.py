@@ -206,7 +206,7 @@ class NativeSession:
         if error is None or self._over or connection is not self._link.connection:
             return
         if isinstance(error, SessionExpired | AuthenticationFailed):
-            self._end(SessionExpired(str(error), node=self.node))
+            self._end(_of(error, self.node))
         elif isinstance(error, ConnectionGone):
             return
         elif self._link.several:
@@ -306,8 +306,7 @@ class NativeSession:
 
     def ended(self, push: wire.Ended) -> None:
         """The server says that it is over."""
-        error = from_wire(push.error)
-        self._end(SessionExpired(str(error), node=self.node))
+        self._end(_of(from_wire(push.error), self.node))
 
     def _end(self, why: SessionExpired) -> None:
         if not self._over:
@@ -332,7 +331,7 @@ class NativeSession:
 
     def _expired(self) -> SessionExpired:
         if self.why_over is not None:
-            return SessionExpired(str(self.why_over), node=self.node)
+            return _of(self.why_over, self.node)
         return SessionExpired(f"the session on {self.node} is over", node=self.node)
 
     # What the server says
@@ -496,3 +495,9 @@ class NativeSession:
         watches = self._watches
         number = watches.add(self._connection, name, changed, data=bool(data), owners=bool(owners))
         return lambda: watches.remove(self._connection, number)
+
+
+def _of(error: Exception, node: str) -> SessionExpired:
+    """The end of a session, for what the server said; each who is told gets one of his own."""
+    taken_over = isinstance(error, SessionExpired) and error.taken_over
+    return SessionExpired(str(error), node=node, taken_over=taken_over)

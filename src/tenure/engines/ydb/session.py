@@ -298,7 +298,7 @@ class YdbSession:
     def alive(self) -> None:
         """Raises `SessionExpired` when it is over."""
         if self._over is not None:
-            raise SessionExpired(str(self._over), node=self.node)
+            raise SessionExpired(str(self._over), node=self.node, taken_over=self._over.taken_over)
 
     # Asking
 

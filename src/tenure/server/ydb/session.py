@@ -244,7 +244,7 @@ class SessionStream:
 
     def ended(self, error: SessionExpired) -> None:
         session = self._session
-        if str(error) == str(rules.taken_over(self._node)):
+        if error.taken_over:
             status = Status.BAD_SESSION
         else:
             status = Status.SESSION_EXPIRED

@@ -211,6 +211,8 @@ async def of_two_attachments_the_earlier_one_is_ended(stage: Stage) -> None:
     owned = await predecessor.lock("m")
     successor = await stage.program(liveness="window", resume=predecessor)
     await predecessor.ended()
+    assert predecessor.heard.end is not None
+    assert predecessor.heard.end.taken_over
     with raises(SessionExpired):
         await predecessor.lock("another")
     with contextlib.suppress(SessionExpired):
