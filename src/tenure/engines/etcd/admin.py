@@ -1,0 +1,327 @@
+"""Nodes, and what administrators do: not in the name of a session.
+
+Each is a reading, and a transaction that holds only if what was read is still so. What was not
+answered is looked up, and tried again, until the engine's patience is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tenure.core import rules
+from tenure.engines.etcd import wire
+from tenure.engines.etcd.keys import Entry, Record, config, config_text, name_in, queues
+from tenure.engines.etcd.members import Lost, Refused
+from tenure.engines.etcd.requests import EVICTED, not_found
+from tenure.engines.etcd.semaphores import all_under, described, note
+from tenure.engines.etcd.wire import KeyValue
+from tenure.errors import EngineError, NodeBusy, NodeExists, NodeNotFound
+from tenure.model import NodeConfig, NodeDescription, SemaphoreDescription, SessionDescription
+
+if TYPE_CHECKING:
+    from tenure.engines.etcd.engine import EtcdEngine
+
+__all__ = ["Patient", "no_node"]
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+_MOST_ASKED_ABOUT = 256
+"""How many leases are asked about when sessions are listed."""
+
+
+class Patient:
+    """Asks until there is an answer, or it has taken too long.
+
+    Attributes:
+        tried: whether something may have been done that was not answered.
+    """
+
+    def __init__(self, engine: EtcdEngine, node: str | None) -> None:
+        self._engine = engine
+        self._node = node
+        self._until = engine.clock.now() + engine.address.connect_timeout + engine.patience
+        self._pause = _FIRST_PAUSE
+        self.tried = False
+
+    async def read(self, *parts: bytes) -> wire.Answer:
+        """What there is at one revision of a majority. Raises `Refused`, `EngineError`."""
+        while True:
+            answer = await self.try_(wire.txn((), parts))
+            if answer is not None:
+                return answer
+
+    async def try_(self, request: bytes) -> wire.Answer | None:
+        """What a transaction answers; ``None``, after a pause, if nothing."""
+        try:
+            return await self._engine.txn(request, self._engine.patience)
+        except Lost as lost:
+            await self.wait(lost)
+            self.tried = True
+            return None
+
+    async def wait(self, lost: Lost) -> None:
+        """Wait a moment; raises `EngineError` if it has taken too long."""
+        if self._engine.clock.now() + self._pause >= self._until:
+            raise EngineError(
+                f"{self._engine.url} did not answer ({lost})", node=self._node
+            ) from lost
+        await asyncio.sleep(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+
+def no_node(path: str) -> NodeNotFound:
+    """The error for a path without a node."""
+    return NodeNotFound(
+        f"there is no node {path}; create it with client.create_node({path!r}) or "
+        f"'tenure node create {path}'",
+        node=path,
+    )
+
+
+# Nodes
+
+
+async def create_node(engine: EtcdEngine, path: str, given: NodeConfig, *, exist_ok: bool) -> None:
+    rules.check_path(path)
+    key, nonce = engine.keys.node(path), secrets.token_hex(8)
+    request = wire.txn(
+        (wire.created_at(key, wire.ABSENT),),
+        (wire.put(key, config_text(given, nonce)),),
+        (wire.get(wire.range_(key)),),
+    )
+    patient = Patient(engine, path)
+    while (answer := await patient.try_(request)) is None:
+        pass
+    if answer.ok or exist_ok:
+        return
+    found = answer.parts[0].first
+    if found is None or config(found.value)[1] != nonce:
+        raise NodeExists(f"the node {path} exists already", node=path)
+
+
+async def alter_node(engine: EtcdEngine, path: str, given: NodeConfig) -> None:
+    rules.check_path(path)
+    patient = Patient(engine, path)
+    while True:
+        kv = await _node(engine, patient, path)
+        old, nonce = config(kv.value)
+        new = config_text(rules.merge_config(old, given), nonce)
+        if new == kv.value:
+            return
+        put = wire.put(kv.key, new)
+        answer = await patient.try_(wire.txn((wire.modified_at(kv.key, kv.modified),), (put,)))
+        if answer is not None and answer.ok:
+            return
+
+
+async def _node(engine: EtcdEngine, patient: Patient, path: str) -> KeyValue:
+    read = await patient.read(wire.get(wire.range_(engine.keys.node(path))))
+    kv = read.parts[0].first
+    if kv is None:
+        raise no_node(path)
+    return kv
+
+
+async def drop_node(engine: EtcdEngine, path: str, *, force: bool) -> None:
+    rules.check_path(path)
+    rules.check_droppable(path)
+    keys, patient = engine.keys, Patient(engine, path)
+    key, sessions = keys.node(path), keys.sessions(path)
+    created: int | None = None
+    while True:
+        read = await patient.read(wire.get(wire.range_(key)), _everything(sessions))
+        kv = read.parts[0].first
+        if kv is None or (patient.tried and kv.created != created):
+            if patient.tried:
+                return
+            raise no_node(path)
+        created = kv.created
+        found = _records(read.parts[1].found, sessions)
+        attached = sum(record.attached for _, record in found)
+        if attached and not force:
+            raise NodeBusy(
+                f"the node {path} has {attached} attached session(s); close them, or drop it by "
+                "force, which ends them",
+                node=path,
+            )
+        prefixes = (sessions, keys.queues(path), keys.data(path), keys.request_data(path))
+        answer = await patient.try_(
+            wire.txn(
+                (wire.created_at(key, created), wire.modified_before(sessions, read.revision + 1)),
+                (wire.delete(key), *(wire.delete(each, wire.after(each)) for each in prefixes)),
+            )
+        )
+        if answer is not None and answer.ok:
+            # Nothing is left under these leases; they would end by themselves.
+            for number, _ in found:
+                engine.spawn(engine.revoke(number, engine.patience))
+            return
+
+
+async def describe_node(engine: EtcdEngine, path: str) -> NodeDescription:
+    rules.check_path(path)
+    keys = engine.keys
+    sessions, names = keys.sessions(path), keys.queues(path)
+    read = await Patient(engine, path).read(
+        wire.get(wire.range_(keys.node(path))),
+        wire.get(wire.range_(sessions, wire.after(sessions), keys_only=True)),
+        wire.get(wire.range_(names, wire.after(names), keys_only=True)),
+    )
+    kv = read.parts[0].first
+    if kv is None:
+        raise no_node(path)
+    return NodeDescription(
+        path,
+        config(kv.value)[0],
+        sum(b"/" not in each.key[len(sessions) :] for each in read.parts[1].found),
+        len({name_in(each.key[len(names) :].partition(b"/")[0]) for each in read.parts[2].found}),
+    )
+
+
+async def list_nodes(engine: EtcdEngine) -> Sequence[str]:
+    nodes = engine.keys.nodes
+    range_ = wire.range_(nodes, wire.after(nodes), keys_only=True)
+    read = await Patient(engine, None).read(wire.get(range_))
+    return sorted(engine.keys.path(kv.key) for kv in read.parts[0].found)
+
+
+async def list_semaphores(
+    engine: EtcdEngine, path: str, *, owners: bool, waiters: bool
+) -> Sequence[SemaphoreDescription]:
+    rules.check_path(path)
+    keys, patient = engine.keys, Patient(engine, path)
+    prefix, of_names, of_requests = keys.queues(path), keys.data(path), keys.request_data(path)
+    while True:
+        read = await patient.read(wire.get(wire.range_(keys.node(path))), _everything(prefix))
+        if not read.parts[0].found:
+            raise no_node(path)
+        found = queues(read.parts[1].found, prefix)
+        try:
+            data = await all_under(patient, of_names, read.revision)
+            more = owners or waiters
+            request_data = await all_under(patient, of_requests, read.revision) if more else {}
+        except Refused as refused:
+            if refused.compacted:
+                continue
+            raise
+        by_name: dict[str, dict[bytes, bytes]] = {}
+        for key, value in request_data.items():
+            name, _, request = key[len(of_requests) :].partition(b"/")
+            by_name.setdefault(name_in(name), {})[request] = value
+        of_name = {name_in(key[len(of_names) :]): value for key, value in data.items()}
+        return [
+            described(
+                *(each, of_name.get(each.name, b""), by_name.get(each.name, {}), engine.base),
+                owners=owners,
+                waiters=waiters,
+            )
+            for each in found
+        ]
+
+
+def _everything(prefix: bytes) -> bytes:
+    return wire.get(wire.range_(prefix, wire.after(prefix)))
+
+
+# Sessions
+
+
+def _records(found: Sequence[KeyValue], prefix: bytes) -> list[tuple[int, Record]]:
+    return [
+        (int(kv.key[len(prefix) :], 16), Record.read(kv.value))
+        for kv in found
+        if b"/" not in kv.key[len(prefix) :]
+    ]
+
+
+async def list_sessions(engine: EtcdEngine, path: str) -> Sequence[SessionDescription]:
+    rules.check_path(path)
+    patient, prefix = Patient(engine, path), engine.keys.sessions(path)
+    node = wire.get(wire.range_(engine.keys.node(path)))
+    read = await patient.read(node, _everything(prefix))
+    if not read.parts[0].found:
+        raise no_node(path)
+    found = _records(read.parts[1].found, prefix)
+    asked = [number for number, _ in found[:_MOST_ASKED_ABOUT]]
+    silent = dict(zip(asked, await asyncio.gather(*map(_silence(engine), asked)), strict=True))
+    return [
+        SessionDescription(
+            id=number,
+            node=path,
+            description=record.description,
+            recovery_window=record.window,
+            attached=record.attached,
+            silent_for=silent.get(number),
+        )
+        for number, record in sorted(found, key=lambda each: each[0])
+    ]
+
+
+def _silence(engine: EtcdEngine) -> Callable[[int], asyncio.Task[float | None]]:
+    async def silence(number: int) -> float | None:
+        """Seconds since a lease was renewed; etcd tells whole ones."""
+        try:
+            answer = await engine.call(
+                wire.TIME_TO_LIVE, wire.time_to_live(number), engine.patience
+            )
+        except (Lost, Refused):
+            return None
+        lease = wire.read_lease(answer)
+        return float(max(0, lease.granted - lease.left - 1)) if lease.left >= 0 else None
+
+    return lambda number: engine.spawn(silence(number))
+
+
+async def end_session(engine: EtcdEngine, path: str, number: int) -> bool:
+    rules.check_path(path)
+    if not 0 < number < math.inf:
+        return False
+    patient = Patient(engine, path)
+    read = await patient.read(wire.get(wire.range_(engine.keys.session(path, number))))
+    if not read.parts[0].found:
+        return False
+    await engine.revoke(number, engine.address.connect_timeout)
+    return True
+
+
+async def evict(engine: EtcdEngine, path: str, name: str, order_id: int) -> bool:
+    rules.check_path(path)
+    patient, tried = Patient(engine, path), False
+    node = wire.get(wire.range_(engine.keys.node(path)))
+    found = engine.name(path, name)
+    while True:
+        read = await patient.read(node, found.get_limit, found.queue)
+        there, limit, queue = (part.found for part in read.parts)
+        if not there:
+            raise no_node(path)
+        if not limit and not queue:
+            rules.check_name(name, path)
+            if tried:
+                return True
+            raise not_found(name, path)
+        entry = next(
+            (each for each in map(Entry, queue) if engine.base + each.created == order_id), None
+        )
+        if entry is None:
+            return tried
+        session = engine.keys.session(path, entry.session)
+        request = wire.txn(
+            (wire.created_at(entry.key, entry.created),),
+            (
+                wire.delete(entry.key),
+                wire.delete(found.request_data + entry.key[len(found.requests) :]),
+                note(session, entry, EVICTED),
+            ),
+        )
+        try:
+            answer = await patient.try_(request)
+        except Refused as refused:
+            if refused.no_lease:
+                continue  # its session has just ended
+            raise
+        if answer is not None and answer.ok:
+            return True
+        tried = tried or answer is None

@@ -1,0 +1,294 @@
+"""How a session is attached: a new one, or one that another program had.
+
+A new one is a lease, and its key under that. Taking over is a compare-and-swap on the key, which
+raises the number of the attachment, so that etcd refuses whatever the other side still sends, and
+nothing proves it any more. Each attachment has a key of its own for as long as it may believe that
+it holds something. Who takes over waits until those of all others are gone, or the window has
+passed since it took over, less the time for which the lease had not been renewed by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import secrets
+from typing import TYPE_CHECKING
+
+from tenure.core import rules
+from tenure.engines.contract import Attach, SessionEvents
+from tenure.engines.etcd import wire
+from tenure.engines.etcd.admin import no_node
+from tenure.engines.etcd.keys import Record, queues
+from tenure.engines.etcd.members import Lost, Refused
+from tenure.engines.etcd.semaphores import all_under
+from tenure.engines.etcd.session import EtcdSession
+from tenure.errors import EngineUnavailable, TenureError
+
+if TYPE_CHECKING:
+    from tenure.engines.etcd.engine import EtcdEngine
+
+__all__ = ["attach"]
+
+_LEAST_TTL = 2
+"""Seconds; etcd gives no lease for less."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+
+
+async def attach(engine: EtcdEngine, how: Attach, events: SessionEvents) -> EtcdSession:
+    """Attach a session.
+
+    Raises:
+        NodeNotFound, SessionExpired, AuthenticationFailed, InvalidArgument, EngineUnavailable
+    """
+    rules.check_path(how.node)
+    if how.session_id is None:
+        rules.check_window(how.recovery_window, how.node)
+        rules.check_description(how.description, how.node)
+        rules.check_key(how.key, how.node)
+    try:
+        if how.session_id is None:
+            return await _begin(engine, how, events)
+        return await _take_over(engine, how, how.session_id, events)
+    except Refused as refused:
+        raise engine.failure(refused, how.node) from refused
+
+
+class _Trying:
+    """Tries until it takes too long."""
+
+    def __init__(self, engine: EtcdEngine, node: str) -> None:
+        self._engine = engine
+        self._node = node
+        self._until = engine.clock.now() + engine.address.connect_timeout
+        self._pause = _FIRST_PAUSE
+
+    async def again(self, lost: Lost) -> None:
+        """Wait a moment. Raises `EngineUnavailable`."""
+        if self._engine.clock.now() + self._pause >= self._until:
+            raise EngineUnavailable(
+                f"no session was attached on {self._node}: {self._engine.url} did not answer "
+                f"within {self._engine.address.connect_timeout:g} s ({lost})",
+                node=self._node,
+            ) from lost
+        await asyncio.sleep(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    async def txn(self, request: bytes) -> wire.Answer | None:
+        """What a transaction answers; ``None``, after a pause, if nothing."""
+        try:
+            return await self._engine.txn(request, self._engine.patience)
+        except Lost as lost:
+            await self.again(lost)
+            return None
+
+
+# A new one
+
+
+def _new_number(engine: EtcdEngine) -> int:
+    """Never the same one twice: the second in which it began, and 22 random bits."""
+    return (int(engine.clock.wall()) % 2**31) << 22 | secrets.randbits(22) | 1
+
+
+async def _begin(engine: EtcdEngine, how: Attach, events: SessionEvents) -> EtcdSession:
+    trying = _Trying(engine, how.node)
+    record = Record(
+        secrets.token_hex(8), True, how.recovery_window, how.description, how.liveness, how.key
+    )
+    seconds = max(_LEAST_TTL, math.ceil(how.recovery_window))
+    while True:
+        number = _new_number(engine)
+        at = engine.clock.now()
+        session: EtcdSession | None = None
+        try:
+            await engine.call(wire.LEASE_GRANT, wire.grant(number, seconds), engine.patience)
+            session = await _put(engine, how.node, number, record, events)
+            session.prove(at)
+            return session
+        except Refused as refused:
+            if not refused.no_lease and "already exists" not in refused.reason:
+                raise
+        except Lost as lost:
+            await trying.again(lost)
+        finally:
+            if session is None:
+                engine.spawn(_drop_lease(engine, number))
+
+
+async def _put(
+    engine: EtcdEngine, node: str, number: int, record: Record, events: SessionEvents
+) -> EtcdSession:
+    session = EtcdSession(engine, node, number, record, 1, events)
+    answer = await engine.txn(
+        wire.txn(
+            (wire.exists(engine.keys.node(node)),),
+            (
+                wire.put(session.key, record.value(), number),
+                wire.put(session.believes, b"", number),
+            ),
+        ),
+        engine.patience,
+    )
+    if not answer.ok:
+        raise no_node(node)
+    engine.remember(session)
+    session.listen(answer.revision)
+    return session
+
+
+async def _drop_lease(engine: EtcdEngine, number: int) -> None:
+    """A lease that may have been granted, and that nobody has."""
+    with contextlib.suppress(TenureError):
+        await engine.revoke(number, engine.patience)
+
+
+# One that another program had
+
+
+async def _take_over(
+    engine: EtcdEngine, how: Attach, number: int, events: SessionEvents
+) -> EtcdSession:
+    swapping = engine.spawn(_swap(engine, how, number, events))
+    try:
+        session, believing = await asyncio.shield(swapping)
+    except asyncio.CancelledError:
+        swapping.add_done_callback(_abandon)
+        raise
+    try:
+        until = engine.clock.now() + session.window
+        if not how.assume_dead:
+            until -= await _unheard_for(engine, number)
+            await _until_nobody_believes(engine, session, believing, until)
+        await _go_on(engine, session)
+    except BaseException:
+        engine.spawn(session.abandon())
+        raise
+    return session
+
+
+def _abandon(swapping: asyncio.Task[tuple[EtcdSession, set[bytes]]]) -> None:
+    """Nobody waits for it any more."""
+    if not swapping.cancelled() and swapping.exception() is None:
+        session, _ = swapping.result()
+        session.engine.spawn(session.abandon())
+
+
+async def _swap(
+    engine: EtcdEngine, how: Attach, number: int, events: SessionEvents
+) -> tuple[EtcdSession, set[bytes]]:
+    """Raise the number of the attachment; also returns the keys of those who may believe."""
+    trying, key = _Trying(engine, how.node), engine.keys.session(how.node, number)
+    token = secrets.token_hex(8)
+    read = wire.txn(
+        (),
+        (
+            wire.get(wire.range_(engine.keys.node(how.node))),
+            wire.get(wire.range_(key, key + b"0")),
+        ),
+    )
+    while True:
+        found = await trying.txn(read)
+        if found is None:
+            continue
+        if not found.parts[0].found:
+            raise no_node(how.node)
+        by_key = {kv.key: kv for kv in found.parts[1].found}
+        kv = by_key.get(key)
+        if kv is None:
+            raise rules.not_there_to_resume(how.node, number)
+        old = Record.read(kv.value)
+        rules.check_resumable(old.liveness, old.key, how.key, how.node, number)
+        record = Record(token, True, old.window, old.description, old.liveness, old.key)
+        version, revision = kv.version, found.revision
+        if old.token != token:  # or else an attempt whose answer was lost
+            believes = wire.put(key + b"/b/" + token.encode(), b"", number)
+            put = wire.put(key, record.value(), number)
+            try:
+                answer = await trying.txn(
+                    wire.txn((wire.version_is(key, version),), (put, believes))
+                )
+            except Refused as refused:
+                if refused.no_lease:
+                    raise rules.not_there_to_resume(how.node, number) from refused
+                raise
+            if answer is None or not answer.ok:
+                continue
+            version, revision = version + 1, answer.revision
+        session = EtcdSession(engine, how.node, number, record, version, events, taken_over=True)
+        engine.remember(session)
+        session.listen(revision)
+        return session, {each for each in by_key if each[len(key) :].startswith(b"/b/")} - {
+            session.believes
+        }
+
+
+async def _unheard_for(engine: EtcdEngine, number: int) -> float:
+    """Seconds for which a lease has not been renewed, at the least."""
+    try:
+        answer = await engine.call(wire.TIME_TO_LIVE, wire.time_to_live(number), engine.patience)
+    except (Lost, Refused):
+        return 0.0
+    lease = wire.read_lease(answer)
+    return max(0.0, lease.granted - lease.left - 1.0) if lease.left >= 0 else 0.0
+
+
+async def _until_nobody_believes(
+    engine: EtcdEngine, session: EtcdSession, believing: set[bytes], until: float
+) -> None:
+    """Return when no attachment before this one can believe that it holds anything.
+
+    Raises:
+        SessionExpired: it has ended meanwhile, or was taken over once more.
+    """
+    prefix = session.key + b"/b/"
+    there = wire.get(wire.range_(prefix, wire.after(prefix), keys_only=True))
+    while believing and engine.clock.now() < until:
+        session.look.clear()
+        with contextlib.suppress(Lost):
+            await engine.keep_alive(session)
+        read = await session.read(there)
+        believing &= {kv.key for kv in read.parts[0].found}
+        if believing:
+            wait = min(until - engine.clock.now(), session.window / 3)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(wait, 0.001)):
+                    await session.look.wait()
+        session.check()
+
+
+async def _go_on(engine: EtcdEngine, session: EtcdSession) -> None:
+    """The take-over is complete: tell what was found, and then what has happened since."""
+    at = engine.clock.now()
+    while True:
+        try:
+            await engine.keep_alive(session)
+            break
+        except Lost:
+            session.check()
+            if engine.clock.now() > at + session.window:
+                raise session.expired() from None
+            await asyncio.sleep(_FIRST_PAUSE)
+    prefix = engine.keys.queues(session.path)
+    while True:
+        answer, _ = await session.ask(
+            lambda: wire.txn(
+                (session.mine,),
+                (wire.get(wire.range_(prefix, wire.after(prefix))),),
+                (session.get,),
+            )
+        )
+        found = queues(answer.parts[0].found, prefix)
+        data: dict[bytes, bytes] = {}
+        try:
+            for each in found:
+                if any(entry.session == session.id for entry in each.requests):
+                    where = session.name(each.name).request_data
+                    data.update(await all_under(session, where, answer.revision))
+        except Refused as refused:
+            if refused.compacted:
+                continue
+            raise
+        break
+    session.check()
+    session.begin(found, data)

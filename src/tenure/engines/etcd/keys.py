@@ -1,0 +1,288 @@
+"""Where everything lies in etcd, and what stands there; the prefix rule over what was read.
+
+Under the prefix, with ``:a:b`` for the node ``/a/b`` and names percent-encoded:
+
+    base                          what is added to a create revision to make an order id
+    n/:a:b                        a node; its configuration
+    s/:a:b/SESSION                a session, under its lease; its record
+    s/:a:b/SESSION/b/TOKEN        an attachment that may believe that it holds something
+    s/:a:b/SESSION/h/HOLD         why a request of it was taken out: its session is told so here
+    q/:a:b/NAME/limit             a lasting semaphore: its limit in 8 bytes, and who created it
+    q/:a:b/NAME/r/SESSION-HOLD    a request, under its session's lease: its count, and a mark
+    d/:a:b/NAME                   a semaphore's data
+    x/:a:b/NAME/SESSION-HOLD      a request's data, under its session's lease
+
+What is read often is small, and what is large lies apart. All of a session that can be told to it
+lies in one range, so that one watch hears of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from urllib.parse import quote, unquote
+
+from tenure.core.rules import fits
+from tenure.engines.etcd import wire
+from tenure.engines.etcd.wire import KeyValue
+from tenure.model import EPHEMERAL_LIMIT, Liveness, NodeConfig
+
+__all__ = [
+    "Entry",
+    "Keys",
+    "Name",
+    "Queue",
+    "Record",
+    "config",
+    "config_text",
+    "entries",
+    "limit_of",
+    "limit_value",
+    "name_in",
+    "number_owning",
+    "queues",
+    "request_value",
+]
+
+
+class Name:
+    """The keys of one semaphore, and what is compared and done with them all the time.
+
+    Attributes:
+        lasting: when its limit was created, and what it is, as it was last read; compared
+            whenever something relies on it. ``None`` where it is not known, or ephemeral.
+    """
+
+    __slots__ = (
+        "absent",
+        "all",
+        "data",
+        "drop_data",
+        "empty",
+        "first_request",
+        "get_limit",
+        "lasting",
+        "limit",
+        "name",
+        "newest_two",
+        "path",
+        "queue",
+        "request_data",
+        "requests",
+    )
+
+    def __init__(self, prefix: str, path: str, name: str) -> None:
+        where = f"{_node(path)}/{quote(name, safe='')}"
+        self.path = path
+        self.name = name
+        self.lasting: tuple[int, int] | None = None
+        self.all = f"{prefix}q/{where}/".encode()
+        self.limit = self.all + b"limit"
+        self.requests = self.all + b"r/"
+        self.data = f"{prefix}d/{where}".encode()
+        self.request_data = f"{prefix}x/{where}/".encode()
+        # Prepared, since every request needs them.
+        end = wire.after(self.requests)
+        self.absent = wire.created_at(self.limit, wire.ABSENT)
+        self.empty = wire.nothing_in(self.requests)
+        self.drop_data = wire.delete(self.data)
+        self.get_limit = wire.get(wire.range_(self.limit))
+        self.first_request = wire.get(wire.range_(self.requests, end, limit=1))
+        self.newest_two = wire.get(wire.range_(self.requests, end, limit=2, newest_first=True))
+        self.queue = wire.get(wire.range_(self.requests, end, oldest_first=True))
+
+
+class Keys:
+    """The keys of one store."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self.base = f"{prefix}base".encode()
+        self.nodes = f"{prefix}n/".encode()
+
+    def node(self, path: str) -> bytes:
+        return f"{self._prefix}n/{_node(path)}".encode()
+
+    def path(self, key: bytes) -> str:
+        """Of a node's key."""
+        return key[len(self.nodes) :].decode().replace(":", "/")
+
+    def sessions(self, path: str) -> bytes:
+        return f"{self._prefix}s/{_node(path)}/".encode()
+
+    def session(self, path: str, number: int) -> bytes:
+        return b"%s%016x" % (self.sessions(path), number)
+
+    def queues(self, path: str) -> bytes:
+        return f"{self._prefix}q/{_node(path)}/".encode()
+
+    def data(self, path: str) -> bytes:
+        return f"{self._prefix}d/{_node(path)}/".encode()
+
+    def request_data(self, path: str) -> bytes:
+        return f"{self._prefix}x/{_node(path)}/".encode()
+
+    def name(self, path: str, name: str) -> Name:
+        return Name(self._prefix, path, name)
+
+
+def _node(path: str) -> str:
+    return path.replace("/", ":")
+
+
+def name_in(key: bytes) -> str:
+    """The name in what follows a node in a key."""
+    return unquote(key.decode())
+
+
+# Sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is stored of a session.
+
+    Attributes:
+        token: of the attachment that has it.
+        attached: whether somebody is attached.
+        window: seconds; how long it survives without contact.
+        description: what its program says of itself.
+        liveness: what keeps it alive.
+        key: its protection key.
+    """
+
+    token: str
+    attached: bool
+    window: float
+    description: str
+    liveness: Liveness
+    key: bytes
+
+    def value(self) -> bytes:
+        """As it is stored."""
+        return json.dumps(
+            {
+                "token": self.token,
+                "attached": self.attached,
+                "window": self.window,
+                "description": self.description,
+                "liveness": self.liveness,
+                "key": self.key.hex(),
+            }
+        ).encode()
+
+    @staticmethod
+    def read(value: bytes) -> Record:
+        """As it was stored."""
+        found = json.loads(value)
+        return Record(
+            found["token"],
+            found["attached"],
+            found["window"],
+            found["description"],
+            found["liveness"],
+            bytes.fromhex(found["key"]),
+        )
+
+
+# Nodes
+
+
+def config_text(given: NodeConfig, nonce: str = "") -> bytes:
+    """A configuration as it is stored; the nonce tells who created the node."""
+    return json.dumps({**asdict(given), "nonce": nonce}).encode()
+
+
+def config(stored: bytes) -> tuple[NodeConfig, str]:
+    """A configuration that was stored, and its nonce."""
+    found = json.loads(stored)
+    nonce = found.pop("nonce", "")
+    return NodeConfig(**found), nonce
+
+
+# Semaphores
+
+
+def limit_value(limit: int, nonce: bytes) -> bytes:
+    """A limit as it is stored; the nonce of 8 bytes tells who created the semaphore."""
+    return limit.to_bytes(8, "big") + nonce
+
+
+def limit_of(stored: bytes) -> int:
+    """A limit that was stored."""
+    return int.from_bytes(stored[:8], "big")
+
+
+# Requests
+
+
+class Entry:
+    """A request as it stands in its queue."""
+
+    __slots__ = ("count", "created", "hold", "key", "marked", "modified", "session")
+
+    def __init__(self, kv: KeyValue) -> None:
+        count, _, mark = kv.value.partition(b" ")
+        session, _, hold = kv.key[kv.key.rindex(b"/") + 1 :].partition(b"-")
+        self.key = kv.key
+        self.created = kv.created
+        self.modified = kv.modified
+        self.session = int(session, 16)
+        self.hold = int(hold, 16)
+        self.count = int(count)
+        self.marked = bool(mark)
+
+
+def request_value(count: int, *, marked: bool = False) -> bytes:
+    """A request as it is stored."""
+    return b"%d g" % count if marked else b"%d" % count
+
+
+def entries(found: Iterable[KeyValue]) -> list[Entry]:
+    """The requests that were read, in the order of the queue."""
+    return sorted(map(Entry, found), key=lambda each: each.created)
+
+
+class Queue:
+    """A semaphore's limit and its queue, as they were read."""
+
+    __slots__ = ("limit", "limit_kv", "name", "owning", "requests")
+
+    def __init__(self, name: str, limit: KeyValue | None, requests: list[Entry]) -> None:
+        self.name = name
+        self.limit_kv = limit
+        self.limit = EPHEMERAL_LIMIT if limit is None else limit_of(limit.value)
+        self.requests = requests
+        self.owning = number_owning(requests, self.limit)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is such a semaphore."""
+        return self.limit_kv is not None or bool(self.requests)
+
+
+def queues(found: Iterable[KeyValue], prefix: bytes) -> list[Queue]:
+    """The semaphores in what was read under `Keys.queues`, sorted by name."""
+    limits: dict[bytes, KeyValue] = {}
+    requests: dict[bytes, list[KeyValue]] = {}
+    for kv in found:
+        name, _, what = kv.key[len(prefix) :].partition(b"/")
+        of_name = requests.setdefault(name, [])
+        if what == b"limit":
+            limits[name] = kv
+        else:
+            of_name.append(kv)
+    every = [Queue(name_in(each), limits.get(each), entries(requests[each])) for each in requests]
+    return sorted(every, key=lambda each: each.name)
+
+
+def number_owning(queue: Sequence[Entry], limit: int) -> int:
+    """How many own: the longest prefix of the queue whose counts fit in the limit."""
+    held, whole = 0, False
+    for number, entry in enumerate(queue):
+        if not fits(held, whole, entry.count, limit):
+            return number
+        held += entry.count
+        whole = entry.count == limit
+    return len(queue)

@@ -1,0 +1,186 @@
+"""Watches of semaphores: a copy of what their keys say, kept up to date, and who is told of what.
+
+One lookout for each name that this engine watches, for however many watch it. It begins with the
+state as it is read then, and hears of every key of the semaphore that is put or deleted after it;
+what the session does next is answered when it does. The prefix rule, over the copy after each
+revision, says whether owners have changed: requests that come, wait and go without owning concern
+nobody. Nothing is concluded from the copy but that somebody should look. After a gap it is made
+anew, and everybody is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from tenure.engines.etcd import wire
+from tenure.engines.etcd.keys import Entry, Name, limit_of, number_owning, queues
+from tenure.engines.etcd.members import Refused
+from tenure.engines.etcd.watching import Watch
+from tenure.engines.etcd.wire import Event
+from tenure.errors import TenureError
+from tenure.model import EPHEMERAL_LIMIT
+
+if TYPE_CHECKING:
+    from tenure.engines.etcd.engine import EtcdEngine
+    from tenure.engines.etcd.session import EtcdSession
+
+__all__ = ["Lookout"]
+
+_log = logging.getLogger("tenure")
+
+_PAUSE = 0.5
+
+
+class _Watcher:
+    __slots__ = ("changed", "data", "owners", "session")
+
+    def __init__(
+        self, session: EtcdSession, data: bool, owners: bool, changed: Callable[[], None]
+    ) -> None:
+        self.session = session
+        self.data = data
+        self.owners = owners
+        self.changed = changed
+
+
+class Lookout:
+    """Who watches a name, and the copy."""
+
+    def __init__(self, engine: EtcdEngine, name: Name) -> None:
+        self._engine = engine
+        self._name = name
+        self._watchers: list[_Watcher] = []
+        self._limit: tuple[int, int] | None = None  # when it was created, and what it is
+        self._queue: dict[bytes, Entry] = {}
+        self._owners: dict[bytes, tuple[int, int]] = {}  # when created, and the count
+        self._watches: list[Watch] = []
+        self._loading: asyncio.Task[None] | None = None
+
+    async def in_place(self) -> None:
+        """Return when everything that happens from now on will be heard of."""
+        if self._loading is None and not self._watches:
+            self._loading = self._engine.spawn(self._load())
+        if self._loading is not None:
+            await asyncio.wait([self._loading])
+
+    def add(
+        self, session: EtcdSession, data: bool, owners: bool, changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        """One more that watches; returns what ends that."""
+        watcher = _Watcher(session, data, owners, changed)
+        self._watchers.append(watcher)
+        return lambda: self._remove([watcher])
+
+    def forget(self, session: EtcdSession) -> None:
+        """A session is over, and its watches with it."""
+        self._remove([each for each in self._watchers if each.session is session])
+
+    def _remove(self, watchers: Sequence[_Watcher]) -> None:
+        for watcher in watchers:
+            if watcher in self._watchers:
+                self._watchers.remove(watcher)
+        if not self._watchers:
+            self._stop()
+            self._engine.look_away(self._name, self)
+
+    # The copy
+
+    async def _load(self) -> None:
+        """Make the copy, and hear of what happens after it."""
+        name = self._name
+        try:
+            everything = wire.get(wire.range_(name.all, wire.after(name.all)))
+            read = await self._engine.reader(name.path).read(everything)
+        except (TenureError, Refused) as error:
+            if self._watchers:
+                _log.warning("%s: watching %r: %s", self._engine.url, name.name, error)
+                self._engine.loop.call_later(_PAUSE, self._missed)
+            return
+        finally:
+            self._loading = None
+        if not self._watchers:
+            return
+        self._limit, self._queue = None, {}
+        for found in queues(read.parts[0].found, self._engine.keys.queues(name.path)):
+            if found.limit_kv is not None:
+                self._limit = (found.limit_kv.created, found.limit)
+            self._queue = {each.key: each for each in found.requests}
+        self._owners = self._owning()
+        self._watches = [
+            self._engine.watching.add(key, end, read.revision + 1, happened, self._missed)
+            for key, end, happened in (
+                (name.all, wire.after(name.all), self._happened),
+                (name.data, b"", self._data_happened),
+                (name.request_data, wire.after(name.request_data), self._request_data_happened),
+            )
+        ]
+
+    def _missed(self) -> None:
+        """What has happened is not known: begin again, and tell everybody."""
+        self._stop()
+        if self._watchers and self._loading is None:
+            self._loading = self._engine.spawn(self._load())
+            self._loading.add_done_callback(lambda _: self._tell(data=True, owners=True))
+
+    def _stop(self) -> None:
+        for watch in self._watches:
+            self._engine.watching.remove(watch)
+        self._watches = []
+
+    def _owning(self) -> dict[bytes, tuple[int, int]]:
+        limit = EPHEMERAL_LIMIT if self._limit is None else self._limit[1]
+        queue = list(self._queue.values())
+        owners = queue[: number_owning(queue, limit)]
+        return {each.key: (each.created, each.count) for each in owners}
+
+    # What happens
+
+    def _happened(self, events: Sequence[Event]) -> None:
+        is_other = owners = False
+        for _, at_once in groupby(events, lambda event: event.kv.modified):
+            before, identity = self._owners, self._identity()
+            waiting = len(self._queue) > len(before)
+            joined = [self._apply(event) for event in at_once]
+            if not (waiting and all(joined)):  # or else they only wait behind others
+                self._owners = self._owning()
+            is_other |= self._identity() != identity
+            owners |= self._owners != before
+        if is_other or owners:
+            self._tell(data=is_other, owners=True)
+
+    def _identity(self) -> object:
+        return self._limit or bool(self._queue)
+
+    def _apply(self, event: Event) -> bool:
+        """Whether a request has joined the queue, at its end."""
+        kv = event.kv
+        if kv.key == self._name.limit:
+            self._limit = None if event.deleted else (kv.created, limit_of(kv.value))
+        elif event.deleted:
+            self._queue.pop(kv.key, None)
+        else:
+            joined = kv.key not in self._queue
+            self._queue[kv.key] = Entry(kv)
+            return joined
+        return False
+
+    def _data_happened(self, _: Sequence[Event]) -> None:
+        self._tell(data=True, owners=False)
+
+    def _request_data_happened(self, events: Sequence[Event]) -> None:
+        name = self._name
+        if any(
+            name.requests + event.kv.key[len(name.request_data) :] in self._owners
+            for event in events
+        ):
+            self._tell(data=False, owners=True)
+
+    def _tell(self, *, data: bool, owners: bool) -> None:
+        for watcher in tuple(self._watchers):
+            concerns = (data and watcher.data) or (owners and watcher.owners)
+            if concerns and watcher in self._watchers:
+                watcher.changed()

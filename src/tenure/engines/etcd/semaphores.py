@@ -1,0 +1,241 @@
+"""What is done with semaphores as such, and how they are described.
+
+Changes are compare-and-swap: read, then a transaction that holds only if what was read is still so.
+A change that was not answered is not made twice: who finds the trace of it, or that the key was
+changed after it had been read, is done; somebody may have changed it once more since.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from tenure.core import rules
+from tenure.engines.etcd import wire
+from tenure.engines.etcd.keys import Entry, Name, Queue, entries, limit_value, queues
+from tenure.engines.etcd.members import Refused
+from tenure.engines.etcd.requests import DELETED, not_found
+from tenure.engines.etcd.wire import KeyValue
+from tenure.errors import SemaphoreBusy, SemaphoreExists
+from tenure.model import RequestDescription, SemaphoreDescription
+
+if TYPE_CHECKING:
+    from tenure.engines.etcd.session import EtcdSession
+
+__all__ = ["Reader", "all_under", "create", "delete", "describe", "described", "note", "update"]
+
+_MOST_NOTED = 40
+"""How many requests are taken out in one transaction; etcd takes 128 operations."""
+_FIRST_PAGE, _MOST_IN_PAGE, _SMALL_PAGE = 8, 4096, 256 * 1024
+
+
+class Reader(Protocol):
+    """Who asks for what there is."""
+
+    async def read(self, *parts: bytes) -> wire.Answer:
+        """What there is at one revision of a majority."""
+        ...
+
+
+async def create(
+    session: EtcdSession, name: Name, limit: int, data: bytes, *, exist_ok: bool
+) -> None:
+    """Create a lasting semaphore."""
+    value = limit_value(limit, secrets.token_bytes(8))
+    then = (wire.put(name.limit, value), wire.put(name.data, data) if data else name.drop_data)
+    otherwise = (session.get, name.get_limit)
+    answer, _ = await session.ask(
+        lambda: wire.txn((session.mine, name.absent, name.empty), then, otherwise)
+    )
+    if answer.ok:
+        return
+    found = answer.parts[1].first
+    if found is None:
+        rules.check_kind(False, True, name.path, name.name)
+    elif found.value != value:  # or else an attempt of ours has done it
+        there = Queue(name.name, found, []).limit
+        if not exist_ok or there != limit:
+            raise SemaphoreExists(
+                f"{name.name!r} on {name.path} exists already, with limit {there}",
+                node=name.path,
+                name=name.name,
+                limit=there,
+            )
+
+
+async def update(session: EtcdSession, name: Name, data: bytes) -> None:
+    """Replace a semaphore's data, if it is not that already."""
+    get_data = wire.get(wire.range_(name.data))
+    while True:
+        read = await session.read(name.get_limit, name.first_request, get_data)
+        limit, request, old = (part.first for part in read.parts)
+        if limit is None and request is None:
+            raise not_found(name.name, name.path)
+        if data == (b"" if old is None else old.value):
+            return
+        there = limit or request
+        assert there is not None
+        modified = 0 if old is None else old.modified
+        answer, again = await session.ask(partial(_updating, session, there, name, modified, data))
+        if answer.ok:
+            return
+        now = answer.parts[1].first  # as `_updating` reads it
+        if again and now is not None and now.modified != modified:
+            return
+
+
+def _updating(
+    session: EtcdSession, there: KeyValue, name: Name, modified: int, data: bytes
+) -> bytes:
+    """What replaces the data, if the semaphore and the data are still those that were read."""
+    compares = (
+        session.mine,
+        wire.created_at(there.key, there.created),
+        wire.modified_at(name.data, modified),
+    )
+    get_data = wire.get(wire.range_(name.data))
+    return wire.txn(compares, (wire.put(name.data, data),), (session.get, get_data))
+
+
+async def delete(session: EtcdSession, name: Name, *, force: bool) -> None:
+    """Delete a semaphore; by force with everything in its queue."""
+    tried: int | None = None  # when what we may have deleted was created
+    while True:
+        read = await session.read(name.get_limit, name.queue)
+        limit = read.parts[0].first
+        queue = Queue(name.name, limit, entries(read.parts[1].found))
+        created = 0 if limit is None else limit.created
+        if not queue.exists or tried not in {None, created}:
+            if tried is not None:
+                return
+            raise not_found(name.name, name.path)
+        if queue.requests and not force:
+            raise SemaphoreBusy(
+                f"{name.name!r} on {name.path} has owners or waiters; release it, or delete it by "
+                "force, which takes it from them",
+                node=name.path,
+                name=name.name,
+            )
+        try:
+            answer, again = await session.ask(
+                partial(_deleting, session, name, queue, read.revision)
+            )
+        except Refused as refused:
+            if not refused.no_lease:
+                raise
+            continue  # somebody's session has just ended, or ours, which the next reading tells
+        if answer.ok and len(queue.requests) <= _MOST_NOTED:
+            return
+        tried = created if again or answer.ok else tried
+
+
+def _deleting(session: EtcdSession, name: Name, queue: Queue, revision: int) -> bytes:
+    """What deletes a semaphore with its queue, or the end of a queue that is too long."""
+    compares = (
+        session.mine,
+        wire.created_at(name.limit, queue.limit_kv.created if queue.limit_kv else 0),
+        wire.created_before(name.requests, revision + 1),
+    )
+    last = queue.requests[-_MOST_NOTED:]
+    notes = [note(session.engine.keys.session(name.path, each.session), each) for each in last]
+    if len(last) < len(queue.requests):
+        gone = [wire.delete(each.key) for each in last]
+        gone += [wire.delete(_data_key(name, each)) for each in last]
+    else:
+        gone = [wire.delete(name.all, wire.after(name.all)), name.drop_data]
+        gone.append(wire.delete(name.request_data, wire.after(name.request_data)))
+    return wire.txn(compares, (*gone, *notes), (session.get,))
+
+
+def _data_key(name: Name, entry: Entry) -> bytes:
+    return name.request_data + entry.key[len(name.requests) :]
+
+
+def note(session_key: bytes, entry: Entry, why: bytes = DELETED) -> bytes:
+    """To tell a session that one of its requests was taken out."""
+    return wire.put(session_key + b"/h/%x" % entry.hold, why, entry.session)
+
+
+# Descriptions
+
+
+async def describe(
+    session: EtcdSession, name: Name, *, owners: bool, waiters: bool
+) -> SemaphoreDescription:
+    """One semaphore."""
+    get_all = wire.get(wire.range_(name.all, wire.after(name.all)))
+    while True:
+        read = await session.read(get_all, wire.get(wire.range_(name.data)))
+        prefix = session.engine.keys.queues(name.path)
+        found = queues(read.parts[0].found, prefix)
+        if not found:
+            raise not_found(name.name, name.path)
+        data = read.parts[1].first
+        of_requests: dict[bytes, bytes] = {}
+        try:
+            if owners or waiters:
+                of_requests = await all_under(session, name.request_data, read.revision)
+        except Refused as refused:
+            if refused.compacted:
+                continue
+            raise
+        return described(
+            found[0],
+            b"" if data is None else data.value,
+            {key[len(name.request_data) :]: value for key, value in of_requests.items()},
+            session.engine.base,
+            owners=owners,
+            waiters=waiters,
+        )
+
+
+async def all_under(reader: Reader, prefix: bytes, revision: int) -> dict[bytes, bytes]:
+    """All keys with that prefix and their values, as they were at that revision, page by page."""
+    found: dict[bytes, bytes] = {}
+    start, end, limit = prefix, wire.after(prefix), _FIRST_PAGE
+    while True:
+        page = wire.range_(start, end, limit=limit, revision=revision)
+        part = (await reader.read(wire.get(page))).parts[0]
+        found.update((kv.key, kv.value) for kv in part.found)
+        if not part.more:
+            return found
+        start = part.found[-1].key + b"\0"
+        if sum(len(kv.value) for kv in part.found) < _SMALL_PAGE:
+            limit = min(limit * 8, _MOST_IN_PAGE)
+
+
+def described(
+    queue: Queue,
+    data: bytes,
+    of_requests: dict[bytes, bytes],
+    base: int,
+    *,
+    owners: bool,
+    waiters: bool,
+) -> SemaphoreDescription:
+    """A semaphore that was read; `of_requests` has the data of requests by the end of their key."""
+
+    def requests(some: Sequence[Entry]) -> tuple[RequestDescription, ...]:
+        return tuple(
+            RequestDescription(
+                session_id=each.session,
+                order_id=base + each.created,
+                count=each.count,
+                data=of_requests.get(each.key[each.key.rindex(b"/") + 1 :], b""),
+            )
+            for each in some
+        )
+
+    owning, waiting = queue.requests[: queue.owning], queue.requests[queue.owning :]
+    return SemaphoreDescription(
+        name=queue.name,
+        data=data,
+        limit=queue.limit,
+        held=sum(each.count for each in owning),
+        ephemeral=queue.limit_kv is None,
+        owners=requests(owning) if owners else (),
+        waiters=requests(waiting) if waiters else (),
+        waiting=len(waiting),
+    )

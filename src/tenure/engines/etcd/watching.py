@@ -1,0 +1,256 @@
+"""All watches of an engine, on one stream to the current member.
+
+Rules:
+
+* One task owns the stream: it opens it, begins on it whatever is watched, reads, and opens another
+  one, at whoever is the current member then, when it ends. What is to be said waits in a queue for
+  a second task, which writes.
+* A watch goes on where it was: after the last revision that it has heard of. Where that has been
+  compacted it begins at what there still is, and whoever watches is told of the gap, so that the
+  state is read again.
+* Nobody concludes from silence that nothing happens: a stream is only up when the member has
+  answered on it, the member ends it when it has no leader, and keep-alives that are not answered
+  make another member the current one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc.aio
+
+from tenure.engines.etcd import wire
+from tenure.engines.etcd.members import Lost, Members, cut, finishing, trouble_of
+from tenure.engines.etcd.wire import Event, WatchAnswer
+from tenure.errors import TenureError
+
+__all__ = ["Watch", "Watching"]
+
+_log = logging.getLogger("tenure")
+
+_SENTINEL = 1
+"""The watch whose beginning tells that the stream is up."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+
+
+class Watch:
+    """One watch.
+
+    Attributes:
+        following: the revision from which on it is yet to hear; 0 until it has begun.
+        known: the revision at which the state was read, if it is to begin at once.
+    """
+
+    __slots__ = ("end", "following", "happened", "key", "known", "missed", "number", "puts")
+
+    def __init__(
+        self,
+        number: int,
+        key: bytes,
+        end: bytes,
+        following: int,
+        known: int,
+        puts: bool,
+        happened: Callable[[Sequence[Event]], None],
+        missed: Callable[[], None],
+    ) -> None:
+        self.number = number
+        self.known = known
+        self.key = key
+        self.end = end
+        self.following = following
+        self.puts = puts
+        self.happened = happened
+        self.missed = missed
+
+    def request(self) -> bytes:
+        """What begins it, or has it go on."""
+        return wire.watch(self.number, self.key, self.end, self.following, puts=self.puts)
+
+
+class Watching:
+    """The stream of watches.
+
+    Args:
+        up: called when it works, at first and after each interruption.
+        down: called when it does not work any more.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        sentinel: bytes,
+        patience: float,
+        up: Callable[[], None],
+        down: Callable[[str], None],
+    ) -> None:
+        self._members = members
+        self._patience = patience
+        self._up = up
+        self._down = down
+        self._sentinel = wire.watch(_SENTINEL, sentinel, b"", 0, puts=True)
+        self._numbers = itertools.count(_SENTINEL + 1)
+        self._watches: dict[int, Watch] = {}
+        self._outgoing: deque[bytes] = deque()
+        self._more = asyncio.Event()
+        self._call: Any = None
+        self._turn = -1
+        self._task: asyncio.Task[None] | None = None
+        self.is_up = False
+
+    def open(self) -> None:
+        """Begin to keep a stream."""
+        self._task = asyncio.get_running_loop().create_task(self._keep(), name="tenure-etcd-watch")
+
+    async def aclose(self) -> None:
+        """End the stream. Safe to call twice."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        self._watches.clear()
+
+    # Watches
+
+    def add(
+        self,
+        key: bytes,
+        end: bytes,
+        following: int,
+        happened: Callable[[Sequence[Event]], None],
+        missed: Callable[[], None],
+        *,
+        puts: bool = True,
+        at_once: bool = False,
+    ) -> Watch:
+        """Watch a key, or a range, from the revision `following` on.
+
+        One that begins in the past is a tenth of a second late until it has caught up. With
+        `at_once` it begins in the present instead, and that something is missed is told if
+        anything may have happened in between.
+        """
+        number = next(self._numbers)
+        known, following = (following - 1, 0) if at_once else (0, following)
+        watch = Watch(number, key, end, following, known, puts, happened, missed)
+        self._watches[watch.number] = watch
+        self._say(watch.request())
+        return watch
+
+    def remove(self, watch: Watch) -> None:
+        """End a watch. Safe to call twice."""
+        if self._watches.pop(watch.number, None) is not None:
+            self._say(wire.unwatch(watch.number))
+
+    def _say(self, request: bytes) -> None:
+        if self._call is not None:  # or else it is said when there is a stream
+            self._outgoing.append(request)
+            self._more.set()
+
+    def moved(self) -> None:
+        """Another member has become the current one."""
+        if self._call is not None and self._turn != self._members.turn:
+            self._call.cancel()
+
+    # The stream
+
+    async def _keep(self) -> None:
+        pause = 0.0
+        while True:
+            turn = self._members.turn
+            why = "the stream of watches was closed"
+            try:
+                await self._converse(turn)
+            except (Lost, TimeoutError, TenureError) as error:
+                why = str(error) or "the stream of watches does not begin"
+            if self.is_up:
+                self.is_up = False
+                pause = _FIRST_PAUSE
+                self._down(why)
+            else:
+                pause = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+            self._members.leave(turn, why)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+
+    async def _converse(self, turn: int) -> None:
+        metadata = await self._members.metadata(turn)
+        others = finishing()
+        call = self._members.member(turn).watch(metadata=(*(metadata or ()), ("hasleader", "true")))
+        self._outgoing.clear()
+        self._outgoing.append(self._sentinel)
+        self._outgoing.extend(watch.request() for watch in self._watches.values())
+        self._more.set()
+        self._turn = turn
+        self._call = call
+        writing = asyncio.get_running_loop().create_task(self._write(call))
+        mine = None
+        try:
+            await asyncio.sleep(0)  # the call has begun
+            mine = finishing() - others
+            async with asyncio.timeout(self._patience):
+                while not self.is_up:
+                    self._hear(await self._read(call))
+            while True:
+                self._hear(await self._read(call))
+        finally:
+            self._call = None
+            writing.cancel()
+            await cut(call, finishing() - others if mine is None else mine)
+            await asyncio.wait([writing])
+
+    async def _write(self, call: Any) -> None:
+        """Say what is to be said; that the stream has ended is noticed where it is read."""
+        try:
+            while True:
+                while self._outgoing:
+                    await call.write(self._outgoing.popleft())
+                self._more.clear()
+                await self._more.wait()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            _log.debug("writing to a stream of watches: %r", error)
+
+    async def _read(self, call: Any) -> WatchAnswer:
+        try:
+            data = await call.read()
+        except grpc.aio.AioRpcError as error:
+            self._members.expire()
+            trouble = trouble_of(error)
+            raise trouble if isinstance(trouble, Lost) else Lost(str(trouble)) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise Lost("the member was left") from None
+        if data is grpc.aio.EOF:
+            raise Lost("the member ended the stream of watches")
+        return wire.read_watch(data)
+
+    def _hear(self, answer: WatchAnswer) -> None:
+        if answer.number == _SENTINEL and answer.created and not answer.canceled:
+            self.is_up = True
+            self._up()
+            return
+        watch = self._watches.get(answer.number)
+        if answer.canceled and (watch is not None or answer.number in {_SENTINEL, -1}):
+            self._end_of(watch, answer)
+        elif watch is not None and answer.created and not watch.following:
+            watch.following = answer.revision + 1
+            if answer.revision > watch.known:
+                watch.missed()
+        elif watch is not None and answer.events:
+            watch.following = answer.events[-1].kv.modified + 1
+            watch.happened(answer.events)
+
+    def _end_of(self, watch: Watch | None, answer: WatchAnswer) -> None:
+        """The member has ended a watch."""
+        if watch is None or not answer.compacted:
+            self._members.expire()
+            raise Lost(answer.reason or "the member ended a watch")
+        watch.following = answer.compacted
+        self._say(watch.request())
+        watch.missed()
