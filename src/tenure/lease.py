@@ -295,7 +295,9 @@ class Lease:
 
     async def _see_out(self, answer: asyncio.Future[None], error: BaseException | None) -> None:
         try:
-            await self._until_out(answer)
+            if await self.session._until_answered(answer):
+                answer.result()
+            # or else the session's end has released everything
         except Exception as failure:
             self._note(error, failure)
 
@@ -305,13 +307,8 @@ class Lease:
     async def _give_back(self) -> None:
         """Leave the queue, whether owning or waiting. Does nothing when out of it already."""
         answer = self._give_up()
-        if answer is not None:
-            await self._until_out(answer)
-
-    async def _until_out(self, answer: asyncio.Future[None]) -> None:
-        if await self.session._until_answered(answer):
+        if answer is not None and await self.session._until_answered(answer):
             answer.result()
-        # or else the session's end has released everything
 
     def _give_up(self) -> asyncio.Future[None] | None:
         """Begin to leave the queue; returns what to wait for, if that is wanted."""
@@ -379,18 +376,18 @@ class Lease:
             self._announce_loss()
 
     def _wake(self) -> None:
-        for waiter in self._waiters:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
             wake(waiter)
 
-    async def _change(self) -> None:
-        """Wait for the next change of state."""
+    def _change(self) -> asyncio.Future[None]:
+        """What is done at the next change of state."""
         self.session._check_loop()
+        if self._waiters:  # forget whoever does not wait any more
+            self._waiters = [waiter for waiter in self._waiters if not waiter.done()]
         waiter = self.session._loop.create_future()
         self._waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            self._waiters.remove(waiter)
+        return waiter
 
     # Loss
 

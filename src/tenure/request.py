@@ -226,7 +226,10 @@ async def _await_grant(
     try:
         if expiry is None:
             lease = lease or _send(await source._obtain(), wanted, None)
-            await settled(lease, for_ever=True)
+            while lease._state is ASKED:
+                await lease._change()
+            if lease._state is WAITING:
+                await settled(lease, for_ever=True)
         else:
             async with expiry:
                 lease = lease or _send(await source._obtain(), wanted, timeout)

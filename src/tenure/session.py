@@ -41,7 +41,7 @@ from tenure.errors import (
     SessionExpired,
     Unsupported,
 )
-from tenure.lease import LOST, Lease, wake
+from tenure.lease import LOST, Lease
 from tenure.loss import OnLoss
 from tenure.model import Recovered
 from tenure.mutex import Mutex
@@ -119,7 +119,7 @@ class Session:
         self._recovered: dict[int, Recovered] = {}
         # Sets that keep their order: who came first is told first.
         self._pending: dict[Scope, None] = {}
-        self._waiters: dict[asyncio.Future[None], None] = {}
+        self._waiters: dict[asyncio.Future[bool], None] = {}
         self._watchers: dict[Callable[[], None], None] = {}
         self._withdrawals = Withdrawals(self)
         self._last_hold = 0
@@ -315,19 +315,20 @@ class Session:
         scope.exit(None)
         return answer
 
-    async def _until_answered(self, answer: asyncio.Future[Any]) -> bool:
+    def _until_answered(self, answer: asyncio.Future[Any]) -> asyncio.Future[bool]:
         """Wait for what the store answers, or for the session's end; false if it has ended.
 
         A caller that is cancelled leaves the operation alone.
         """
-        waiter = self._loop.create_future()
+        waiter: asyncio.Future[bool] = self._loop.create_future()
         self._waiters[waiter] = None
-        when_answered(answer, partial(wake, waiter))
-        try:
-            await waiter
-        finally:
-            self._waiters.pop(waiter, None)
-        return self._ended is None
+        when_answered(answer, partial(self._heard, waiter))
+        return waiter
+
+    def _heard(self, waiter: asyncio.Future[bool], _answer: object = None) -> None:
+        self._waiters.pop(waiter, None)
+        if not waiter.done():
+            waiter.set_result(self._ended is None)
 
     def _over(self, error: SessionExpired) -> SessionExpired | SessionClosed:
         """The store refused an operation because the session is over; returns what to raise."""
@@ -551,8 +552,8 @@ class Session:
         self._recovered.clear()
         for scope in self._pending:
             scope.trigger()
-        for waiter in self._waiters:
-            wake(waiter)
+        for waiter in list(self._waiters):
+            self._heard(waiter)
         self._withdrawals.stop()
         for changed in list(self._watchers):
             changed()

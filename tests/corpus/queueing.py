@@ -39,10 +39,7 @@ async def a_waiter_learns_that_its_session_is_over(scene: Scene) -> None:
     {
         # By the hour, so that no slow machine makes them rise.
         "": replacing(rules, "next_order_id", lambda last, seen, wall: int(wall // 3600)),
-        "redis": together(
-            in_lua("math.max(meta[2] + 1, seen + 1, now)", "math.floor(now / 3.6e9)"),
-            in_lua("math.max(meta[2] + 1, ARGV[9] + 1, now)", "math.floor(now / 3.6e9)"),
-        ),
+        "redis": in_lua("math.max(order + 1, seen + 1, now)", "math.floor(now / 3.6e9)"),
     },
     shows=("none", ("tokens rise",)),
 )
@@ -91,7 +88,7 @@ _grant_next_row = requests._grant_next
     {
         "memory": replacing(CoreSemaphore, "grant_next", _grant_the_last),
         "sqlite": replacing(requests, "_grant_next", _grant_after_sending_the_first_to_the_end),
-        "redis": in_lua("call('ZRANGE', m.waiters, 0, 0)", "call('ZRANGE', m.waiters, -1, -1)"),
+        "redis": in_lua("call('ZPOPMIN', m.waiters)", "call('ZPOPMAX', m.waiters)"),
     },
     shows=("none", ("in order",)),
 )

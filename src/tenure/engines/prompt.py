@@ -62,7 +62,7 @@ class Prompt(asyncio.Future[T]):
 
 def when_answered(answer: asyncio.Future[T], hearer: Callable[[asyncio.Future[T]], object]) -> None:
     """Have `hearer` called when an answer is there: at once, where the engine can do that."""
-    if type(answer) is Prompt:
+    if isinstance(answer, Prompt):
         answer.heard_by(hearer)
     else:
         answer.add_done_callback(hearer)

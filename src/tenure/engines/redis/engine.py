@@ -213,6 +213,10 @@ class RedisEngine:
         if len(self._heard) == 1:
             self.loop.call_soon(self._pass_on)
 
+    def told(self, message: bytes) -> None:
+        """What would have been pushed came with an answer."""
+        self.pushed(self._channel, message)
+
     def _pass_on(self) -> None:
         heard, self._heard = self._heard, []
         for channel, message in heard:

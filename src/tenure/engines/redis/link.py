@@ -17,11 +17,11 @@ import asyncio
 import logging
 import random
 from collections import deque
-from typing import Protocol
+from typing import Any, Protocol
 
 from tenure.engines.redis.connecting import Server, connect, connect_once, greet
 from tenure.engines.redis.url import Address
-from tenure.engines.redis.wire import Pending, Refusal, Wire
+from tenure.engines.redis.wire import Batch, Operation, Pending, Refusal, Wire
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 
 __all__ = ["Client", "Link"]
@@ -99,6 +99,13 @@ class Link:
             self._waiting.append(call)
         else:
             self._wire.send(call)
+
+    def operate(self, operation: Operation[Any]) -> None:
+        """Have an operation done, now or when there is a connection."""
+        if self._wire is None or self._gates:
+            self._waiting.append(Batch(operation.session, operation))
+        else:
+            self._wire.operate(operation)
 
     def subscribe(self, channel: str) -> None:
         """Hear of what is published there; what is sent from now on comes later than that."""

@@ -1,8 +1,8 @@
 """The scripts: each operation is one of them, and what Redis knows it by.
 
-``lua/head.lua`` is what each begins with; of ``lua/rules.lua`` and ``lua/body.lua`` those are made
-that go beyond the usual case. A script names them where it wants them, so that the usual case does
-not pay for functions that it never calls.
+``lua/head.lua`` is what each begins with; of ``lua/body.lua`` those are made that go beyond the
+usual case. A script names them where it wants them, so that the usual case does not pay for
+functions that it never calls: in Lua, making a function costs about what looking up a key does.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from importlib import resources
 __all__ = ["SCRIPTS", "Script"]
 
 _NAMES = (
-    *("acknowledge", "admin", "attach", "begin", "believed", "change", "describe", "enqueue"),
-    *("hello", "leave", "look", "reattach", "renew", "takeover", "tick", "watch", "withdraw"),
+    *("acknowledge", "admin", "attach", "begin", "believed", "change", "describe", "hello"),
+    *("leave", "look", "operate", "reattach", "renew", "takeover", "tick", "watch"),
 )
 
 
@@ -33,7 +33,7 @@ def _load() -> dict[str, Script]:
     folder = resources.files(__package__) / "lua"
     parts = {
         f"--#{part}\n": (folder / f"{part}.lua").read_text("utf-8")
-        for part in ("head", "rules", "body")
+        for part in ("head", "body", "usual", "save")
     }
     scripts = {}
     for name in _NAMES:

@@ -12,7 +12,7 @@ from tenure.core import rules
 from tenure.engines.contract import Answer, Attach, Enqueued, Place, Removal, SessionEvents
 from tenure.engines.redis import describe
 from tenure.engines.redis.scripts import SCRIPTS
-from tenure.engines.redis.wire import Call, Refusal
+from tenure.engines.redis.wire import Call, Operation, Refusal
 from tenure.errors import (
     EngineError,
     InvalidArgument,
@@ -35,7 +35,8 @@ ASKED, WAITING, OWNS = range(3)
 
 REMOVALS = {b"t": Removal.TIMED_OUT, b"x": Removal.DELETED, b"e": Removal.EVICTED}
 
-_ENQUEUE, _WITHDRAW, _RENEW = SCRIPTS["enqueue"], SCRIPTS["withdraw"], SCRIPTS["renew"]
+_RENEW = SCRIPTS["renew"]
+_GRANTED = Place.GRANTED
 _REFUSED = Enqueued(Place.REFUSED, None)
 _WHOLE = str(EPHEMERAL_LIMIT)
 _CHUNK = 256
@@ -86,8 +87,9 @@ class RedisSession:
         self._seen_changes: list[int] = []
         self._why_over: TenureError | None = None
         self._engine = engine
-        self._loop = engine.loop
+        self.loop = engine.loop
         self._send = engine.link.send
+        self._operate = engine.link.operate
         self._now = engine.clock.now
 
     @property
@@ -123,7 +125,7 @@ class RedisSession:
         if self.over:
             return
         self._forget()
-        left: asyncio.Future[Any] = self._loop.create_future()
+        left: asyncio.Future[Any] = self.loop.create_future()
         self._send_leave(how, partial(_settle, left))
         reply = await left
         if isinstance(reply, Refusal):
@@ -181,6 +183,8 @@ class RedisSession:
         if isinstance(reply, Refusal):
             return self._failure(reply)
         if isinstance(reply, list) and reply and isinstance(reply[0], bytes):
+            if reply[0] == b"error":
+                return self._failure(reply[1].decode())
             if reply[0] == b"gone":
                 self.end("the store does not know it any more")
                 return self._why_over or self._gone()
@@ -189,10 +193,7 @@ class RedisSession:
                 return self._why_over or self._gone()
         return None
 
-    def _ended_by(self, reply: Any) -> None:
-        self._wrong(reply)
-
-    def _failure(self, refusal: Refusal) -> EngineError:
+    def _failure(self, refusal: Refusal | str) -> EngineError:
         return EngineError(
             f"{self._engine.url} refused a command for {self.path}: {refusal}", node=self.path
         )
@@ -263,7 +264,7 @@ class RedisSession:
     ) -> SemaphoreDescription:
         self.check()
         rules.check_name(name, self.path)
-        told: asyncio.Future[Any] = self._loop.create_future()
+        told: asyncio.Future[Any] = self.loop.create_future()
         wanted = int(owners or waiters)
         self._send(Call(SCRIPTS["describe"], self, (wanted, name), partial(_settle, told)))
         reply = await told
@@ -278,7 +279,7 @@ class RedisSession:
         """Make a change that must not be made twice."""
         self._changes = number = self._changes + 1
         seen, self._seen_changes = self._seen_changes, []
-        future: asyncio.Future[None] = self._loop.create_future()
+        future: asyncio.Future[None] = self.loop.create_future()
 
         def answered(reply: Any) -> None:
             error = self._wrong(reply)
@@ -313,47 +314,47 @@ class RedisSession:
         if data != b"":
             rules.check_data(data, self.path, name)
         rules.check_name(name, self.path)
-        future: asyncio.Future[Enqueued] = self._loop.create_future()
+        words: tuple[str | bytes | int, ...]
+        if count == EPHEMERAL_LIMIT and ephemeral and timeout is None and not data:
+            words = ("m", hold, name)
+        else:
+            flag = "1" if ephemeral else "0"
+            words = ("e", hold, name, count_text(count), data, _microseconds(timeout), flag)
+        asked = _Enqueue(self, hold, name, count, words)
         self.holds[hold] = ASKED
-        args = (
-            *(hold, name, count_text(count), data),
-            _microseconds(timeout),
-            "1" if ephemeral else "0",
-            self._engine.seen,
-        )
-        self._send(Call(_ENQUEUE, self, args, partial(self._placed, future, hold, name, count)))
-        return future
+        self._operate(asked)
+        return asked
 
-    def _placed(
-        self, future: asyncio.Future[Enqueued], hold: int, name: str, count: int, reply: Any
-    ) -> None:
+    def placed(self, asked: _Enqueue, reply: Any) -> None:
+        """A request has been answered."""
+        hold = asked.hold
         if type(reply) is int:
+            engine, holds = self._engine, self.holds
             if reply == 0:
-                self.holds.pop(hold, None)
-                _finish(future, _REFUSED, None)
-            else:
-                self._engine.saw(reply)
-                if self._engine.confirmer is not None and hold in self.holds:
-                    self._engine.confirmer.confirm(
-                        self, partial(self._confirmed_at_once, future, hold, reply)
-                    )
-                else:
-                    self._place(hold, OWNS)
-                    _finish(future, Enqueued(Place.GRANTED, reply), None)
+                holds.pop(hold, None)
+                asked.settle(_REFUSED)
+                return
+            engine.saw(reply)
+            if hold in holds:
+                if engine.confirmer is not None:
+                    engine.confirmer.confirm(self, partial(self._confirmed_at_once, asked, reply))
+                    return
+                holds[hold] = OWNS
+            asked.settle(Enqueued(_GRANTED, reply))
         elif type(reply) is list and type(reply[0]) is int:
             order_id, due = reply
             self._engine.saw(order_id)
             self._engine.expect(due)
             if self._place(hold, WAITING):
-                self.waited[hold] = name
-            _finish(future, Enqueued(Place.WAITING, order_id), None)
+                self.waited[hold] = asked.name
+            asked.settle(Enqueued(Place.WAITING, order_id))
             early = self._early.pop(hold, None)
             if early is not None:
-                self._loop.call_soon(self.push, *early)
+                self.loop.call_soon(self.push, *early)
         else:
             self.holds.pop(hold, None)
-            error = self._wrong(reply) or self._error(reply[0], reply, name, count)
-            _finish(future, None, error)
+            error = self._wrong(reply)
+            asked.fail(error or self._error(reply[0], reply, asked.name, asked.count))
 
     def _place(self, hold: int, standing: int) -> bool:
         """Note what is known of a hold; false if it has been withdrawn meanwhile."""
@@ -362,16 +363,14 @@ class RedisSession:
         self.holds[hold] = standing
         return True
 
-    def _confirmed_at_once(
-        self, future: asyncio.Future[Enqueued], hold: int, order_id: int, error: EngineError | None
-    ) -> None:
+    def _confirmed_at_once(self, asked: _Enqueue, order_id: int, error: EngineError | None) -> None:
         if error is None:
-            self._place(hold, OWNS)
-            _finish(future, Enqueued(Place.GRANTED, order_id), None)
+            self._place(asked.hold, OWNS)
+            asked.settle(Enqueued(Place.GRANTED, order_id))
         else:
-            if self.holds.pop(hold, None) is not None:
-                self._withdraw_unasked(hold)
-            _finish(future, None, error)
+            if self.holds.pop(asked.hold, None) is not None:
+                self._withdraw_unasked(asked.hold)
+            asked.fail(error)
 
     def alter(
         self,
@@ -398,27 +397,43 @@ class RedisSession:
         if self.over:
             return None
         self._drop(hold)
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._send(Call(_WITHDRAW, self, (hold,), partial(self._withdrawn, future)))
-        return future
+        asked = _Withdraw(self, hold)
+        self._operate(asked)
+        return asked
 
-    def _withdrawn(self, future: asyncio.Future[None], reply: Any) -> None:
-        if reply == 0:
-            _finish(future, None, None)
-            return
+    def withdrawn(self, asked: _Withdraw, reply: Any) -> None:
+        """A withdrawal has been answered with something else than success."""
         error = self._wrong(reply)
-        _finish(future, None, None if isinstance(error, SessionExpired) else error)
+        if error is None or isinstance(error, SessionExpired):
+            asked.settle(None)
+        else:
+            asked.fail(error)
+
+    def withdrawn_unasked(self, reply: Any) -> None:
+        """A withdrawal that nobody waits for did not succeed: has the session ended?"""
+        self._wrong(reply)
 
     def _withdraw_unasked(self, hold: int) -> None:
         if not self.over:
-            self._send(Call(_WITHDRAW, self, (hold,), self._ended_by))
+            self._operate(_WithdrawUnasked(self, hold))
 
     def _drop(self, hold: int) -> None:
         self.holds.pop(hold, None)
-        self.waited.pop(hold, None)
-        self._early.pop(hold, None)
+        if self.waited:
+            self.waited.pop(hold, None)
+        if self._early:
+            self._early.pop(hold, None)
 
     # What is pushed
+
+    @property
+    def seen(self) -> int:
+        """The highest order id that this program has come across."""
+        return self._engine.seen
+
+    def told(self, message: bytes) -> None:
+        """What would have been pushed came with an answer."""
+        self._engine.told(message)
 
     def push(self, kind: bytes, rest: bytes) -> None:
         """Something happened to the session, or to one of its requests."""
@@ -518,7 +533,7 @@ class RedisSession:
 
     async def begin(self) -> None:
         """The take-over is complete: tell what was found, and then what has happened since."""
-        told: asyncio.Future[Any] = self._loop.create_future()
+        told: asyncio.Future[Any] = self.loop.create_future()
 
         def begun(reply: Any) -> None:
             if self._wrong(reply) is None and not self.over:
@@ -536,7 +551,7 @@ class RedisSession:
         self._raise(await told)
 
     async def _ask(self, script: str) -> Any:
-        told: asyncio.Future[Any] = self._loop.create_future()
+        told: asyncio.Future[Any] = self.loop.create_future()
         self._send(Call(SCRIPTS[script], self, (), partial(_settle, told)))
         reply = await told
         self._raise(reply)
@@ -558,6 +573,53 @@ class RedisSession:
         return self._engine.watch(
             self, name, frozenset(b"b" + b"d" * data + b"o" * owners), changed
         )
+
+
+class _Enqueue(Operation[Enqueued]):
+    def __init__(
+        self,
+        session: RedisSession,
+        hold: int,
+        name: str,
+        count: int,
+        words: tuple[str | bytes | int, ...],
+    ) -> None:
+        super().__init__(loop=session.loop)
+        self.session = session
+        self.hold = hold
+        self.name = name
+        self.count = count
+        self.words = words
+
+    def answered(self, reply: Any) -> None:
+        self.session.placed(self, reply)
+
+    def again(self) -> None:
+        if self.words[0] == "m":
+            self.words = ("E", self.hold, self.name, _WHOLE, b"", "", "1")
+        else:
+            self.words = ("E", *self.words[1:])
+
+
+class _Withdraw(Operation[None]):
+    def __init__(self, session: RedisSession, hold: int) -> None:
+        super().__init__(loop=session.loop)
+        self.session = session
+        self.words = ("w", hold)
+
+    def answered(self, reply: Any) -> None:
+        if reply == 0:
+            self.settle(None)
+        else:
+            self.session.withdrawn(self, reply)
+
+
+class _WithdrawUnasked(_Withdraw):
+    """Nobody waits for it."""
+
+    def answered(self, reply: Any) -> None:
+        if reply != 0:
+            self.session.withdrawn_unasked(reply)
 
 
 def not_found(name: str, path: str) -> SemaphoreNotFound:

@@ -4,7 +4,9 @@ Rules:
 
 * Only this protocol touches the connection. Whoever asks gives a `Call`, which hears its reply;
   that nobody wants the reply any more changes nothing here.
-* What is sent within one turn of the loop leaves in one write.
+* Operations that a session asks for in one go are one command, a `Batch`. What is sent within one
+  turn of the loop leaves in one write, or in pieces when it is much, so that the server does the
+  first while others are made; but a program that asks for one thing at a time waits for no turn.
 * A reply that says that the server cannot be used (a replica, one that is loading, one that has
   lost its data) is no answer: the connection is given up, and what was not answered is sent again
   on the next one.
@@ -17,16 +19,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import hiredis
 
+from tenure.engines.prompt import Prompt
 from tenure.engines.redis.scripts import SCRIPTS, Script
 
 if TYPE_CHECKING:
     from tenure.engines.redis.session import RedisSession
 
-__all__ = ["Call", "Pending", "Refusal", "Wire", "Words", "pack"]
+__all__ = ["Batch", "Call", "Operation", "Pending", "Refusal", "Wire", "Words", "pack"]
+
+T = TypeVar("T")
 
 Refusal = hiredis.ReplyError
 """A reply that is an error, as a value."""
@@ -36,6 +41,9 @@ pack = cast("Callable[[tuple[str | bytes | int, ...]], bytes]", hiredis.pack_com
 
 _UNUSABLE = frozenset({"READONLY", "LOADING", "MASTERDOWN", "BUSY", "UNBLOCKED"})
 _NOTHING = object()
+_OPERATE = SCRIPTS["operate"]
+_ENOUGH = 16
+"""Operations that are sent at once, though the turn of the loop is not over."""
 
 
 class Pending(Protocol):
@@ -77,6 +85,64 @@ class Call:
                 *self.args,
             )
         return pack(words)
+
+
+class Operation(Prompt[T]):
+    """One of what sessions do all the time. What is asked in one go becomes one `Batch`.
+
+    Attributes:
+        session: whose it is.
+        words: what ``operate.lua`` is told of it.
+    """
+
+    session: RedisSession
+    words: tuple[str | bytes | int, ...]
+
+    def answered(self, reply: Any) -> None:
+        """The reply is here."""
+        raise NotImplementedError
+
+    def settle(self, result: T) -> None:
+        """That is what it comes to, unless nobody waits for that any more."""
+        if not self.done():
+            self.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """It could not be done."""
+        if not self.done():
+            self.set_exception(error)
+
+    def again(self) -> None:
+        """It was sent, may have been done, and is sent once more."""
+
+
+class Batch:
+    """Operations of one session, in the order in which they were asked for, as one command."""
+
+    __slots__ = ("operations", "session")
+
+    def __init__(self, session: RedisSession, operation: Operation[Any]) -> None:
+        self.session = session
+        self.operations = [operation]
+
+    def packed(self, meta: str) -> bytes:
+        session = self.session
+        words: list[str | bytes | int]
+        words = ["EVALSHA", _OPERATE.digest, 1, meta, session.id, session.token, session.seen]
+        for operation in self.operations:
+            words += operation.words
+        return pack(tuple(words))
+
+    def answered(self, reply: Any) -> None:
+        operations = self.operations
+        if type(reply) is not list or type(reply[0]) is bytes:  # the same for all
+            for operation in operations:
+                operation.answered(reply)
+            return
+        for operation, each in zip(operations, reply, strict=False):
+            operation.answered(each)
+        for news in reply[len(operations) :]:
+            self.session.told(news)
 
 
 class Words:
@@ -149,6 +215,9 @@ class Wire(asyncio.Protocol):
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self._pending: deque[Pending] = deque()
         self._out: list[bytes] = []
+        self._batch: Batch | None = None  # what the next operation may join
+        self._flushing = False
+        self._alone = True  # the last time that nothing was under way, one operation at a time was
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._why = ""
@@ -163,21 +232,49 @@ class Wire(asyncio.Protocol):
     @property
     def waits(self) -> bool:
         """Whether something has not been answered yet."""
-        return bool(self._pending)
+        return bool(self._pending) or self._batch is not None
 
     def send(self, call: Pending) -> None:
         """Send a command."""
         if self.over:
             self._again(call)
-            return
-        if self._reloading:
+        elif self._reloading:
             self._unscripted.append(call)
+        else:
+            self._close_batch()
+            self._pending.append(call)
+            self._out.append(call.packed(self._meta))
+            self._soon()
+
+    def operate(self, operation: Operation[Any]) -> None:
+        """Send an operation, with others of its session."""
+        session, batch = operation.session, self._batch
+        if batch is not None and batch.session is session:
+            batch.operations.append(operation)
+            self._alone = False
+            if len(batch.operations) >= _ENOUGH:
+                self._flush()
             return
-        self._pending.append(call)
-        out = self._out
-        out.append(call.packed(self._meta))
-        if len(out) == 1:
-            self._loop.call_soon(self._flush)
+        if self.over or self._reloading:
+            self.send(Batch(session, operation))
+            return
+        if batch is not None:
+            self._close_batch()
+        self._batch = Batch(session, operation)
+        if self._pending or self._out:
+            self._alone = False
+            self._soon()
+        elif self._alone:  # waiting for others would gain nothing
+            self._flush()
+        else:
+            self._alone = True
+            self._soon()
+
+    def _close_batch(self) -> None:
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            self._pending.append(batch)
+            self._out.append(batch.packed(self._meta))
 
     def ask(self, *words: str | bytes | int) -> asyncio.Future[Any]:
         """The reply to a plain command."""
@@ -228,13 +325,23 @@ class Wire(asyncio.Protocol):
             self._transport.abort()
 
     def _write(self, data: bytes) -> None:
+        self._close_batch()
         self._out.append(data)
-        if len(self._out) == 1:
-            self._loop.call_soon(self._flush)
+        self._soon()
+
+    def _soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._flushing = False
+        self._flush()
 
     def _flush(self) -> None:
+        self._close_batch()
         out, self._out = self._out, []
-        if self._transport is not None and not self.over:
+        if out and self._transport is not None and not self.over:
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     # What arrives
@@ -246,10 +353,15 @@ class Wire(asyncio.Protocol):
         self.over = True
         why = self._why or (str(exc) if exc is not None else "the server closed the connection")
         self._why = why
-        again = []
+        self._close_batch()
+        again: list[Pending] = []
         for call in (*self._pending, *self._unscripted):
             if isinstance(call, Words):
                 call.fail(why)
+            elif isinstance(call, Batch):
+                for operation in call.operations:
+                    operation.again()
+                    again.append(Batch(call.session, operation))
             else:
                 again.append(call)
         for future in self._confirming:

@@ -1,6 +1,5 @@
 -- ARGV: session, tokens of an attachment that was taken over, and does not believe any more.
 --#head
---#rules
 --#body
 for at = 2, #ARGV do
   if call('HDEL', P .. 's:' .. ARGV[1], 'B' .. ARGV[at]) == 1 then

@@ -6,7 +6,6 @@
 --   end, node, session
 --   evict, node, semaphore, order id
 --#head
---#rules
 --#body
 local what, path = ARGV[1], ARGV[2]
 local nodes = P .. 'nodes'
@@ -80,10 +79,10 @@ local m = load(path, ARGV[3])
 if not m then
   return {'missing'}
 end
-local record = string.find(ARGV[4], '^%d') and call('HGET', m.key, ARGV[4])
-if not record then
+local r = string.find(ARGV[4], '^%d') and request_in(m, ARGV[4])
+if not r then
   return {'ok', 0}
 end
-remove(m, ARGV[4], parse(record), 'e')
+remove(m, ARGV[4], r, 'e')
 settle()
 return {'ok', 1}

@@ -2,7 +2,6 @@
 -- epoch.
 -- Answers {"ok", session}.
 --#head
---#rules
 --#body
 local path, token = ARGV[1], ARGV[2]
 if ARGV[9] ~= meta[1] then

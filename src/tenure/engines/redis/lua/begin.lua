@@ -1,7 +1,6 @@
 -- ARGV: session, token. A take-over is complete: what the session has in queues, each
 -- {hold, name, order id, count, data, lasting, granted}.
 --#head
---#rules
 --#body
 local id = ARGV[1]
 if not is_current(id, ARGV[2]) then
@@ -15,13 +14,13 @@ local found = {}
 local fields = call('HGETALL', key)
 for at = 1, #fields, 2 do
   if string.find(fields[at], '^%d') then
-    local order, name = string.match(fields[at + 1], '^(%d+) (.*)$')
+    local order, name = string.match(fields[at + 1], PLACE)
     if order then
       local m = load(path, name)
       local r = request_in(m, order)
       if r then
         found[#found + 1] = {
-          fields[at], name, order, r.count, call('HGET', m.key, 'D' .. order) or '',
+          fields[at], name, order, r.count, data_of(m, order),
           m.lasting and 1 or 0, r.granted ~= '0' and 1 or 0,
         }
       end

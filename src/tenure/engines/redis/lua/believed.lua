@@ -1,7 +1,6 @@
 -- ARGV: session, token. Keeps the session, and answers for how many microseconds somebody from whom
 -- it was taken may believe that he has it.
 --#head
---#rules
 --#body
 local id = ARGV[1]
 if not is_current(id, ARGV[2]) then

@@ -1,29 +1,81 @@
 -- What scripts that go beyond the usual case are made of.
 --
 -- A semaphore is a hash: l limit (an ephemeral one has none), o owners, h held (as far as it can be
--- exact, and is not the whole), w whole, n waiting, d data; each request is a field named by its order id, "session hold count joined granted
--- deadline" (0 for none), and its data, if any, in "D" .. order id. Who waits is in a sorted set.
+-- exact, and is not the whole), w whole, n waiting, d data; each request is a field named by its order
+-- id, "session hold count joined granted deadline" (0 for none), and its data, if any, in "D" .. order
+-- id. Who waits is in a sorted set. A mutex that nobody has waited for is a string instead, its short
+-- form: "session hold order joined", and behind them the data, if any.
 -- A session is a hash: a token of its attachment, n node, u until, w window, l liveness, k key,
 -- c channel, d description, t attached, f when its keys were last given time to live, y the end that it was
--- given when the server had been away; each hold is
--- a field: "order name", or "!kind order" when the request was taken out and it may not know.
-local loaded, dirty = {}, {}
+-- given when the server had been away; each hold is a field: "order name", with a "+" before it while
+-- that is in its short form, or "!kind order" when the request was taken out and it may not know.
+local PLACE = '^%+?(%d+) (.*)$'
+local EXACT = '9007199254740991'
+local loaded, dirty = {}, {} -- semaphores as they are now; those that requests have left
+local asker, news = nil, {} -- the session that asks, where its answer can tell it more; that
 
-local function load(path, name)
-  local key = path .. ':' .. name
-  local found = loaded[key]
+local function int(number)
+  return string.format('%.0f', number)
+end
+
+local function changed(path, name, what)
+  if watched then
+    call('PUBLISH', P .. 'c:' .. meta[1] .. ':' .. path .. ':' .. name, what)
+  end
+end
+
+local function at_most(one, other)
+  return #one < #other or (#one == #other and one <= other)
+end
+
+local function fits(held, owners, whole, count, limit)
+  if whole then
+    return false
+  elseif count == limit then
+    return owners == 0
+  end
+  return not at_most(limit, EXACT) or held + count <= tonumber(limit)
+end
+
+-- A semaphore in its short form.
+local function load_short(found)
+  local id, hold, order, joined, data =
+    string.match(call('GET', found.key), '^(%d+) (%d+) (%d+) (%d+) ?(.*)$')
+  found.limit, found.held, found.owners, found.whole, found.waiting = WHOLE, 0, 1, true, 0
+  found.short = {order = order, id = id, hold = hold, data = data}
+  found.record = {
+    [order] = id .. ' ' .. hold .. ' ' .. WHOLE .. ' ' .. joined .. ' ' .. joined .. ' 0',
+  }
+end
+
+-- A semaphore; false if there is none. Of a place that says so it is known to be in its long form, and
+-- the record of the request there is read with it.
+local function load(path, name, place)
+  local at = path .. ':' .. name
+  local found = loaded[at]
   if found == nil then
-    local f = call('HMGET', P .. 'm:' .. key, 'l', 'h', 'o', 'w', 'n')
-    found = false
-    if f[3] then
-      found = {
-        path = path, name = name, key = P .. 'm:' .. key, waiters = P .. 'w:' .. key,
-        limit = f[1] or WHOLE, lasting = f[1] and true, held = tonumber(f[2] or 0),
-        owners = tonumber(f[3]), whole = f[4] == '1', waiting = tonumber(f[5] or 0),
-      }
+    local key = P .. 'm:' .. at
+    found = {path = path, name = name, key = key, waiters = P .. 'w:' .. at, record = {}, put = {}}
+    local order = place and string.match(place, '^%d+')
+    local f = (order or call('TYPE', key).ok ~= 'string')
+      and redis.pcall('HMGET', key, 'o', 'l', 'h', 'w', 'n', order or 'o')
+    if not f or f.err then -- by its place it is long only where keys were lost
+      load_short(found)
+    else
+      if f[1] then
+        found.limit, found.lasting, found.held = f[2] or WHOLE, f[2] and true, tonumber(f[3] or 0)
+        found.owners, found.whole, found.waiting = tonumber(f[1]), f[4] == '1', tonumber(f[5] or 0)
+        if order then
+          found.record[order] = f[6]
+        end
+      else
+        found = false
+      end
+    end
+    if found then
       found.exact = at_most(found.limit, EXACT)
     end
-    loaded[key] = found
+    loaded[at] = found
   end
   return found
 end
@@ -38,12 +90,43 @@ end
 
 -- A request in a queue; nil if there is none, as after an eviction.
 local function request_in(m, order)
-  local record = m and call('HGET', m.key, order)
+  local record = m and m.record[order]
+  if m and record == nil and not m.short then
+    record = call('HGET', m.key, order)
+  end
   return record and parse(record)
+end
+
+local function data_of(m, order)
+  if m.short then
+    return m.short.data
+  end
+  return call('HGET', m.key, 'D' .. order) or ''
 end
 
 local function record_of(r)
   return table.concat({r.id, r.hold, r.count, r.joined, r.granted, r.deadline}, ' ')
+end
+
+-- Give a semaphore its long form, before anything of it changes.
+local function lengthen(m)
+  local short = m.short
+  if short then
+    call('DEL', m.key)
+    call('HSET', m.key, 'o', 1, 'w', 1, short.order, m.record[short.order])
+    if short.data ~= '' then
+      call('HSET', m.key, 'D' .. short.order, short.data)
+    end
+    call('PEXPIRE', m.key, KEEP)
+    local place = short.order .. ' ' .. m.name
+    if call('HEXISTS', P .. 's:' .. short.id, 'a') == 1 then
+      call('HSET', P .. 's:' .. short.id, short.hold, place)
+    end
+    if asker and asker.id == short.id then
+      asker.places[short.hold] = place
+    end
+    m.short = nil
+  end
 end
 
 local function amount(m, count) -- what a count adds to "held"
@@ -51,9 +134,17 @@ local function amount(m, count) -- what a count adds to "held"
 end
 
 local function tell(id, kind, rest)
-  local s = call('HMGET', P .. 's:' .. id, 'c', 'a')
-  if s[1] and s[1] ~= '' then
-    call('PUBLISH', s[1], kind .. ' ' .. s[2] .. ' ' .. rest)
+  local channel, token = asker and asker.channel, asker and asker.token
+  if not asker or id ~= asker.id then
+    channel, token = unpack(call('HMGET', P .. 's:' .. id, 'c', 'a'))
+  end
+  if channel and channel ~= '' then
+    local text = kind .. ' ' .. token .. ' ' .. rest
+    if asker and channel == asker.channel then
+      news[#news + 1] = text
+    else
+      call('PUBLISH', channel, text)
+    end
   end
 end
 
@@ -61,9 +152,31 @@ local function due_member(order, r)
   return order .. ' ' .. r.id .. ' ' .. r.hold
 end
 
+-- Have fields of a semaphore written by `settle`.
+local function write(m, field, value)
+  local put = m.put
+  put[#put + 1] = field
+  put[#put + 1] = value
+  if #put > 1000 then -- what Lua can unpack is limited
+    call('HSET', m.key, unpack(put))
+    m.put = {}
+  end
+end
+
+local function write_record(m, order, r)
+  m.record[order] = record_of(r)
+  write(m, order, m.record[order])
+end
+
 -- Take a request out; nobody is granted before `settle`.
 local function leave(m, order, r)
-  call('HDEL', m.key, order, 'D' .. order)
+  if m.short then
+    call('DEL', m.key)
+    m.short = nil
+  else
+    call('HDEL', m.key, order, 'D' .. order)
+  end
+  m.record[order] = false
   if r.granted ~= '0' then
     m.owners = m.owners - 1
     m.held = m.held - amount(m, r.count)
@@ -89,16 +202,23 @@ local function remove(m, order, r, kind)
 end
 
 local function grant_next(m)
-  local order = call('ZRANGE', m.waiters, 0, 0)[1]
+  local order
+  if m.owners == 0 then -- whatever it wants, it fits
+    order = call('ZPOPMIN', m.waiters)[1]
+  else
+    order = call('ZRANGE', m.waiters, 0, 0)[1]
+  end
   local r = order and request_in(m, order)
   if not r then
     call('ZREM', m.waiters, order or '')
     m.waiting = call('ZCARD', m.waiters)
     return true
-  elseif not fits(m.held, m.owners, m.whole, r.count, m.limit) then
-    return false
+  elseif m.owners > 0 then
+    if not fits(m.held, m.owners, m.whole, r.count, m.limit) then
+      return false
+    end
+    call('ZREM', m.waiters, order)
   end
-  call('ZREM', m.waiters, order)
   if r.deadline ~= '0' then
     call('ZREM', P .. 'd', due_member(order, r))
   end
@@ -107,7 +227,7 @@ local function grant_next(m)
   m.held = m.held + amount(m, r.count)
   m.whole = r.count == m.limit
   r.granted, r.deadline = int(now), '0'
-  call('HSET', m.key, order, record_of(r))
+  write_record(m, order, r)
   tell(r.id, 'g', r.hold .. ' ' .. order)
   m.changed = true
   return true
@@ -123,8 +243,11 @@ local function settle()
       loaded[m.path .. ':' .. m.name] = false
       changed(m.path, m.name, 'b')
     else
-      call('HSET', m.key, 'h', int(m.held), 'o', m.owners, 'w', m.whole and '1' or '0',
-        'n', m.waiting)
+      if m.exact then
+        write(m, 'h', int(m.held))
+      end
+      call('HSET', m.key, 'o', m.owners, 'w', m.whole and '1' or '0', 'n', m.waiting, unpack(m.put))
+      m.put = {}
       if m.changed then
         changed(m.path, m.name, 'o')
         m.changed = false
@@ -150,9 +273,9 @@ local function end_session(id, why)
     return false
   end
   for _, place in ipairs(holds) do
-    local order, name = string.match(place, '^(%d+) (.*)$')
+    local order, name = string.match(place, PLACE)
     if order then
-      local m = load(s.n, name)
+      local m = load(s.n, name, place)
       local r = request_in(m, order)
       if r then
         leave(m, order, r)
@@ -167,10 +290,16 @@ local function end_session(id, why)
   return true
 end
 
--- End what has run out by now, the earliest first; whether there was anything.
+-- End what has run out by now, the earliest first; whether there was anything. Once a script, whose
+-- time stands still.
+local expired = false
 local next_due -- when something runs out next, as far as `expire` has seen
 local function expire()
   local any = false
+  if expired then
+    return any
+  end
+  expired = true
   while true do
     local x = call('ZRANGE', P .. 'x', 0, 0, 'WITHSCORES')
     local d = call('ZRANGE', P .. 'd', 0, 0, 'WITHSCORES')
@@ -188,7 +317,7 @@ local function expire()
       local s = call('HMGET', P .. 's:' .. id, 'n', hold)
       local name = s[2] and string.match(s[2], '^%d+ (.*)$')
       if name then
-        local m = load(s[1], name)
+        local m = load(s[1], name, s[2])
         local r = request_in(m, order)
         if r then
           remove(m, order, r, 't')
@@ -242,7 +371,7 @@ local function touch(id, grace)
     end
     local fields = call('HGETALL', key)
     for at = 1, #fields, 2 do
-      local name = string.find(fields[at], '^%d') and string.match(fields[at + 1], '^%d+ (.*)$')
+      local name = string.find(fields[at], '^%d') and string.match(fields[at + 1], '^%+?%d+ (.*)$')
       local m = name and load(s[3], name)
       if m then
         call('PEXPIRE', m.waiters, KEEP)
@@ -260,7 +389,7 @@ local function ephemeral_names(path)
   for _, id in ipairs(call('SMEMBERS', P .. 'S:' .. path)) do
     local fields = call('HGETALL', P .. 's:' .. id)
     for at = 1, #fields, 2 do
-      local name = string.find(fields[at], '^%d') and string.match(fields[at + 1], '^%d+ (.*)$')
+      local name = string.find(fields[at], '^%d') and string.match(fields[at + 1], '^%+?%d+ (.*)$')
       if name and not known[name] then
         known[name] = true
         local m = load(path, name)
@@ -275,26 +404,30 @@ end
 
 -- Everything in a semaphore's queue: {order, record, data, session's description, its end} each.
 local function requests_of(m)
-  local found = {}
-  local fields = call('HGETALL', m.key)
-  local data = {}
-  for at = 1, #fields, 2 do
-    if string.sub(fields[at], 1, 1) == 'D' then
-      data[string.sub(fields[at], 2)] = fields[at + 1]
+  local records, data = m.record, {}
+  if m.short then
+    data[m.short.order] = m.short.data
+  else
+    local fields = call('HGETALL', m.key)
+    records = {}
+    for at = 1, #fields, 2 do
+      if string.find(fields[at], '^%d') then
+        records[fields[at]] = fields[at + 1]
+      elseif string.sub(fields[at], 1, 1) == 'D' then
+        data[string.sub(fields[at], 2)] = fields[at + 1]
+      end
     end
   end
-  for at = 1, #fields, 2 do
-    local order = fields[at]
-    if string.find(order, '^%d') then
-      local s = call('HMGET', P .. 's:' .. parse(fields[at + 1]).id, 'd', 'u')
-      found[#found + 1] = {order, fields[at + 1], data[order] or '', s[1] or '', s[2] or '0'}
-    end
+  local found = {}
+  for order, record in pairs(records) do
+    local s = call('HMGET', P .. 's:' .. parse(record).id, 'd', 'u')
+    found[#found + 1] = {order, record, data[order] or '', s[1] or '', s[2] or '0'}
   end
   return found
 end
 
 local function describe(m, wanted)
-  local data = call('HGET', m.key, 'd') or ''
+  local data = not m.short and call('HGET', m.key, 'd') or ''
   local requests = (wanted or not m.exact) and requests_of(m) or {}
   local held = m.whole and m.limit or int(m.held)
   return {m.name, data, m.limit, m.lasting and 1 or 0, held, m.waiting, int(now), requests}

@@ -6,7 +6,6 @@
 --     is, "" for ever, microseconds otherwise)
 -- The answer is kept until it has been seen, so that a change sent again is not made again.
 --#head
---#rules
 --#body
 local id, number, what = ARGV[1], '=' .. ARGV[3], ARGV[5]
 if not is_current(id, ARGV[2]) then
@@ -50,6 +49,7 @@ local function update()
   if not m then
     return {'missing'}
   end
+  lengthen(m)
   if (call('HGET', m.key, 'd') or '') ~= ARGV[7] then
     call('HSET', m.key, 'd', ARGV[7])
     changed(path, ARGV[6], 'd')
@@ -76,7 +76,7 @@ end
 
 local function alter()
   local hold, count, data = ARGV[6], ARGV[7], ARGV[8] == '1' and ARGV[9]
-  local order, name = string.match(call('HGET', session, hold) or '', '^(%d+) (.*)$')
+  local order, name = string.match(call('HGET', session, hold) or '', PLACE)
   if not order then
     return {'released'}
   end
@@ -90,7 +90,8 @@ local function alter()
       or (count ~= m.limit and not at_most(count, EXACT))) then
     return {'shrink', name, r.count, m.limit}
   end
-  if data and data ~= (call('HGET', m.key, 'D' .. order) or '') then
+  lengthen(m)
+  if data and data ~= data_of(m, order) then
     if data == '' then
       call('HDEL', m.key, 'D' .. order)
     else
@@ -105,7 +106,7 @@ local function alter()
       m.changed = true
     end
     r.count = count
-    call('HSET', m.key, order, record_of(r))
+    write_record(m, order, r)
   end
   local timeout = ARGV[10]
   if not owns and timeout ~= '-' then
@@ -113,7 +114,7 @@ local function alter()
       call('ZREM', P .. 'd', due_member(order, r))
     end
     r.deadline = (timeout == '' or timeout == '0') and '0' or int(now + timeout)
-    call('HSET', m.key, order, record_of(r))
+    write_record(m, order, r)
     if r.deadline ~= '0' then
       call('ZADD', P .. 'd', r.deadline, due_member(order, r))
       next_due = math.min(next_due, tonumber(r.deadline))

@@ -1,7 +1,6 @@
 -- ARGV: session and token, or "" and a node's path; whether requests are wanted; a name.
 -- Answers {"ok", descriptions}: of that name, or of all if none is given.
 --#head
---#rules
 --#body
 local path = ARGV[2]
 if ARGV[1] ~= '' then

@@ -1,13 +1,12 @@
 -- What every script begins with. KEYS[1] is the namespace's "meta" key, whose prefix all keys share.
 -- Times are whole microseconds of Redis's own clock. A Lua number is a double: whatever may be
 -- above 2^53-1 (a limit, the count "whole") stays text, and is compared as text.
-local call = redis.call
+local call, ARGV = redis.call, ARGV
 local P = string.sub(KEYS[1], 1, -5)
 local clock = call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local WHOLE = '18446744073709551615'
 local KEEP = 172800000 -- milliseconds that Redis keeps what no client has looked after
-local EXACT = '9007199254740991'
 -- A namespace without its epoch, or with another than the client knows, has lost its data.
 local meta = call('HMGET', KEYS[1], 'e', 'o', 'q', 'v')
 if not meta[1] then

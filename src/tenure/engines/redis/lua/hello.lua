@@ -24,7 +24,6 @@ elseif ARGV[4] ~= '' and ARGV[4] ~= m[1] then
   call('HSET', KEYS[1], 'q', string.format('%.0f', q))
 end
 --#head
---#rules
 --#body
 if not is_new and m[5] ~= ARGV[1] then -- another server, or the same one started again
   call('HSET', KEYS[1], 'r', ARGV[1])

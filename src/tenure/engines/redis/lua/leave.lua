@@ -1,6 +1,5 @@
 -- ARGV: session, token, "close" or "detach", the tokens that the session may have by now.
 --#head
---#rules
 --#body
 local id = ARGV[1]
 local key, mine = P .. 's:' .. id, false

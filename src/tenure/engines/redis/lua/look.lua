@@ -1,7 +1,6 @@
 -- ARGV: session, token, holds. What has become of each: an order id if it owns, a negative one if it
 -- waits, "!kind order" if it was taken out, "" if nothing is known of it. The last answer is due().
 --#head
---#rules
 --#body
 local id = ARGV[1]
 if not is_current(id, ARGV[2]) then
@@ -13,8 +12,8 @@ local path = call('HGET', key, 'n')
 local found = {'ok'}
 for at = 3, #ARGV do
   local place = call('HGET', key, ARGV[at])
-  local order, name = string.match(place or '', '^(%d+) (.*)$')
-  local r = order and request_in(load(path, name), order)
+  local order, name = string.match(place or '', PLACE)
+  local r = order and request_in(load(path, name, place), order)
   if r then
     found[#found + 1] = r.granted ~= '0' and tonumber(order) or -tonumber(order)
   else

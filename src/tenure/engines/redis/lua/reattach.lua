@@ -1,7 +1,6 @@
 -- ARGV: session, the new token, the channel, and every token that the session may have by now.
 -- The same program after a gap: whatever is under way under another token is refused from now on.
 --#head
---#rules
 --#body
 local id = ARGV[1]
 local key = P .. 's:' .. id

@@ -1,6 +1,5 @@
 -- ARGV: session, token. Gives the session its window from now on.
 --#head
---#rules
 --#body
 if not is_current(ARGV[1], ARGV[2]) then
   return over(ARGV[1])

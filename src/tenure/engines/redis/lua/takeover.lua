@@ -1,7 +1,6 @@
 -- ARGV: node, session, the new token's secret half, channel, key, epoch.
 -- Answers {"ok", token, window in microseconds, description}; or why not.
 --#head
---#rules
 --#body
 local path, id = ARGV[1], ARGV[2]
 if ARGV[6] ~= meta[1] then

@@ -2,7 +2,6 @@
 -- that somebody waits for; before them "1" if the client watches anything.
 -- Answers {"ok", epoch, due, quarantine that is left}.
 --#head
---#rules
 --#body
 if ARGV[1] == '1' then
   call('HSET', KEYS[1], 'v', int(now + 60000000))

@@ -1,0 +1,198 @@
+-- What sessions do all the time: the operations that one of them asked for in one go, in order.
+-- ARGV: session, token, the highest order id that the client has seen; then for each operation
+--   m, hold, name: a mutex, for ever
+--   e, hold, name, count ("0" for none that could be right), data, timeout in microseconds ("" for
+--     none), ephemeral
+--   E, as e: sent before, and its answer was never seen
+--   w, hold: out of its queue, if it is there
+-- Answers a list. For each operation: an order id if granted, {order id, due} if it waits, 0 if refused
+-- or withdrawn, {what is wrong, ...}; behind them, what would have been published to the caller. A lone
+-- number is not put in a list.
+--#head
+local SMALL = 1024 -- bytes of data that are kept with a mutex in its short form
+local id, token, seen, last = ARGV[1], ARGV[2], ARGV[3] + 0, #ARGV
+local session = P .. 's:' .. id
+local fields, at = {'a', 'u', 'n'}, 4
+while at <= last do
+  local kind = ARGV[at]
+  if kind == 'm' then
+    at = at + 3
+  else
+    if kind ~= 'e' then
+      fields[#fields + 1] = ARGV[at + 1]
+    end
+    at = at + (kind == 'w' and 2 or 7)
+  end
+end
+local s = call('HMGET', session, unpack(fields))
+local alive = s[1] == token and tonumber(s[2]) > now
+local path, places = s[3], {}
+for each = 4, #fields do
+  places[fields[each]] = s[each] or nil
+end
+
+local answers, put, gone = {}, {}, {} -- what the session's holds become
+local order = meta[2] + 0 -- the last one
+local instant = clock[1] .. string.sub('000000' .. clock[2], -6)
+local known -- what is known of semaphores, once there is more than the usual case
+at = 4
+if alive then
+  local prefix = P .. 'm:' .. path .. ':'
+--#usual
+end
+if at > last then
+--#save
+  return #answers == 1 and answers[1] or answers
+end
+--#body
+if not alive then
+  return over(id)
+end
+asker = {id = id, token = token, channel = call('HGET', session, 'c'), places = places}
+known = loaded
+
+-- What is wrong with a request, if anything is; and whether it could be granted at once.
+local function judge(m, count, ephemeral)
+  local limit = m and m.limit or WHOLE
+  if not m and not ephemeral then
+    return {'missing'}
+  elseif m and ephemeral == (m.lasting and true or false) then
+    return {'kind', ephemeral and 0 or 1}
+  elseif count == '0' or not at_most(count, limit)
+      or (count ~= limit and not at_most(count, EXACT)) then
+    return {'count', limit}
+  end
+  return nil, not quarantined
+    and (not m or m.waiting == 0 and fits(m.held, m.owners, m.whole, count, limit))
+end
+
+-- Put a request at the end of its queue; its order id.
+local function join(m, hold, name, count, data, granted, deadline)
+  order = math.max(order + 1, seen + 1, now)
+  local number = int(order)
+  local r = {
+    id = id, hold = hold, count = count, joined = instant, granted = granted and instant or '0',
+    deadline = deadline or '0',
+  }
+  local key = P .. 'm:' .. path .. ':' .. name
+  local record = record_of(r)
+  if not m then
+    local owners = granted and 1 or 0
+    local whole = granted and count == WHOLE and 1 or 0
+    call('HSET', key, 'o', owners, 'w', whole, 'n', 1 - owners, number, record)
+    call('PEXPIRE', key, KEEP)
+    loaded[path .. ':' .. name] = nil
+  else
+    lengthen(m)
+    m.record[number] = record
+    if not granted then
+      m.waiting = m.waiting + 1
+      call('HSET', key, 'n', m.waiting, number, record)
+    else
+      m.owners, m.whole, m.held = m.owners + 1, count == m.limit, m.held + amount(m, count)
+      call('HSET', key, 'o', m.owners, 'w', m.whole and 1 or 0, 'h', int(m.held), number, record)
+    end
+  end
+  if data ~= '' then
+    call('HSET', key, 'D' .. number, data)
+  end
+  if not granted then
+    local waiters = P .. 'w:' .. path .. ':' .. name
+    call('ZADD', waiters, number, number)
+    if not m or m.waiting == 1 then -- later each session that waits sees to that
+      call('PEXPIRE', waiters, KEEP)
+    end
+    if deadline then
+      call('ZADD', P .. 'd', deadline, due_member(number, r))
+      call('PEXPIRE', P .. 'd', KEEP)
+      next_due = math.min(next_due, tonumber(deadline))
+    end
+  end
+  places[hold] = number .. ' ' .. name
+  put[#put + 1] = hold
+  put[#put + 1] = places[hold]
+  return order
+end
+
+local function enqueue(hold, name, count, data, timeout, ephemeral)
+  local m = load(path, name)
+  local wrong, grantable = judge(m, count, ephemeral)
+  if not wrong and not grantable and expire() then
+    m = load(path, name)
+    wrong, grantable = judge(m, count, ephemeral)
+  end
+  if wrong then
+    return wrong
+  elseif grantable then
+    local number = join(m, hold, name, count, data, true)
+    changed(path, name, m and 'o' or 'b')
+    return number
+  elseif timeout == '0' then
+    return 0
+  end
+  local deadline = timeout ~= '' and int(now + timeout)
+  return {join(m, hold, name, count, data, false, deadline), due()}
+end
+
+-- What a request that was sent before has come to.
+local function found(place)
+  local order, name = string.match(place, PLACE)
+  if not order then
+    return {tonumber(string.match(place, '(%d+)$')), due()}
+  end
+  local r = request_in(load(path, name, place), order)
+  if not r then
+    return {'gone'} -- not without the queue being lost
+  elseif r.granted ~= '0' then
+    return tonumber(order)
+  end
+  return {tonumber(order), due()}
+end
+
+local function withdraw(hold, place)
+  local order, name = string.match(place, PLACE)
+  places[hold] = nil
+  gone[#gone + 1] = hold
+  if order then
+    expire()
+    local m = load(path, name, place)
+    local r = request_in(m, order)
+    if r then
+      leave(m, order, r)
+      settle()
+    end
+  end
+  return 0
+end
+
+local function act()
+  local kind, hold = ARGV[at], ARGV[at + 1]
+  if kind == 'w' then
+    return withdraw(hold, places[hold])
+  elseif kind == 'm' then
+    return enqueue(hold, ARGV[at + 2], WHOLE, '', '', true)
+  elseif kind == 'E' and places[hold] then
+    return found(places[hold])
+  end
+  local name, count, data, timeout, ephemeral = unpack(ARGV, at + 2, at + 6)
+  return enqueue(hold, name, count, data, timeout, ephemeral == '1')
+end
+
+local prefix = P .. 'm:' .. path .. ':'
+while at <= last do
+--#save
+  local well, answer = pcall(act)
+  if not well then
+    answer = {'error', type(answer) == 'table' and answer.err or tostring(answer)}
+    loaded, dirty = {}, {}
+    known = loaded
+  end
+  answers[#answers + 1] = answer
+  at = at + (ARGV[at] == 'w' and 2 or ARGV[at] == 'm' and 3 or 7)
+--#usual
+end
+--#save
+for each = 1, #news do
+  answers[#answers + 1] = news[each]
+end
+return answers
