@@ -223,6 +223,7 @@ class Wire(asyncio.Protocol):
         self._why = ""
         self.over = False
         self._unscripted: list[Pending] = []
+        self._held_back: list[Pending] = []  # what was asked for since then
         self._reloading = False
         self._unconfirmed: set[bytes] = set()
         self._confirming: list[asyncio.Future[None]] = []
@@ -239,7 +240,8 @@ class Wire(asyncio.Protocol):
         if self.over:
             self._again(call)
         elif self._reloading:
-            self._unscripted.append(call)
+            self._close_batch()
+            self._held_back.append(call)
         else:
             self._close_batch()
             self._pending.append(call)
@@ -272,7 +274,9 @@ class Wire(asyncio.Protocol):
 
     def _close_batch(self) -> None:
         batch, self._batch = self._batch, None
-        if batch is not None:
+        if batch is not None and self._reloading:
+            self._held_back.append(batch)
+        elif batch is not None:
             self._pending.append(batch)
             self._out.append(batch.packed(self._meta))
 
@@ -355,7 +359,7 @@ class Wire(asyncio.Protocol):
         self._why = why
         self._close_batch()
         again: list[Pending] = []
-        for call in (*self._pending, *self._unscripted):
+        for call in (*self._pending, *self._unscripted, *self._held_back):
             if isinstance(call, Words):
                 call.fail(why)
             elif isinstance(call, Batch):
@@ -369,6 +373,7 @@ class Wire(asyncio.Protocol):
                 future.set_exception(ConnectionResetError(why))
         self._pending.clear()
         self._unscripted.clear()
+        self._held_back.clear()
         self._confirming.clear()
         self._lost(why, again)
 
@@ -435,7 +440,8 @@ class Wire(asyncio.Protocol):
     def _reload(self) -> None:
         """Everything is answered, or was not run because the scripts are gone."""
         self._reloading = False
-        calls, self._unscripted = self._unscripted, []
+        calls = [*self._unscripted, *self._held_back]
+        self._unscripted, self._held_back = [], []
         self.load_scripts().add_done_callback(
             lambda loaded: loaded.cancelled() or loaded.exception()
         )
