@@ -40,6 +40,13 @@ async def test_a_client_is_greeted_attaches_asks_and_leaves() -> None:
         await client.hear(Done)
 
 
+async def test_a_new_session_is_new_whatever_its_client_says_besides() -> None:
+    async with serving() as listener, called(listener) as one, called(listener) as other:
+        first = await one.attach()
+        second = await other.attach(session_id=first.session_id, assume_dead=True)
+        assert second.session_id != first.session_id
+
+
 async def test_who_waits_is_told_when_it_is_granted() -> None:
     async with serving() as listener, called(listener) as one, called(listener) as other:
         for client in (one, other):

@@ -199,7 +199,7 @@ class Arriving:
             message.description,
             "window",
             message.key,
-            message.session_id or None,
+            None if message.kind == "new" else message.session_id,
             assume_dead,
         )
         try:

@@ -1,0 +1,343 @@
+"""One connection of the native protocol, as frames that come and go: what to do about them is left.
+
+States (`Stage`)::
+
+    GREETING ──Hello──► OPEN ──bad input, drain's end──► LEAVING ──► GONE
+        └── too late, wrong, refused ──────────────────────┘
+    and from each of them to GONE, when the connection is lost or cut off
+
+* **Reading.** What arrives is carried out within `data_received`. After so many messages, while
+  too many operations are under way, and while its client does not read, it is not read from, and
+  what has been read waits.
+* **Writing.** What is said in one turn of the loop is one write. But the first thing that is said
+  after the client has spoken, with nothing else under way, is written at once: it may be a grant
+  that somebody waits for. While the client does not read, nothing is given to the transport; beyond
+  the limit, in bytes or in seconds, it is cut off.
+* **Deadlines.** The greeting's, the client's silence (three heartbeats), its not reading, and that
+  of a farewell that nobody reads are looked at once a second (`tick`).
+* **Close.** `bye` says why, then closes; `cut_off` closes at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import cast
+
+from msgspec import DecodeError, Struct
+
+from tenure.errors import EngineError, InvalidArgument, TenureError
+from tenure.server.accept import Greeting
+from tenure.server.context import Context
+from tenure.server.limits import LimitReached
+from tenure.wire.errors import to_wire
+from tenure.wire.frames import FrameReader, FrameWriter
+from tenure.wire.messages import GREETING_BYTES, Bye, Failed, client_message
+
+__all__ = ["HEARTBEAT", "OutOfOrder", "Stage", "Stream"]
+
+HEARTBEAT = 5.0
+"""Seconds without a message after which a client says `Ping`; three of them are silence."""
+
+_TURN = 256  # messages of one connection that are carried out before others have their turn
+_FAREWELL = 5.0  # seconds for a client to read why it is sent away
+_MUCH = 512  # bytes that are written before the turn is over: several answers
+
+_decode = client_message().decode
+
+
+class Stage(IntEnum):
+    """Where a connection stands."""
+
+    GREETING = 0
+    OPEN = 1
+    LEAVING = 2
+    GONE = 3
+
+
+class OutOfOrder(Exception):
+    """A message that may not be sent then."""
+
+
+class Stream(asyncio.Protocol, ABC):
+    """A connection whose messages are carried out by who derives from it.
+
+    Attributes:
+        peer: where it comes from.
+        stage: where it stands.
+    """
+
+    def __init__(self, context: Context, greeting: Greeting) -> None:
+        self.peer = greeting.peer
+        self.stage = Stage.GREETING
+        self._context = context
+        self._limits = context.limits
+        self._now = context.clock.now
+        self._greeting = greeting
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._deadline = greeting.deadline  # of the greeting, then of the farewell
+        self._heard_at = self._now()
+        # Reading
+        self._reader = FrameReader(GREETING_BYTES)
+        self._frames: Iterator[memoryview] | None = None  # read, and not yet carried out
+        self._behind = bytearray()  # what was read after them
+        self._reading = True
+        self._in_flight = 0
+        self._going_on = False
+        # Writing
+        self._writer = FrameWriter(self._limits.output_bytes)
+        self._unwritten = 0  # bytes in it
+        self._most_unwritten = self._limits.output_bytes
+        self._changed: dict[tuple[int, int], None] = {}
+        self._flushing = False
+        self._prompt = True  # the next thing said may be written at once
+        self._blocked_at: float | None = None  # since when the client does not read
+        self._held = 0  # bytes of answers that wait for room
+        self._drained: asyncio.Future[None] | None = None  # what waits for it to read
+
+    @abstractmethod
+    def _carry_out(self, message: Struct) -> None:
+        """Do what the client asks; raises `OutOfOrder` where it may not ask for that."""
+
+    @abstractmethod
+    def _say_changed(self) -> None:
+        """Put what `_changed` has to what is to be written, and forget it."""
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if transport.get_extra_info("sslcontext") is None:
+            # What is written goes out at once, so that the client reads the first answers while
+            # others are made. (In TLS this would say that nobody reads.)
+            self._transport.set_write_buffer_limits(high=0)
+        self._heard_at = self._now()
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self.stage = Stage.GONE
+        self._greeting.over()
+        self._frames = None
+        self._behind.clear()
+        self._let_go_on()
+
+    def eof_received(self) -> bool:
+        return False  # nobody says half of a farewell here
+
+    def pause_writing(self) -> None:
+        self._blocked_at = self._now()
+        self._settle_reading()
+
+    def resume_writing(self) -> None:
+        self._blocked_at = None
+        self._let_go_on()
+        self._flush()
+        self._go_on_soon()
+        self._settle_reading()
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._now()
+        self._prompt = True
+        if self._frames is not None:
+            self._behind += data
+            return
+        self._frames = self._reader.feed(data)
+        self._go_on()
+
+    # Reading
+
+    @property
+    def _may_go_on(self) -> bool:
+        return (
+            self.stage <= Stage.OPEN
+            and self._blocked_at is None
+            and self._in_flight < self._limits.operations_in_flight
+        )
+
+    def _go_on(self) -> None:
+        """Carry out what has been read, as far as may be; and say what there is to say."""
+        self._going_on = False
+        self._flushing = True  # at the end of this, whatever is said
+        if self._frames is not None and self._may_go_on:
+            try:
+                self._carry_out_frames()
+            except (DecodeError, RecursionError, OutOfOrder) as error:
+                self._refuse_to_go_on(error)
+            except BaseException:
+                self.cut_off()  # a defect of the server's, which the loop will tell of
+                raise
+        self._flush()
+        if self._frames is not None or not self._reading:
+            self._settle_reading()
+
+    def _carry_out_frames(self) -> None:
+        count = 0
+        most = self._limits.operations_in_flight
+        while self._frames is not None:
+            for frame in self._frames:
+                self._carry_out(_decode(frame))
+                count += 1
+                if self._in_flight >= most or self.stage > Stage.OPEN:
+                    return
+                if self._blocked_at is not None:
+                    return
+                if count >= _TURN:
+                    self._go_on_soon()
+                    return
+            behind, self._behind = self._behind, bytearray()
+            self._frames = self._reader.feed(behind) if behind else None
+
+    def _go_on_soon(self) -> None:
+        if self._frames is not None and not self._going_on:
+            self._going_on = True
+            self._loop.call_soon(self._go_on)
+
+    def _settle_reading(self) -> None:
+        """Read from the client if there is nothing left to do first, and it reads too."""
+        reading = self._frames is None and self._blocked_at is None
+        if reading is self._reading or self.stage > Stage.OPEN:
+            return
+        self._reading = reading
+        assert self._transport is not None
+        if reading:
+            self._heard_at = self._now()  # what it said meanwhile could not be heard
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def _refuse_to_go_on(self, error: Exception) -> None:
+        """What arrives makes no sense: the client is told, and nothing more is read from it."""
+        what = str(error) or type(error).__name__
+        self._context.log(logging.WARNING, "bad message", peer=self.peer, why=what)
+        self.bye(InvalidArgument(f"the server cannot read what this client sends: {what}"))
+
+    def begun(self) -> None:
+        """An operation is under way."""
+        self._in_flight += 1
+
+    def finished(self) -> None:
+        """An operation is not under way any more."""
+        if self._in_flight >= self._limits.operations_in_flight:
+            self._go_on_soon()
+        self._in_flight -= 1
+
+    # Writing
+
+    def send(self, message: Struct) -> None:
+        """Say something, in this turn of the loop or when the client reads."""
+        if self.stage > Stage.OPEN:
+            return
+        try:
+            self._unwritten += self._writer.add(message)
+        except (DecodeError, UnicodeEncodeError, OverflowError) as error:
+            self._cannot_say(message, error)
+        if self._unwritten > self._most_unwritten:
+            self._cut_off_slow("it does not read fast enough")
+        elif self._unwritten > _MUCH:
+            self._flush()  # so that it is known at once whether the client reads
+        elif not self._flushing:
+            if self._prompt and not self._in_flight:
+                self._prompt = False
+                self._flush()
+            else:
+                self._flushing = True
+                self._loop.call_soon(self._flush)
+
+    def _cannot_say(self, message: Struct, error: Exception) -> None:
+        """The answer cannot be sent: that is the answer."""
+        self._context.log(logging.ERROR, "an answer cannot be sent", peer=self.peer, why=str(error))
+        rid = getattr(message, "rid", 0)
+        if rid:
+            failure = EngineError(f"the server's answer cannot be sent: {error}")
+            self._unwritten += self._writer.add(Failed(rid, to_wire(failure)))
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._blocked_at is not None or self.stage is Stage.GONE:
+            return
+        if self._changed:
+            self._say_changed()
+        if self._unwritten:
+            assert self._transport is not None
+            self._unwritten = 0
+            self._transport.write(self._writer.take())
+
+    async def room(self, size: int) -> None:
+        """Return when an answer of so many bytes may be said.
+
+        Raises:
+            LimitReached: too many bytes of answers wait for that already.
+        """
+        if self._blocked_at is None:
+            return
+        if self._held + size > self._limits.output_bytes:
+            raise LimitReached(
+                "this client asks for more than it reads, and has reached the server's limit "
+                f"output_bytes = {self._limits.output_bytes}; ask for less at a time",
+                "output_bytes",
+            )
+        self._held += size
+        try:
+            await self._writable()
+        finally:
+            self._held -= size
+
+    async def _writable(self) -> None:
+        """Return when the client reads, or the connection is lost."""
+        while self._blocked_at is not None and self.stage is not Stage.GONE:
+            if self._drained is None or self._drained.done():
+                self._drained = self._loop.create_future()
+            await asyncio.shield(self._drained)
+
+    def _let_go_on(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    # The connection's life
+
+    def bye(self, error: TenureError, *, again: bool = False) -> None:
+        """Say why the connection is closed, and close it."""
+        if self.stage < Stage.LEAVING:
+            self.say_bye(error, again=again)
+            self.stage = Stage.LEAVING
+            self._deadline = self._now() + _FAREWELL
+            self._flush()
+            assert self._transport is not None
+            self._transport.close()
+
+    def say_bye(self, error: TenureError, *, again: bool) -> None:
+        """Tell the client to go elsewhere; the connection serves it until it does."""
+        if self.stage is Stage.OPEN or self.stage is Stage.GREETING:
+            self.send(Bye(to_wire(error), again))
+
+    def cut_off(self) -> None:
+        """Close the connection at once."""
+        if self.stage is not Stage.GONE and self._transport is not None:
+            self.stage = Stage.LEAVING
+            self._transport.abort()
+
+    def _cut_off_slow(self, why: str) -> None:
+        self._context.log(logging.WARNING, "connection cut off", peer=self.peer, why=why)
+        self.cut_off()
+
+    def tick(self, now: float) -> None:
+        """Look at the deadlines."""
+        if self.stage is Stage.GREETING or self.stage is Stage.LEAVING:
+            if now >= self._deadline:
+                if self.stage is Stage.GREETING:
+                    self._context.log(
+                        logging.WARNING,
+                        "connection cut off",
+                        peer=self.peer,
+                        why="it did not say who it is in time",
+                    )
+                self.cut_off()
+        elif self._blocked_at is not None:
+            if now - self._blocked_at > self._limits.output_time:
+                self._cut_off_slow("it does not read")
+        elif self._reading and now - self._heard_at > 3 * HEARTBEAT:
+            self._context.log(logging.INFO, "connection silent", peer=self.peer)
+            self.cut_off()
