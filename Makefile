@@ -78,6 +78,7 @@ $(VENV)/.servers-tried: | $(VENV)/.ready-dev
 	command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 \
 		|| missing="$$missing postgresql"; \
 	command -v etcd >/dev/null || missing="$$missing etcd-server"; \
+	[ "$$(uname)" != Linux ] || command -v faketime >/dev/null || missing="$$missing faketime"; \
 	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "installing $$missing, which tests run on"; \
 		{ $(APT) update && $(APT) install -y --no-install-recommends $$missing; } \

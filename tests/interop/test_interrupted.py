@@ -133,10 +133,10 @@ async def test_a_take_that_is_cancelled_while_its_answer_is_late_leaves_nothing(
 
 
 async def test_a_take_whose_answer_comes_too_late_asks_again() -> None:
-    async with a_place(patience=0.05) as place:
+    async with a_place(patience=0.5) as place:
         await place.mine.current_count()
         entered = asyncio.Event()
-        place.proxy.delay = 0.1
+        place.proxy.delay = 1.0
         taking = asyncio.create_task(hold(place.mine, entered))
         await is_late(place.proxy)
         await entered.wait()
@@ -146,13 +146,13 @@ async def test_a_take_whose_answer_comes_too_late_asks_again() -> None:
 
 
 async def test_a_take_that_fails_because_its_answer_comes_too_late_leaves_nothing() -> None:
-    async with a_place(patience=0.05) as place:
+    async with a_place(patience=0.5) as place:
         backing = RedisBacking(place.client)
         once = DistributedSemaphore(
             "interrupted", backing, ttl=3600, backing_failure_retry_policy=recurs(0)
         )
         await once.current_count()
-        place.proxy.delay = 0.1
+        place.proxy.delay = 1.0
         taking = asyncio.create_task(hold(once, asyncio.Event()))
         await is_late(place.proxy)
         with pytest.raises(BackingError):
@@ -189,10 +189,10 @@ async def test_a_second_cancellation_waits_for_nothing() -> None:
 
 
 async def test_an_acquire_of_an_exclusive_lock_that_fails_likewise_leaves_nothing() -> None:
-    async with a_place(patience=0.05) as place:
+    async with a_place(patience=0.5) as place:
         lock = ExclusiveLock("late", place.client, lock_ttl=3600)
         assert await lock.inspect() is None
-        place.proxy.delay = 0.1
+        place.proxy.delay = 1.0
         acquiring = asyncio.create_task(lock.acquire())
         await is_late(place.proxy)
         with pytest.raises(EngineError, match="cannot be acquired"):

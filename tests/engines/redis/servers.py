@@ -9,14 +9,16 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import redis
@@ -51,13 +53,21 @@ class Server:
         folder: where it lives, and its data.
         options: of redis-server, beside those that every one gets here.
         port: on which it listens beside its socket; 0 for none.
+        environment: what it gets beside this process's.
     """
 
-    def __init__(self, folder: Path, *options: str, port: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        port: int = 0,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.folder = folder
         self.socket = str(folder / "redis.sock")
         self.port = port
         self._options = options
+        self._environment = environment
         self._process: subprocess.Popen[str] | None = None
 
     @property
@@ -76,6 +86,7 @@ class Server:
             ],
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, **self._environment},
         )
         self._process = process
         assert process.stdout is not None

@@ -1,0 +1,117 @@
+"""What becomes of leases when somebody sets the clock of the server, and not those of holders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import tenure
+from tenure.fencing import Fence, StaleToken
+from tests.engines.redis.helpers import PATIENCE, is_waited_for
+from tests.engines.redis.servers import Server, a_folder
+from tests.guarantees import REDIS, broken, guarantee
+
+_LIBRARIES = (
+    *Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"),
+    *Path("/usr/lib/faketime").glob("libfaketimeMT.so.1"),
+    *Path("/usr/local/lib/faketime").glob("libfaketimeMT.so.1"),
+)
+
+
+class Clocked(Server):
+    """A server whose wall clock can be set; what counts elapsed time in it goes on."""
+
+    def __init__(self, folder: Path) -> None:
+        if not _LIBRARIES:
+            pytest.skip("no libfaketime here: apt-get install faketime")
+        self._ahead = folder / "ahead"
+        environment = {
+            # The allocator of Redis asks for the time before libfaketime can tell it: it gets none.
+            "LD_PRELOAD": f"{_LIBRARIES[0]}:libc.so.6",
+            "FAKETIME_TIMESTAMP_FILE": str(self._ahead),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+        super().__init__(folder, environment=environment)
+        self._write(0)
+
+    def step(self, seconds: int) -> None:
+        """Set the clock to so much from the machine's."""
+        before = self.now()
+        self._write(seconds)
+        assert abs(self.now() - before) > 1000
+
+    def now(self) -> int:
+        told = self.tell("TIME")
+        assert isinstance(told, tuple | list)
+        return int(told[0])
+
+    def _write(self, seconds: int) -> None:
+        new = self._ahead.with_name("ahead.new")
+        new.write_text(f"{seconds:+d}s\n")
+        new.replace(self._ahead)
+
+
+@pytest.fixture
+def clocked() -> Iterator[Clocked]:
+    with a_folder() as folder:
+        server = Clocked(folder)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill()
+
+
+@broken("wall clock", "kept", on=REDIS)
+@guarantee("wall clock", "told in time", "tokens rise", on=REDIS)
+async def test_a_step_forward_ends_sessions_and_their_holders_are_told(clocked: Clocked) -> None:
+    fence, former = Fence("the data"), []
+    async with tenure.connect(clocked.url) as one, tenure.connect(clocked.url) as other:
+        session = await one.session(recovery_window=6)
+        entered = asyncio.Event()
+
+        async def write() -> None:
+            """On and on, until the lease is lost, or the data has seen a newer one."""
+            async with session.mutex("m").lock() as lease:
+                former.append(lease)
+                while True:
+                    fence.admit(lease.fencing_token)
+                    entered.set()
+                    await asyncio.sleep(0.01)
+
+        writing = asyncio.create_task(write())
+        await entered.wait()
+        clocked.step(3600)
+        async with asyncio.timeout(PATIENCE), other.mutex("m").lock() as lease:
+            fence.admit(lease.fencing_token)
+            with suppress(tenure.LeaseLost, StaleToken):
+                await writing
+            lost = await former[0].wait_lost()
+            assert isinstance(lost, tenure.LeaseLost)
+            assert one.clock.now() < former[0].deadline  # by the server's word, and not at the end
+            assert lease.held
+            assert lease.fencing_token > former[0].fencing_token
+            with pytest.raises(StaleToken):
+                fence.admit(former[0].fencing_token)
+
+
+@guarantee("wall clock", "tokens rise", on=REDIS)
+async def test_a_step_back_takes_nothing_away(clocked: Clocked) -> None:
+    async with tenure.connect(clocked.url) as one, tenure.connect(clocked.url) as other:
+        session = await one.session(recovery_window=1)
+        async with session.mutex("m").lock() as lease:
+            waiting = asyncio.ensure_future(other.mutex("m").lock())
+            await is_waited_for(one, "m")
+            clocked.step(-3600)
+            until = one.clock.now() + 1.5  # longer than the window
+            while one.clock.now() < until:
+                await asyncio.sleep(0.05)
+                lease.check()
+        async with asyncio.timeout(PATIENCE), await waiting as later:
+            assert later.fencing_token > lease.fencing_token
+        await session.close()
