@@ -251,6 +251,11 @@ class Watching:
         if watch is None or not answer.compacted:
             self._members.expire()
             raise Lost(answer.reason or "the member ended a watch")
+        # etcd keeps the number of a watch that it has ended: it goes on under another one.
+        self._say(wire.unwatch(watch.number))
+        del self._watches[watch.number]
+        watch.number = next(self._numbers)
+        self._watches[watch.number] = watch
         watch.following = answer.compacted
         self._say(watch.request())
         watch.missed()
