@@ -24,6 +24,7 @@ from tenure.errors import (
 )
 from tenure.lease import ASKED, HELD, WAITING, Lease
 from tenure.loss import OnLoss, check_policy
+from tenure.model import EPHEMERAL_LIMIT
 from tenure.scope import entered_scopes, note_failure
 
 if TYPE_CHECKING:
@@ -284,6 +285,11 @@ async def _check_self_deadlock(lease: Lease) -> None:
     }
     if not inside:
         return
+    if not session._client.capabilities.owners:
+        # Whoever has a mutex has the whole of it; of other semaphores nobody tells.
+        if lease._count == EPHEMERAL_LIMIT:
+            raise _self_deadlock(lease)
+        return
     described = await session._until_over(
         session._engine.describe_semaphore(lease.name, owners=True, waiters=True)
     )
@@ -294,10 +300,14 @@ async def _check_self_deadlock(lease: Lease) -> None:
         if (request.session_id, request.order_id) in inside:
             mine += request.count
     if mine + lease._count > described.limit and lease._state is WAITING:
-        raise SelfDeadlock(
-            f"the caller is inside a block that has {lease.name!r} on {lease.node}, and waits, "
-            "without a timeout, for what does not fit beside it: it would wait for ever. "
-            "Tenure's locks are not re-entrant; pass the lease on instead, or give a timeout",
-            node=lease.node,
-            name=lease.name,
-        )
+        raise _self_deadlock(lease)
+
+
+def _self_deadlock(lease: Lease) -> SelfDeadlock:
+    return SelfDeadlock(
+        f"the caller is inside a block that has {lease.name!r} on {lease.node}, and waits, "
+        "without a timeout, for what does not fit beside it: it would wait for ever. "
+        "Tenure's locks are not re-entrant; pass the lease on instead, or give a timeout",
+        node=lease.node,
+        name=lease.name,
+    )

@@ -66,13 +66,10 @@ async def kind_of(
     try:
         for request, kind in ((asking.PING, Kind.FENCING), (asking.STATS, Kind.COUNTING)):
             async with asyncio.timeout(address.connect_timeout):
-                try:
-                    reply = await connection.request(request)
-                except ConnectionError:
-                    reply = None  # it was closed without a word
-            if reply is not None and reply.status == "ok":
+                reply = await connection.request(request)
+            if reply.status == "ok":
                 return kind, connection
-            if reply is not None and reply.status == "error_auth":
+            if reply.status == "error_auth":
                 raise AuthenticationFailed(
                     f"the server at {place[0]}:{place[1]} asks for a token: dflockd://TOKEN@HOST"
                 )

@@ -100,7 +100,7 @@ class Hold:
         self._unwanted = False
         self._refused: Reply | None = None
         self._gone: list[asyncio.Future[None]] = []
-        self._step: Step = self  # what it stands in line with
+        self._departure: Step | None = None
         self._waits: float | Unchanged | None = UNCHANGED  # what it is to be given once it waits
         self._timer: asyncio.TimerHandle | None = None
         self._later: asyncio.TimerHandle | None = None
@@ -125,7 +125,7 @@ class Hold:
 
     def _settled(self) -> None:
         """The next in line may go on."""
-        self._shard.lines.done(self.name, self._step)
+        self._shard.lines.done(self.name, self)
 
     # Asking
 
@@ -209,7 +209,7 @@ class Hold:
             self._refused = reply  # so that the reply to `wait` means nothing
 
     def _waited(self, reply: Reply) -> None:
-        if self.standing is LEAVING and self._shard.lines.has_turn(self.name, self._step):
+        if self.standing is LEAVING:
             return  # the connection is being closed, and gives back what this says
         if reply.status == "ok" and reply.token:
             self._got(reply)
@@ -231,8 +231,6 @@ class Hold:
         self.token = reply.token
         if self._shard.kind is Kind.FENCING:
             self.order_id = fence_of(reply.token)
-        if self.standing is LEAVING:
-            return  # its turn to be released will come
         self.standing = PROVING
         if self._unwanted:
             self._leave()
@@ -321,22 +319,23 @@ class Hold:
             return None
         gone: asyncio.Future[None] = self._session.loop.create_future()
         self._gone.append(gone)
-        if self._answered or self._shard.shared is None or self._session.over:
+        if self._answered or self._session.over or self._waits_for_a_connection():
             self._give_up()
         else:  # it takes its course first, as others see it
             self._shard.lines.join(self.name, _Departure(self))
         return gone if self.standing is not GONE else None
 
+    def _waits_for_a_connection(self) -> bool:
+        """Whether it, or who stands in line before it, does not get on without one."""
+        first = self._shard.lines.first(self.name)
+        return isinstance(first, Hold) and first.connection is None
+
     def depart(self, step: Step) -> None:
-        """Leave, in the turn of that step."""
+        """Leave; that step of the line is done when it has left."""
         if self.standing is GONE:
             self._shard.lines.done(self.name, step)
-        elif self.standing is LEAVING:  # its time was over, and it stands in line for that
-            self._shard.lines.leave(self.name, self)
-            self._step = step
-            self._leave_server()
         else:
-            self._step = step
+            self._departure = step
             self._give_up()
 
     def wait_no_longer_than(self, timeout: float | None) -> None:
@@ -375,11 +374,10 @@ class Hold:
             self._finish()
         elif self.standing in {WAITING, HELD, PROVING}:
             self.standing = LEAVING
-            if self._shard.lines.has_turn(self.name, self._step):
+            if self._shard.lines.has_begun(self.name, self):
                 self._leave_server()
             else:
-                self._step = self
-                self._shard.lines.join(self.name, self)
+                self._shard.lines.join_and_begin(self.name, self)
 
     def _leave_server(self) -> None:
         """Release it, or close the connection on which it waits."""
@@ -387,13 +385,14 @@ class Hold:
         if connection is None:
             self._finish()
         elif self.token:
-            counted = self._limit is not None
-            request = asking.release(self.name, self.token, counted=counted)
-            connection.ask(request, self._released)
+            connection.ask(self._release(), self._released)
         else:
             self.connection = None
             patience = 0.0 if self._shard.kind is Kind.PLAIN else PARTING
             connection.part(lambda: self._parted(connection), patience)
+
+    def _release(self) -> bytes:
+        return asking.release(self.name, self.token, counted=self._limit is not None)
 
     def _released(self, _: Reply) -> None:
         # An error says that it was not held any more, which is as well.
@@ -409,6 +408,8 @@ class Hold:
     def cut(self, why: str) -> None:  # noqa: ARG002  the shard has logged it
         """The connection is lost."""
         connection, self.connection = self.connection, None
+        if self.token:
+            self._shard.leave_behind(self._release())
         self.token, self.order_id = "", None
         if connection is not None and connection is not self._shard.shared:
             self._shard.parted(connection)
@@ -446,8 +447,9 @@ class Hold:
         for gone in self._gone:
             if not gone.done():
                 gone.set_result(None)
-        self._shard.lines.leave(self.name, self)
         self._settled()
+        if self._departure is not None:
+            self._shard.lines.done(self.name, self._departure)
 
     def _stop_timers(self) -> None:
         for timer in (self._timer, self._later):

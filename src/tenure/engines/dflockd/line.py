@@ -1,12 +1,12 @@
 """The order in which one program's steps for one key reach the server.
 
-They may go over several connections, between which the server knows no order. So a step is begun
-when the one before it has been answered.
+They may go over several connections, between which the server knows no order. So a request is
+begun when every step before it has been answered. What leaves does not wait for those before it:
+they may be waiting for what it gives back.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Hashable
 from typing import Protocol
 
@@ -24,35 +24,40 @@ class Lines:
     """The lines of all keys; one that is empty takes no room."""
 
     def __init__(self) -> None:
-        self._lines: dict[Hashable, deque[Step]] = {}
+        # The steps of a key in order, and whether each has been begun.
+        self._lines: dict[Hashable, dict[Step, bool]] = {}
 
     def join(self, key: Hashable, step: Step) -> None:
         """Have a step begun when its turn comes, perhaps at once."""
-        line = self._lines.get(key)
-        if line is None:
-            self._lines[key] = deque([step])
-            step.turn()
-        else:
-            line.append(step)
+        line = self._lines.setdefault(key, {})
+        line[step] = False
+        self._go_on(line)
 
-    def leave(self, key: Hashable, step: Step) -> None:
-        """A step that has not been begun is not wanted any more."""
-        line = self._lines.get(key)
-        if line is not None and line[0] is not step and step in line:
-            line.remove(step)
+    def join_and_begin(self, key: Hashable, step: Step) -> None:
+        """Have a step begun now; who joins later comes after it."""
+        self._lines.setdefault(key, {})[step] = True
+        step.turn()
 
-    def has_turn(self, key: Hashable, step: Step) -> bool:
+    def has_begun(self, key: Hashable, step: Step) -> bool:
         """Whether that step is under way."""
-        line = self._lines.get(key)
-        return line is not None and line[0] is step
+        return self._lines.get(key, {}).get(step, False)
+
+    def first(self, key: Hashable) -> Step | None:
+        """The step for which the others wait."""
+        return next(iter(self._lines.get(key, {})), None)
 
     def done(self, key: Hashable, step: Step) -> None:
-        """That step is over, if it was under way; the next one's turn has come."""
+        """That step is over, or not wanted any more; the next one's turn may have come."""
         line = self._lines.get(key)
-        if line is None or line[0] is not step:
-            return
-        line.popleft()
-        if line:
-            line[0].turn()
-        else:
-            del self._lines[key]
+        if line is not None and step in line:
+            del line[step]
+            if line:
+                self._go_on(line)
+            else:
+                del self._lines[key]
+
+    def _go_on(self, line: dict[Step, bool]) -> None:
+        first = next(iter(line))
+        if not line[first]:
+            line[first] = True
+            first.turn()

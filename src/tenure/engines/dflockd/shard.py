@@ -62,6 +62,7 @@ class Shard:
         self._waiting: dict[Hold, None] = {}  # for a connection of their own
         self._own: set[Connection] = set()
         self._idle: list[tuple[float, Connection]] = []
+        self._orphans: list[bytes] = []
         self._dialling = 0
         self._lost = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,9 +126,12 @@ class Shard:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 continue
-            pause = FIRST_PAUSE
             self.failure = None
+            began = self._clock.now()
             await self._serve_until_lost(connection)
+            lasted = self._clock.now() - began
+            pause = FIRST_PAUSE if lasted > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
+            await asyncio.sleep(pause / 2)
 
     async def _serve_until_lost(self, connection: Connection) -> None:
         self._lost.clear()
@@ -137,6 +141,9 @@ class Shard:
         self.came_up.set()
         if connection.lost:
             self.cut("it was closed")
+        for release in self._orphans:
+            connection.ask(release, _ignore)
+        self._orphans.clear()
         wanting, self._wanting = self._wanting, {}
         for hold in wanting:
             hold.go()
@@ -148,6 +155,16 @@ class Shard:
         self.shared = None
         self.came_up.clear()
         self._lost.set()
+
+    def leave_behind(self, release: bytes) -> None:
+        """Something was held on a connection that is lost: a server that has not noticed is told.
+
+        Nor has one that keeps what is held when it is started anew.
+        """
+        if self.shared is not None:
+            self.shared.ask(release, _ignore)
+        elif not self._stopping:
+            self._orphans.append(release)
 
     def _failed(self, error: OSError) -> None:
         if self.failure is None:

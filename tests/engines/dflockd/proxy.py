@@ -1,0 +1,130 @@
+"""A bad network between an engine and its server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from types import TracebackType
+
+__all__ = ["Proxy"]
+
+_AT_ONCE = struct.pack("ii", 1, 0)
+
+
+class Proxy:
+    """What listens on a port, and passes everything on to another one, for better or worse.
+
+    Attributes:
+        accepted: how many connections have been made.
+        open: how many there are now.
+        refuses: whether new connections are cut at once.
+        silent: whether nothing is passed on, in either direction.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.accepted = 0
+        self.refuses = False
+        self.silent = False
+        self._port = port
+        self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener: asyncio.Server | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def port(self) -> int:
+        assert self._listener is not None
+        port: int = self._listener.sockets[0].getsockname()[1]
+        return port
+
+    @property
+    def url(self) -> str:
+        return f"dflockd://127.0.0.1:{self.port}"
+
+    @property
+    def open(self) -> int:
+        return len(self._pairs)
+
+    async def __aenter__(self) -> Proxy:
+        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._listener is not None
+        self._listener.close()
+        self.cut()
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
+
+    def cut(self) -> None:
+        """Break every connection, on both sides."""
+        for pair in list(self._pairs):
+            for writer in pair:
+                _abort(writer)
+
+    def cut_client(self) -> None:
+        """Break every connection on the client's side; the server does not hear of it."""
+        for client, _ in list(self._pairs):
+            _abort(client)
+
+    async def until_open(self, number: int) -> None:
+        """Return when there are so many connections."""
+        async with asyncio.timeout(30):
+            while self.open != number:
+                self._news.clear()
+                await self._news.wait()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refuses:
+            _abort(writer)
+            return
+        self.accepted += 1
+        there, back = await asyncio.open_connection("127.0.0.1", self._port)
+        pair = (writer, back)
+        self._pairs.add(pair)
+        self._news.set()
+        task = asyncio.create_task(self._pass_on(pair, reader, there))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _pass_on(
+        self,
+        pair: tuple[asyncio.StreamWriter, asyncio.StreamWriter],
+        reader: asyncio.StreamReader,
+        there: asyncio.StreamReader,
+    ) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._copy(reader, pair[1]))
+                group.create_task(self._copy(there, pair[0]))
+        finally:
+            for writer in pair:
+                _abort(writer)
+            self._pairs.discard(pair)
+            self._news.set()
+
+    async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                if self.silent:
+                    continue
+                sink.write(data)
+                await sink.drain()
+            if sink.can_write_eof():
+                sink.write_eof()
+
+
+def _abort(writer: asyncio.StreamWriter) -> None:
+    raw = writer.get_extra_info("socket")
+    with contextlib.suppress(OSError):
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+    writer.transport.abort()
