@@ -4,5 +4,6 @@ The native protocol, of tenure's own clients and its server: `frames` cuts a str
 messages, `messages` says what each message means and when it is sent, `values` are the
 descriptions that they carry, and `errors` carries an error from one end to the other.
 
-dflockd's protocol is in `lines`, and needs nothing outside the standard library.
+dflockd's protocol is in `lines`, and what a URL says of a place in `places`; these need nothing
+outside the standard library.
 """

@@ -16,20 +16,18 @@ of the hosts.
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import re
 import ssl
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from tenure.errors import InvalidArgument
+from tenure.wire.places import host_and_port, is_local, parameters, shown, socket_path
 
 __all__ = ["DEFAULT_PORT", "Address", "Target", "TlsFiles", "parse"]
 
 DEFAULT_PORT = 7070
 _TLS_PARAMETERS = ("tls-ca", "tls-cert", "tls-key", "tls-server-name")
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _LONGEST_TOKEN = 4096
 
 
@@ -42,19 +40,12 @@ class Target:
     path: str = ""
 
     def __str__(self) -> str:
-        if self.path:
-            return self.path
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return self.path or shown(self.host, self.port)
 
     @property
     def local(self) -> bool:
         """Whether what is sent there stays on this machine."""
-        if self.path or self.host.lower() == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_local(self.host, self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,92 +107,51 @@ def parse(url: str) -> Address:
     scheme, _, rest = url.partition("://")
     scheme = scheme.lower()
     user, _, place = rest.rpartition("@")
-    shown = f"{scheme}://{place}"
+    safe = f"{scheme}://{place}"
     if "#" in place:
-        raise InvalidArgument(f"{shown!r} has a '#', which means nothing here")
+        raise InvalidArgument(f"{safe!r} has a '#', which means nothing here")
     place, _, query = place.partition("?")
-    parameters = _parameters(shown, query)
-    token = _token(shown, user)
-    if parameters and scheme != "tenures":
+    known = parameters(safe, query, _TLS_PARAMETERS)
+    token = _token(safe, user)
+    if known and scheme != "tenures":
         raise InvalidArgument(
-            f"{shown!r} has parameters for TLS and would not use them; with TLS the scheme is "
+            f"{safe!r} has parameters for TLS and would not use them; with TLS the scheme is "
             "tenures"
         )
     if scheme == "tenure+unix":
-        path = unquote(place)
-        if not path.startswith("/") or path.endswith("/") or "\0" in path:
-            raise InvalidArgument(
-                f"{shown!r} names no socket; write the whole path after the two slashes, for "
-                "example tenure+unix:///run/tenure/tenure.sock"
-            )
-        return Address(f"{scheme}://{place}", (Target(path=path),), token=token)
-    targets = tuple(_target(shown, each) for each in place.removesuffix("/").split(","))
+        target = Target(path=socket_path(safe, place))
+        return Address(f"{scheme}://{place}", (target,), token=token)
+    targets = tuple(_target(safe, each) for each in place.removesuffix("/").split(","))
     if len(set(targets)) < len(targets):
-        raise InvalidArgument(f"{shown!r} names a server twice")
+        raise InvalidArgument(f"{safe!r} names a server twice")
     return Address(
         f"{scheme}://{','.join(map(str, targets))}",
         targets,
-        _tls(shown, parameters) if scheme == "tenures" else None,
-        parameters.get("tls-server-name", ""),
+        _tls(safe, known) if scheme == "tenures" else None,
+        known.get("tls-server-name", ""),
         token,
     )
 
 
-def _token(shown: str, user: str) -> str:
+def _token(safe: str, user: str) -> str:
     token = unquote(user) if user else os.environ.get("TENURE_TOKEN", "")
     if len(token) > _LONGEST_TOKEN or not token.isprintable():
         raise InvalidArgument(
-            f"the token for {shown!r} is none: a token is printable text of at most "
+            f"the token for {safe!r} is none: a token is printable text of at most "
             f"{_LONGEST_TOKEN} characters, and in a URL written with %-escapes where it has to be"
         )
     return token
 
 
-def _target(shown: str, place: str) -> Target:
-    if "/" in place:
-        raise InvalidArgument(f"{shown!r}: nothing follows the hosts, apart from parameters")
-    if place.startswith("["):
-        host, bracket, after = place[1:].partition("]")
-        try:
-            ipaddress.IPv6Address(host)
-        except ValueError:
-            bracket = ""
-        if not bracket or (after and not after.startswith(":")):
-            raise InvalidArgument(f"{shown!r}: in brackets stands an IPv6 address, as in [::1]")
-        port = after[1:]
-    else:
-        host, _, port = place.partition(":")
-        if ":" in port:
-            raise InvalidArgument(f"{shown!r}: write an IPv6 address in brackets, as in [::1]")
-        if not _HOST.fullmatch(host):
-            raise InvalidArgument(
-                f"{shown!r}: {host!r} is not a host; write for example tenure://127.0.0.1:7070"
-            )
-    if not port:
-        return Target(host, DEFAULT_PORT)
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-        raise InvalidArgument(f"{shown!r}: {port!r} is no port; a port is 1 to 65535")
-    return Target(host, int(port))
+def _target(safe: str, place: str) -> Target:
+    host, port = host_and_port(safe, place, DEFAULT_PORT)
+    if not host:
+        raise InvalidArgument(f"{safe!r} names no host; write for example tenure://127.0.0.1:7070")
+    return Target(host, port)
 
 
-def _parameters(shown: str, query: str) -> dict[str, str]:
-    parameters: dict[str, str] = {}
-    for part in filter(None, query.split("&")):
-        name, _, value = part.partition("=")
-        if name not in _TLS_PARAMETERS:
-            raise InvalidArgument(
-                f"{shown!r}: there is no parameter {name!r}; there are {', '.join(_TLS_PARAMETERS)}"
-            )
-        if name in parameters:
-            raise InvalidArgument(f"{shown!r} has {name} twice")
-        if not value:
-            raise InvalidArgument(f"{shown!r}: {name} has no value")
-        parameters[name] = unquote(value)
-    return parameters
-
-
-def _tls(shown: str, parameters: dict[str, str]) -> TlsFiles:
-    cert, key = parameters.get("tls-cert"), parameters.get("tls-key")
+def _tls(safe: str, known: dict[str, str]) -> TlsFiles:
+    cert, key = known.get("tls-cert"), known.get("tls-key")
     if key is not None and cert is None:
-        raise InvalidArgument(f"{shown!r} has tls-key, and not the tls-cert that it belongs to")
-    return TlsFiles(parameters.get("tls-ca"), cert, key)
+        raise InvalidArgument(f"{safe!r} has tls-key, and not the tls-cert that it belongs to")
+    return TlsFiles(known.get("tls-ca"), cert, key)
