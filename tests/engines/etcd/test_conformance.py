@@ -1,10 +1,24 @@
-"""`etcd://` keeps the contract, on one member."""
+"""`etcd://` keeps the contract, on one member; random histories, compared with the reference."""
 
 from __future__ import annotations
 
+from hypothesis import Phase, settings
+
 from tenure.testing.conformance import Stores, conformance_tests
+from tenure.testing.random_histories import histories
 from tests.engines.etcd.servers import a_prefix
+from tests.engines.stores import MEMORY_IN_REAL_TIME
+from tests.engines.test_random_histories import MORE, SLOW
 
 ETCD = Stores(a_prefix)
 
 TestEtcd = conformance_tests(ETCD)
+
+TestMemoryAndEtcd = histories(MEMORY_IN_REAL_TIME, ETCD).TestCase
+TestMemoryAndEtcd.settings = settings(
+    max_examples=12 * MORE,
+    stateful_step_count=30,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # in real time, shrinking takes an hour
+    suppress_health_check=SLOW,
+)

@@ -7,7 +7,6 @@ answered is looked up, and tried again, until the engine's patience is over.
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -277,11 +276,12 @@ def _silence(engine: EtcdEngine) -> Callable[[int], asyncio.Task[float | None]]:
 
 async def end_session(engine: EtcdEngine, path: str, number: int) -> bool:
     rules.check_path(path)
-    if not 0 < number < math.inf:
-        return False
-    patient = Patient(engine, path)
-    read = await patient.read(wire.get(wire.range_(engine.keys.session(path, number))))
+    node = wire.get(wire.range_(engine.keys.node(path)))
+    session = wire.get(wire.range_(engine.keys.session(path, number)))
+    read = await Patient(engine, path).read(node, session)
     if not read.parts[0].found:
+        raise no_node(path)
+    if not read.parts[1].found:
         return False
     await engine.revoke(number, engine.address.connect_timeout)
     return True

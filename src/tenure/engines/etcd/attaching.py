@@ -1,6 +1,7 @@
 """How a session is attached: a new one, or one that another program had.
 
-A new one is a lease, and its key under that. Taking over is a compare-and-swap on the key, which
+A new one gets the revision of a write as its number, then a lease of that number, and its key
+under that. Taking over is a compare-and-swap on the key, which
 raises the number of the attachment, so that etcd refuses whatever the other side still sends, and
 nothing proves it any more. Each attachment has a key of its own for as long as it may believe that
 it holds something. Who takes over waits until those of all others are gone, or the window has
@@ -86,19 +87,22 @@ class _Trying:
 # A new one
 
 
-def _new_number(engine: EtcdEngine) -> int:
-    """Never the same one twice: the second in which it began, and 22 random bits."""
-    return (int(engine.clock.wall()) % 2**31) << 22 | secrets.randbits(22) | 1
-
-
 async def _begin(engine: EtcdEngine, how: Attach, events: SessionEvents) -> EtcdSession:
     trying = _Trying(engine, how.node)
     record = Record(
         secrets.token_hex(8), True, how.recovery_window, how.description, how.liveness, how.key
     )
     seconds = max(_LEAST_TTL, math.ceil(how.recovery_window))
+    serial = wire.txn(
+        (wire.exists(engine.keys.node(how.node)),), (wire.put(engine.keys.serial, b""),)
+    )
     while True:
-        number = _new_number(engine)
+        numbered = await trying.txn(serial)
+        if numbered is None:
+            continue
+        if not numbered.ok:
+            raise no_node(how.node)
+        number = engine.base + numbered.revision  # never the same one twice
         at = engine.clock.now()
         session: EtcdSession | None = None
         try:
@@ -107,7 +111,7 @@ async def _begin(engine: EtcdEngine, how: Attach, events: SessionEvents) -> Etcd
             session.prove(at)
             return session
         except Refused as refused:
-            if not refused.no_lease and "already exists" not in refused.reason:
+            if not refused.no_lease:
                 raise
         except Lost as lost:
             await trying.again(lost)

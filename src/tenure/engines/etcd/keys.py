@@ -2,7 +2,8 @@
 
 Under the prefix, with ``:a:b`` for the node ``/a/b`` and names percent-encoded:
 
-    base                          what is added to a create revision to make an order id
+    base                          what is added to a revision to make an order id
+    serial                        put for the revision, which becomes the number of a session
     n/:a:b                        a node; its configuration
     s/:a:b/SESSION                a session, under its lease; its record
     s/:a:b/SESSION/b/TOKEN        an attachment that may believe that it holds something
@@ -99,6 +100,7 @@ class Keys:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self.base = f"{prefix}base".encode()
+        self.serial = f"{prefix}serial".encode()
         self.nodes = f"{prefix}n/".encode()
 
     def node(self, path: str) -> bytes:

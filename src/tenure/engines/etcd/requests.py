@@ -267,8 +267,6 @@ class Requests:
 
         Of the queue of one that wants the whole only its predecessor matters.
         """
-        if request.gone:
-            return
         before = [each for each in queue if each.created < request.created]
         if request.count == request.limit:
             owning = 0
@@ -278,6 +276,8 @@ class Requests:
         if not before or owning > len(before):
             request.owns = True
             self._stop(request)
+            return
+        if request.gone:  # it is being withdrawn already
             return
         if owning == len(before) > 1:  # the first that waits
             watched = frozenset(each.key for each in before)
