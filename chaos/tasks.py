@@ -183,7 +183,8 @@ class Hand:
             try:
                 session = await self._taken_up(client)
             except tenure.Unsupported:
-                return  # this engine has none
+                await asyncio.Event().wait()  # for ever: this engine has none
+                raise
             try:
                 async with session, asyncio.TaskGroup() as group:
                     for name in self._resumables():
