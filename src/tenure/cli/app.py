@@ -65,6 +65,11 @@ class LazyGroup(CommandGroup):
         "evict": ("tenure.cli.admin", "evict", "Take one owner or waiter away from NAME."),
         "doctor": ("tenure.cli.doctor", "doctor", "Examine the store, and try it out."),
         "serve": ("tenure.cli.serve", "serve", "Put a store on the network."),
+        "dflockd": (
+            "tenure.cli.dflockd",
+            "dflockd",
+            "Serve dflockd's clients, in the place of its own server.",
+        ),
         "demo": ("tenure.cli.demo.command", "demo", "See processes share locks and a leader."),
         "simulate": (
             "tenure.cli.simulate",

@@ -22,7 +22,7 @@ from tenure.doctor import Finding, healthy, summary, without_secrets
 from tenure.server.settings import PREFIX, SETTINGS, Setting, Settings, Wrong
 from tenure.server.sources import load
 
-__all__ = ["serve"]
+__all__ = ["run_server", "serve"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -102,7 +102,7 @@ def serve(config: str | None, *, check: bool, as_json: bool, **options: Any) -> 
     given = {each.name: options[_argument(each)] for each in SETTINGS}
     try:
         settings = load(given, os.environ, config)
-        return _check(settings, as_json=as_json) if check else _serve(settings)
+        return _check(settings, as_json=as_json) if check else run_server(settings)
     except Wrong as wrong:
         if check and as_json:
             print_json({"usable": False, "faults": list(wrong.faults)})
@@ -112,7 +112,8 @@ def serve(config: str | None, *, check: bool, as_json: bool, **options: Any) -> 
         raise Mistake(Status.USAGE, safe(wrong.faults[-1])) from None
 
 
-def _serve(settings: Settings) -> int:
+def run_server(settings: Settings) -> int:
+    """Serve until a signal ends it; returns the exit code."""
     from tenure.server.log import LOGGER, set_up, tell
     from tenure.server.process import run
 

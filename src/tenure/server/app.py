@@ -160,7 +160,11 @@ class Server:
         if faults:
             raise Wrong(faults)
         if self._settings.auth_token_file is not None:
-            self._tokens.replace(read_tokens(self._settings.auth_token_file))
+            self._tokens.replace(
+                {**self._settings.tokens, **read_tokens(self._settings.auth_token_file)}
+            )
+        elif self._settings.tokens:
+            self._tokens.replace(self._settings.tokens)
 
 
 def make_listener(

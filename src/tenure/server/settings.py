@@ -10,7 +10,7 @@ believes in something that is not so.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 from tenure.core.rules import check_path
@@ -58,15 +58,15 @@ class Setting:
 
 
 def _limits() -> Iterator[Setting]:
-    for field in fields(Limits):
-        kind: Kind = "count" if field.type == "int" else "seconds"
+    for each in fields(Limits):
+        kind: Kind = "count" if each.type == "int" else "seconds"
         yield Setting(
-            f"max-{field.name.replace('_', '-')}",
+            f"max-{each.name.replace('_', '-')}",
             kind,
             "N" if kind == "count" else "S",
-            f"{field.metadata['meaning'][:1].upper()}{field.metadata['meaning'][1:]}.",
-            field.default,
-            limit=field.name,
+            f"{each.metadata['meaning'][:1].upper()}{each.metadata['meaning'][1:]}.",
+            each.default,
+            limit=each.name,
         )
 
 
@@ -186,7 +186,7 @@ class Settings:
 
     Attributes:
         given: every setting's value by its name, with its origin.
-        warnings: what is allowed and probably not meant.
+        tokens: that are right beside those in the file, with what the log calls who has one.
     """
 
     store: str
@@ -202,11 +202,12 @@ class Settings:
     log_level: LogLevel
     limits: Limits
     given: Mapping[str, Given]
+    tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def exposed(self) -> tuple[Address, ...]:
         """The addresses that other machines can reach and that ask for nothing."""
-        if self.auth_token_file is not None:
+        if self.auth_token_file is not None or self.tokens:
             return ()
         return tuple(
             each
@@ -217,7 +218,7 @@ class Settings:
     @property
     def legible(self) -> tuple[Address, ...]:
         """The addresses at which tokens travel where others can read them."""
-        if self.auth_token_file is None:
+        if self.auth_token_file is None and not self.tokens:
             return ()
         return tuple(each for each in self.listen if not each.local and not each.tls)
 

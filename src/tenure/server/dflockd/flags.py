@@ -1,0 +1,250 @@
+"""The flags and variables of a dflockd server, and what they amount to here.
+
+A flag counts more than its variable. Versions 1 and 2 call two variables differently; both names
+are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from tenure.core.rules import check_path
+from tenure.errors import InvalidArgument
+from tenure.server.dflockd.options import DflockdOptions
+from tenure.server.settings import Settings, Wrong
+from tenure.server.sources import load
+
+__all__ = ["FLAGS", "Flag", "settings_of"]
+
+Kind: TypeAlias = Literal["text", "count", "switch"]
+
+_NO_LIMIT = 2**31 - 1
+_TRUE = frozenset({"1", "t", "true", "yes", "on"})
+_FALSE = frozenset({"0", "f", "false", "no", "off"})
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One of them.
+
+    Attributes:
+        name: without the dashes.
+        kind: ``count`` is a whole number.
+        default: the value when nobody says anything.
+        about: what it does, in a line.
+        least: of a count.
+        variables: in the environment, the first that is set counts.
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    about: str
+    least: int = 1
+    variables: tuple[str, ...] = ()
+
+
+def _flag(
+    name: str, kind: Kind, default: Any, about: str, variables: str = "", least: int = 1
+) -> Flag:
+    named = variables.split() or [name.upper().replace("-", "_")]
+    return Flag(name, kind, default, about, least, tuple(f"DFLOCKD_{each}" for each in named))
+
+
+FLAGS: tuple[Flag, ...] = (
+    _flag("host", "text", "127.0.0.1", "The address to listen at; 0.0.0.0 is all of IPv4's."),
+    _flag("port", "count", 6388, "The port; 0 is any free one.", least=0),
+    _flag(
+        "default-lease-ttl",
+        "count",
+        33,
+        "Seconds of a lease that is not asked for.",
+        "DEFAULT_LEASE_TTL_S",
+    ),
+    _flag(
+        "lease-sweep-interval",
+        "count",
+        1,
+        "Seconds between two looks for leases that have run out.",
+        "LEASE_SWEEP_INTERVAL_S",
+    ),
+    _flag(
+        "gc-interval",
+        "count",
+        5,
+        "Seconds between two looks for keys that nobody uses.",
+        "GC_LOOP_SLEEP GC_INTERVAL_S",
+    ),
+    _flag(
+        "gc-max-idle",
+        "count",
+        60,
+        "Seconds that a key is kept which nobody uses.",
+        "GC_MAX_UNUSED_TIME GC_MAX_IDLE_S",
+        least=0,
+    ),
+    _flag("max-locks", "count", 1024, "Keys at a time."),
+    _flag("max-connections", "count", 0, "Connections at a time; 0: any number.", least=0),
+    _flag("max-waiters", "count", 0, "Who may wait for one key; 0: any number.", least=0),
+    _flag("read-timeout", "count", 23, "Seconds that a client may be silent.", "READ_TIMEOUT_S"),
+    _flag(
+        "write-timeout",
+        "count",
+        5,
+        "Seconds that a client may leave unread what it is told.",
+        "WRITE_TIMEOUT_S",
+    ),
+    _flag(
+        "shutdown-timeout",
+        "count",
+        30,
+        "Seconds that clients have to leave when the server ends; 0: for ever.",
+        "SHUTDOWN_TIMEOUT_S",
+        least=0,
+    ),
+    _flag("tls-cert", "text", None, "The certificate (PEM); with it, TLS is asked for."),
+    _flag("tls-key", "text", None, "Its private key (PEM)."),
+    _flag("auth-token", "text", None, "What clients must show; others see it in ps."),
+    _flag("auth-token-file", "text", None, "A file with that."),
+    _flag(
+        "auto-release-on-disconnect",
+        "switch",
+        True,
+        "Whether what a connection holds is released with its end; else after its lease.",
+    ),
+    _flag("debug", "switch", False, "Whether more is logged."),
+)
+
+
+def settings_of(
+    given: Mapping[str, str | None],
+    environment: Mapping[str, str],
+    *,
+    store: str | None,
+    node: str,
+    log_format: str | None,
+) -> Settings:
+    """What they amount to.
+
+    Args:
+        given: the flags' values as they were typed, by their names.
+        environment: where the variables are.
+        store: the URL of the store; ``None`` for the one that `tenure serve` has.
+        node: where the locks are.
+        log_format: as of `tenure serve`.
+
+    Raises:
+        Wrong: something is.
+    """
+    faults: list[str] = []
+    values = {flag.name: _value(flag, given, environment, faults) for flag in FLAGS}
+    tokens = _tokens(given, values, faults)
+    try:
+        check_path(node)
+    except InvalidArgument as error:
+        faults.append(f"--node: {error}")
+    if (values["tls-cert"] is None) is not (values["tls-key"] is None):
+        faults.append("TLS needs both --tls-cert and --tls-key")
+    if faults:
+        raise Wrong(faults)
+    host = f"[{values['host']}]" if ":" in values["host"] else values["host"]
+    scheme = "dflockd" if values["tls-cert"] is None else "dflockds"
+    end = values["shutdown-timeout"]
+    settings = load(
+        {
+            "store": store,
+            "listen": (f"{scheme}://{host}:{values['port']}",),
+            "tls-cert": values["tls-cert"],
+            "tls-key": values["tls-key"],
+            "max-connections": str(values["max-connections"] or _NO_LIMIT),
+            "max-greeting-time": str(values["read-timeout"]),
+            "max-sessions": str(values["max-connections"] or _NO_LIMIT),
+            "drain-time": str(end + 10 if end else _NO_LIMIT),
+            "log-format": log_format,
+            "log-level": "debug" if values["debug"] else None,
+        },
+        {name: text for name, text in environment.items() if not name.startswith("TENURE_SERVE_")},
+    )
+    options = DflockdOptions(
+        node=node,
+        default_lease=values["default-lease-ttl"],
+        sweep_interval=values["lease-sweep-interval"],
+        gc_interval=values["gc-interval"],
+        gc_max_idle=values["gc-max-idle"],
+        max_locks=values["max-locks"],
+        max_waiters=values["max-waiters"],
+        read_timeout=values["read-timeout"],
+        write_timeout=values["write-timeout"],
+        shutdown_time=end or None,
+        auto_release=values["auto-release-on-disconnect"],
+    )
+    return replace(settings, dflockd=options, tokens=tokens)
+
+
+def _value(
+    flag: Flag, given: Mapping[str, str | None], environment: Mapping[str, str], faults: list[str]
+) -> Any:
+    text, origin = given.get(flag.name), f"--{flag.name}"
+    if text is None:
+        origin = next((each for each in flag.variables if environment.get(each)), "")
+        if not origin:
+            return flag.default
+        text = environment[origin]
+    read: Callable[[Flag, str], Any] = {"text": _text, "count": _count, "switch": _switch}[
+        flag.kind
+    ]
+    try:
+        return read(flag, text)
+    except ValueError as error:
+        faults.append(f"{origin} {error}")
+        return flag.default
+
+
+def _text(_: Flag, text: str) -> str | None:
+    return text or None
+
+
+def _count(flag: Flag, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = flag.least - 1
+    if not flag.least <= number <= _NO_LIMIT or (flag.name == "port" and number > 65535):
+        raise ValueError(f"is a whole number, {flag.least} or more, not {text!r}")
+    return number
+
+
+def _switch(_: Flag, text: str) -> bool:
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ValueError(f"is true or false, not {text!r}")
+
+
+def _tokens(
+    given: Mapping[str, str | None], values: Mapping[str, Any], faults: list[str]
+) -> dict[str, str]:
+    """The token, if there is one: a flag counts more than a variable, then itself than a file."""
+    token, file = values["auth-token"], values["auth-token-file"]
+    if given.get("auth-token-file") and not given.get("auth-token"):
+        token = None
+    if token is None and file is not None:
+        try:
+            with open(file, encoding="utf-8") as opened:
+                token = opened.read().rstrip()
+        except (OSError, UnicodeDecodeError) as error:
+            faults.append(f"the token file {file} cannot be read: {error}")
+            return {}
+        if not token:
+            faults.append(f"the token file {file} is empty")
+            return {}
+    if token is None:
+        return {}
+    token = token.strip()
+    if not token or "\n" in token or "\r" in token:
+        faults.append("a token is one line, and not empty")
+        return {}
+    return {token: "the token"}
