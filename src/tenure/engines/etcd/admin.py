@@ -193,6 +193,7 @@ async def list_semaphores(
     rules.check_path(path)
     keys, patient = engine.keys, Patient(engine, path)
     prefix, of_names, of_requests = keys.queues(path), keys.data(path), keys.request_data(path)
+    sessions = keys.sessions(path)
     while True:
         read = await patient.read(wire.get(wire.range_(keys.node(path))), _everything(prefix))
         if not read.parts[0].found:
@@ -202,6 +203,7 @@ async def list_semaphores(
             data = await all_under(patient, of_names, read.revision)
             more = owners or waiters
             request_data = await all_under(patient, of_requests, read.revision) if more else {}
+            there = await all_under(patient, sessions, read.revision) if more else {}
         except Refused as refused:
             if refused.compacted:
                 continue
@@ -211,11 +213,17 @@ async def list_semaphores(
             name, _, request = key[len(of_requests) :].partition(b"/")
             by_name.setdefault(name_in(name), {})[request] = value
         of_name = {name_in(key[len(of_names) :]): value for key, value in data.items()}
+        descriptions = {
+            int(key[len(sessions) :], 16): Record.read(value).description
+            for key, value in there.items()
+            if b"/" not in key[len(sessions) :]
+        }
         return [
             described(
                 *(each, of_name.get(each.name, b""), by_name.get(each.name, {}), engine.base),
                 owners=owners,
                 waiters=waiters,
+                descriptions=descriptions,
             )
             for each in found
         ]

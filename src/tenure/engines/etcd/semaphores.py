@@ -8,7 +8,7 @@ changed after it had been read, is done; somebody may have changed it once more 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -214,8 +214,15 @@ def described(
     *,
     owners: bool,
     waiters: bool,
+    descriptions: Mapping[int, str] | None = None,
 ) -> SemaphoreDescription:
-    """A semaphore that was read; `of_requests` has the data of requests by the end of their key."""
+    """A semaphore that was read.
+
+    Args:
+        of_requests: the data of requests by the end of their key.
+        descriptions: what sessions say of themselves, if that was read.
+    """
+    said = descriptions or {}
 
     def requests(some: Sequence[Entry]) -> tuple[RequestDescription, ...]:
         return tuple(
@@ -224,6 +231,7 @@ def described(
                 order_id=base + each.created,
                 count=each.count,
                 data=of_requests.get(each.key[each.key.rindex(b"/") + 1 :], b""),
+                session_description=said.get(each.session),
             )
             for each in some
         )
