@@ -1,29 +1,39 @@
-"""The Redis engine in one process, against redis-py's asyncio Lock on the same server.
+"""The Redis engine in one process, against other locks on the same server.
 
-Beside the rates: the processor time of the client for a pair, which a busy machine does not change,
-how even 32 contenders are served, and what a session and a waiter cost in Redis.
+Beside the rates: the processor time of the client and of Redis for a pair, which a busy machine
+changes less; what the same costs without sessions, queues and tokens; how even 32 contenders are
+served; and what a session and a waiter take of Redis's memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-import resource
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from typing import Any
 
 from redis.asyncio import Redis
 
 import tenure
+from benchmarks import redis_peers
 from benchmarks.measure import Measured, in_turn, percentile
+from benchmarks.redis_work import Pairs, work
 
-SECONDS = 1.5
 CONTENDERS = 32
+
+Lock = Callable[[int, int], Coroutine[Any, Any, Pairs]]
+"""What so many tasks do with locks of a library, given the port and their number."""
+
+PEERS: list[tuple[str, Lock]] = [
+    ("python-redis-lock", redis_peers.python_redis_lock),
+    ("pottery's AIORedlock", redis_peers.pottery),
+    ("tooz", redis_peers.tooz),
+]
 
 
 @contextmanager
@@ -48,73 +58,15 @@ def a_server() -> Iterator[int]:
                 server.kill()
 
 
-@dataclass
-class Pairs:
-    """What tasks did for a while, each a pair of acquire and release after the other."""
-
-    done: list[int] = field(default_factory=list)
-    waits: list[float] = field(default_factory=list)
-    seconds: float = 0.0
-    processor: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        return sum(self.done) / self.seconds
-
-    @property
-    def microseconds(self) -> float:
-        """Of processor time for a pair."""
-        return self.processor / max(sum(self.done), 1) * 1e6
-
-
-Pair = Callable[[int], Awaitable[float]]
-"""Acquires and releases a key; returns when it was granted."""
-
-
-async def work(tasks: int, pair: Pair, seconds: float) -> Pairs:
-    """So many tasks, each with a number of its own."""
-    pairs = Pairs([0] * tasks)
-    began, processor = time.perf_counter(), _processor()
-    end = began + seconds
-
-    async def one(number: int) -> None:
-        while (asked := time.perf_counter()) < end:
-            pairs.waits.append(await pair(number) - asked)
-            pairs.done[number] += 1
-
-    async with asyncio.TaskGroup() as group:
-        for number in range(tasks):
-            group.create_task(one(number))
-    pairs.seconds = time.perf_counter() - began
-    pairs.processor = _processor() - processor
-    return pairs
-
-
-def _processor() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
 async def ours(port: int, tasks: int, *, one_key: bool = False) -> Pairs:
-    url = f"redis://localhost:{port}?fresh=true"
+    url = f"redis://127.0.0.1:{port}?fresh=true"
     async with tenure.connect(url) as client, client.session() as session:
 
         async def pair(number: int) -> float:
             async with session.mutex("key" if one_key else f"key-{number}").lock():
                 return time.perf_counter()
 
-        return await work(tasks, pair, SECONDS)
-
-
-async def redis_py(port: int, tasks: int, *, one_key: bool = False) -> Pairs:
-    async with Redis(port=port) as client:
-
-        async def pair(number: int) -> float:
-            name = "lock:key" if one_key else f"lock:key-{number}"
-            async with client.lock(name, timeout=10):
-                return time.perf_counter()
-
-        return await work(tasks, pair, SECONDS)
+        return await work(port, tasks, pair)
 
 
 async def bytes_of_each(port: int, number: int) -> tuple[float, float]:
@@ -151,31 +103,13 @@ def measure() -> list[Measured]:
     results = []
     with a_server() as port:
         for tasks, bound in ((1, 1.3), (64, 8.0)):
-            costs: list[tuple[float, float]] = []
-
-            def one(tasks: int = tasks, costs: list[tuple[float, float]] = costs) -> float:
-                pairs = asyncio.run(ours(port, tasks))
-                costs.append((pairs.microseconds, 0.0))
-                return pairs.rate
-
-            def other(tasks: int = tasks, costs: list[tuple[float, float]] = costs) -> float:
-                pairs = asyncio.run(redis_py(port, tasks))
-                costs[-1] = (costs[-1][0], pairs.microseconds)
-                return pairs.rate
-
-            rate, peer, ratio = in_turn(one, other)
-            results.append(
-                Measured(
-                    f"redis, {tasks} task{'s on distinct keys' if tasks > 1 else ''}",
-                    rate,
-                    "pairs/s",
-                    "redis-py's Lock",
-                    peer,
-                    ratio,
-                    at_least=bound,
-                    notes={"client microseconds a pair, ours and theirs": costs},
-                )
-            )
+            against = "redis-py's Lock"
+            results.append(_beside(port, tasks, against, redis_peers.redis_py, at_least=bound))
+        for tasks in (1, 64):
+            against = "two scripts, and nothing else"
+            results.append(_beside(port, tasks, against, redis_peers.bare))
+        for peer, lock in PEERS:
+            results.append(_beside(port, 64, peer, lock, rounds=3))
         results += _contended(port)
         session, waiter = asyncio.run(bytes_of_each(port, 2000))
         for what, value, limit in (("session", session, 1024.0), ("waiter", waiter, 1024.0)):
@@ -188,6 +122,36 @@ def measure() -> list[Measured]:
     return results
 
 
+def _beside(
+    port: int,
+    tasks: int,
+    peer: str,
+    lock: Lock,
+    *,
+    at_least: float | None = None,
+    rounds: int = 5,
+) -> Measured:
+    """Tasks on keys of their own: ours, and those of a peer."""
+    costs: dict[str, list[tuple[float, float]]] = {"tenure": [], peer: []}
+
+    def run(name: str, work: Lock) -> float:
+        pairs = asyncio.run(work(port, tasks))
+        costs[name].append(pairs.microseconds)
+        return pairs.rate
+
+    rate, peer_rate, ratio = in_turn(lambda: run("tenure", ours), lambda: run(peer, lock), rounds)
+    return Measured(
+        f"redis, {tasks} task{'s on distinct keys' if tasks > 1 else ''}",
+        rate,
+        "pairs/s",
+        peer,
+        peer_rate,
+        ratio,
+        at_least=at_least,
+        notes={"microseconds a pair, of the client and of Redis": costs},
+    )
+
+
 def _contended(port: int) -> list[Measured]:
     """32 tasks on one key: the rate, the shares, and the longest wait against the fair one."""
     runs: list[Pairs] = []
@@ -197,7 +161,9 @@ def _contended(port: int) -> list[Measured]:
         return runs[-1].rate
 
     rate, peer, ratio = in_turn(
-        one, lambda: asyncio.run(redis_py(port, CONTENDERS, one_key=True)).rate, rounds=3
+        one,
+        lambda: asyncio.run(redis_peers.redis_py(port, CONTENDERS, one_key=True)).rate,
+        rounds=3,
     )
     last = runs[-1]
     fair = CONTENDERS / last.rate

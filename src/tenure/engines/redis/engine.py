@@ -215,16 +215,22 @@ class RedisEngine:
 
     def told(self, message: bytes) -> None:
         """What would have been pushed came with an answer."""
-        self.pushed(self._channel, message)
+        if self._heard:
+            self._heard.append((self._channel, message))
+        else:
+            self._tell(message)
+
+    def _tell(self, message: bytes) -> None:
+        kind, token, rest = message.split(b" ", 2)
+        session = self._sessions.get(token.decode())
+        if session is not None:
+            session.push(kind, rest)
 
     def _pass_on(self) -> None:
         heard, self._heard = self._heard, []
         for channel, message in heard:
             if channel == self._channel:
-                kind, token, rest = message.split(b" ", 2)
-                session = self._sessions.get(token.decode())
-                if session is not None:
-                    session.push(kind, rest)
+                self._tell(message)
             else:
                 for watch in tuple(self._watches.get(channel.decode(), ())):
                     if message[0] in watch.what and not watch.session.over:

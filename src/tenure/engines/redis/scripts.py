@@ -1,8 +1,8 @@
 """The scripts: each operation is one of them, and what Redis knows it by.
 
-``lua/head.lua`` is what each begins with; of ``lua/body.lua`` those are made that go beyond the
-usual case. A script names them where it wants them, so that the usual case does not pay for
-functions that it never calls: in Lua, making a function costs about what looking up a key does.
+``lua/head.lua`` is what each begins with; ``body.lua`` and ``rest.lua`` are functions for those
+that go beyond the usual case. A script names them where it wants them, so that the usual case does
+not pay for what it never calls: in Lua, making a function costs about what looking up a key does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _load() -> dict[str, Script]:
     folder = resources.files(__package__) / "lua"
     parts = {
         f"--#{part}\n": (folder / f"{part}.lua").read_text("utf-8")
-        for part in ("head", "body", "usual", "save")
+        for part in ("head", "body", "rest", "usual", "save")
     }
     scripts = {}
     for name in _NAMES:

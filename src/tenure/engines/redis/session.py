@@ -83,6 +83,7 @@ class RedisSession:
         self.look = asyncio.Event()
         self.put_by: list[tuple[bytes, bytes]] | None = None if how.session_id is None else []
         self._early: dict[int, tuple[bytes, bytes]] = {}
+        self._fresh: set[int] = set()  # began to wait in this turn; some may not have heard it
         self._changes = 0
         self._seen_changes: list[int] = []
         self._why_over: TenureError | None = None
@@ -347,6 +348,9 @@ class RedisSession:
             self._engine.expect(due)
             if self._place(hold, WAITING):
                 self.waited[hold] = asked.name
+                if not self._fresh:
+                    self.loop.call_soon(self._fresh.clear)
+                self._fresh.add(hold)
             asked.settle(Enqueued(Place.WAITING, order_id))
             early = self._early.pop(hold, None)
             if early is not None:
@@ -450,7 +454,9 @@ class RedisSession:
         else:
             hold = int(rest.split()[0])
             standing = self.holds.get(hold)
-            if standing == ASKED:
+            if hold in self._fresh:
+                self.loop.call_soon(self.push, kind, rest)
+            elif standing == ASKED:
                 self._early[hold] = (kind, rest)
             elif standing is not None and kind != b"g":
                 self._removed(hold, REMOVALS[kind])

@@ -1,6 +1,7 @@
 -- ARGV: session, tokens of an attachment that was taken over, and does not believe any more.
 --#head
 --#body
+--#rest
 for at = 2, #ARGV do
   if call('HDEL', P .. 's:' .. ARGV[1], 'B' .. ARGV[at]) == 1 then
     tell(ARGV[1], 'A', '')

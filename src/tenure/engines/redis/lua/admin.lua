@@ -7,6 +7,7 @@
 --   evict, node, semaphore, order id
 --#head
 --#body
+--#rest
 local what, path = ARGV[1], ARGV[2]
 local nodes = P .. 'nodes'
 if what == 'nodes' then

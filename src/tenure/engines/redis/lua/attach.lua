@@ -3,6 +3,7 @@
 -- Answers {"ok", session}.
 --#head
 --#body
+--#rest
 local path, token = ARGV[1], ARGV[2]
 if ARGV[9] ~= meta[1] then
   return {'lost'}

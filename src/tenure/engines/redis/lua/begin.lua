@@ -2,6 +2,7 @@
 -- {hold, name, order id, count, data, lasting, granted}.
 --#head
 --#body
+--#rest
 local id = ARGV[1]
 if not is_current(id, ARGV[2]) then
   return over(id)

@@ -2,6 +2,7 @@
 -- it was taken may believe that he has it.
 --#head
 --#body
+--#rest
 local id = ARGV[1]
 if not is_current(id, ARGV[2]) then
   return over(id)

@@ -7,6 +7,7 @@
 -- The answer is kept until it has been seen, so that a change sent again is not made again.
 --#head
 --#body
+--#rest
 local id, number, what = ARGV[1], '=' .. ARGV[3], ARGV[5]
 if not is_current(id, ARGV[2]) then
   return over(id)

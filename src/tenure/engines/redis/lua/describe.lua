@@ -2,6 +2,7 @@
 -- Answers {"ok", descriptions}: of that name, or of all if none is given.
 --#head
 --#body
+--#rest
 local path = ARGV[2]
 if ARGV[1] ~= '' then
   if not is_current(ARGV[1], ARGV[2]) then

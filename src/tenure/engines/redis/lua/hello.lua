@@ -25,6 +25,7 @@ elseif ARGV[4] ~= '' and ARGV[4] ~= m[1] then
 end
 --#head
 --#body
+--#rest
 if not is_new and m[5] ~= ARGV[1] then -- another server, or the same one started again
   call('HSET', KEYS[1], 'r', ARGV[1])
   for _, id in ipairs(call('ZRANGE', P .. 'x', 0, -1)) do

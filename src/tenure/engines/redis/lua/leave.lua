@@ -1,6 +1,7 @@
 -- ARGV: session, token, "close" or "detach", the tokens that the session may have by now.
 --#head
 --#body
+--#rest
 local id = ARGV[1]
 local key, mine = P .. 's:' .. id, false
 for at = 4, #ARGV do

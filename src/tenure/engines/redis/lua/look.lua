@@ -2,6 +2,7 @@
 -- waits, "!kind order" if it was taken out, "" if nothing is known of it. The last answer is due().
 --#head
 --#body
+--#rest
 local id = ARGV[1]
 if not is_current(id, ARGV[2]) then
   return over(id)

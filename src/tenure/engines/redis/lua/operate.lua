@@ -33,7 +33,6 @@ end
 
 local answers, put, gone = {}, {}, {} -- what the session's holds become
 local order = meta[2] + 0 -- the last one
-local instant = clock[1] .. string.sub('000000' .. clock[2], -6)
 local known -- what is known of semaphores, once there is more than the usual case
 at = 4
 if alive then

@@ -2,6 +2,7 @@
 -- The same program after a gap: whatever is under way under another token is refused from now on.
 --#head
 --#body
+--#rest
 local id = ARGV[1]
 local key = P .. 's:' .. id
 local s = call('HMGET', key, 'a', 'u')

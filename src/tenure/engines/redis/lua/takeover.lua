@@ -2,6 +2,7 @@
 -- Answers {"ok", token, window in microseconds, description}; or why not.
 --#head
 --#body
+--#rest
 local path, id = ARGV[1], ARGV[2]
 if ARGV[6] ~= meta[1] then
   return {'lost'}

@@ -3,6 +3,7 @@
 -- Answers {"ok", epoch, due, quarantine that is left}.
 --#head
 --#body
+--#rest
 if ARGV[1] == '1' then
   call('HSET', KEYS[1], 'v', int(now + 60000000))
 end
