@@ -23,23 +23,21 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from tenure.core import rules
-from tenure.engines.contract import Answer, Attach, Enqueued, Place, SessionEvents
-from tenure.engines.native.arguments import plain_count, plain_data, plain_name, plain_timeout
+from tenure.engines.contract import Attach, Enqueued, Place, SessionEvents
+from tenure.engines.native.asking import Asking
 from tenure.engines.native.calls import Call, ConnectionGone
 from tenure.engines.native.operations import Operations
 from tenure.engines.native.proofs import Proofs
 from tenure.engines.native.reconcile import OWNED, REFUSED, REMOVALS, Holds, reconcile
 from tenure.engines.native.watches import Watches
 from tenure.errors import AuthenticationFailed, SessionExpired
-from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
 from tenure.wire import messages as wire
 from tenure.wire.errors import from_wire
 
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["NativeSession"]
 
 
-class NativeSession:
+class NativeSession(Asking):
     """What the contract calls a session.
 
     Attributes:
@@ -394,107 +392,6 @@ class NativeSession:
                 self._events.attached()
             else:
                 self._events.detached()
-
-    # What the program asks
-
-    def _check(self) -> None:
-        if self._over or self._leaving is not None:
-            raise self._expired()
-
-    def _ask(self, kind: Callable[..., Struct], *facts: object) -> Call:
-        rid = self._link.next_rid()
-        return self._operations.ask(rid, kind(rid, self.channel, *facts))
-
-    async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
-        self._check()
-        name = plain_name(name, self.node)
-        limit = plain_count(limit, "limit", self.node, name)
-        data = plain_data(data, self.node, name)
-        await self._ask(wire.CreateSemaphore, name, limit, data, bool(exist_ok)).future
-
-    async def update_semaphore(self, name: str, data: bytes) -> None:
-        self._check()
-        name = plain_name(name, self.node)
-        data = plain_data(data, self.node, name)
-        await self._ask(wire.UpdateSemaphore, name, data).future
-
-    async def delete_semaphore(self, name: str, *, force: bool) -> None:
-        self._check()
-        name = plain_name(name, self.node)
-        await self._ask(wire.DeleteSemaphore, name, bool(force)).future
-
-    async def describe_semaphore(
-        self, name: str, *, owners: bool, waiters: bool
-    ) -> SemaphoreDescription:
-        self._check()
-        name = plain_name(name, self.node)
-        call = self._ask(wire.DescribeSemaphore, name, bool(owners), bool(waiters))
-        found: SemaphoreDescription = await call.future
-        return found
-
-    def enqueue(
-        self,
-        hold: int,
-        name: str,
-        count: int,
-        data: bytes,
-        *,
-        timeout: float | None,
-        ephemeral: bool,
-    ) -> Answer[Enqueued]:
-        if self._over or self._leaving is not None:
-            raise self._expired()
-        node = self.node
-        timeout = plain_timeout(timeout, node, name)
-        name = plain_name(name, node)
-        data = plain_data(data, node, name)
-        count = plain_count(count, "count", node, name)
-        rid = self._link.next_rid()
-        self._holds[hold] = inf  # it may be in the queue before the answer is here
-        call = self._operations.ask(
-            rid,
-            wire.Enqueue(rid, self.channel, hold, name, count, data, timeout, bool(ephemeral)),
-        )
-        if timeout:
-            call.until = self._now() + timeout
-        return call.future
-
-    def alter(
-        self,
-        hold: int,
-        *,
-        count: int | None,
-        data: bytes | None,
-        timeout: float | Unchanged | None = UNCHANGED,
-    ) -> Answer[None]:
-        self._check()
-        node = self.node
-        if data is not None:
-            data = plain_data(data, node)
-        if count is not None:
-            count = plain_count(count, "count", node)
-        if isinstance(timeout, Unchanged):
-            return self._ask(wire.Alter, hold, count, data).future
-        timeout = plain_timeout(timeout, node)
-        if self._holds.get(hold, OWNED) != OWNED:
-            self._holds[hold] = inf if timeout is None else self._now() + timeout
-        return self._ask(wire.Alter, hold, count, data, True, timeout).future
-
-    def withdraw(self, hold: int) -> Answer[None]:
-        if self._over or self._leaving is not None:
-            return None
-        self._holds.pop(hold, None)
-        rid = self._link.next_rid()
-        return self._operations.ask(rid, wire.Withdraw(rid, self.channel, hold)).future
-
-    def watch(
-        self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
-    ) -> Callable[[], None]:
-        self._check()
-        name = plain_name(name, self.node)
-        watches = self._watches
-        number = watches.add(self._connection, name, changed, data=bool(data), owners=bool(owners))
-        return lambda: watches.remove(self._connection, number)
 
 
 def _of(error: Exception, node: str) -> SessionExpired:
