@@ -6,9 +6,11 @@ import asyncio
 import json
 import logging
 import secrets
+import ssl
 import threading
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from tenure.clock import Clock
@@ -111,6 +113,13 @@ class DflockdEngine:
             "its end. Tokens rise for each key, not over several servers, and a server that is "
             f"started anew may have forgotten all holds.{fenced}"
         )
+
+    def use(self, *, sharding: Sharding | None = None, tls: ssl.SSLContext | None = None) -> None:
+        """Take what a URL cannot say; before it is opened."""
+        if sharding is not None:
+            self.sharding = sharding
+        if tls is not None:
+            self.address = replace(self.address, tls=tls)
 
     def is_in_loop(self) -> bool:
         """Whether this is the thread of the loop."""

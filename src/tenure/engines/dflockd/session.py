@@ -342,6 +342,11 @@ class DflockdSession:
         asked = self.holds.get(hold)
         return None if asked is None else asked.withdraw()
 
+    def token_of(self, hold: int) -> str:
+        """The token of what is held; empty when it is not."""
+        held = self.holds.get(hold)
+        return "" if held is None else held.token
+
     def watch(
         self,
         name: str,

@@ -1,0 +1,199 @@
+"""`tenure.interop.dflockd` for threads: the same lock and semaphore, without ``await``.
+
+A thread cannot be cancelled: `held` and `check` tell whether the lock is held, and so does the end
+of ``with`` and of `with_lock`, by `LeaseLost`.
+
+From the moment when one acquires or enqueues until it has released, the thread behind
+`tenure.blocking` keeps it alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
+
+from tenure.blocking.portal import Portal, as_it_is, the_portal
+from tenure.errors import AcquireTimeout, LeaseLost
+from tenure.interop.dflockd import lock as twins
+from tenure.interop.dflockd.lock import Enqueued, OnLockLost
+
+__all__ = ["DistributedLock", "DistributedSemaphore"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Program:
+    """What the loop's thread turns for while something is held or waited for."""
+
+    def __init__(self, twin: twins._Holder) -> None:
+        self._twin = twin
+        self._closing: asyncio.Task[None] | None = None
+
+    async def aclose(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._twin.close())
+        await asyncio.wait([self._closing])
+        self._closing.result()
+
+
+class _Holder:
+    """What a lock and a semaphore have in common."""
+
+    def __init__(self, twin: twins._Holder) -> None:
+        self._twin = twin
+        self._portal: Portal = the_portal()
+        self._program: _Program | None = None
+
+    def __repr__(self) -> str:
+        return repr(self._twin)
+
+    @property
+    def key(self) -> str:
+        """What is locked."""
+        return self._twin.key
+
+    @property
+    def limit(self) -> int:
+        """How many may hold it at a time."""
+        return self._twin.limit
+
+    @property
+    def lease(self) -> int:
+        """Seconds for which the server gives it; it is renewed while it is held."""
+        return self._twin.lease
+
+    @property
+    def token(self) -> str | None:
+        """What the server knows it by; ``None`` when it is not held. Reads the clock."""
+        return self._twin.token
+
+    @property
+    def held(self) -> bool:
+        """Whether it is held. Reads the clock at every call."""
+        return self._twin.held
+
+    @property
+    def fencing_token(self) -> int:
+        """Rises with every grant of this key. Raises `Misuse`, `Unsupported`."""
+        return self._twin.fencing_token
+
+    def acquire(self, *, force: bool = False) -> bool:
+        """Wait for it, for `acquire_timeout` seconds; false if that was not long enough.
+
+        Raises as the asynchronous one.
+        """
+        if force:
+            self._stop()
+        return self._got(self._obtain(self._twin.acquire))
+
+    def enqueue(self) -> Enqueued:
+        """Join the queue: ``"acquired"`` when it is held at once, else ``"queued"``."""
+        return self._obtain(self._twin.enqueue)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for what was enqueued for; false if it took too long: then the place is given up."""
+        return self._got(self._obtain(self._twin.wait, timeout))
+
+    def release(self) -> bool:
+        """Give it back, or leave the queue. False when it was not held (any more)."""
+        was_held = self.held
+        self._stop()
+        return was_held
+
+    def close(self) -> None:
+        """The same as `release`."""
+        self._stop()
+
+    def check(self) -> None:
+        """Raise unless it is held: `LeaseLost`, or `Misuse` when it never was."""
+        self._twin.check()
+
+    def with_lock(self, work: Callable[[], T]) -> T:
+        """Acquire, do the work in this thread, release.
+
+        Raises:
+            AcquireTimeout: it was not granted in time; nothing was done.
+            LeaseLost: it was lost meanwhile.
+        """
+        with self:
+            return work()
+
+    def __enter__(self) -> Self:
+        if not self.acquire():
+            raise AcquireTimeout(f"{self.key!r} was not granted in time", name=self.key)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._twin.check()
+        except LeaseLost as loss:
+            if error is None:
+                raise
+            error.add_note(f"meanwhile: {loss}")
+        finally:
+            self._stop()
+
+    # With the loop's thread
+
+    def _obtain(self, function: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
+        """Have it called on the loop; who is interrupted meanwhile holds and waits for nothing."""
+        started = self._program is None
+        if started:
+            program = _Program(self._twin)
+            self._portal.serve(program)
+            self._program = program
+        try:
+            return self._portal.obtain(as_it_is, self._undo, function, *args, **named)
+        except BaseException:
+            if started or self._twin.is_idle:
+                self._stop()
+            raise
+
+    def _undo(self, _: object) -> None:
+        """Nobody will have what was obtained: `_stop`, which follows, gives it back."""
+
+    def _got(self, granted: bool) -> bool:
+        if not granted:
+            self._stop()
+        return granted
+
+    def _stop(self) -> None:
+        program, self._program = self._program, None
+        if program is not None:
+            try:
+                self._portal.give_back(program.aclose)
+            finally:
+                self._portal.let_go(program)
+
+
+class DistributedLock(_Holder):
+    """`tenure.interop.dflockd.DistributedLock`, for threads.
+
+    Args:
+        key: no white space, at most 255 bytes.
+        on_lock_lost: called in the thread that renews, with the key and the token; it must not
+            block.
+        options: as there.
+    """
+
+    def __init__(self, key: str, *, on_lock_lost: OnLockLost | None = None, **options: Any) -> None:
+        super().__init__(twins.DistributedLock(key, on_lock_lost=on_lock_lost, **options))
+
+
+class DistributedSemaphore(_Holder):
+    """`tenure.interop.dflockd.DistributedSemaphore`, for threads."""
+
+    def __init__(
+        self, key: str, limit: int, *, on_lock_lost: OnLockLost | None = None, **options: Any
+    ) -> None:
+        super().__init__(
+            twins.DistributedSemaphore(key, limit, on_lock_lost=on_lock_lost, **options)
+        )

@@ -1,0 +1,90 @@
+"""How a lock gets at its servers: what dflockd's clients are told, as a client of tenure's."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias, cast
+from urllib.parse import quote
+
+from tenure.client import Client
+from tenure.clock import Clock, SystemClock
+from tenure.engines import connect_engine
+from tenure.engines.contract import Engine
+from tenure.errors import InvalidArgument
+
+__all__ = ["DEFAULT_LEASE", "Options", "Sharding"]
+
+Sharding: TypeAlias = Callable[[str, int], int]
+"""Which of so many servers has a key."""
+
+DEFAULT_LEASE = 33
+"""Seconds; what a dflockd server gives to who says nothing."""
+
+
+class _Configurable(Engine, Protocol):
+    def use(self, *, sharding: Sharding | None, tls: ssl.SSLContext | None) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What dflockd's clients can be told.
+
+    Attributes:
+        servers: hosts and ports; a key belongs to one of them.
+        sharding: which one; CRC-32 of the key if ``None``, as in other languages.
+        acquire_timeout: seconds to wait for the lock, unless asked otherwise.
+        lease: whole seconds for which the server gives it; it is renewed all the while.
+        renew_ratio: the part of the lease after which it is renewed; a third, where this is more.
+        tls: how to encrypt; ``True`` for the system's authorities.
+        auth_token: what shows that the program may come in.
+        connect_timeout: seconds for one attempt to connect.
+        socket_timeout: seconds after which a server that does not answer is given up.
+        read_timeout: seconds of silence after which the servers close a connection.
+        clock: where time comes from, for tests.
+    """
+
+    servers: Sequence[tuple[str, int]] = (("127.0.0.1", 6388),)
+    sharding: Sharding | None = None
+    acquire_timeout: float = 10.0
+    lease: int = DEFAULT_LEASE
+    renew_ratio: float = 0.5
+    tls: ssl.SSLContext | bool = False
+    auth_token: str | None = field(default=None, repr=False)
+    connect_timeout: float = 10.0
+    socket_timeout: float = 5.0
+    read_timeout: float = 23.0
+    clock: Clock = field(default_factory=SystemClock)
+
+    def __post_init__(self) -> None:
+        if not self.servers:
+            raise InvalidArgument("name one dflockd server at least: servers=[('host', 6388)]")
+        if not isinstance(self.lease, int) or self.lease < 1:
+            raise InvalidArgument(f"a lease is one whole second or more, not {self.lease!r}")
+        if not self.acquire_timeout >= 0:
+            raise InvalidArgument(
+                f"acquire_timeout is zero or more seconds, not {self.acquire_timeout!r}"
+            )
+        self.client()  # it complains of the rest
+
+    def client(self) -> Client:
+        """A client of these servers, not open yet."""
+        places = ",".join(
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.servers
+        )
+        parameters = {
+            "connect-timeout": self.connect_timeout,
+            "socket-timeout": self.socket_timeout,
+            "read-timeout": self.read_timeout,
+            "renew-ratio": self.renew_ratio,
+        }
+        user = f"{quote(self.auth_token, safe='')}@" if self.auth_token else ""
+        scheme = "dflockds" if self.tls else "dflockd"
+        query = "&".join(f"{name}={value}" for name, value in parameters.items())
+        engine = cast(
+            "_Configurable", connect_engine(f"{scheme}://{user}{places}?{query}", self.clock)
+        )
+        context = self.tls if isinstance(self.tls, ssl.SSLContext) else None
+        engine.use(sharding=self.sharding, tls=context)
+        return Client(engine, self.clock)

@@ -1,0 +1,300 @@
+"""A lock, or one slot of a semaphore, on dflockd servers: see the package.
+
+States: idle, queued (it has a ticket) and held (it has a lease). `_end` leads back to idle from
+wherever it is, and closes the client; a call that is cancelled or fails ends there too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
+
+from tenure.client import Client
+from tenure.errors import AcquireTimeout, InvalidArgument, LeaseLost, Misuse
+from tenure.interop.dflockd.connecting import Options
+from tenure.lease import Lease
+from tenure.model import EPHEMERAL_LIMIT
+from tenure.semaphore import Semaphore, Ticket
+
+__all__ = ["DistributedLock", "DistributedSemaphore", "Enqueued", "OnLockLost"]
+
+T = TypeVar("T")
+
+Enqueued: TypeAlias = Literal["acquired", "queued"]
+
+OnLockLost: TypeAlias = Callable[[str, str], object]
+"""Called on the loop with the key and the token of a lock that is lost."""
+
+_log = logging.getLogger("tenure")
+
+
+class _Holder:
+    """What a lock and a semaphore have in common: one holder of one key."""
+
+    def __init__(
+        self, key: str, limit: int, on_lock_lost: OnLockLost | None, options: dict[str, Any]
+    ) -> None:
+        if not isinstance(limit, int) or limit < 1:
+            raise InvalidArgument(f"a limit is 1 or more, not {limit!r}", name=key)
+        self._options = Options(**options)
+        self._key = key
+        self._limit = limit
+        self._on_lock_lost = on_lock_lost
+        self._client: Client | None = None
+        self._ticket: Ticket[Lease] | None = None
+        self._lease: Lease | None = None
+        self._token = ""
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._key!r}{' held' if self.held else ''}>"
+
+    @property
+    def key(self) -> str:
+        """What is locked."""
+        return self._key
+
+    @property
+    def limit(self) -> int:
+        """How many may hold it at a time."""
+        return self._limit
+
+    @property
+    def lease(self) -> int:
+        """Seconds for which the server gives it; it is renewed while it is held."""
+        return self._options.lease
+
+    @property
+    def token(self) -> str | None:
+        """What the server knows it by; ``None`` when it is not held. Reads the clock."""
+        return self._token if self.held else None
+
+    @property
+    def held(self) -> bool:
+        """Whether it is held. Reads the clock at every call; safe from any thread."""
+        lease = self._lease
+        return lease is not None and lease.held
+
+    @property
+    def fencing_token(self) -> int:
+        """Rises with every grant of this key.
+
+        Raises:
+            Misuse: it is not held.
+            Unsupported: the server gives none, as before dflockd 2.0.
+        """
+        if self._lease is None:
+            raise Misuse(f"{self._key!r} is not held", name=self._key)
+        return self._lease.fencing_token
+
+    async def acquire(self, *, force: bool = False) -> bool:
+        """Wait for it, for `acquire_timeout` seconds; false if that was not long enough.
+
+        Args:
+            force: give up first what this object holds or waits for.
+
+        Raises:
+            Misuse: this object holds it, or has enqueued.
+            EngineUnavailable: no server can be reached.
+        """
+        semaphore = await self._begin(force=force)
+        timeout = self._options.acquire_timeout
+        return await self._outcome(self._lease_of(semaphore, timeout))
+
+    async def enqueue(self) -> Enqueued:
+        """Join the queue: ``"acquired"`` when it is held at once, else ``"queued"``.
+
+        In either case `wait` comes next. Raises as `acquire`.
+        """
+        semaphore = await self._begin(force=False)
+        try:
+            self._ticket = ticket = await semaphore.enqueue(self._count, on_loss=self._lost)
+            if ticket.granted:
+                self._have(await ticket.wait())
+                return "acquired"
+        except BaseException:
+            await self._end()
+            raise
+        return "queued"
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait for what was enqueued for; false if it took too long: then the place is given up.
+
+        Args:
+            timeout: seconds; `acquire_timeout` if ``None``.
+
+        Raises:
+            Misuse: nothing was enqueued for.
+            LeaseLost: it was held and is lost.
+        """
+        ticket, self._ticket = self._ticket, None
+        if ticket is None:
+            raise Misuse(f"enqueue for {self._key!r} before you wait for it", name=self._key)
+        limit = self._options.acquire_timeout if timeout is None else timeout
+        return await self._outcome(ticket.wait(limit))
+
+    async def release(self) -> bool:
+        """Give it back, or leave the queue, and disconnect. False when it was not held (any more).
+
+        Safe to call twice.
+        """
+        was_held = self.held
+        await self._end()
+        return was_held
+
+    async def close(self) -> None:
+        """The same as `release`."""
+        await self._end()
+
+    @overload
+    async def with_lock(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T: ...
+
+    @overload
+    async def with_lock(self, work: Callable[[], T]) -> T: ...
+
+    async def with_lock(self, work: Callable[[], Any]) -> Any:
+        """Acquire, do the work, release; the work is cancelled when the lock is lost.
+
+        Raises:
+            AcquireTimeout: it was not granted in time; nothing was done.
+            LeaseLost: it was lost meanwhile.
+        """
+        async with self:
+            result = work()
+            return await result if inspect.isawaitable(result) else result
+
+    async def __aenter__(self) -> Self:
+        if not await self.acquire():
+            raise AcquireTimeout(
+                f"{self._key!r} was not granted within {self._options.acquire_timeout:g} s",
+                name=self._key,
+            )
+        try:
+            assert self._lease is not None
+            await self._lease.__aenter__()
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        lease = self._lease
+        try:
+            if lease is not None:
+                await lease.__aexit__(kind, error, trace)
+        finally:
+            await self._end()
+
+    def check(self) -> None:
+        """Raise unless it is held: `LeaseLost`, or `Misuse` when it never was."""
+        if self._lease is None:
+            raise Misuse(f"{self._key!r} is not held", name=self._key)
+        self._lease.check()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it neither holds nor waits, and is not connected."""
+        return self._client is None
+
+    # How it comes to be held, and not to be
+
+    @property
+    def _count(self) -> int:
+        return EPHEMERAL_LIMIT if self._limit == 1 else 1
+
+    async def _begin(self, *, force: bool) -> Semaphore:
+        """Connect; what is asked for is asked of what this returns."""
+        if self._client is not None:
+            if not force:
+                raise Misuse(
+                    f"this object holds {self._key!r} already, or waits for it; release it first, "
+                    "or use another object",
+                    name=self._key,
+                )
+            await self._end()
+        self._loop = asyncio.get_running_loop()
+        self._client = client = self._options.client()
+        try:
+            session = await client.session(recovery_window=self._options.lease)
+            semaphore = session.semaphore(self._key, ephemeral=self._limit == 1)
+            if self._limit > 1:
+                await semaphore.create(self._limit, exist_ok=True)
+        except BaseException:
+            await self._end()
+            raise
+        return semaphore
+
+    async def _lease_of(self, semaphore: Semaphore, timeout: float) -> Lease:
+        return await semaphore.acquire(self._count, timeout=timeout, on_loss=self._lost)
+
+    async def _outcome(self, waiting: Awaitable[Lease]) -> bool:
+        try:
+            self._have(await waiting)
+        except AcquireTimeout:
+            await self._end()
+            return False
+        except BaseException:
+            await self._end()
+            raise
+        return True
+
+    def _have(self, lease: Lease) -> None:
+        tell_token = getattr(lease.session._engine, "token_of", None)
+        self._token = "" if tell_token is None else tell_token(lease._hold)
+        self._lease = lease
+
+    def _lost(self, _: LeaseLost) -> None:
+        """From any thread."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._tell_lost, self._token)
+
+    def _tell_lost(self, token: str) -> None:
+        _log.warning("the lock %r is lost", self._key)
+        if self._on_lock_lost is not None:
+            self._on_lock_lost(self._key, token)
+
+    async def _end(self) -> None:
+        """Idle again; the end of the client releases everything."""
+        client, self._client = self._client, None
+        self._ticket = self._lease = None
+        if client is not None:
+            await client.aclose()
+
+
+class DistributedLock(_Holder):
+    """A lock on dflockd servers.
+
+    ``async with DistributedLock("nightly", servers=[("lock.example", 6388)]):`` holds it for the
+    block, which is cancelled when it is lost.
+
+    Args:
+        key: no white space, at most 255 bytes.
+        on_lock_lost: called on the loop, with the key and the token, when it is lost.
+        options: the attributes of `tenure.interop.dflockd.connecting.Options`: ``servers``,
+            ``lease``, ``acquire_timeout``, ``auth_token``, ``tls``, ...
+    """
+
+    def __init__(self, key: str, *, on_lock_lost: OnLockLost | None = None, **options: Any) -> None:
+        super().__init__(key, 1, on_lock_lost, options)
+
+
+class DistributedSemaphore(_Holder):
+    """One slot of a semaphore on dflockd servers; see `DistributedLock`.
+
+    Args:
+        limit: how many may hold the key at a time; who uses it names the same.
+    """
+
+    def __init__(
+        self, key: str, limit: int, *, on_lock_lost: OnLockLost | None = None, **options: Any
+    ) -> None:
+        super().__init__(key, limit, on_lock_lost, options)
