@@ -25,6 +25,7 @@ from benchmarks import (
     served,
     sqlite_full,
     sqlite_pairs,
+    ydb_engine,
     ydb_surface,
 )
 from benchmarks.measure import Measured
@@ -38,6 +39,7 @@ PARTS: list[tuple[str, Callable[[], list[Measured]]]] = [
     ("one SQLite file, several processes", processes.measure),
     ("a server", served.measure),
     ("the server, through YDB's API", ydb_surface.measure),
+    ("ydb:// beside bare gRPC streams", ydb_engine.measure),
     ("sessions that do nothing, at a server", idle.measure),
     ("one Redis, one process", redis_pairs.measure),
 ]

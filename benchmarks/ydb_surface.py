@@ -131,7 +131,7 @@ class Process:
 
 
 @contextlib.contextmanager
-def _server(kind: str) -> Iterator[Process]:
+def server(kind: str) -> Iterator[Process]:
     with on_core(SERVER):
         started = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.ydb_surface", kind],
@@ -163,7 +163,7 @@ def _ping(_slot: int, turn: int) -> Any:
     return Request(ping=Request.PingPong(opaque=turn))
 
 
-def _acquire_or_release(slot: int, turn: int) -> Any:
+def acquire_or_release(slot: int, turn: int) -> Any:
     if turn % 2:
         ask = Request.ReleaseSemaphore(req_id=slot, name=f"mutex-{slot}")
         return Request(release_semaphore=ask)
@@ -304,27 +304,27 @@ async def _idle(server: Process) -> tuple[float, float]:
 def measure() -> list[Measured]:
     with (
         tempfile.TemporaryDirectory() as folder,
-        _server("grpclib") as bare,
-        _server("grpcio") as stock,
-        _server("tenure memory://") as tenure,
+        server("grpclib") as bare,
+        server("grpcio") as stock,
+        server("tenure memory://") as tenure,
     ):
         authority = Authority(Path(folder))
         pair = authority.signs("localhost")
         trust = ssl.create_default_context(cafile=authority.cert)
-        with _server(f"tenure memory:// {pair.cert} {pair.key}") as secure:
+        with server(f"tenure memory:// {pair.cert} {pair.key}") as secure:
             trials: dict[str, Callable[[], tuple[float, float]]] = {
-                "tenure": lambda: _measured_rate(tenure, _acquire_or_release),
+                "tenure": lambda: _measured_rate(tenure, acquire_or_release),
                 "grpclib": lambda: _measured_rate(bare, _ping),
                 "grpcio": lambda: _measured_rate(stock, _ping),
-                "tenure, TLS": lambda: _measured_rate(secure, _acquire_or_release, trust),
+                "tenure, TLS": lambda: _measured_rate(secure, acquire_or_release, trust),
             }
             rounds = [{name: trial() for name, trial in trials.items()} for _ in range(ROUNDS)]
         pings = {
             name: uvloop.run(_pings_until_goaway(server))
             for name, server in (("tenure", tenure), ("grpclib", bare), ("grpcio", stock))
         }
-    with on_core(CLIENT), _server("tenure memory://") as server:
-        bytes_each, share = uvloop.run(_idle(server))
+    with on_core(CLIENT), server("tenure memory://") as process:
+        bytes_each, share = uvloop.run(_idle(process))
 
     def median(name: str, which: int = 0) -> float:
         return statistics.median(each[name][which] for each in rounds)
