@@ -72,8 +72,9 @@ def _several(count: int, what: str) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """A URL whose user and password are not shown."""
-    return re.sub(r"(?<=://)[^/@]*@", "***@", url)
+    """A URL whose user and password are not shown, not even if it has them in the wrong form."""
+    without = re.sub(r"(?<=://)(?=[^/?#]).*@", "***@", url)
+    return re.sub(r"([?&][^=&]*(?:password|token)=)[^&#]*", r"\1***", without)
 
 
 def _told(error: TenureError) -> tuple[str, str]:

@@ -129,6 +129,49 @@ async def test_nobody_there_is_said_at_once() -> None:
         await works(f"redis://localhost:{free_port()}")
 
 
+async def test_a_database_that_is_not_there_is_said(server: Server) -> None:
+    with pytest.raises(tenure.EngineError, match="no database 99; choose one below"):
+        await works(f"{server.url}&db=99")
+
+
+async def test_tls_is_taken_for_what_it_is_not(secure_url: str) -> None:
+    plain = f"redis{secure_url.partition('?')[0].removeprefix('rediss')}"
+    with pytest.raises(tenure.EngineUnavailable, match="if it speaks TLS, write rediss://"):
+        await works(plain)
+    port = free_port()
+    with (
+        a_server(port=port),
+        pytest.raises(tenure.EngineUnavailable, match="if it does not speak TLS, write redis://"),
+    ):
+        await works(f"rediss://localhost:{port}?socket_connect_timeout=0.5")
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "why"),
+    [
+        (b"<html>", tenure.EngineUnavailable, "does not speak Redis's protocol"),
+        (b"-ERR unknown command\r\n", tenure.Unsupported, "Redis 5.0.14; tenure needs 6.2"),
+    ],
+)
+async def test_what_is_no_redis_or_an_old_one_is_said(
+    said: bytes, error: type[Exception], why: str
+) -> None:
+    info = b"redis_version:5.0.14\r\n"
+    answers = [said, b"+OK\r\n", b"*1\r\n$6\r\nmaster\r\n", b"$%d\r\n%s\r\n" % (len(info), info)]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for each in answers:
+            if not await reader.read(65536):
+                break
+            writer.write(each)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        with pytest.raises(error, match=why):
+            await works(f"redis://127.0.0.1:{port}")
+
+
 async def test_what_is_left_to_chance_is_said(server: Server) -> None:
     async with tenure.connect(server.url) as client:
         assert "a failover may forget the last ones" in client.guarantees

@@ -45,6 +45,13 @@ def test_secrets_are_not_in_the_url_that_is_shown() -> None:
     assert address.url == "redis://user@localhost/0?db=0"
 
 
+@pytest.mark.parametrize("password", ["sec/ret", "sec#ret", "sec?ret"])
+def test_a_password_that_cuts_the_url_short_is_not_shown(password: str) -> None:
+    with pytest.raises(tenure.InvalidArgument, match="%2F") as raised:
+        parse(f"redis://user:{password}@localhost")
+    assert "sec" not in str(raised.value)
+
+
 def test_tls_checks_the_server_unless_told_otherwise() -> None:
     strict, lax = (
         parse("rediss://localhost").tls,

@@ -21,11 +21,13 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tenure.clock import Clock
-from tenure.engines.contract import Engine
+from tenure.engines.contract import Engine, Finding
 from tenure.errors import Unsupported
 
-__all__ = ["connect"]
+__all__ = ["connect", "diagnose"]
 
 
 def connect(url: str, clock: Clock) -> Engine:
@@ -35,13 +37,25 @@ def connect(url: str, clock: Clock) -> Engine:
         InvalidArgument: there is something wrong with the URL.
         Unsupported: the extra ``tenure[redis]`` is not installed.
     """
-    try:
-        import hiredis  # noqa: F401  only to see whether it is there
-    except ImportError as error:
-        raise Unsupported(
-            "redis:// needs the package hiredis: pip install 'tenure[redis]'"
-        ) from error
+    _check_installed()
     from tenure.engines.redis.engine import RedisEngine
     from tenure.engines.redis.url import parse
 
     return RedisEngine(parse(url), clock)
+
+
+def diagnose(url: str) -> Iterable[Finding]:
+    """What `tenure doctor` looks at when it is given such a URL."""
+    _check_installed()
+    from tenure.engines.redis.doctor import examine
+
+    return examine(url)
+
+
+def _check_installed() -> None:
+    try:
+        import hiredis  # noqa: F401  only to see whether it is there
+    except ImportError as error:
+        raise Unsupported(
+            "redis:// needs the package hiredis; pip install 'tenure[redis]'"
+        ) from error

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import ssl
 from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple
@@ -22,7 +24,22 @@ from tenure.errors import (
     Unsupported,
 )
 
-__all__ = ["Server", "connect", "connect_once", "greet"]
+__all__ = [
+    "EARLIEST",
+    "Info",
+    "Server",
+    "connect",
+    "connect_once",
+    "greet",
+    "in_time",
+    "master_of",
+    "parse_info",
+    "shown",
+    "translated",
+]
+
+EARLIEST = (6, 2)
+"""The oldest version of Redis."""
 
 _log = logging.getLogger("tenure")
 
@@ -53,26 +70,26 @@ async def connect(address: Address, meta: str, pushed: Pushed, lost: Lost) -> tu
     Raises:
         EngineUnavailable, AuthenticationFailed, Unsupported, EngineError
     """
-    place = await _master(address) if address.service else address.places[0]
+    place = await master_of(address) if address.service else address.places[0]
     wire = await connect_once(address, place, meta, pushed, lost)
     try:
-        async with _in_time(address, place):
+        async with in_time(address, place):
             protocol = await greet(wire, address, address.protocol)
             if address.db:
                 await wire.ask("SELECT", address.db)
             role = await wire.ask("ROLE")
             if role[0] != b"master":
                 raise EngineUnavailable(
-                    f"{address.url}: the server at {place} is a replica; name its master, or the "
-                    "sentinels with redis+sentinel://"
+                    f"{address.url}: the server at {shown(place)} is a replica; name its "
+                    "master, or the sentinels with redis+sentinel://"
                 )
-            info = _parse(await wire.ask("INFO"))
+            info = parse_info(await wire.ask("INFO"))
             _check(address, info)
             await wire.load_missing_scripts()
     except BaseException as error:
         wire.give_up("the greeting failed")
         if isinstance(error, Refusal):
-            raise _translated(address, error) from error
+            raise translated(address, error) from error
         raise
     return wire, Server(place, protocol, info.get("run_id", ""))
 
@@ -86,7 +103,7 @@ async def connect_once(
     def new() -> Wire:
         return Wire(meta, pushed, lost)
 
-    async with _in_time(address, place):
+    async with in_time(address, place):
         if isinstance(place, str):
             _, wire = await loop.create_unix_connection(new, place)
         else:
@@ -116,7 +133,12 @@ async def greet(wire: Wire, address: Address, protocol: int) -> int:
     return 2
 
 
-class _in_time:  # noqa: N801  it reads as a word of the statement around it
+def shown(place: Place) -> str:
+    """For people."""
+    return place if isinstance(place, str) else "{}:{}".format(*place)
+
+
+class in_time:  # noqa: N801  it reads as a word of the statement around it
     """Turn what may happen to a connection attempt into `EngineUnavailable`."""
 
     def __init__(self, address: Address, place: Place) -> None:
@@ -133,21 +155,47 @@ class _in_time:  # noqa: N801  it reads as a word of the statement around it
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        where = self._place if isinstance(self._place, str) else "{}:{}".format(*self._place)
+        where = shown(self._place)
         try:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError as late:
             raise EngineUnavailable(
                 f"{self._address.url}: no answer from {where} within "
-                f"{self._address.connect_timeout:g} s"
+                f"{self._address.connect_timeout:g} s; {_slow(self._address)}"
             ) from late
         if isinstance(error, OSError) and not isinstance(error, TenureError):
             raise EngineUnavailable(
                 f"{self._address.url}: {where} cannot be reached: {error}"
+                f"{_advice(self._address, error)}"
             ) from error
 
 
-async def _master(address: Address) -> Place:
+def _slow(address: Address) -> str:
+    if address.tls is not None:
+        return "if it does not speak TLS, write redis://"
+    return "is it stuck, or something else than Redis, or is there a firewall?"
+
+
+def _advice(address: Address, error: OSError) -> str:
+    """What to do about it, behind its semicolon."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "; name who vouches for it: ?ssl_ca_certs=FILE"
+    if isinstance(error, ssl.SSLError):
+        return "; if it does not speak TLS, write redis://"
+    if isinstance(error, ConnectionResetError) and address.tls is None:
+        return "; if it speaks TLS, write rediss://"
+    if isinstance(error, ConnectionRefusedError):
+        return "; is the server running, and does it listen there?"
+    if isinstance(error, FileNotFoundError):
+        return "; is the server running, and is that its 'unixsocket'?"
+    if isinstance(error, PermissionError):
+        return "; let this user use the socket ('unixsocketperm')"
+    if isinstance(error, socket.gaierror):
+        return "; check the name of the host"
+    return ""
+
+
+async def master_of(address: Address) -> Place:
     """Where the sentinels say that the master is; the first that answers is believed."""
     troubles = []
     for place in address.places:
@@ -157,7 +205,7 @@ async def _master(address: Address) -> Place:
             troubles.append(str(error))
             continue
         try:
-            async with _in_time(address, place):
+            async with in_time(address, place):
                 if address.sentinel_password:
                     await wire.ask(
                         "AUTH",
@@ -166,9 +214,11 @@ async def _master(address: Address) -> Place:
                 found = await wire.ask("SENTINEL", "get-master-addr-by-name", address.service)
             if found is not None:
                 return found[0].decode(), int(found[1])
-            troubles.append(f"the sentinel at {place} does not know {address.service!r}")
-        except (EngineUnavailable, Refusal) as error:
+            troubles.append(f"the sentinel at {shown(place)} does not know {address.service!r}")
+        except EngineUnavailable as error:
             troubles.append(str(error))
+        except Refusal as refusal:
+            troubles.append(f"{shown(place)} is no sentinel, or refuses this client: {refusal}")
         finally:
             wire.give_up("asked")
     raise EngineUnavailable(f"{address.url}: no sentinel names a master: {'; '.join(troubles)}")
@@ -178,12 +228,27 @@ def _ignore(*_: object) -> None:
     """Nobody publishes anything to a connection that asks one question."""
 
 
-def _parse(info: bytes | str) -> dict[str, str]:
+class Info(dict[str, str]):
+    """What a server says of itself."""
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Of the Redis that it is, or is compatible with; the newest, if it does not say."""
+        numbers = self.get("redis_version", "").split(".")[:2]
+        return tuple(map(int, numbers)) if all(map(str.isdecimal, numbers)) else (999,)
+
+
+def parse_info(info: bytes | str) -> Info:
+    """Understand the answer to ``INFO``."""
     text = info if isinstance(info, str) else info.decode("utf-8", "replace")
-    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return Info(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
 
-def _check(address: Address, info: dict[str, str]) -> None:
+def _check(address: Address, info: Info) -> None:
+    if info.version < EARLIEST:
+        raise Unsupported(
+            f"{address.url} is Redis {info.get('redis_version')}; tenure needs 6.2 or later"
+        )
     if info.get("cluster_enabled") == "1":
         raise Unsupported(
             f"{address.url} is a node of a Redis Cluster, which is not supported: use one server, "
@@ -200,10 +265,28 @@ def _check(address: Address, info: dict[str, str]) -> None:
         _log.warning("%s", text)
 
 
-def _translated(address: Address, refusal: Refusal) -> Exception:
-    word = str(refusal).partition(" ")[0]
-    if word in _NOT_ALLOWED or "AUTH" in str(refusal):
-        return AuthenticationFailed(f"{address.url} refuses this client: {refusal}")
+def translated(address: Address, refusal: Refusal) -> TenureError:
+    """What a refusal means to who connects."""
+    text = str(refusal)
+    word = text.partition(" ")[0]
+    if word in _NOT_ALLOWED or "AUTH" in text:
+        why = "it asks for a password" if word == "NOAUTH" else text.rstrip(".")
+        return AuthenticationFailed(f"{address.url} refuses this client: {why}; {_who(text)}")
     if word in {"LOADING", "MASTERDOWN", "BUSY"}:
-        return EngineUnavailable(f"{address.url} is not ready: {refusal}")
+        return EngineUnavailable(f"{address.url} is not ready: {refusal}; try again later")
+    if "DB index" in text:
+        return EngineError(
+            f"{address.url} has no database {address.db}; choose one below its setting 'databases' "
+            "(16 by default), or another ?prefix= in database 0"
+        )
     return EngineError(f"{address.url} cannot be used: {refusal}")
+
+
+def _who(refusal: str) -> str:
+    if refusal.startswith("NOPERM"):
+        return "give its account the commands, keys and channels that docs/redis.md names"
+    if refusal.startswith("NOAUTH"):
+        return "name an account: redis://user:password@host"
+    if "without any password" in refusal:
+        return "leave the password out"
+    return "check the user and the password, with special characters as %XX"

@@ -125,6 +125,8 @@ class _Parameters:
 def parse(url: str) -> Address:
     """Understand a URL."""
     parts = urlsplit(url)
+    if "@" not in parts.netloc and "@" in url and ":" in parts.netloc:
+        _check_no_secret(parts)
     safe = _without_secrets(parts)
     if parts.fragment:
         raise InvalidArgument(f"{safe!r} has a '#'; write it as %23")
@@ -192,6 +194,17 @@ def _without_secrets(parts: SplitResult) -> str:
     ]
     query = f"?{'&'.join(kept)}" if kept else ""
     return f"{parts.scheme}://{who}{_hosts(parts)}{parts.path}{query}"
+
+
+def _check_no_secret(parts: SplitResult) -> None:
+    """That what stands before an @ behind the host is none of a password; it is not shown."""
+    try:
+        _places("", parts.netloc, 0)
+    except InvalidArgument:
+        raise InvalidArgument(
+            f"the {parts.scheme}:// URL has a user or a password with '/', '?' or '#' in it; write "
+            "%2F, %3F or %23"
+        ) from None
 
 
 def _places(url: str, hosts: str, default: int) -> tuple[Place, ...]:
