@@ -29,7 +29,7 @@ _innermost: dict[int, ref[Scope]] = {}
 
 
 class Scope:
-    """One block that a task may enter once. `owner` is what the block is of."""
+    """One block that a task may enter once. `owner` is what the block is of, until it is left."""
 
     __slots__ = (
         "__weakref__",
@@ -43,7 +43,7 @@ class Scope:
     )
 
     def __init__(self, owner: object) -> None:
-        self.owner = owner
+        self.owner: object = owner
         self._task: asyncio.Task[object] | None = None
         self._triggered = False
         self._delivered = False
@@ -78,6 +78,7 @@ class Scope:
         if task is None:
             raise Misuse("a block is left once, after it was entered")
         self._task = None
+        self.owner = None  # which has this scope: the two would wait for the garbage collector
         around = self._around
         if _innermost.get(id(task)) is not self._link:
             self._step_out(task)

@@ -408,6 +408,19 @@ async def test_a_task_s_id_that_was_another_s_means_nothing() -> None:
         pass
 
 
+async def test_a_block_that_was_left_does_not_wait_for_the_garbage_collector() -> None:
+    gc.disable()
+    try:
+        block = Block()
+        left = ref(block)
+        async with block:
+            pass
+        del block
+        assert left() is None
+    finally:
+        gc.enable()
+
+
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
 async def test_a_trigger_from_an_eager_task_does_not_cancel_the_one_that_runs_it() -> None:
     asyncio.get_running_loop().set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009
