@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks import (
     blocking,
     core_size,
+    dflockd_lines,
     idle,
     in_process,
     processes,
@@ -40,6 +41,7 @@ PARTS: list[tuple[str, Callable[[], list[Measured]]]] = [
     ("a server", served.measure),
     ("the server, through YDB's API", ydb_surface.measure),
     ("ydb:// beside bare gRPC streams", ydb_engine.measure),
+    ("the server, through dflockd's protocol", dflockd_lines.measure),
     ("sessions that do nothing, at a server", idle.measure),
     ("one Redis, one process", redis_pairs.measure),
 ]

@@ -1,8 +1,9 @@
 """dflockd's protocol: pairs of lock and release a second, at 1, 10 and 100 connections.
 
-Three servers in turn, each under the same load: `tenure serve` in memory, PyPI's dflockd 0.5.0, and
-a *bare* server that reads lines, looks in a dict and replies, on the same event loop as ours (that
-is what Python and uvloop leave to be had). The load is a process of its own, and what it could do
+Servers in turn, each under the same load: `tenure serve` in memory; PyPI's dflockd 0.5.0, as it
+comes (it logs each request, here to nowhere) and with that switched off; and a *bare* server that
+reads lines, looks in a dict and replies, on the same event loop as ours: what Python and uvloop
+leave to be had. The load is a process of its own, and what it could do
 at most is measured against a server that replies without reading.
 
     python -m benchmarks.dflockd_lines bare | echo         one of these servers
@@ -182,16 +183,19 @@ def _peer_python() -> str | None:
 
 
 @contextmanager
-def _peer(python: str) -> Iterator[tuple[int, int]]:
-    port = 16388
+def _peer(python: str, port: int, then: str) -> Iterator[tuple[int, int]]:
     environment = f"DFLOCKD_HOST='127.0.0.1', DFLOCKD_PORT='{port}'"
     code = f"""if True:
         import logging, os
         os.environ.update({environment})
-        def once(record):  # it logs each request, which costs it half of its speed
-            logging.disable(logging.INFO)
-            return True
-        logging.getLogger("dflockd").addFilter(once)
+        class Ready(logging.Filter):
+            told = 0
+            def filter(self, record):
+                self.told += 1
+                if self.told == 2:
+                    {then}
+                return True
+        logging.getLogger("dflockd").addFilter(Ready())
         from dflockd.server import cli
         cli()
     """
@@ -214,7 +218,10 @@ def measure() -> list[Measured]:
         }
         python = _peer_python()
         if python is not None:
-            servers["dflockd"] = stack.enter_context(_peer(python))
+            nowhere = "os.dup2(os.open(os.devnull, os.O_WRONLY), 2)"
+            servers["dflockd"] = stack.enter_context(_peer(python, 16388, nowhere))
+            silent = stack.enter_context(_peer(python, 16389, "logging.disable(logging.INFO)"))
+            servers["dflockd, silent"] = silent
         for connections in CONNECTIONS:
             rounds = [
                 {name: _trial(*server, connections) for name, server in servers.items()}
@@ -242,6 +249,8 @@ def _rows(
     if "dflockd" in names:
         bound = 4.0 if connections >= 10 else None
         rows.append(row("dflockd", f"dflockd {VERSION}", lambda p: _median(rounds, p), bound))
+        words = f"dflockd {VERSION}, not logging"
+        rows.append(row("dflockd, silent", words, lambda p: _median(rounds, p), None))
     return rows
 
 

@@ -139,14 +139,19 @@ def _wait(conn: Connection, name: str, argument: str, now: float) -> bytes | Non
 def _release(conn: Connection, name: str, argument: str, now: float) -> bytes | None:
     locks = conn.locks
     claim = locks.held.get(argument) or locks.held.get(argument.strip())
-    if claim is None or claim.key.name != name or not locks.lasts(claim, now):
+    if claim is None or claim.key.name != name:
+        return ERROR
+    if claim.deadline <= now:
+        locks.expire(claim, now)
         return ERROR
     if conn.enqueued and conn.enqueued.get(name) is claim:
         del conn.enqueued[name]
     try:
-        answer = locks.withdraw(claim, ERROR_NOT_ENQUEUED, now)
+        answer = claim.holder.session.withdraw(claim.hold)
     except TenureError:
+        locks.drop(claim, ERROR, now)
         return ERROR
+    locks.drop(claim, ERROR_NOT_ENQUEUED, now)
     return OK if answer is None else conn.settle(answer, OK)
 
 
@@ -157,7 +162,10 @@ def _renew(conn: Connection, name: str, argument: str, now: float) -> bytes | No
     locks = conn.locks
     token, lease = terms
     claim = locks.held.get(token)
-    if claim is None or claim.key.name != name or not locks.lasts(claim, now):
+    if claim is None or claim.key.name != name:
+        return ERROR
+    if claim.deadline <= now:
+        locks.expire(claim, now)
         return ERROR
     if lease is None:
         lease = locks.options.default_lease

@@ -158,7 +158,14 @@ class Locks:
         holder.claims[hold] = claim
         key.claims.add(claim)
         if type(answer) is Enqueued:
-            self._placed(claim, answer, now)
+            place, order_id = answer
+            if place is _GRANTED and order_id is not None:  # as `_placed` would do
+                claim.stage = HELD
+                claim.deadline = now + lease
+                claim.token = token = make_token(order_id, salt)
+                self.held[token] = claim
+            else:
+                self._placed(claim, answer, now)
         else:
             assert isinstance(answer, asyncio.Future)
             claim.answer = answer
@@ -277,24 +284,18 @@ class Locks:
         """End the claims for it whose leases have run out."""
         over = [each for each in key.claims if each.stage is HELD and each.deadline <= now]
         for claim in over:
-            self._expire(claim, now)
+            self.expire(claim, now)
 
     def sweep(self, now: float) -> None:
         """End all whose leases have run out."""
         over = [each for each in self.held.values() if each.deadline <= now]
         for claim in over:
-            self._expire(claim, now)
+            self.expire(claim, now)
 
-    def _expire(self, claim: Claim, now: float) -> None:
+    def expire(self, claim: Claim, now: float) -> None:
+        """Its lease has run out, which is its end."""
         self.context.log(logging.WARNING, "lease expired", name=claim.key.name, lease=claim.lease)
         self.give_up(claim, ERROR_LEASE_EXPIRED, now)
-
-    def lasts(self, claim: Claim, now: float) -> bool:
-        """Whether its lease has not run out; if it has, that is its end."""
-        if claim.deadline > now:
-            return True
-        self._expire(claim, now)
-        return False
 
     # Holders
 
