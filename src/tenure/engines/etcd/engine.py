@@ -21,6 +21,7 @@ from tenure.engines.etcd.keys import Keys, Name, config_text
 from tenure.engines.etcd.lookout import Lookout
 from tenure.engines.etcd.members import Lost, Members, Refused, failure
 from tenure.engines.etcd.renewing import Renewer, Rounds
+from tenure.engines.etcd.requests import Request, Requests
 from tenure.engines.etcd.session import EtcdSession
 from tenure.engines.etcd.url import Address
 from tenure.engines.etcd.watching import Watching
@@ -54,6 +55,7 @@ class EtcdEngine:
         keys: where everything lies.
         base: what is added to a create revision to make an order id.
         revision: the highest that a member has told of.
+        local: the requests of all sessions here, by their keys.
         patience: seconds after which an unanswered call is asked of another member, at the most.
     """
 
@@ -75,6 +77,7 @@ class EtcdEngine:
         self._closing: asyncio.Task[None] | None = None
         self._thread = 0
         self._sessions: set[EtcdSession] = set()
+        self.local: dict[bytes, tuple[Requests, Request]] = {}
         self._names: dict[tuple[str, str], Name] = {}
         self._lookouts: dict[tuple[str, str], Lookout] = {}
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -172,7 +172,12 @@ def credentials_of(files: dict[str, bytes | None]) -> Any:
 
 
 class Member:
-    """The channel to one member."""
+    """The channel to one member.
+
+    Attributes:
+        calls: of one request and one answer, by the method's name.
+        watch, keep_alive: calls that are streams.
+    """
 
     def __init__(self, address: Address, endpoint: str, files: dict[str, bytes | None]) -> None:
         options = options_of(address)
@@ -182,18 +187,14 @@ class Member:
             if address.secure
             else grpc.aio.insecure_channel(endpoint, options)
         )
-        self._calls: dict[str, Any] = {}
+        self.calls: dict[str, Any] = {}
         for method in (
             *(wire.RANGE, wire.TXN, wire.LEASE_GRANT, wire.LEASE_REVOKE),
             *(wire.TIME_TO_LIVE, wire.AUTHENTICATE, wire.STATUS),
         ):
-            self._calls[method] = self._channel.unary_unary(method)
+            self.calls[method] = self._channel.unary_unary(method)
         self.watch: Callable[..., Any] = self._channel.stream_stream(wire.WATCH)
         self.keep_alive: Callable[..., Any] = self._channel.stream_stream(wire.KEEP_ALIVE)
-
-    def call(self, method: str, request: bytes, timeout: float, metadata: Any) -> Any:
-        """Begin a call."""
-        return self._calls[method](request, timeout=timeout, metadata=metadata)
 
     async def aclose(self) -> None:
         await self._channel.close()
@@ -212,6 +213,7 @@ class Members:
         self._address = address
         self._members: list[Member] = []
         self._token = ""
+        self._with_account = bool(address.user)
         self._authenticating: asyncio.Lock | None = None
         self.turn = 0
         self.moved: Callable[[], None] = lambda: None
@@ -255,7 +257,9 @@ class Members:
         """
         turn = self.turn
         try:
-            return await self.call_member(turn, method, request, timeout)
+            if self._with_account:
+                return await self.call_member(turn, method, request, timeout)
+            return await self._call(turn, method, request, timeout, None)
         except Lost as lost:
             self.leave(turn, str(lost))
             raise
@@ -280,7 +284,8 @@ class Members:
         self, turn: int, method: str, request: bytes, timeout: float, metadata: Any
     ) -> bytes:
         try:
-            answer: bytes = await self.member(turn).call(method, request, timeout, metadata)
+            call = self.member(turn).calls[method]
+            answer: bytes = await call(request, timeout=timeout, metadata=metadata)
             return answer
         except grpc.aio.AioRpcError as error:
             raise trouble_of(error) from error

@@ -14,6 +14,9 @@ Rules:
   owner; the first that waits watches the owners. An owner that had to wait, and that others may
   own beside, marks itself: to wake the next. The mark tells nobody anything else. Should the one
   that is to make it not live to, the next finds out when it looks, every few seconds.
+* Whose predecessor is this engine's own hears of it directly: the transaction that takes out an
+  owner reads who is first then, and if that is one of the same session, it owns. Any other one
+  that follows looks.
 * Time to wait is the waiter's own: a timer takes it out.
 """
 
@@ -57,14 +60,27 @@ _REMOVALS = {EVICTED: Removal.EVICTED, DELETED: Removal.DELETED}
 _POLL, _POLL_BY_PLACE = 2.5, 0.02
 """Seconds between two looks of one behind other waiters: at least, and for each before it."""
 
+_NEAR, _MISSED = 2, 0.1
+"""Who is so near to the head looks at once when the watch began late; others after so many
+seconds."""
 _LARGE = 64 * 1024
 """Bytes of data; more are sent but once, at the price of reading the queue though it be empty."""
+
+_ANY_HOLD, _LAST_HOLD = b"\xfftenure: a hold\xff", 2**64 - 1
+"""What stands for the number of a hold in a prepared transaction, and is as long."""
+_MOST_TEMPLATES = 4096
 
 _REFUSED = Enqueued(Place.REFUSED, None)
 
 
 class Request:
-    """One request; `created` is its create revision, 0 while it is asked for."""
+    """One request.
+
+    Attributes:
+        created: its create revision; 0 while it is asked for.
+        near: whether it was so near to the head when it joined that no time is to be lost.
+        followers: requests of this engine that wait for it to go.
+    """
 
     __slots__ = (
         "count",
@@ -73,6 +89,7 @@ class Request:
         "data_key",
         "early",
         "ephemeral",
+        "followers",
         "gone",
         "hold",
         "key",
@@ -81,6 +98,7 @@ class Request:
         "looking",
         "marked",
         "name",
+        "near",
         "owns",
         "poll",
         "timer",
@@ -91,7 +109,7 @@ class Request:
     def __init__(
         self, session: int, hold: int, name: Name, count: int, data: bytes, ephemeral: bool
     ) -> None:
-        which = b"%x-%x" % (session, hold)
+        which = b"%016x-%016x" % (session, hold)
         self.hold = hold
         self.name = name
         self.count = count
@@ -102,6 +120,8 @@ class Request:
         self.limit = EPHEMERAL_LIMIT
         self.created = 0
         self.owns = self.gone = self.marked = self.looking = self.look_again = False
+        self.near = True
+        self.followers: list[tuple[Requests, Request]] = []
         self.early: bytes | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.poll: asyncio.TimerHandle | None = None
@@ -122,6 +142,9 @@ class Requests:
         self._engine = session.engine
         self._requests: dict[int, Request] = {}
         self._leaving: dict[int, asyncio.Future[None]] = {}
+        self._any_hold = b"%016x-" % session.id + _ANY_HOLD
+        self._templates: dict[tuple[object, ...], bytes] = {}
+        self._prepared_for = 0
 
     # Joining
 
@@ -158,24 +181,26 @@ class Requests:
             whole = request.count == request.limit
             answer, _ = await session.ask(
                 partial(self._joining, request, condition, whole, at_once, newest)
+                if newest or request.data
+                else partial(self._joining_as_before, request, condition, whole, at_once)
             )
             large = not at_once and len(request.data) > _LARGE
             if answer.ok and not large:
-                request.created = answer.revision
                 request.owns = True
-                return request
+                return self._joined(request, answer.revision)
             found = answer.parts[1:]
             if not at_once:
                 inner = answer if large else found[0]
                 if inner.ok:
-                    request.created = answer.revision
-                    queue = entries(inner.parts[-1].found)
-                    self._place(request, queue, answer.revision)
+                    there = inner.parts[-1]
+                    request.near = there.count <= _NEAR
+                    self._joined(request, answer.revision)
+                    self._place(request, entries(there.found), answer.revision)
                     return request
                 found = found if large else inner.parts
             limit, own, queue = found[0].first, found[1].first, entries(found[2].found)
             if own is not None:  # an attempt whose answer was lost
-                request.created = own.created
+                self._joined(request, own.created)
                 if at_once:
                     request.owns = True
                 else:
@@ -186,6 +211,11 @@ class Requests:
             if whole or not _has_room(queue, request):
                 return None
             newest = answer.revision + 1
+
+    def _joined(self, request: Request, created: int) -> Request:
+        request.created = created
+        self._engine.local[request.key] = (self, request)
+        return request
 
     def _joining(
         self, request: Request, condition: bytes, whole: bool, at_once: bool, newest: int
@@ -222,6 +252,28 @@ class Requests:
             )
             otherwise = (session.get, wire.nested(inner))
         return wire.txn((session.mine, condition, room), then, otherwise)
+
+    def _joining_as_before(
+        self, request: Request, condition: bytes, whole: bool, at_once: bool
+    ) -> bytes:
+        """The same for one without data: only the number of the hold is another one."""
+        if request.hold > _LAST_HOLD:
+            return self._joining(request, condition, whole, at_once, 0)
+        what = (request.name.name, request.count, request.ephemeral, condition, at_once)
+        template = self._template(what)
+        if template is None:
+            hold, request.key = request.key, request.name.requests + self._any_hold
+            template = self._joining(request, condition, whole, at_once, 0)
+            request.key = hold
+            self._templates[what] = template
+        return template.replace(_ANY_HOLD, b"%016x" % request.hold)
+
+    def _template(self, what: tuple[object, ...]) -> bytes | None:
+        """What was prepared for that under the number of this attachment."""
+        if self._prepared_for != self._session.version or len(self._templates) >= _MOST_TEMPLATES:
+            self._prepared_for = self._session.version
+            self._templates.clear()
+        return self._templates.get(what)
 
     async def _condition(self, request: Request) -> bytes:
         """What must hold of the semaphore; it has been checked that the request is right for it."""
@@ -279,11 +331,17 @@ class Requests:
             return
         if request.gone:  # it is being withdrawn already
             return
+        ahead = self._engine.local.get(before[-1].key)
+        if ahead is not None and request.count == request.limit:
+            self._unwatch(request)
+            if (self, request) not in ahead[1].followers:
+                ahead[1].followers.append((self, request))
+            return
         if owning == len(before) > 1:  # the first that waits
             watched = frozenset(each.key for each in before)
         else:
             watched = frozenset([before[-1].key])
-            if owning < len(before) and request.count != request.limit:
+            if owning < len(before) and request.count != request.limit and not request.poll:
                 delay = max(_POLL, _POLL_BY_PLACE * len(before))
                 request.poll = self._engine.loop.call_later(delay, self._look_soon, request)
         self._watch(request, watched, revision)
@@ -298,12 +356,20 @@ class Requests:
             (key,) = watched
         else:
             end = wire.after(key)
-        look = partial(self._look_soon, request)
+        happened, missed = partial(self._happened, request), partial(self._missed, request)
         request.watch = self._engine.watching.add(
-            *(key, end, revision + 1, partial(self._happened, request), look),
+            *(key, end, revision + 1, happened, missed),
             puts=request.count != request.limit,
             at_once=True,
+            once=not end,
         )
+
+    def _missed(self, request: Request) -> None:
+        """Something may have happened before the watch began."""
+        if request.near:
+            self._look_soon(request)
+        elif request.poll is None:  # most probably not, so far behind
+            request.poll = self._engine.loop.call_later(_MISSED, self._look_soon, request)
 
     def _happened(self, request: Request, events: Sequence[Event]) -> None:
         if any(event.kv.key in request.watched for event in events):
@@ -334,6 +400,7 @@ class Requests:
         session, name = self._session, request.name
         if request.poll is not None:
             request.poll.cancel()
+            request.poll = None
         whole = request.count == request.limit
         before = wire.get(
             wire.range_(
@@ -464,11 +531,44 @@ class Requests:
         return future
 
     async def _delete(self, request: Request) -> None:
-        then: tuple[bytes, ...] = (wire.delete(request.key),)
-        if request.data:
-            then = (*then, wire.delete(request.data_key))
-        session = self._session
-        await session.ask(lambda: wire.txn((session.mine,), then, (session.get,)))
+        next_ = next((each for whose, each in request.followers if whose is self), None)
+        if next_ is None or not request.owns or not request.created:
+            await self._session.ask(partial(self._deleting, request))
+        else:
+            answer, _ = await self._session.ask(partial(self._handing_over, request))
+            head = answer.parts[-1].first
+            if not next_.decided and head is not None and head.key == next_.key:
+                next_.owns = True
+                self._stop(next_)
+                self._granted(next_)
+        self._gone(request)
+
+    def _handing_over(self, request: Request) -> bytes:
+        """Delete a request, and read who is the first then."""
+        session, name = self._session, request.name
+        first = wire.range_(*(name.requests, wire.after(name.requests)), limit=1, oldest_first=True)
+        then = (wire.delete(request.key), wire.delete(request.data_key), wire.get(first))
+        return wire.txn((session.mine,), then, (session.get,))
+
+    def _gone(self, request: Request) -> None:
+        """It has left its queue, or nobody here hears of it any more: who follows it looks."""
+        request.gone = True
+        self._engine.local.pop(request.key, None)
+        followers, request.followers = request.followers, []
+        for whose, follower in followers:
+            whose._look_soon(follower)
+
+    def _deleting(self, request: Request) -> bytes:
+        session, key = self._session, request.key
+        if request.data or request.hold > _LAST_HOLD:
+            then = (wire.delete(key), wire.delete(request.data_key))
+            return wire.txn((session.mine,), then, (session.get,))
+        template = self._template((request.name.name,))
+        if template is None:
+            key = request.name.requests + self._any_hold
+            template = wire.txn((session.mine,), (wire.delete(key),), (session.get,))
+            self._templates[request.name.name,] = template
+        return template.replace(_ANY_HOLD, b"%016x" % request.hold)
 
     def _set_timer(self, request: Request, timeout: float | None) -> None:
         if request.timer is not None:
@@ -500,8 +600,8 @@ class Requests:
             request.early = why
             return
         del self._requests[hold]
-        request.gone = True
         self._stop(request)
+        self._gone(request)
         self._session.events.removed(hold, _REMOVALS.get(why, Removal.EVICTED))
 
     def _unwatch(self, request: Request) -> None:
@@ -521,9 +621,10 @@ class Requests:
 
     def stop(self) -> None:
         """The session is over."""
-        for request in self._requests.values():
-            request.gone = True
+        mine = [each for whose, each in self._engine.local.values() if whose is self]
+        for request in {*self._requests.values(), *mine}:
             self._stop(request)
+            self._gone(request)
         self._requests.clear()
 
     # Taking over
@@ -541,7 +642,7 @@ class Requests:
                 )
                 request.data = data.get(request.data_key, b"")
                 request.limit = found.limit
-                request.created = entry.created
+                self._joined(request, entry.created)
                 request.marked = entry.marked
                 request.owns = number < found.owning
                 self._requests[entry.hold] = request

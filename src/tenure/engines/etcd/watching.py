@@ -8,6 +8,8 @@ Rules:
 * A watch goes on where it was: after the last revision that it has heard of. Where that has been
   compacted it begins at what there still is, and whoever watches is told of the gap, so that the
   state is read again.
+* A watch of a key that has been deleted for good is not ended by itself: when there are many, a new
+  stream takes the place of the old one, without them.
 * Nobody concludes from silence that nothing happens: a stream is only up when the member has
   answered on it, the member ends it when it has no leader, and keep-alives that are not answered
   make another member the current one.
@@ -37,6 +39,8 @@ _log = logging.getLogger("tenure")
 _SENTINEL = 1
 """The watch whose beginning tells that the stream is up."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+_MOST_SPENT = 512
+"""How many watches of keys that are gone a stream may carry before another one takes its place."""
 
 
 class Watch:
@@ -45,9 +49,22 @@ class Watch:
     Attributes:
         following: the revision from which on it is yet to hear; 0 until it has begun.
         known: the revision at which the state was read, if it is to begin at once.
+        once: the key does not come back when it has been deleted.
+        spent: nothing will happen any more.
     """
 
-    __slots__ = ("end", "following", "happened", "key", "known", "missed", "number", "puts")
+    __slots__ = (
+        "end",
+        "following",
+        "happened",
+        "key",
+        "known",
+        "missed",
+        "number",
+        "once",
+        "puts",
+        "spent",
+    )
 
     def __init__(
         self,
@@ -57,11 +74,14 @@ class Watch:
         following: int,
         known: int,
         puts: bool,
+        once: bool,
         happened: Callable[[Sequence[Event]], None],
         missed: Callable[[], None],
     ) -> None:
         self.number = number
         self.known = known
+        self.once = once
+        self.spent = False
         self.key = key
         self.end = end
         self.following = following
@@ -101,6 +121,7 @@ class Watching:
         self._more = asyncio.Event()
         self._call: Any = None
         self._turn = -1
+        self._spent = 0
         self._task: asyncio.Task[None] | None = None
         self.is_up = False
 
@@ -128,6 +149,7 @@ class Watching:
         *,
         puts: bool = True,
         at_once: bool = False,
+        once: bool = False,
     ) -> Watch:
         """Watch a key, or a range, from the revision `following` on.
 
@@ -137,14 +159,18 @@ class Watching:
         """
         number = next(self._numbers)
         known, following = (following - 1, 0) if at_once else (0, following)
-        watch = Watch(number, key, end, following, known, puts, happened, missed)
+        watch = Watch(number, key, end, following, known, puts, once, happened, missed)
         self._watches[watch.number] = watch
         self._say(watch.request())
         return watch
 
     def remove(self, watch: Watch) -> None:
         """End a watch. Safe to call twice."""
-        if self._watches.pop(watch.number, None) is not None:
+        if self._watches.pop(watch.number, None) is None:
+            return
+        if watch.spent:
+            self._spent += 1  # which is cheaper than two messages
+        else:
             self._say(wire.unwatch(watch.number))
 
     def _say(self, request: bytes) -> None:
@@ -163,9 +189,9 @@ class Watching:
         pause = 0.0
         while True:
             turn = self._members.turn
-            why = "the stream of watches was closed"
             try:
                 await self._converse(turn)
+                continue
             except (Lost, TimeoutError, TenureError) as error:
                 why = str(error) or "the stream of watches does not begin"
             if self.is_up:
@@ -181,6 +207,7 @@ class Watching:
         metadata = await self._members.metadata(turn)
         others = finishing()
         call = self._members.member(turn).watch(metadata=(*(metadata or ()), ("hasleader", "true")))
+        self._spent = 0
         self._outgoing.clear()
         self._outgoing.append(self._sentinel)
         self._outgoing.extend(watch.request() for watch in self._watches.values())
@@ -193,9 +220,12 @@ class Watching:
             await asyncio.sleep(0)  # the call has begun
             mine = finishing() - others
             async with asyncio.timeout(self._patience):
-                while not self.is_up:
-                    self._hear(await self._read(call))
-            while True:
+                while not self._hear(await self._read(call)):
+                    pass
+            if not self.is_up:
+                self.is_up = True
+                self._up()
+            while self._spent < max(_MOST_SPENT, 4 * len(self._watches)):
                 self._hear(await self._read(call))
         finally:
             self._call = None
@@ -230,11 +260,10 @@ class Watching:
             raise Lost("the member ended the stream of watches")
         return wire.read_watch(data)
 
-    def _hear(self, answer: WatchAnswer) -> None:
+    def _hear(self, answer: WatchAnswer) -> bool:
+        """Pass on what the member says; whether it says that the stream is up."""
         if answer.number == _SENTINEL and answer.created and not answer.canceled:
-            self.is_up = True
-            self._up()
-            return
+            return True
         watch = self._watches.get(answer.number)
         if answer.canceled and (watch is not None or answer.number in {_SENTINEL, -1}):
             self._end_of(watch, answer)
@@ -244,7 +273,9 @@ class Watching:
                 watch.missed()
         elif watch is not None and answer.events:
             watch.following = answer.events[-1].kv.modified + 1
+            watch.spent = watch.once and answer.events[-1].deleted
             watch.happened(answer.events)
+        return False
 
     def _end_of(self, watch: Watch | None, answer: WatchAnswer) -> None:
         """The member has ended a watch."""

@@ -322,21 +322,28 @@ class Answer:
     Attributes:
         revision: of the store, when it was carried out.
         ok: whether everything that was compared held.
-        parts: what each of the things that were done answered.
+        parts: what each of the things that were done answered; decoded when it is asked for.
         found: the keys that were read.
         count: how many there are (of a range), or were deleted.
         more: whether there are more than were asked for.
     """
 
-    __slots__ = ("count", "found", "more", "ok", "parts", "revision")
+    __slots__ = ("_parts", "count", "found", "more", "ok", "raw", "revision")
 
     def __init__(self) -> None:
         self.revision = 0
         self.ok = False
-        self.parts: list[Answer] = []
+        self.raw: list[bytes] = []
+        self._parts: list[Answer] | None = None
         self.found: list[KeyValue] = []
         self.count = 0
         self.more = False
+
+    @property
+    def parts(self) -> list[Answer]:
+        if self._parts is None:
+            self._parts = [_read_part(each) for each in self.raw]
+        return self._parts
 
     @property
     def first(self) -> KeyValue | None:
@@ -355,7 +362,7 @@ def read_answer(data: bytes) -> Answer:
             answer.ok = bool(value)
         elif field == 3:
             assert isinstance(value, bytes)
-            answer.parts.append(_read_part(value))
+            answer.raw.append(value)
     return answer
 
 
