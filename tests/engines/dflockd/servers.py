@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -59,9 +60,16 @@ def free_port() -> int:
 class InThread:
     """Tenure's server on a store of its own, in a thread, for as long as the block lasts."""
 
-    def __init__(self, *, authenticator: Authenticator | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        authenticator: Authenticator | None = None,
+        tls: ssl.SSLContext | None = None,
+        **options: Any,
+    ) -> None:
         self.port = 0
         self._authenticator = authenticator or Anybody()
+        self._tls = tls
         self._options = DflockdOptions(**options)
         self._loop = asyncio.new_event_loop()
         self._stop: asyncio.Event | None = None
@@ -102,8 +110,13 @@ class InThread:
         context = Context(engine, Limits(), self._authenticator, logging.getLogger("tenure.server"))
         listening = socket.create_server(("127.0.0.1", 0))
         self.port = listening.getsockname()[1]
-        url = f"dflockd://127.0.0.1:{self.port}"
-        listener = DflockdListener(context, url, sockets=[listening], options=self._options)
+        listener = DflockdListener(
+            context,
+            self.url if self._tls is None else self.url.replace("dflockd", "dflockds", 1),
+            tls=self._tls,
+            sockets=[listening],
+            options=self._options,
+        )
         try:
             await listener.open()
             self._ready.set()

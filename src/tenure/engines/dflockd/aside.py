@@ -73,4 +73,4 @@ class Aside:
                 else:
                     poll.register(descriptor, select.POLLIN)
             for descriptor, _ in poll.poll(_POLL):
-                connections[descriptor].receive()
+                connections[descriptor].receive_aside()

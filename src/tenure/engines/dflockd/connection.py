@@ -196,8 +196,15 @@ class Connection:
         self.receive()
         self.dispatch()
 
+    def receive_aside(self) -> None:
+        """Read what is there, in another thread than the loop's."""
+        self.receive()
+        if self._arrived:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self.dispatch)
+
     def receive(self) -> None:
-        """Read what is there. From any thread; `dispatch` carries it out, on the loop."""
+        """Read what is there; `dispatch` carries it out, on the loop."""
         renewals: list[tuple[_Expected, Reply]] = []
         with self._lock:
             if self.lost or self._broken:
