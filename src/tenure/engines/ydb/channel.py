@@ -28,7 +28,7 @@ from ydb.credentials import Credentials
 
 from tenure.engines.ydb.messages import Message
 from tenure.engines.ydb.url import Address
-from tenure.errors import AuthenticationFailed, InvalidArgument, TenureError
+from tenure.errors import AuthenticationFailed, InvalidArgument, TenureError, Unsupported
 
 __all__ = ["Channel", "OutOfReach", "Stream"]
 
@@ -38,8 +38,9 @@ FINISHING = 1.0
 ASKING_WHY = 2.0
 """Seconds in which it is found out why connecting failed."""
 
+_KEY_FILE = "YDB_SERVICE_ACCOUNT_KEY_FILE_CREDENTIALS"
 _IN_ENVIRONMENT = (
-    "YDB_SERVICE_ACCOUNT_KEY_FILE_CREDENTIALS",
+    _KEY_FILE,
     "YDB_USER",
     "YDB_ANONYMOUS_CREDENTIALS",
     "YDB_METADATA_CREDENTIALS",
@@ -261,6 +262,9 @@ class Channel:
         return config
 
 
+_REFUSED = (issues.Unauthenticated, issues.Unauthorized)
+
+
 class _InThread(Credentials):
     """Credentials that may have to be fetched, without holding up the event loop meanwhile."""
 
@@ -269,7 +273,18 @@ class _InThread(Credentials):
         self._inner = inner
 
     async def auth_metadata(self) -> Iterable[tuple[str, str]]:
-        return cast("Iterable[tuple[str, str]]", await asyncio.to_thread(self._inner.auth_metadata))
+        try:
+            found = await asyncio.to_thread(self._inner.auth_metadata)
+        except issues.ConnectionError as error:
+            wrong = error.__context__  # of which the SDK keeps no more than words
+            if isinstance(wrong, _REFUSED):
+                raise wrong from error
+            if isinstance(wrong, issues.Unimplemented):
+                raise issues.Unauthenticated(
+                    "it logs nobody in with a password; show it a token"
+                ) from error
+            raise
+        return cast("Iterable[tuple[str, str]]", found)
 
     def _update_driver_config(self, driver_config: Any) -> None:
         self._inner._update_driver_config(driver_config)
@@ -284,12 +299,22 @@ def _credentials(address: Address) -> Any:
         return sdk.AnonymousCredentials()
     if kind == "token":
         return sdk.AccessTokenCredentials(address.token)
+    user, password = address.user, address.password
+    if kind == "environment" and "YDB_USER" in os.environ and _KEY_FILE not in os.environ:
+        # The SDK's own way there ends in an UnboundLocalError (3.33.2).
+        kind, user = "static", os.environ["YDB_USER"]
+        password = os.environ.get("YDB_PASSWORD", "")
     if kind == "static":
-        return _InThread(sdk.StaticCredentials.from_user_password(address.user, address.password))
-    if kind == "metadata":
-        iam: Any = importlib.import_module("ydb.iam")
-        return _InThread(iam.MetadataUrlCredentials())
-    return _InThread(sdk.credentials_from_env_variables())
+        return _InThread(sdk.StaticCredentials.from_user_password(user, password))
+    try:
+        if kind == "metadata":
+            iam: Any = importlib.import_module("ydb.iam")
+            return _InThread(iam.MetadataUrlCredentials())
+        return _InThread(sdk.credentials_from_env_variables())
+    except ImportError as error:
+        raise Unsupported(
+            f"{address.url}: YDB's SDK has not all that these credentials need: {error}"
+        ) from error
 
 
 def _read(address: Address, path: str) -> bytes:
@@ -308,7 +333,7 @@ def _as_out_of_reach() -> Any:
     except TimeoutError:
         raise
     except Exception as error:  # a call on a connection that is just being closed fails anyhow
-        if isinstance(error, issues.Unauthenticated | issues.Unauthorized) or (
+        if isinstance(error, _REFUSED) or (
             _code_of(error) in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
         ):
             raise AuthenticationFailed(
