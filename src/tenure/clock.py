@@ -9,6 +9,7 @@ time is its own.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Protocol
 
 __all__ = ["Clock", "SystemClock"]
@@ -44,8 +45,6 @@ class SystemClock:
     # offer; its CLOCK_MONOTONIC is the continuous one.
     _ID = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-    def now(self) -> float:
-        return time.clock_gettime(self._ID)
-
-    def wall(self) -> float:
-        return time.time()
+    # Every lease reads them several times, and so they are not wrapped in functions of Python's.
+    now = staticmethod(partial(time.clock_gettime, _ID))
+    wall = staticmethod(time.time)
