@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from chaos.adapter import Engine
-from chaos.redis import Redis, RedisInMemory
+from chaos.redis import Redis, RedisInMemory, RedisLossy
 from chaos.report import Report, examine
 from chaos.runner import Plan, run
 from chaos.served import OverYdb, Served
@@ -23,7 +23,7 @@ from chaos.sqlite import Sqlite
 __all__ = ["ENGINES", "main"]
 
 ENGINES: dict[str, type[Engine]] = {
-    engine.name: engine for engine in (Sqlite, Served, OverYdb, Redis, RedisInMemory)
+    engine.name: engine for engine in (Sqlite, Served, OverYdb, Redis, RedisInMemory, RedisLossy)
 }
 """The engines that chaos can be done to, by name."""
 

@@ -2,7 +2,9 @@
 
 `redis` writes everything to disk before it answers, and may end at any moment. `redis-memory` keeps
 nothing: there an end of the server is not tried, because it loses by design what the history would
-miss. Both are stopped, put to sleep, lose their scripts and have their connections killed.
+miss. `redis-lossy` loses everything, again and again: for the quarantine that its clients ask for
+nobody may be granted what a former holder believes in yet, and tokens go on rising. All of them
+are stopped, put to sleep, lose their scripts and have their connections killed.
 """
 
 from __future__ import annotations
@@ -11,20 +13,33 @@ import asyncio
 import shutil
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 from redis.asyncio import Redis as Client
 
+import tenure
 from chaos.adapter import Engine, Fault, Inflict, Scene
 from chaos.network import Proxy, network_faults
+from chaos.runner import prepare
 from chaos.servers import Server, server_faults
+from chaos.work import CONFIGS, NODE
 from tenure.model import NodeConfig
 
-__all__ = ["Redis", "RedisInMemory"]
+__all__ = ["Redis", "RedisInMemory", "RedisLossy"]
 
 _FATAL = frozenset({"kill-server", "restart-server"})
 """What a server without persistence does not survive."""
+
+_QUARANTINE = 30.0
+"""Seconds; as long as the longest window, that of implicit sessions."""
+
+_LASTS = (55.0, 70.0)
+"""Seconds for which nothing else is lost: the quarantine, and as much again to work in."""
+
+
+class _NoAnswer(Exception):
+    """Nobody tells whether something was there that is gone now."""
 
 
 class Redis(Engine):
@@ -117,6 +132,75 @@ class RedisInMemory(Redis):
 
     def faults(self) -> Sequence[Fault]:
         return [fault for fault in super().faults() if fault.name not in _FATAL]
+
+
+class RedisLossy(RedisInMemory):
+    """A server that loses its data, and whose clients do not take it for a new one.
+
+    Its nodes and semaphores are made anew before any client is let in, as an administrator would
+    do it from a script.
+    """
+
+    name = "redis-lossy"
+
+    @property
+    def url(self) -> str:
+        assert self._proxy is not None
+        return f"redis://127.0.0.1:{self._proxy.port}?quarantine={_QUARANTINE:g}"
+
+    @property
+    def _direct_url(self) -> str:
+        assert self._server is not None
+        return f"redis://127.0.0.1:{self._server.port}?quarantine={_QUARANTINE:g}"
+
+    async def start(self) -> None:
+        await super().start()
+        async with tenure.connect(f"{self._direct_url}&fresh=true") as client:
+            await client.list_nodes()
+        for name in ("restart without data", "kill-server, restart-server"):
+            del self.not_done[name]
+
+    def faults(self) -> Sequence[Fault]:
+        return [
+            *super().faults(),
+            Fault("lose-data", "kill -9 of the server, which kept nothing", self._lose, _LASTS),
+            Fault("flush-data", "somebody says FLUSHALL", self._flush, _LASTS),
+        ]
+
+    @asynccontextmanager
+    async def _lose(self, scene: Scene) -> AsyncIterator[str]:
+        assert self._server is not None
+        async with self._without_clients(scene):
+            await self._server.kill()
+            await self._server.start()
+        yield "the server ended"
+
+    @asynccontextmanager
+    async def _flush(self, scene: Scene) -> AsyncIterator[str]:
+        assert self._server is not None
+        async with self._without_clients(scene), Client(port=self._server.port) as client:
+            await client.flushall()
+        yield "FLUSHALL"
+
+    @asynccontextmanager
+    async def _without_clients(self, scene: Scene) -> AsyncIterator[None]:
+        """A block in which the data is lost, and after which what was created is there again."""
+        assert self._proxy is not None
+        journal = scene.journal
+        with journal.revoking():
+            await self._proxy.cut()
+            try:
+                async with tenure.connect(self._direct_url) as client:
+                    session = await client.session(NODE)
+                    await session.close()
+                with suppress(_NoAnswer), ExitStack() as stack:
+                    for name in CONFIGS:  # which perhaps is not there
+                        stack.enter_context(journal.call(session.semaphore(name), "delete"))
+                    yield
+                    raise _NoAnswer
+                await prepare(self._direct_url, self.nodes, journal)
+            finally:
+                await self._proxy.mend()
 
 
 def _free_port() -> int:

@@ -19,10 +19,10 @@ from chaos.crew import Crew
 from chaos.faults import create, everywhere
 from chaos.nemesis import Nemesis
 from chaos.work import CONFIGS, ELECTION, IMPLICIT, MUTEXES, NODE, POOLS, resumable
-from tenure.model import DEFAULT_NODE
+from tenure.model import DEFAULT_NODE, NodeConfig
 from tenure.testing.history import AppendOnly, Journal, Truth
 
-__all__ = ["Plan", "run"]
+__all__ = ["Plan", "prepare", "run"]
 
 _WINDOWS = (1.5, 2.0, 2.5)
 """Seconds of recovery window, by slot: short, so that a pause may last longer."""
@@ -70,7 +70,7 @@ async def run(engine: Engine, plan: Plan, folder: Path) -> None:
         await engine.start()
         scene = Scene(crew, engine, journal, Random(f"{plan.seed} nemesis"))
         nemesis = Nemesis(scene, _lanes(engine, plan.faults), plan.seed)
-        await _prepare(engine, journal)
+        await prepare(engine.admin_url, engine.nodes, journal)
         await crew.start_all()
         facts["begun"] = journal.now()
         if plan.seconds is None:
@@ -109,15 +109,16 @@ def _lanes(engine: Engine, names: Sequence[str]) -> list[list[Fault]]:
     return lanes
 
 
-async def _prepare(engine: Engine, journal: Journal) -> None:
-    async with tenure.connect(engine.admin_url) as client:
-        await client.create_node(NODE, engine.nodes)
-        await client.alter_node(DEFAULT_NODE, engine.nodes)
+async def prepare(url: str, nodes: NodeConfig, journal: Journal) -> None:
+    """Create what the processes compete for, in a store that has none of it."""
+    async with tenure.connect(url) as client:
+        await client.create_node(NODE, nodes)
+        await client.alter_node(DEFAULT_NODE, nodes)
         async with client.session(NODE) as session:
             for name in CONFIGS:
                 await journal.create(session.semaphore(name), 1, b"")
     for name, limit in (*POOLS.items(), (ELECTION, 1)):
-        await create(engine.admin_url, name, limit)
+        await create(url, name, limit)
 
 
 async def _tell_the_truth(engine: Engine, journal: Journal, slots: int) -> bool:

@@ -34,3 +34,25 @@ def test_the_examples_print_what_they_say(redis_url: str, program: str, printed:
     )
     assert (done.stderr, done.returncode) == ("", 0)
     assert done.stdout == printed
+
+
+@pytest.mark.parametrize(
+    ("missing", "program"),
+    [
+        ("redis", "import tenure.interop.effect"),
+        ("redis", "import tenure.interop.blocking"),
+        ("hiredis", "import tenure; tenure.connect('redis://localhost')"),
+        ("hiredis", "from tenure.engines import diagnose; diagnose('redis://localhost')"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_what_installs_it(
+    missing: str, program: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.modules[{missing!r}] = None; {program}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert f"the package {missing}; pip install 'tenure[redis]'" in done.stderr

@@ -23,8 +23,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from redis.asyncio import Redis
-
 from tenure.blocking.portal import Portal, as_it_is, the_portal
 from tenure.errors import Misuse, SessionClosed
 from tenure.interop import exclusive_lock as exclusive_lock_twins
@@ -33,6 +31,7 @@ from tenure.interop.effect.redis import RedisBacking
 from tenure.interop.effect.semaphore import LockLost
 from tenure.interop.endings import PATIENCE
 from tenure.interop.exclusive_lock import Event, Inspection
+from tenure.interop.redis_py import Redis
 
 __all__ = ["Connection", "DistributedSemaphore", "ExclusiveLock", "Permits", "Taking", "connect"]
 

@@ -19,17 +19,13 @@ import re
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-
-from redis.exceptions import RedisError
+from typing import Any, Literal, TypeAlias
 
 from tenure.clock import Clock, SystemClock
 from tenure.durations import Duration, seconds
 from tenure.errors import EngineError, InvalidArgument, LeaseLost, TenureError
 from tenure.interop.endings import Endings, margin
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
+from tenure.interop.redis_py import Redis, RedisError
 
 __all__ = ["Event", "ExclusiveLock", "Inspection"]
 

@@ -10,17 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
-
-from redis.exceptions import RedisError
+from typing import Any
 
 from tenure.clock import Clock, SystemClock
 from tenure.durations import Duration, seconds
 from tenure.interop.effect.backing import BackingError
 from tenure.interop.endings import over
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
+from tenure.interop.redis_py import Redis, RedisError
 
 __all__ = ["RedisBacking"]
 
