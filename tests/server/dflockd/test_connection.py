@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenure.engines.contract import Engine
+from tenure.engines.contract import Attach, Engine
 from tenure.engines.memory import MemoryEngine
 from tenure.server.auth import Authenticator
+from tenure.server.dflockd.housekeeping import Deaf
 from tenure.server.limits import Limits
 from tenure.testing import VirtualClock
 from tenure.testing.clock import run
@@ -357,6 +358,38 @@ async def test_what_is_held_outlives_a_server_that_ends(clock: VirtualClock) -> 
         token_of(await other.asks("l", "job", "0"))
         assert await client.asks("n", "job", tokens[0]) == "error"
     await store.aclose()
+
+
+async def test_what_a_killed_server_left_for_nobody_is_deleted_in_its_time(
+    clock: VirtualClock,
+) -> None:
+    store = MemoryEngine("left", clock)
+    await store.open()
+    async with serving(clock, engine=MemoryEngine("left", clock)) as listener:
+        client = Client(listener)
+        token = token_of(await client.asks("sl", "pool", "0 2"))
+        assert await client.asks("sr", "pool", token) == "ok"
+    async with serving(clock, engine=MemoryEngine("left", clock)) as listener:
+        client = Client(listener)
+        assert await client.asks("sl", "pool", "0 3") == "error_limit_mismatch"
+        assert len(await store.list_semaphores("/dflockd", owners=False, waiters=False)) == 1
+        await asyncio.sleep(70)
+        assert await store.list_semaphores("/dflockd", owners=False, waiters=False) == []
+        token_of(await Client(listener).asks("sl", "pool", "0 3"))
+    await store.aclose()
+
+
+async def test_what_somebody_else_made_is_not_deleted(clock: VirtualClock, engine: Engine) -> None:
+    async with serving(clock, engine=engine, read_timeout=1000.0) as listener:
+        session = await engine.attach(Attach("/dflockd", 1000.0), Deaf())
+        await session.create_semaphore("pool", 2, b"", exist_ok=False)
+        client = Client(listener)
+        token = token_of(await client.asks("sl", "pool", "0 2"))
+        assert await client.asks("sr", "pool", token) == "ok"
+        await asyncio.sleep(70)
+        assert "pool" not in listener.locks.keys
+        (pool,) = await engine.list_semaphores("/dflockd", owners=False, waiters=False)
+        assert pool.limit == 2
 
 
 async def test_a_lost_session_is_the_end_of_its_connection(

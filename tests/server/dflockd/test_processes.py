@@ -95,7 +95,11 @@ async def test_tokens_outlive_a_server_that_is_killed(tmp_path: Path) -> None:
             assert await client.ask("r", "job", job) == "ok"
             fence = int((await other.token("l", "job", "0"))[:16], 16)
             assert fence > int(job[:16], 16)
-        assert await server.end() == 0
+            client.say("l", "job", "30")
+            assert await other.ask("ping") == "ok"
+            assert await server.end() == 0
+            assert await client.hear() == "error_draining"
+            assert await client.hear() == ""
 
 
 async def test_locks_are_those_of_tenures_own_clients(tmp_path: Path) -> None:

@@ -25,13 +25,12 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from tenure.engines.contract import Answer, Attach
-from tenure.errors import AuthenticationFailed, NodeNotFound, TenureError
-from tenure.model import NodeConfig
+from tenure.engines.contract import Answer
+from tenure.errors import AuthenticationFailed, TenureError
 from tenure.server.accept import Greeting
 from tenure.server.dflockd.claims import ASKED, HELD, MARK, OVER, WAITING, Claim
 from tenure.server.dflockd.commands import COMMANDS
-from tenure.server.dflockd.holder import Holder
+from tenure.server.dflockd.holder import Holder, attached
 from tenure.server.limits import LimitReached
 from tenure.wire.lines.replies import ERROR, ERROR_AUTH, ERROR_DRAINING, OK, QUEUED, grant
 from tenure.wire.lines.requests import RawRequest, RequestReader
@@ -47,8 +46,6 @@ _MUCH = 64 * 1024  # unread bytes with which it is not read from
 _TOO_MUCH = 512 * 1024  # unread bytes of a client that waits for a lock
 _WRONG_TOKEN_PAUSE = 0.1
 _FAREWELL = 5.0  # seconds for a client to read its last word
-_SHORTEST_WINDOW = 60.0
-_LONGEST_WINDOW = 30 * 60.0
 
 
 class Connection(asyncio.Protocol):
@@ -329,7 +326,7 @@ class Connection(asyncio.Protocol):
     def _reply(self, reply: bytes) -> None:
         """It is not busy any more."""
         self._awaited = None
-        if self._transport is None:
+        if self._transport is None or self._leaving is not None:
             return
         self._busy = False
         self._heard_at = self._now()
@@ -341,22 +338,7 @@ class Connection(asyncio.Protocol):
 
     async def attach(self, lease: int) -> bytes:
         """Get a holder."""
-        window = min(max(2.0 * lease, _SHORTEST_WINDOW), _LONGEST_WINDOW)
-        holder = Holder(self.locks, window, self)
-        node = self._options.node
-        how = Attach(node, window, self._listener.describe(self.peer), "window")
-        self._context.counts.sessions.take(node=node)
-        try:
-            try:
-                holder.session = await self._context.engine.attach(how, holder)
-            except NodeNotFound:  # somebody has dropped it
-                await self._context.engine.create_node(node, NodeConfig(), exist_ok=True)
-                holder.session = await self._context.engine.attach(how, holder)
-        except BaseException:
-            self._context.counts.sessions.give_back()
-            raise
-        self.locks.holders.add(holder)
-        self.holder = holder
+        self.holder = await attached(self, lease, self._listener.describe(self.peer))
         return b""
 
     def lost_holder(self, claims: list[Claim]) -> None:

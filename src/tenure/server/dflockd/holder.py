@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tenure.engines.contract import EngineSession, Removal
-from tenure.errors import SessionExpired
-from tenure.model import Recovered
+from tenure.engines.contract import Attach, EngineSession, Removal
+from tenure.errors import NodeNotFound, SessionExpired
+from tenure.model import NodeConfig, Recovered
 from tenure.server.dflockd.claims import WAITING, Claim
 from tenure.wire.lines.replies import ERROR, TIMEOUT
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from tenure.server.dflockd.connection import Connection
     from tenure.server.dflockd.locks import Locks
 
-__all__ = ["Holder"]
+__all__ = ["Holder", "attached"]
+
+_SHORTEST, _LONGEST = 60.0, 30 * 60.0  # windows, in seconds
 
 
 class Holder:
@@ -126,3 +128,27 @@ class Holder:
     def _tell(self, claim: Claim) -> None:
         if self.connection is not None:
             self.connection.news(claim)
+
+
+async def attached(connection: Connection, lease: int, description: str) -> Holder:
+    """A holder for a connection, whose first claim is for such a lease.
+
+    Raises what the store raises, and `LimitReached`.
+    """
+    locks = connection.locks
+    context, node = locks.context, locks.options.node
+    window = min(max(2.0 * lease, _SHORTEST), _LONGEST)
+    holder = Holder(locks, window, connection)
+    how = Attach(node, window, description, "window")
+    context.counts.sessions.take(node=node)
+    try:
+        try:
+            holder.session = await context.engine.attach(how, holder)
+        except NodeNotFound:  # somebody has dropped it
+            await context.engine.create_node(node, NodeConfig(), exist_ok=True)
+            holder.session = await context.engine.attach(how, holder)
+    except BaseException:
+        context.counts.sessions.give_back()
+        raise
+    locks.holders.add(holder)
+    return holder

@@ -22,12 +22,12 @@ from tenure.server.dflockd.claims import MARK, Claim, Record
 from tenure.server.dflockd.holder import Holder
 from tenure.server.dflockd.locks import Locks
 
-__all__ = ["collect", "take_over_orphans"]
+__all__ = ["Deaf", "collect", "know_leftovers", "take_over_orphans"]
 
 _WINDOW = 30.0
 
 
-class _Deaf:
+class Deaf:
     """What the store says of a session that holds nothing (`SessionEvents`)."""
 
     def proven(self, at: float) -> None: ...
@@ -56,7 +56,7 @@ async def collect(locks: Locks, description: str) -> None:
     if made:
         node = locks.options.node
         how = Attach(node, _WINDOW, description)
-        session = await locks.context.engine.attach(how, _Deaf())
+        session = await locks.context.engine.attach(how, Deaf())
         try:
             for key in made:
                 if key.claims:
@@ -75,6 +75,15 @@ async def collect(locks: Locks, description: str) -> None:
                 locks.forget(key)
         finally:
             await session.close()
+
+
+async def know_leftovers(locks: Locks) -> None:
+    """What was made for keys that nobody uses now is deleted in its time."""
+    now = locks.now()
+    node = locks.options.node
+    for each in await locks.context.engine.list_semaphores(node, owners=False, waiters=False):
+        if not each.ephemeral and each.data == MARK and each.name not in locks.keys:
+            locks.found(each.name, each.limit, now)
 
 
 async def take_over_orphans(locks: Locks, prefix: str) -> None:

@@ -31,7 +31,7 @@ from tenure.server.accept import Door, Greeting
 from tenure.server.addresses import parse
 from tenure.server.context import Context
 from tenure.server.dflockd.connection import Connection
-from tenure.server.dflockd.housekeeping import collect, take_over_orphans
+from tenure.server.dflockd.housekeeping import collect, know_leftovers, take_over_orphans
 from tenure.server.dflockd.locks import Locks
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.sockets import bind_ports
@@ -39,6 +39,9 @@ from tenure.server.sockets import bind_ports
 __all__ = ["DflockdListener"]
 
 T = TypeVar("T")
+
+_FLUSHED_IN = 1.0  # seconds in which a client can read its last reply
+_ORPHANS_EVERY = 15.0  # seconds between two looks for sessions whose server has died
 
 
 class DflockdListener:
@@ -84,7 +87,7 @@ class DflockdListener:
         self._interval = min(
             1.0, self.options.sweep_interval, max(0.02, self.options.read_timeout / 8)
         )
-        self._swept_at = self._kept_at = context.clock.now()
+        self._swept_at = self._kept_at = self._looked_at = context.clock.now()
         self.locks = Locks(context, self.options, self.start)
 
     @property
@@ -122,6 +125,7 @@ class DflockdListener:
         self._door = Door(self.context, sockets, self._connection, self._tls)
         try:
             await take_over_orphans(self.locks, self.describe(""))
+            await know_leftovers(self.locks)
         except BaseException:
             await self.aclose()
             raise
@@ -147,6 +151,10 @@ class DflockdListener:
             await self.drain()
             await door.aclose()
             await self._until_gone(self.options.shutdown_time)
+            self.locks.leaving = True
+            for connection in list(self._connections):
+                connection.leave(b"")
+            await self._until_gone(_FLUSHED_IN)
         finally:
             self._door = None
             self.locks.leaving = True
@@ -156,10 +164,14 @@ class DflockdListener:
                 self._keeping.cancel()
             for connection in list(self._connections):
                 connection.cut_off()
-        await self._until_gone(None)
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
-        await self._detach()
+        try:
+            await self._until_gone(None)
+            while self._tasks:
+                await asyncio.wait(set(self._tasks))
+            await self._detach()
+        finally:
+            for task in self._tasks:
+                task.cancel()
 
     async def _until_gone(self, seconds: float | None) -> None:
         """Wait until every connection is lost, or so long."""
@@ -168,17 +180,16 @@ class DflockdListener:
             await asyncio.wait(lost, timeout=seconds)
 
     async def _detach(self) -> None:
-        failed = 0
-        for holder in list(self.locks.holders):
-            try:
-                await self.locks.detach(holder)
-            except TenureError as error:
-                failed += 1
-                self.context.log(logging.ERROR, "a session could not be detached", why=error)
+        ends = await asyncio.gather(
+            *(self.locks.detach(each) for each in list(self.locks.holders)), return_exceptions=True
+        )
+        failed = [end for end in ends if isinstance(end, BaseException)]
+        for error in failed:
+            self.context.log(logging.ERROR, "a session could not be detached", why=error)
         if failed:
             raise EngineError(
-                f"{failed} sessions could not be detached in the store, which must not be closed "
-                "in order now, since that would end them; the log says why"
+                f"{len(failed)} sessions could not be detached in the store, which must not be "
+                "closed in order now, since that would end them; the log says why"
             )
 
     # What connections say
@@ -226,6 +237,8 @@ class DflockdListener:
     async def _keep_house(self) -> None:
         try:
             await collect(self.locks, self.describe("housekeeping"))
-            await take_over_orphans(self.locks, self.describe(""))
+            if self._kept_at - self._looked_at >= _ORPHANS_EVERY:
+                self._looked_at = self._kept_at
+                await take_over_orphans(self.locks, self.describe(""))
         except TenureError as error:
             self.context.log(logging.ERROR, "the store failed", why=error)
