@@ -236,6 +236,37 @@ async def test_an_acquire_cancelled_before_its_answer_leaves_nothing(server: Ser
         assert await queue_of(client, "m") == (0, 0)
 
 
+async def test_an_acquire_cancelled_on_a_line_that_breaks_meanwhile_leaves_nothing(
+    server: Server,
+) -> None:
+    async with (
+        Proxy(server.socket, f"{server.socket}.proxy") as proxy,
+        tenure.connect(proxy.url) as client,
+        tenure.connect(server.url) as eye,
+        client.session() as session,
+        session.mutex("kept").lock() as kept,
+    ):
+        for cut_first in (True, False):
+            proxy.delay = 0.1
+            before = proxy.passed
+            acquiring = asyncio.create_task(session.mutex("m").lock())
+            while proxy.passed == before:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            if cut_first:
+                proxy.cut()
+            acquiring.cancel()
+            await asyncio.wait([acquiring])
+            assert acquiring.cancelled()
+            proxy.cut()
+            proxy.delay = 0.0
+            async with asyncio.timeout(PATIENCE):
+                while await queue_of(eye, "m") != (0, 0):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        kept.check()
+        endless = {key for key, dies in server.all_keys().items() if not dies}
+        assert endless <= {"{tenure}:meta", "{tenure}:nodes"}
+
+
 @guarantee("cancelled", "nothing leaks", "others go on", on=REDIS)
 async def test_a_release_cancelled_before_its_answer_takes_effect(server: Server) -> None:
     async with (
