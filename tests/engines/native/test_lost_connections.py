@@ -285,6 +285,37 @@ async def test_an_attach_that_is_cancelled_while_nothing_arrives_leaves_no_sessi
         await stage.until(over, "its end")
 
 
+async def test_an_attach_that_is_cancelled_after_the_connection_was_lost_leaves_no_session(
+    address: str,
+) -> None:
+    async with on_a_cable(address) as (stage, cable, engine):
+        cable.deaf = True
+        beginning = asyncio.create_task(stage.program(engine=engine))
+
+        async def sessions() -> int:
+            return len(await stage.eye.list_sessions(DEFAULT_NODE))
+
+        async def begun() -> bool:
+            return await sessions() == 1
+
+        async def over() -> bool:
+            return await sessions() == 0
+
+        await stage.until(begun, "the server's beginning it")
+        cable.out = True
+        cable.cut()
+
+        async def lost() -> bool:
+            return cable.plugs[-1].lost
+
+        await stage.until(lost, "the loss of the connection")
+        beginning.cancel()
+        await asyncio.wait([beginning])
+        assert await sessions() == 1
+        cable.out = False
+        await stage.until(over, "its end")
+
+
 async def test_what_asks_the_server_as_a_whole_asks_again(address: str) -> None:
     async with on_a_cable(address) as (stage, cable, engine):
         cable.deaf = True

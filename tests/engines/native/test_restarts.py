@@ -14,10 +14,17 @@ from tenure.clock import SystemClock
 from tenure.engines import connect_engine
 from tenure.engines.contract import Place, Removal
 from tenure.engines.native import connect
-from tenure.errors import AuthenticationFailed, EngineUnavailable
+from tenure.errors import (
+    AuthenticationFailed,
+    EngineUnavailable,
+    SemaphoreExists,
+    SemaphoreNotFound,
+)
 from tenure.events import SessionAttached
 from tenure.model import DEFAULT_NODE
 from tenure.testing.program import answer_of, raises
+from tenure.testing.stage import WINDOW
+from tests.corpus.subjects import SystemClockThatSteps
 from tests.engines.native.cable import on_a_cable
 from tests.engines.native.test_lost_connections import back
 from tests.engines.stores import a_file
@@ -155,6 +162,60 @@ async def test_a_client_moves_to_the_other_server_and_keeps_everything(store: st
             await program.withdraw(waiting)
             here.stop()
             assert (await program.lock("m")).place is Place.GRANTED
+
+
+async def test_who_comes_back_after_its_window_takes_nothing_from_its_successor(
+    store: str,
+) -> None:
+    clock = SystemClockThatSteps()
+    with served(store) as first, served(store) as second:
+        async with on_a_cable(first.address, clock) as (stage, cable, engine):
+            former = await stage.program(engine=engine, liveness="window")
+            await former.lock("m")
+            cable.out = True
+            cable.cut()
+            other = connect(second.address, SystemClock())
+            await other.open()
+            successor = await stage.program(
+                engine=other, liveness="window", resume=former, assume_dead=True
+            )
+            clock.advance(2 * WINDOW)  # a suspension, of which the loop's timers know nothing
+            cable.out = False
+            await former.ended()
+            assert former.heard.end is not None
+            assert not former.heard.end.taken_over  # it has not asked
+            assert await stage.queue("m") == ([successor.id], [])
+            assert successor.heard.end is None
+            await stage.disconnect(other)
+
+
+async def test_what_a_lost_server_has_created_and_deleted_is_created_and_deleted(
+    store: str,
+) -> None:
+    with served(store) as server:
+        address = server.address
+        async with on_a_cable(address) as (stage, cable, engine):
+            program, other = await stage.program(engine=engine), await stage.program()
+            await other.create("old", 1)
+            cable.deaf = True
+            creating = asyncio.create_task(program.create("new", 2, b"data"))
+            deleting = asyncio.create_task(program.session.delete_semaphore("old", force=False))
+
+            async def done() -> bool:
+                found = await stage.eye.list_semaphores(DEFAULT_NODE, owners=False, waiters=False)
+                return [each.name for each in found] == ["new"]
+
+            await stage.until(done, "the server's doing it")
+            server.stop()
+            cable.deaf = False
+            with served(store, url=address):
+                await creating
+                await deleting
+                with raises(SemaphoreExists):
+                    await program.create("new", 2, b"data")
+                with raises(SemaphoreNotFound):
+                    await program.session.delete_semaphore("old", force=False)
+                await stage.aclose()
 
 
 async def test_of_several_servers_all_are_tried_when_one_cannot_be_reached(store: str) -> None:

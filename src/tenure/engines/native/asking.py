@@ -16,7 +16,7 @@ from tenure.engines.native.calls import Call
 from tenure.engines.native.operations import Operations
 from tenure.engines.native.reconcile import OWNED, Holds
 from tenure.engines.native.watches import Watches
-from tenure.errors import SessionExpired
+from tenure.errors import SemaphoreExists, SemaphoreNotFound, SessionExpired
 from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
 from tenure.wire import messages as wire
 
@@ -63,7 +63,15 @@ class Asking(ABC):
         name = plain_name(name, self.node)
         limit = plain_count(limit, "limit", self.node, name)
         data = plain_data(data, self.node, name)
-        await self._ask(wire.CreateSemaphore, name, limit, data, bool(exist_ok)).future
+        call = self._ask(wire.CreateSemaphore, name, limit, data, bool(exist_ok))
+        try:
+            await call.future
+        except SemaphoreExists:
+            if not call.perhaps_done:
+                raise
+            found = await self.describe_semaphore(name, owners=False, waiters=False)
+            if (found.limit, found.data, found.ephemeral) != (limit, data, False):
+                raise
 
     async def update_semaphore(self, name: str, data: bytes) -> None:
         self._check()
@@ -74,7 +82,12 @@ class Asking(ABC):
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         self._check()
         name = plain_name(name, self.node)
-        await self._ask(wire.DeleteSemaphore, name, bool(force)).future
+        call = self._ask(wire.DeleteSemaphore, name, bool(force))
+        try:
+            await call.future
+        except SemaphoreNotFound:
+            if not call.perhaps_done:
+                raise
 
     async def describe_semaphore(
         self, name: str, *, owners: bool, waiters: bool

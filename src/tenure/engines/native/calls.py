@@ -28,9 +28,20 @@ class Call:
         until: of an `Enqueue` with a timeout, when that is over.
         parts: what has arrived of an answer that comes in parts.
         sent: it was sent, over this connection or one before, and may have been done.
+        perhaps_done: a server has had it that may have done it, and cannot be asked any more.
     """
 
-    __slots__ = ("future", "message", "number", "parts", "rid", "sent", "session", "until")
+    __slots__ = (
+        "future",
+        "message",
+        "number",
+        "parts",
+        "perhaps_done",
+        "rid",
+        "sent",
+        "session",
+        "until",
+    )
 
     def __init__(
         self,
@@ -47,6 +58,7 @@ class Call:
         self.until: float | None = None
         self.parts: list[Any] = []
         self.sent = False
+        self.perhaps_done = False
 
     def succeed(self, result: object) -> None:
         """That is the answer."""

@@ -20,6 +20,8 @@ import logging
 import random
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from tenure.clock import Clock
 from tenure.engines.native.calls import Call, ConnectionGone
 from tenure.engines.native.connection import Connection
@@ -61,6 +63,7 @@ class Link:
         self.decode = wire.server_message().decode
         self.sessions: dict[int, NativeSession] = {}
         self.connection: Connection | None = None
+        self._disowned: dict[Struct, int] = {}
         self.patience = PATIENCE
         self._program = program
         self._dial = dial
@@ -156,6 +159,25 @@ class Link:
         self.sessions[session.channel] = session
         if self.connection is not None:
             self.connection.look_sooner()
+
+    def disown(self, attach: Struct, channel: int, connection: Connection | None) -> None:
+        """Nobody wants the new session that this may have begun: have it closed, now or later.
+
+        Where the answer is lost with the connection, both are said again over the next one.
+        """
+        self._disowned[attach] = channel
+        if connection is not None:
+            self._close_disowned(attach, channel, connection)
+
+    def _close_disowned(self, attach: Struct, channel: int, connection: Connection) -> None:
+        def closed(answer: asyncio.Future[object]) -> None:
+            if not isinstance(answer.exception(), ConnectionGone):
+                self._disowned.pop(attach, None)
+
+        rid = self.next_rid()
+        call = Call(rid, wire.Close(rid, channel), self.loop.create_future())
+        call.future.add_done_callback(closed)
+        connection.submit(call)
 
     def elsewhere(self, connection: Connection, why: str) -> None:
         """This server cannot do what must be done: try the others, and this one last."""
@@ -269,6 +291,9 @@ class Link:
         self._up.set()
         for session in list(self.sessions.values()):
             session.reattach(connection)
+        for attach, channel in list(self._disowned.items()):
+            connection.send(attach)  # finds the session, if this server has begun it
+            self._close_disowned(attach, channel, connection)
 
     def _lose(self, connection: Connection) -> None:
         """It is of no more use, if that is not known yet."""

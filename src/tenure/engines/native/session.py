@@ -92,6 +92,7 @@ class NativeSession(Asking):
         self._watches = Watches(self.channel)
         self._leaving: asyncio.Future[object] | None = None
         self._window_ends: asyncio.TimerHandle | None = None
+        self._until = inf  # when that is
         self._retry: asyncio.TimerHandle | None = None
         self._refusals = 0
 
@@ -153,6 +154,9 @@ class NativeSession(Asking):
             operations.landed(call)
             call.succeed(placed)
         again = [each for each in map(self._renewed, plan.again) if each is not None]
+        if not answer.kept:
+            for call in again:
+                call.perhaps_done = call.sent
         operations.go_on(connection, again)
         for hold in plan.orphans:
             self._ask(wire.Withdraw, hold)
@@ -187,15 +191,23 @@ class NativeSession(Asking):
             self._retry = None
         if self._window_ends is None:
             now = self._now()
-            until = (now if self.proofs.last is None else self.proofs.last) + self.window
-            self._window_ends = self._loop.call_later(max(0.0, until - now), self._give_up)
+            self._until = (now if self.proofs.last is None else self.proofs.last) + self.window
+            left = max(0.0, self._until - now)
+            self._window_ends = self._loop.call_later(left, self._give_up)
         if was_attached and self._leaving is None:
             self._events.detached()
 
     def reattach(self, connection: Connection) -> None:
-        """There is a connection: attach it again, if it is to be."""
+        """There is a connection: attach it again, if it is to be.
+
+        Once its window has passed somebody else may have resumed it, from whom attaching would
+        take it. The timer that watches over that may be late, or may not count a suspension.
+        """
         self._retry = None
-        if self.begun:
+        if self._window_ends is not None and self._now() >= self._until:
+            self._stop_timers()
+            self._give_up()
+        elif self.begun:
             call = self.ask_to_attach(self._link.next_rid(), connection)
             call.future.add_done_callback(partial(self._reattached, connection))
 
@@ -293,10 +305,14 @@ class NativeSession(Asking):
             attaching.future.cancel()
         self._leaving = self._loop.create_future()  # nothing is told any more
         self._finish(None)
-        if connection is not None and (unanswered or self.begun):
-            leave = wire.Close if self._how.session_id is None else wire.Detach
+        if attaching is None:
+            return  # no server has heard of it
+        if not self.is_resumed:
+            self._link.disown(attaching.message, self.channel, connection)
+        elif connection is not None and (unanswered or self.begun):
             rid = self._link.next_rid()
-            connection.submit(Call(rid, leave(rid, self.channel), self._loop.create_future()))
+            message = wire.Detach(rid, self.channel)
+            connection.submit(Call(rid, message, self._loop.create_future()))
 
     def stop(self) -> None:
         """The engine is closed, though the server may not know that this session is."""
