@@ -81,14 +81,15 @@ class Wanted:
         stop_time: Duration,
         handle: type[Lease] = Lease,
     ) -> None:
-        check_policy(on_loss)
+        if on_loss is not None:
+            check_policy(on_loss)
         self.kind = kind
         self.name = name
         self.count = count
         self.data = data
         self.ephemeral = ephemeral
         self.on_loss = on_loss
-        self.stop_time = seconds(stop_time, "a stop time")
+        self.stop_time = seconds(stop_time, "a stop time") if stop_time else 0.0
         self.handle = handle
 
     def __str__(self) -> str:

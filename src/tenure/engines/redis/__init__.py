@@ -5,14 +5,17 @@ Who is granted is told by a message to the one engine whose session it is. What 
 looked up, after a gap and every few seconds.
 
 From the bottom up: ``url`` says where the server is, ``scripts`` what it runs (``lua/``), ``wire``
-is one connection, ``connecting`` how one comes about, ``link`` that there is one again when it
-breaks; ``renewing`` and ``confirming`` have connections of their own, for what must not wait;
-``engine``, ``session`` and ``describe`` fulfil the contract.
+is one connection and ``commands`` what goes over it, ``connecting`` how one comes about, ``link``
+that there is one again when it breaks; ``renewing`` and ``confirming`` have connections of their
+own, for what must not wait. ``engine`` and ``session`` fulfil the contract, upon ``administration``
+and ``attachment``, with ``attaching``, ``operations`` and ``describe``.
 
 Rules:
 
 * All keys of a namespace have one hash tag, its prefix. Each key of a session or a request has an
   owner who ends it, or a time to live.
+* What a session asks for in one go is one script, which does it in order; one that fails leaves the
+  others alone.
 * Every command of a session has the token of its attachment, and is refused with an older one.
   After a gap sessions are attached anew first, under new tokens, and then what was not answered is
   sent again: requests are known by their holds, changes by their numbers, so nothing is done twice.

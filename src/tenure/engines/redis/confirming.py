@@ -13,13 +13,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tenure.clock import Clock
+from tenure.engines.redis.commands import Pending, Refusal
 from tenure.engines.redis.connecting import Server, connect_once, greet
 from tenure.engines.redis.url import Address
-from tenure.engines.redis.wire import Pending, Refusal, Wire
+from tenure.engines.redis.wire import Wire
 from tenure.errors import EngineError, EngineUnavailable
 
 if TYPE_CHECKING:
-    from tenure.engines.redis.session import RedisSession
+    from tenure.engines.redis.attachment import Attachment
 
 __all__ = ["Confirmer"]
 
@@ -38,14 +39,14 @@ class Confirmer:
         self._clock = clock
         self._server: Server | None = None
         self._wire: Wire | None = None
-        self._granted: list[tuple[RedisSession, Told]] = []
+        self._granted: list[tuple[Attachment, Told]] = []
         self._task: asyncio.Task[None] | None = None
 
     def serve(self, server: Server) -> None:
         """Where the server is now."""
         self._server = server
 
-    def confirm(self, session: RedisSession, told: Told) -> None:
+    def confirm(self, session: Attachment, told: Told) -> None:
         """Call `told` when enough replicas have what was granted, or with why that cannot be."""
         self._granted.append((session, told))
         if self._task is None:
@@ -75,7 +76,7 @@ class Confirmer:
         finally:
             self._task = None
 
-    async def _confirm(self, sessions: set[RedisSession]) -> EngineError | None:
+    async def _confirm(self, sessions: set[Attachment]) -> EngineError | None:
         wanted = self._address.min_replicas
         try:
             async with asyncio.timeout(_PATIENCE + self._address.connect_timeout):

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple
 
+from tenure.engines.redis.commands import Pending, Refusal
 from tenure.engines.redis.url import Address, Place
-from tenure.engines.redis.wire import Pending, Refusal, Wire
+from tenure.engines.redis.wire import Wire
 from tenure.errors import (
     AuthenticationFailed,
     EngineError,

@@ -6,38 +6,29 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from tenure.clock import Clock
-from tenure.core import rules
 from tenure.engines.contract import Attach, SessionEvents
-from tenure.engines.redis import describe
+from tenure.engines.redis.administration import Administration
+from tenure.engines.redis.attaching import attach, new_token
+from tenure.engines.redis.attachment import Attachment, ignore
+from tenure.engines.redis.commands import Call
 from tenure.engines.redis.confirming import Confirmer
 from tenure.engines.redis.connecting import Server
 from tenure.engines.redis.link import Link
 from tenure.engines.redis.renewing import Renewer
-from tenure.engines.redis.scripts import SCRIPTS, Script
-from tenure.engines.redis.session import OWNS, WAITING, RedisSession, not_found
+from tenure.engines.redis.scripts import SCRIPTS
+from tenure.engines.redis.session import OWNS, WAITING, RedisSession
 from tenure.engines.redis.url import Address
-from tenure.engines.redis.wire import Call, Refusal, Wire, pack
+from tenure.engines.redis.wire import Wire
 from tenure.errors import (
     EngineError,
-    EngineUnavailable,
-    InvalidArgument,
-    NodeBusy,
-    NodeExists,
-    NodeNotFound,
-    TenureError,
 )
 from tenure.model import (
     Capabilities,
-    Liveness,
-    NodeConfig,
-    NodeDescription,
-    SemaphoreDescription,
-    SessionDescription,
 )
 
 __all__ = ["RedisEngine"]
@@ -63,22 +54,7 @@ class _Watch:
         self.changed = changed
 
 
-class _Attaching(Call):
-    """What attaches, in the epoch that the engine knows when this is sent."""
-
-    __slots__ = ("_engine",)
-
-    def __init__(self, engine: RedisEngine, script: Script, *args: str | bytes | int) -> None:
-        super().__init__(script, None, args, _unheard)
-        self._engine = engine
-
-    def packed(self, meta: str) -> bytes:
-        return pack(
-            ("EVALSHA", self.script.digest, 1, meta, *self.args, self._engine.epoch),
-        )
-
-
-class RedisEngine:
+class RedisEngine(Administration):
     """What the contract calls an engine.
 
     Attributes:
@@ -89,21 +65,17 @@ class RedisEngine:
 
     capabilities = Capabilities(resume=True, durable=True)
 
-    loop: asyncio.AbstractEventLoop
-    link: Link
     renewer: Renewer
 
     def __init__(self, address: Address, clock: Clock) -> None:
-        self.url = address.url
+        super().__init__(address)
         self.clock = clock
         self.seen = 0
         self.confirmer: Confirmer | None = None
         self.channel = ""
         self.epoch = ""
-        self._address = address
         self._meta = f"{address.prefix}meta"
         self._channel = b""
-        self._open = False
         self._closing: asyncio.Task[None] | None = None
         self._thread = 0
         self._sessions: dict[str, RedisSession] = {}  # by each token that it may have
@@ -200,10 +172,6 @@ class RedisEngine:
     def saw(self, order_id: int) -> None:
         """Note an order id: later ones are higher, whatever the store remembers."""
         self.seen = max(self.seen, order_id)
-
-    def _opened(self) -> None:
-        if not self._open:
-            raise EngineUnavailable(f"{self.url} is not open")
 
     # The link's client
 
@@ -362,110 +330,16 @@ class RedisEngine:
 
     async def attach(self, how: Attach, events: SessionEvents) -> RedisSession:
         self._opened()
-        rules.check_path(how.node)
-        if how.session_id is not None:
-            return await self._take_over(how, how.session_id, events)
-        rules.check_window(how.recovery_window, how.node)
-        rules.check_description(how.description, how.node)
-        rules.check_key(how.key, how.node)
-        if how.recovery_window > self._address.quarantine:
-            raise InvalidArgument(
-                f"{self.url} says that no recovery window is longer than its quarantine of "
-                f"{self._address.quarantine:g} s, and this one is {how.recovery_window:g} s",
-                node=how.node,
-            )
-        token = new_token(1)
-        window = int(how.recovery_window * 1e6)
-        at = self.clock.now()
-        session = await self._attached(
-            how,
-            lambda reply: RedisSession(self, how, events, reply[1], token, how.recovery_window),
-            _Attaching(
-                self,
-                SCRIPTS["attach"],
-                *(how.node, token, self.channel, window, how.description, how.liveness),
-                *(how.key, rules.SESSIONS_PER_NODE),
-            ),
-        )
-        events.proven(at)
-        return session
+        return await attach(self, self._address.quarantine, how, events)
 
-    async def _take_over(self, how: Attach, number: int, events: SessionEvents) -> RedisSession:
-        secret = secrets.token_hex(8)
-        session = await self._attached(
-            how,
-            lambda reply: RedisSession(
-                self, how, events, number, reply[1].decode(), reply[2] / 1e6
-            ),
-            _Attaching(
-                self,
-                SCRIPTS["takeover"],
-                *(how.node, number, secret, self.channel, how.key),
-            ),
-        )
-        try:
-            if not how.assume_dead:
-                await session.until_nobody_believes()
-            at = self.clock.now()
-            await session.begin()
-        except BaseException:
-            session.abandon()
-            raise
-        events.proven(at)
-        return session
+    def admit(self, session: RedisSession) -> bool:
+        """A session is attached; false if that is too late."""
+        self._sessions[session.token] = session
+        if self._open:
+            self.expect(int(session.window * 1e6))
+        return self._open
 
-    async def _attached(
-        self, how: Attach, make: Callable[[Any], RedisSession], call: Call
-    ) -> RedisSession:
-        """Send what attaches; the session is known as soon as the answer is."""
-        made: asyncio.Future[RedisSession] = self.loop.create_future()
-
-        def answered(reply: Any) -> None:
-            if isinstance(reply, Refusal) or reply[0] != b"ok":
-                if not made.done():
-                    made.set_exception(self._attach_error(how, reply))
-                return
-            session = make(reply)
-            self._sessions[session.token] = session
-            if made.done() or not self._open:
-                session.abandon()  # nobody waits for it any more
-            else:
-                self.expect(int(session.window * 1e6))
-                made.set_result(session)
-
-        call.answered = answered
-        self.link.send(call)
-        late = self._after_patience(made, EngineUnavailable, how.node)
-        try:
-            return await made
-        except asyncio.CancelledError:
-            if made.done() and not made.cancelled() and made.exception() is None:
-                made.result().abandon()
-            raise
-        finally:
-            late.cancel()
-
-    def _attach_error(self, how: Attach, reply: Any) -> TenureError:
-        number = how.session_id
-        if isinstance(reply, Refusal):
-            return EngineError(f"{self.url} attaches no session: {reply}", node=how.node)
-        if reply[0] == b"no node":
-            return _no_node(how.node)
-        if reply[0] == b"full":
-            return InvalidArgument(
-                f"the node {how.node} has {rules.SESSIONS_PER_NODE} sessions, which is the most",
-                node=how.node,
-            )
-        assert number is not None
-        if reply[0] == b"refused":
-            liveness: Liveness = "window" if reply[1] == b"window" else "process"
-            try:
-                rules.check_resumable(liveness, reply[2], how.key, how.node, number)
-            except TenureError as error:
-                return error
-        return rules.not_there_to_resume(how.node, number)
-
-    def forget(self, session: RedisSession) -> None:
+    def forget(self, session: Attachment) -> None:
         """A session is over."""
         for token in session.tokens:
             self._sessions.pop(token, None)
@@ -486,7 +360,7 @@ class RedisEngine:
         if not watches:
             self.link.subscribe(channel)
         watches.append(watch)
-        self.link.send(Call(SCRIPTS["watch"], None, (), _ignore))
+        self.link.send(Call(SCRIPTS["watch"], None, (), ignore))
         return partial(self._unwatch, channel, watch)
 
     def _unwatch(self, channel: str, watch: _Watch) -> None:
@@ -496,127 +370,3 @@ class RedisEngine:
             if not watches:
                 del self._watches[channel]
                 self.link.unsubscribe(channel)
-
-    # Administration
-
-    def _after_patience(
-        self, answer: asyncio.Future[Any], kind: type[TenureError], path: str
-    ) -> asyncio.TimerHandle:
-        """What fails an answer that takes too long, unless it is cancelled."""
-        patience = self._address.connect_timeout + self._address.patience
-
-        def fail() -> None:
-            if not answer.done():
-                self.link.give_up("the server does not answer")
-                why = f" ({self.link.trouble})" if self.link.trouble else ""
-                answer.set_exception(
-                    kind(f"{self.url} did not answer within {patience:g} s{why}", node=path)
-                )
-
-        return self.loop.call_later(patience, fail)
-
-    async def _ask(self, path: str, script: str, *args: str | bytes | int) -> Any:
-        """What a script answers to nobody in particular."""
-        self._opened()
-        future: asyncio.Future[Any] = self.loop.create_future()
-
-        def answered(reply: Any) -> None:
-            if not future.done():
-                future.set_result(reply)
-
-        self.link.send(Call(SCRIPTS[script], None, args, answered))
-        late = self._after_patience(future, EngineError, path)
-        try:
-            reply = await future
-        finally:
-            late.cancel()
-        if isinstance(reply, Refusal):
-            raise EngineError(f"{self.url} refused a command: {reply}", node=path)
-        if reply[0] == b"no node":
-            raise _no_node(path)
-        return reply
-
-    async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
-        rules.check_path(path)
-        text = describe.config_text(config)
-        reply = await self._ask(
-            path, "admin", "create", path, text, secrets.token_hex(8), int(exist_ok)
-        )
-        if reply[0] == b"exists":
-            raise NodeExists(f"the node {path} exists already", node=path)
-
-    async def alter_node(self, path: str, config: NodeConfig) -> None:
-        rules.check_path(path)
-        done = False
-        while not done:  # until nobody else has altered it meanwhile
-            _, old = await self._ask(path, "admin", "config", path)
-            new = describe.config_text(rules.merge_config(describe.config(old), config))
-            reply = await self._ask(path, "admin", "alter", path, new, old)
-            done = reply[0] == b"ok"
-
-    async def drop_node(self, path: str, *, force: bool) -> None:
-        rules.check_path(path)
-        rules.check_droppable(path)
-        reply = await self._ask(path, "admin", "drop", path, int(force))
-        if reply[0] == b"busy":
-            raise NodeBusy(
-                f"the node {path} has {reply[1]} attached session(s); close them, or drop it by "
-                "force, which ends them",
-                node=path,
-            )
-
-    async def describe_node(self, path: str) -> NodeDescription:
-        rules.check_path(path)
-        _, config, sessions, semaphores = await self._ask(path, "admin", "node", path)
-        return NodeDescription(path, describe.config(config), sessions, semaphores)
-
-    async def list_nodes(self) -> Sequence[str]:
-        _, paths = await self._ask("", "admin", "nodes", "")
-        return sorted(path.decode() for path in paths)
-
-    async def list_semaphores(
-        self, path: str, *, owners: bool, waiters: bool
-    ) -> Sequence[SemaphoreDescription]:
-        rules.check_path(path)
-        _, found = await self._ask(path, "describe", "", path, int(owners or waiters))
-        described = [describe.semaphore(each, owners=owners, waiters=waiters) for each in found]
-        return sorted(described, key=lambda each: each.name)
-
-    async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
-        rules.check_path(path)
-        _, found = await self._ask(path, "admin", "sessions", path)
-        return describe.sessions(path, found)
-
-    async def end_session(self, path: str, session_id: int) -> bool:
-        rules.check_path(path)
-        reply = await self._ask(path, "admin", "end", path, session_id)
-        return bool(reply[1])
-
-    async def evict(self, path: str, name: str, order_id: int) -> bool:
-        rules.check_path(path)
-        reply = await self._ask(path, "admin", "evict", path, name, order_id)
-        if reply[0] == b"missing":
-            rules.check_name(name, path)
-            raise not_found(name, path)
-        return bool(reply[1])
-
-
-def new_token(number: int) -> str:
-    """What an attachment is known by; no other has the same."""
-    return f"{number}.{secrets.token_hex(8)}"
-
-
-def _no_node(path: str) -> NodeNotFound:
-    return NodeNotFound(
-        f"there is no node {path}; create it with client.create_node({path!r}) or "
-        f"'tenure node create {path}'",
-        node=path,
-    )
-
-
-def _ignore(reply: object) -> None:
-    """Nobody waits for this answer."""
-
-
-def _unheard(reply: object) -> None:
-    raise AssertionError(f"nobody hears {reply!r}")

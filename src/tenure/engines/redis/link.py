@@ -19,9 +19,10 @@ import random
 from collections import deque
 from typing import Any, Protocol
 
+from tenure.engines.redis.commands import Batch, Operation, Pending, Refusal
 from tenure.engines.redis.connecting import Server, connect, connect_once, greet
 from tenure.engines.redis.url import Address
-from tenure.engines.redis.wire import Batch, Operation, Pending, Refusal, Wire
+from tenure.engines.redis.wire import Wire
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 
 __all__ = ["Client", "Link"]

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 
 from tenure.clock import Clock
+from tenure.engines.redis.commands import pack
 from tenure.engines.redis.connecting import Server
 from tenure.engines.redis.scripts import SCRIPTS
 from tenure.engines.redis.url import Address
-from tenure.engines.redis.wire import pack
 
 if TYPE_CHECKING:
-    from tenure.engines.redis.session import RedisSession
+    from tenure.engines.redis.attachment import Attachment
 
 __all__ = ["Renewer"]
 
@@ -41,7 +41,7 @@ class Renewer:
         self._meta = meta
         self._clock = clock
         self._server: Server | None = None
-        self._wanted: dict[RedisSession, None] = {}
+        self._wanted: dict[Attachment, None] = {}
         self._look = threading.Condition()
         self._thread: threading.Thread | None = None
         self._socket: socket.socket | None = None
@@ -54,7 +54,7 @@ class Renewer:
         with self._look:
             self._server = server
 
-    def renew(self, session: RedisSession) -> None:
+    def renew(self, session: Attachment) -> None:
         """Have a session renewed. From any thread; at once."""
         with self._look:
             if self._closing:
@@ -99,7 +99,7 @@ class Renewer:
                 self._disconnect()
         self._disconnect()
 
-    def _renew(self, sessions: list[RedisSession]) -> None:
+    def _renew(self, sessions: list[Attachment]) -> None:
         connection = self._connected()
         at = self._clock.now()
         commands: list[tuple[str | bytes | int, ...]] = [

@@ -1,4 +1,4 @@
-"""One attachment of a session, through one engine."""
+"""What a program does through one attached session."""
 
 from __future__ import annotations
 
@@ -11,55 +11,40 @@ from typing import TYPE_CHECKING, Any
 from tenure.core import rules
 from tenure.engines.contract import Answer, Attach, Enqueued, Place, Removal, SessionEvents
 from tenure.engines.redis import describe
-from tenure.engines.redis.scripts import SCRIPTS
-from tenure.engines.redis.wire import Call, Operation, Refusal
-from tenure.errors import (
-    EngineError,
-    InvalidArgument,
-    LeaseReleased,
-    SemaphoreBusy,
-    SemaphoreExists,
-    SemaphoreNotFound,
-    SessionExpired,
-    TenureError,
+from tenure.engines.redis.attachment import Attachment, ignore, settle
+from tenure.engines.redis.commands import Call
+from tenure.engines.redis.operations import (
+    Enqueue,
+    Withdraw,
+    WithdrawUnasked,
+    count_text,
+    microseconds,
 )
-from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, SemaphoreDescription, Unchanged
+from tenure.engines.redis.scripts import SCRIPTS
+from tenure.errors import EngineError, SessionExpired
+from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
 
 if TYPE_CHECKING:
     from tenure.engines.redis.engine import RedisEngine
 
-__all__ = ["RedisSession", "count_text"]
+__all__ = ["OWNS", "WAITING", "RedisSession"]
 
 ASKED, WAITING, OWNS = range(3)
 """What is known of a hold."""
 
 REMOVALS = {b"t": Removal.TIMED_OUT, b"x": Removal.DELETED, b"e": Removal.EVICTED}
 
-_RENEW = SCRIPTS["renew"]
 _GRANTED = Place.GRANTED
 _REFUSED = Enqueued(Place.REFUSED, None)
-_WHOLE = str(EPHEMERAL_LIMIT)
 _CHUNK = 256
 
 
-def count_text(count: int) -> str:
-    """A count for a script: "0" is one that cannot be right, which the script finds in its turn."""
-    if count == EPHEMERAL_LIMIT:
-        return _WHOLE
-    return str(count) if isinstance(count, int) and 1 <= count <= EPHEMERAL_LIMIT else "0"
-
-
-class RedisSession:
+class RedisSession(Attachment):
     """What the contract calls a session.
 
     Attributes:
-        token: what this attachment is known by, "<attach number>.<secret>"; every command has it.
-        tokens: those that it may have in the store by now, while it is attached anew.
         holds: its requests, and what is known of them.
         waited: the names of those that wait.
-        over: it has ended or been closed here; nothing is told about it any more.
-        look: set when something has happened that a take-over waits for.
-        put_by: what was pushed while its take-over is not complete; ``None`` when it is.
     """
 
     def __init__(
@@ -71,173 +56,14 @@ class RedisSession:
         token: str,
         window: float,
     ) -> None:
-        self.id = number
-        self.path = how.node
-        self.token = token
-        self.tokens = [token]
-        self.window = window
-        self.events = events
+        super().__init__(engine, how, events, number, token, window)
         self.holds: dict[int, int] = {}
         self.waited: dict[int, str] = {}
-        self.over = False
-        self.look = asyncio.Event()
-        self.put_by: list[tuple[bytes, bytes]] | None = None if how.session_id is None else []
         self._early: dict[int, tuple[bytes, bytes]] = {}
         self._fresh: set[int] = set()  # began to wait in this turn; some may not have heard it
         self._changes = 0
         self._seen_changes: list[int] = []
-        self._why_over: TenureError | None = None
-        self._engine = engine
-        self.loop = engine.loop
-        self._send = engine.link.send
         self._operate = engine.link.operate
-        self._now = engine.clock.now
-
-    @property
-    def attach_number(self) -> int:
-        return int(self.token.partition(".")[0])
-
-    # Proof
-
-    def renew(self) -> None:
-        if self.over:
-            return
-        engine = self._engine
-        if not engine.is_in_loop():
-            engine.renewer.renew(self)
-        elif engine.link.is_up:  # or else attaching anew is the proof
-            self._send(Call(_RENEW, self, (), partial(self._renewed, self._now())))
-
-    def _renewed(self, at: float, reply: Any) -> None:
-        if reply == 0 and not self.over:
-            self.events.proven(at)
-        else:
-            self._wrong(reply)
-
-    # The end
-
-    async def close(self) -> None:
-        await self._leave("close")
-
-    async def detach(self) -> None:
-        await self._leave("detach")
-
-    async def _leave(self, how: str) -> None:
-        if self.over:
-            return
-        self._forget()
-        left: asyncio.Future[Any] = self.loop.create_future()
-        self._send_leave(how, partial(_settle, left))
-        reply = await left
-        if isinstance(reply, Refusal):
-            raise self._failure(reply)
-
-    def _send_leave(self, how: str, answered: Callable[[Any], None]) -> None:
-        self._send(Call(SCRIPTS["leave"], self, (how, *self.tokens), answered))
-
-    def abandon(self) -> None:
-        """Nobody has heard of it: it ends, or is detached again if it was taken over."""
-        if not self.over:
-            how = "close" if self.put_by is None else "detach"
-            self._forget()
-            self._send_leave(how, _ignore)
-
-    def end(self, why: str) -> None:
-        """The store says that it is over."""
-        self._end(SessionExpired(f"the session on {self.path} is over: {why}", node=self.path))
-
-    def superseded(self) -> None:
-        """Another attachment has taken over. It is told so, and the store then that it was."""
-        if not self.over:
-            self._end(rules.taken_over(self.path))
-            self._send(Call(SCRIPTS["acknowledge"], None, (self.id, *self.tokens), _ignore))
-
-    def stop(self, error: TenureError) -> None:
-        """The engine is being closed."""
-        self.over = True
-        self._why_over = error
-        self.look.set()
-
-    def _end(self, error: SessionExpired) -> None:
-        if not self.over:
-            self._why_over = error
-            self._forget()
-            self.events.ended(error)
-
-    def _forget(self) -> None:
-        self.over = True
-        self.look.set()
-        self._engine.forget(self)
-
-    def check(self) -> None:
-        """Raise why it is over, if it is."""
-        if self.over:
-            raise self._why_over or self._gone()
-
-    def _gone(self) -> SessionExpired:
-        return SessionExpired(f"the session on {self.path} is over", node=self.path)
-
-    # Answers that are none
-
-    def _wrong(self, reply: Any) -> TenureError | None:
-        """Act on an answer that says that the session is over; returns the error, if it is one."""
-        if isinstance(reply, Refusal):
-            return self._failure(reply)
-        if isinstance(reply, list) and reply and isinstance(reply[0], bytes):
-            if reply[0] == b"error":
-                return self._failure(reply[1].decode())
-            if reply[0] == b"gone":
-                self.end("the store does not know it any more")
-                return self._why_over or self._gone()
-            if reply[0] == b"taken":
-                self.superseded()
-                return self._why_over or self._gone()
-        return None
-
-    def _failure(self, refusal: Refusal | str) -> EngineError:
-        return EngineError(
-            f"{self._engine.url} refused a command for {self.path}: {refusal}", node=self.path
-        )
-
-    def _error(self, code: bytes, reply: list[Any], name: str, count: int) -> TenureError:
-        """The error for what a script found wrong; the rules word it."""
-        try:
-            if code == b"missing":
-                raise not_found(name, self.path)
-            if code == b"kind":
-                rules.check_kind(not reply[1], bool(reply[1]), self.path, name)
-            elif code == b"count":
-                rules.check_count(count, int(reply[1]), self.path, name)
-            elif code == b"shrink":
-                rules.check_shrink(
-                    count, int(reply[2]), int(reply[3]), self.path, reply[1].decode()
-                )
-            elif code == b"busy":
-                raise SemaphoreBusy(
-                    f"{name!r} on {self.path} has owners or waiters; release it, or delete it by "
-                    "force, which takes it from them",
-                    node=self.path,
-                    name=name,
-                )
-            elif code == b"full":
-                raise InvalidArgument(
-                    f"the node {self.path} has {rules.SEMAPHORES_PER_NODE} semaphores, which is "
-                    "the most",
-                    node=self.path,
-                    name=name,
-                )
-            elif code == b"exists":
-                raise SemaphoreExists(
-                    f"{name!r} on {self.path} exists already, with limit {int(reply[1])}",
-                    node=self.path,
-                    name=name,
-                    limit=int(reply[1]),
-                )
-            elif code == b"released":
-                raise LeaseReleased(f"the request on {self.path} is over", node=self.path)
-        except TenureError as error:
-            return error
-        return EngineError(f"{self._engine.url} answered {reply!r}", node=self.path, name=name)
 
     # Semaphores
 
@@ -267,7 +93,7 @@ class RedisSession:
         rules.check_name(name, self.path)
         told: asyncio.Future[Any] = self.loop.create_future()
         wanted = int(owners or waiters)
-        self._send(Call(SCRIPTS["describe"], self, (wanted, name), partial(_settle, told)))
+        self._send(Call(SCRIPTS["describe"], self, (wanted, name), partial(settle, told)))
         reply = await told
         error = self._wrong(reply)
         if error is None and reply[0] != b"ok":
@@ -315,18 +141,12 @@ class RedisSession:
         if data != b"":
             rules.check_data(data, self.path, name)
         rules.check_name(name, self.path)
-        words: tuple[str | bytes | int, ...]
-        if count == EPHEMERAL_LIMIT and ephemeral and timeout is None and not data:
-            words = ("m", hold, name)
-        else:
-            flag = "1" if ephemeral else "0"
-            words = ("e", hold, name, count_text(count), data, _microseconds(timeout), flag)
-        asked = _Enqueue(self, hold, name, count, words)
+        asked = Enqueue(self, hold, name, count, data, timeout, ephemeral)
         self.holds[hold] = ASKED
         self._operate(asked)
         return asked
 
-    def placed(self, asked: _Enqueue, reply: Any) -> None:
+    def placed(self, asked: Enqueue, reply: Any) -> None:
         """A request has been answered."""
         hold = asked.hold
         if type(reply) is int:
@@ -367,7 +187,7 @@ class RedisSession:
         self.holds[hold] = standing
         return True
 
-    def _confirmed_at_once(self, asked: _Enqueue, order_id: int, error: EngineError | None) -> None:
+    def _confirmed_at_once(self, asked: Enqueue, order_id: int, error: EngineError | None) -> None:
         if error is None:
             self._place(asked.hold, OWNS)
             asked.settle(Enqueued(Place.GRANTED, order_id))
@@ -394,18 +214,18 @@ class RedisSession:
             *("", 0 if count is None else count, "alter", hold),
             "" if count is None else count_text(count),
             *("0" if data is None else "1", data or b""),
-            "-" if timeout is UNCHANGED else _microseconds(timeout),
+            "-" if timeout is UNCHANGED else microseconds(timeout),
         )
 
     def withdraw(self, hold: int) -> Answer[None]:
         if self.over:
             return None
         self._drop(hold)
-        asked = _Withdraw(self, hold)
+        asked = Withdraw(self, hold)
         self._operate(asked)
         return asked
 
-    def withdrawn(self, asked: _Withdraw, reply: Any) -> None:
+    def withdrawn(self, asked: Withdraw, reply: Any) -> None:
         """A withdrawal has been answered with something else than success."""
         error = self._wrong(reply)
         if error is None or isinstance(error, SessionExpired):
@@ -419,7 +239,7 @@ class RedisSession:
 
     def _withdraw_unasked(self, hold: int) -> None:
         if not self.over:
-            self._operate(_WithdrawUnasked(self, hold))
+            self._operate(WithdrawUnasked(self, hold))
 
     def _drop(self, hold: int) -> None:
         self.holds.pop(hold, None)
@@ -429,15 +249,6 @@ class RedisSession:
             self._early.pop(hold, None)
 
     # What is pushed
-
-    @property
-    def seen(self) -> int:
-        """The highest order id that this program has come across."""
-        return self._engine.seen
-
-    def told(self, message: bytes) -> None:
-        """What would have been pushed came with an answer."""
-        self._engine.told(message)
 
     def push(self, kind: bytes, rest: bytes) -> None:
         """Something happened to the session, or to one of its requests."""
@@ -516,7 +327,7 @@ class RedisSession:
     def _lost_something(self) -> None:
         """The store lives on without the last of what it said: nothing it said can be relied on."""
         self.end("the store has lost what it had granted or queued (a failover, or old data)")
-        self._send_leave("close", _ignore)
+        self._send_leave("close", ignore)
 
     # Taking over
 
@@ -551,14 +362,14 @@ class RedisSession:
                 put_by, self.put_by = self.put_by or [], None
                 for push in put_by:
                     self.push(*push)
-            _settle(told, reply)
+            settle(told, reply)
 
         self._send(Call(SCRIPTS["begin"], self, (), begun))
         self._raise(await told)
 
     async def _ask(self, script: str) -> Any:
         told: asyncio.Future[Any] = self.loop.create_future()
-        self._send(Call(SCRIPTS[script], self, (), partial(_settle, told)))
+        self._send(Call(SCRIPTS[script], self, (), partial(settle, told)))
         reply = await told
         self._raise(reply)
         return reply
@@ -581,76 +392,9 @@ class RedisSession:
         )
 
 
-class _Enqueue(Operation[Enqueued]):
-    def __init__(
-        self,
-        session: RedisSession,
-        hold: int,
-        name: str,
-        count: int,
-        words: tuple[str | bytes | int, ...],
-    ) -> None:
-        super().__init__(loop=session.loop)
-        self.session = session
-        self.hold = hold
-        self.name = name
-        self.count = count
-        self.words = words
-
-    def answered(self, reply: Any) -> None:
-        self.session.placed(self, reply)
-
-    def again(self) -> None:
-        if self.words[0] == "m":
-            self.words = ("E", self.hold, self.name, _WHOLE, b"", "", "1")
-        else:
-            self.words = ("E", *self.words[1:])
-
-
-class _Withdraw(Operation[None]):
-    def __init__(self, session: RedisSession, hold: int) -> None:
-        super().__init__(loop=session.loop)
-        self.session = session
-        self.words = ("w", hold)
-
-    def answered(self, reply: Any) -> None:
-        if reply == 0:
-            self.settle(None)
-        else:
-            self.session.withdrawn(self, reply)
-
-
-class _WithdrawUnasked(_Withdraw):
-    """Nobody waits for it."""
-
-    def answered(self, reply: Any) -> None:
-        if reply != 0:
-            self.session.withdrawn_unasked(reply)
-
-
-def not_found(name: str, path: str) -> SemaphoreNotFound:
-    """The error for a name that no semaphore has."""
-    return SemaphoreNotFound(
-        f"there is no semaphore {name!r} on {path}; create it first", node=path, name=name
-    )
-
-
-def _microseconds(timeout: float | None) -> str:
-    return "" if timeout is None else str(min(int(timeout * 1e6) + (timeout > 0), 10**15))
-
-
 def _chunks(holds: list[int]) -> Iterator[tuple[int, ...]]:
     for start in range(0, len(holds), _CHUNK):
         yield tuple(holds[start : start + _CHUNK])
-
-
-def _ignore(reply: object) -> None:
-    """Nobody waits for this answer."""
-
-
-def _settle(future: asyncio.Future[Any], reply: Any) -> None:
-    if not future.done():
-        future.set_result(reply)
 
 
 def _finish(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:

@@ -19,173 +19,32 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import hiredis
 
-from tenure.engines.prompt import Prompt
-from tenure.engines.redis.scripts import SCRIPTS, Script
+from tenure.engines.redis.commands import (
+    Batch,
+    Call,
+    Once,
+    Operation,
+    Pending,
+    Refusal,
+    Words,
+    never,
+    pack,
+)
+from tenure.engines.redis.scripts import SCRIPTS
 
 if TYPE_CHECKING:
-    from tenure.engines.redis.session import RedisSession
+    from tenure.engines.redis.attachment import Attachment
 
-__all__ = ["Batch", "Call", "Operation", "Pending", "Refusal", "Wire", "Words", "pack"]
-
-T = TypeVar("T")
-
-Refusal = hiredis.ReplyError
-"""A reply that is an error, as a value."""
-
-pack = cast("Callable[[tuple[str | bytes | int, ...]], bytes]", hiredis.pack_command)
-"""The bytes of a command; what hiredis declares as its argument's type is a tuple of one."""
+__all__ = ["Wire"]
 
 _UNUSABLE = frozenset({"READONLY", "LOADING", "MASTERDOWN", "BUSY", "UNBLOCKED"})
 _NOTHING = object()
-_OPERATE = SCRIPTS["operate"]
 _ENOUGH = 16
 """Operations that are sent at once, though the turn of the loop is not over."""
-
-
-class Pending(Protocol):
-    """A command under way."""
-
-    def packed(self, meta: str) -> bytes:
-        """Its bytes, as of now; `meta` is the key that scripts are given."""
-        ...
-
-    def answered(self, reply: Any) -> None:
-        """The reply is here."""
-        ...
-
-
-class Call:
-    """A script to run, for a session (as which it is attached when this is sent) or for nobody."""
-
-    __slots__ = ("answered", "args", "script", "session")
-
-    def __init__(
-        self,
-        script: Script,
-        session: RedisSession | None,
-        args: tuple[str | bytes | int, ...],
-        answered: Callable[[Any], None],
-    ) -> None:
-        self.script = script
-        self.session = session
-        self.args = args
-        self.answered = answered
-
-    def packed(self, meta: str) -> bytes:
-        session = self.session
-        if session is None:
-            words = ("EVALSHA", self.script.digest, 1, meta, *self.args)
-        else:
-            words = (
-                *("EVALSHA", self.script.digest, 1, meta, session.id, session.token),
-                *self.args,
-            )
-        return pack(words)
-
-
-class Operation(Prompt[T]):
-    """One of what sessions do all the time. What is asked in one go becomes one `Batch`.
-
-    Attributes:
-        session: whose it is.
-        words: what ``operate.lua`` is told of it.
-    """
-
-    session: RedisSession
-    words: tuple[str | bytes | int, ...]
-
-    def answered(self, reply: Any) -> None:
-        """The reply is here."""
-        raise NotImplementedError
-
-    def settle(self, result: T) -> None:
-        """That is what it comes to, unless nobody waits for that any more."""
-        if not self.done():
-            self.set_result(result)
-
-    def fail(self, error: Exception) -> None:
-        """It could not be done."""
-        if not self.done():
-            self.set_exception(error)
-
-    def again(self) -> None:
-        """It was sent, may have been done, and is sent once more."""
-
-
-class Batch:
-    """Operations of one session, in the order in which they were asked for, as one command."""
-
-    __slots__ = ("operations", "session")
-
-    def __init__(self, session: RedisSession, operation: Operation[Any]) -> None:
-        self.session = session
-        self.operations = [operation]
-
-    def packed(self, meta: str) -> bytes:
-        session = self.session
-        words: list[str | bytes | int]
-        words = ["EVALSHA", _OPERATE.digest, 1, meta, session.id, session.token, session.seen]
-        for operation in self.operations:
-            words += operation.words
-        return pack(tuple(words))
-
-    def answered(self, reply: Any) -> None:
-        operations = self.operations
-        if type(reply) is not list or type(reply[0]) is bytes:  # the same for all
-            for operation in operations:
-                operation.answered(reply)
-            return
-        for operation, each in zip(operations, reply, strict=False):
-            operation.answered(each)
-        for news in reply[len(operations) :]:
-            self.session.told(news)
-
-
-class Words:
-    """A plain command, and the future of its reply; a refusal is raised."""
-
-    __slots__ = ("reply", "words")
-
-    def __init__(self, words: tuple[str | bytes | int, ...], reply: asyncio.Future[Any]) -> None:
-        self.words = words
-        self.reply = reply
-
-    def packed(self, meta: str) -> bytes:  # noqa: ARG002  a script's business
-        return pack(self.words)
-
-    def answered(self, reply: Any) -> None:
-        if self.reply.done():
-            return
-        if isinstance(reply, Refusal):
-            self.reply.set_exception(reply)
-        else:
-            self.reply.set_result(reply)
-
-    def fail(self, why: str) -> None:
-        """The connection is gone, and this is not sent again on another one."""
-        if not self.reply.done():
-            self.reply.set_exception(ConnectionResetError(why))
-
-
-class _Once(Words):
-    """A script that is not sent again on another connection."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Call, reply: asyncio.Future[Any]) -> None:
-        super().__init__((), reply)
-        self._call = call
-
-    def packed(self, meta: str) -> bytes:
-        return self._call.packed(meta)
-
-
-def _never(reply: object) -> None:
-    raise AssertionError(f"the reply {reply!r} is somebody else's")
 
 
 class Wire(asyncio.Protocol):
@@ -287,11 +146,11 @@ class Wire(asyncio.Protocol):
         return reply
 
     def run(
-        self, name: str, session: RedisSession | None, *args: str | bytes | int
+        self, name: str, session: Attachment | None, *args: str | bytes | int
     ) -> asyncio.Future[Any]:
         """The reply of a script that is for this connection only."""
         reply = self._loop.create_future()
-        self.send(_Once(Call(SCRIPTS[name], session, args, _never), reply))
+        self.send(Once(Call(SCRIPTS[name], session, args, never), reply))
         return reply
 
     async def load_missing_scripts(self) -> None:

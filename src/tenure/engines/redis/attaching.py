@@ -1,0 +1,157 @@
+"""How sessions are attached: new ones, and those that are taken over."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tenure.core import rules
+from tenure.engines.contract import Attach, SessionEvents
+from tenure.engines.redis.administration import no_node
+from tenure.engines.redis.commands import Call, Refusal, pack
+from tenure.engines.redis.scripts import SCRIPTS, Script
+from tenure.engines.redis.session import RedisSession
+from tenure.errors import EngineError, EngineUnavailable, InvalidArgument, TenureError
+from tenure.model import Liveness
+
+if TYPE_CHECKING:
+    from tenure.engines.redis.engine import RedisEngine
+
+__all__ = ["attach", "new_token"]
+
+
+class _Attaching(Call):
+    """What attaches, in the epoch that the engine knows when this is sent."""
+
+    __slots__ = ("_engine",)
+
+    def __init__(self, engine: RedisEngine, script: Script, *args: str | bytes | int) -> None:
+        super().__init__(script, None, args, _unheard)
+        self._engine = engine
+
+    def packed(self, meta: str) -> bytes:
+        return pack(
+            ("EVALSHA", self.script.digest, 1, meta, *self.args, self._engine.epoch),
+        )
+
+
+def new_token(number: int) -> str:
+    """What an attachment is known by; no other has the same."""
+    return f"{number}.{secrets.token_hex(8)}"
+
+
+def _unheard(reply: object) -> None:
+    raise AssertionError(f"nobody hears {reply!r}")
+
+
+async def attach(
+    engine: RedisEngine, longest: float, how: Attach, events: SessionEvents
+) -> RedisSession:
+    """What the contract says of `attach`; no recovery window is longer than `longest` seconds."""
+    rules.check_path(how.node)
+    if how.session_id is not None:
+        return await _take_over(engine, how, how.session_id, events)
+    rules.check_window(how.recovery_window, how.node)
+    rules.check_description(how.description, how.node)
+    rules.check_key(how.key, how.node)
+    if how.recovery_window > longest:
+        raise InvalidArgument(
+            f"{engine.url} says that no recovery window is longer than its quarantine of "
+            f"{longest:g} s, and this one is {how.recovery_window:g} s",
+            node=how.node,
+        )
+    token = new_token(1)
+    window = int(how.recovery_window * 1e6)
+    at = engine.clock.now()
+    session = await _attached(
+        engine,
+        how,
+        lambda reply: RedisSession(engine, how, events, reply[1], token, how.recovery_window),
+        _Attaching(
+            engine,
+            SCRIPTS["attach"],
+            *(how.node, token, engine.channel, window, how.description, how.liveness),
+            *(how.key, rules.SESSIONS_PER_NODE),
+        ),
+    )
+    events.proven(at)
+    return session
+
+
+async def _take_over(
+    engine: RedisEngine, how: Attach, number: int, events: SessionEvents
+) -> RedisSession:
+    secret = secrets.token_hex(8)
+    session = await _attached(
+        engine,
+        how,
+        lambda reply: RedisSession(engine, how, events, number, reply[1].decode(), reply[2] / 1e6),
+        _Attaching(
+            engine,
+            SCRIPTS["takeover"],
+            *(how.node, number, secret, engine.channel, how.key),
+        ),
+    )
+    try:
+        if not how.assume_dead:
+            await session.until_nobody_believes()
+        at = engine.clock.now()
+        await session.begin()
+    except BaseException:
+        session.abandon()
+        raise
+    events.proven(at)
+    return session
+
+
+async def _attached(
+    engine: RedisEngine, how: Attach, make: Callable[[Any], RedisSession], call: Call
+) -> RedisSession:
+    """Send what attaches; the session is known as soon as the answer is."""
+    made: asyncio.Future[RedisSession] = engine.loop.create_future()
+
+    def answered(reply: Any) -> None:
+        if isinstance(reply, Refusal) or reply[0] != b"ok":
+            if not made.done():
+                made.set_exception(_attach_error(engine, how, reply))
+            return
+        session = make(reply)
+        if engine.admit(session) and not made.done():
+            made.set_result(session)
+        else:
+            session.abandon()  # nobody waits for it any more
+
+    call.answered = answered
+    engine.link.send(call)
+    late = engine.limit(made, EngineUnavailable, how.node)
+    try:
+        return await made
+    except asyncio.CancelledError:
+        if made.done() and not made.cancelled() and made.exception() is None:
+            made.result().abandon()
+        raise
+    finally:
+        late.cancel()
+
+
+def _attach_error(engine: RedisEngine, how: Attach, reply: Any) -> TenureError:
+    number = how.session_id
+    if isinstance(reply, Refusal):
+        return EngineError(f"{engine.url} attaches no session: {reply}", node=how.node)
+    if reply[0] == b"no node":
+        return no_node(how.node)
+    if reply[0] == b"full":
+        return InvalidArgument(
+            f"the node {how.node} has {rules.SESSIONS_PER_NODE} sessions, which is the most",
+            node=how.node,
+        )
+    assert number is not None
+    if reply[0] == b"refused":
+        liveness: Liveness = "window" if reply[1] == b"window" else "process"
+        try:
+            rules.check_resumable(liveness, reply[2], how.key, how.node, number)
+        except TenureError as error:
+            return error
+    return rules.not_there_to_resume(how.node, number)
