@@ -89,7 +89,8 @@ class Wanted:
         self.data = data
         self.ephemeral = ephemeral
         self.on_loss = on_loss
-        self.stop_time = seconds(stop_time, "a stop time") if stop_time else 0.0
+        usual = type(stop_time) is float and stop_time == 0.0
+        self.stop_time = 0.0 if usual else seconds(stop_time, "a stop time")
         self.handle = handle
 
     def __str__(self) -> str:
