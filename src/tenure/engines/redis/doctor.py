@@ -17,6 +17,7 @@ from typing import Any
 
 from tenure.clock import SystemClock
 from tenure.engines.contract import Finding
+from tenure.engines.redis.commands import Refusal
 from tenure.engines.redis.connecting import (
     EARLIEST,
     Info,
@@ -30,7 +31,7 @@ from tenure.engines.redis.connecting import (
 )
 from tenure.engines.redis.engine import RedisEngine
 from tenure.engines.redis.url import Address, parse
-from tenure.engines.redis.wire import Refusal, Wire
+from tenure.engines.redis.wire import Wire
 from tenure.errors import TenureError
 
 __all__ = ["examine"]
