@@ -122,7 +122,7 @@ def _wait(conn: Connection, name: str, argument: str, now: float) -> bytes | Non
             answer = locks.renew(claim, claim.lease, now)
         except TenureError:
             return ERROR
-        return conn.settle(answer, grant("ok", claim.token, claim.lease))
+        return conn.settle(answer, grant("ok", claim.token, claim.lease), claim)
     if locks.draining:
         locks.give_up(claim, ERROR_DRAINING, now)
         return ERROR_DRAINING
@@ -175,7 +175,7 @@ def _renew(conn: Connection, name: str, argument: str, now: float) -> bytes | No
         answer = locks.renew(claim, lease, now)
     except TenureError:
         return ERROR
-    return conn.settle(answer, b"ok %d\n" % lease)
+    return conn.settle(answer, b"ok %d\n" % lease, claim)
 
 
 def _stats(conn: Connection, name: str, argument: str, now: float) -> bytes | None:  # noqa: ARG001

@@ -287,16 +287,20 @@ class Connection(asyncio.Protocol):
         if reply is not None:
             self._reply(reply)
 
-    def settle(self, answer: Answer[None], reply: bytes) -> bytes | None:
-        """Reply this when the store has answered."""
+    def settle(
+        self, answer: Answer[None], reply: bytes, renewed: Claim | None = None
+    ) -> bytes | None:
+        """Reply this when the store has answered; if that took too long for a renewal, `error`."""
         if answer is None:
             return reply
-        answer.add_done_callback(partial(self._settled, reply))
+        answer.add_done_callback(partial(self._settled, reply, renewed))
         return None
 
-    def _settled(self, reply: bytes, answer: asyncio.Future[None]) -> None:
-        failed = answer.cancelled() or answer.exception() is not None
-        self._reply(ERROR if failed else reply)
+    def _settled(self, reply: bytes, renewed: Claim | None, answer: asyncio.Future[None]) -> None:
+        done = not answer.cancelled() and answer.exception() is None
+        if done and renewed is not None:
+            done = self.locks.confirm(renewed, self._now())
+        self._reply(reply if done else ERROR)
 
     def put_off(self, work: Coroutine[Any, Any, bytes]) -> None:
         """Do this first, and then what it is busy with, unless there is something to reply."""

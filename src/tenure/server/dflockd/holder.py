@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from tenure.server.dflockd.connection import Connection
     from tenure.server.dflockd.locks import Locks
 
-__all__ = ["Holder", "attached"]
+__all__ = ["LAPSED", "Holder", "attached"]
+
+LAPSED = "the store has not been reached for too long"
 
 _SHORTEST, _LONGEST = 60.0, 30 * 60.0  # windows, in seconds
 
@@ -98,8 +100,11 @@ class Holder:
         if claim is None:
             return  # it is being withdrawn
         self._see_answer(claim)
-        if claim.stage is WAITING and order_id is not None:
-            self.locks.give(claim, order_id, self.locks.now())
+        now = self.locks.now()
+        if self.lapsed(now):  # and so this may be over as well
+            self.locks.lose(self, LAPSED)
+        elif claim.stage is WAITING and order_id is not None:
+            self.locks.give(claim, order_id, now)
             self._tell(claim)
 
     def removed(self, hold: int, why: Removal) -> None:

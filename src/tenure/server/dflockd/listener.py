@@ -31,6 +31,7 @@ from tenure.server.accept import Door, Greeting
 from tenure.server.addresses import parse
 from tenure.server.context import Context
 from tenure.server.dflockd.connection import Connection
+from tenure.server.dflockd.holder import LAPSED
 from tenure.server.dflockd.housekeeping import collect, know_leftovers, take_over_orphans
 from tenure.server.dflockd.locks import Locks
 from tenure.server.dflockd.options import DflockdOptions
@@ -226,7 +227,7 @@ class DflockdListener:
         for holder in list(self.locks.holders):
             holder.tick(now)
             if holder.lapsed(now):
-                self.locks.lose(holder, "the store has not been reached for too long")
+                self.locks.lose(holder, LAPSED)
         for connection in list(self._connections):
             connection.tick(now)
         idle = self._keeping is None or self._keeping.done()

@@ -28,7 +28,7 @@ from tenure.errors import InvalidArgument, SemaphoreNotFound, TenureError
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.server.context import Context
 from tenure.server.dflockd.claims import HELD, OVER, WAITING, Claim, Key, Record
-from tenure.server.dflockd.holder import Holder
+from tenure.server.dflockd.holder import LAPSED, Holder
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.limits import LimitReached
 from tenure.wire.lines.replies import (
@@ -189,12 +189,15 @@ class Locks:
     def answered(self, claim: Claim, answer: asyncio.Future[Enqueued]) -> None:
         """The store has answered the asking."""
         claim.answer = None
+        now = self.now()
         if answer.cancelled():
-            self.drop(claim, ERROR, self.now())
+            self.drop(claim, ERROR, now)
             return
         error = answer.exception()
-        if error is None:
-            self._placed(claim, answer.result(), self.now())
+        if claim.holder.lapsed(now):
+            self.lose(claim.holder, LAPSED)  # it has been over for long, perhaps
+        elif error is None:
+            self._placed(claim, answer.result(), now)
         else:
             self._refused(claim, error)
 
@@ -277,6 +280,13 @@ class Locks:
         until = int((self._wall() + lease) * 1000)
         data = Record(claim.token[16:], lease, until).to_bytes()
         return claim.holder.session.alter(claim.hold, count=None, data=data)
+
+    def confirm(self, claim: Claim, now: float) -> bool:
+        """The store has taken the renewal: whether it is to be told, which is when it begins."""
+        if claim.stage is not HELD or not claim.holder.can_promise(claim.lease, now):
+            return False
+        claim.deadline = now + claim.lease
+        return True
 
     # Time
 
