@@ -27,8 +27,8 @@ Each row is a defect that released projects had, as their issue trackers tell (t
 was seen by running them. Tenure has a test for each, on every engine that the row concerns, and
 that test is known to see the defect: it is planted into tenure, and the test must fail then, by
 what it asserts. The engines are `memory`, `sqlite`, `sqlite` with `durability=full`, `redis`,
-and the server with `memory` behind it: as `tenure` over its native protocol, as `ydb` over YDB's.
-`make test ARGS='-k corpus'` runs all of them, `ARGS='-k NAME'` a single one.
+`etcd`, and the server with `memory` behind it: as `tenure` over its native protocol, as `ydb` over
+YDB's. `make test ARGS='-k corpus'` runs all of them, `ARGS='-k NAME'` a single one.
 
 | # | the pain | where others had it | tenure's answer | our test |
 |---|---|---|---|---|

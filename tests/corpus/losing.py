@@ -172,6 +172,7 @@ _NO_REPLICAS = "its store has no replica that could take its place"
         "sqlite": _NO_REPLICAS,
         "native": _NO_REPLICAS,
         "ydb": _NO_REPLICAS,
+        "etcd": "a member that takes over has all that was ever told",
     },
     shows=("restarted", ("tokens rise",)),
 )

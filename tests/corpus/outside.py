@@ -18,6 +18,7 @@ from tenure.events import Acquired, Released
 from tenure.session import Session
 from tests.cli import programs
 from tests.cli.programs import Tenure, alive, listener, pid_of
+from tests.corpus import etcd
 from tests.corpus.lua import in_lua
 from tests.corpus.rows import does_nothing, replacing, row
 from tests.corpus.subjects import Scene
@@ -103,6 +104,7 @@ def _plant_forgetful_news(patch: pytest.MonkeyPatch) -> None:
         "memory": _plant_forgetful_watches,
         "sqlite": _plant_forgetful_news,
         "redis": in_lua("if watched then", "if watched and call('INCR', P .. 'told') == 1 then"),
+        "etcd": etcd.plant_forgetful_watches,
     },
 )
 async def a_watch_ends_in_the_true_state(scene: Scene) -> None:

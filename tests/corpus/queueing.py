@@ -15,9 +15,12 @@ from tenure.core.node import Session as CoreSession
 from tenure.core.node import Store
 from tenure.core.queue import Request
 from tenure.core.queue import Semaphore as CoreSemaphore
+from tenure.engines.etcd import semaphores as semaphores_of_etcd
+from tenure.engines.etcd.requests import Requests as RequestsOfEtcd
 from tenure.engines.sqlite import nodes, over, requests, sessions
 from tenure.engines.sqlite.transaction import ENDED, Transaction
 from tenure.lease import Lease
+from tests.corpus import etcd
 from tests.corpus.lua import in_lua
 from tests.corpus.rows import does_nothing, replacing, row, together
 from tests.corpus.subjects import Scene
@@ -40,6 +43,7 @@ async def a_waiter_learns_that_its_session_is_over(scene: Scene) -> None:
         # By the hour, so that no slow machine makes them rise.
         "": replacing(rules, "next_order_id", lambda last, seen, wall: int(wall // 3600)),
         "redis": in_lua("math.max(order + 1, seen + 1, now)", "math.floor(now / 3.6e9)"),
+        "etcd": replacing(RequestsOfEtcd, "_order_id", etcd.numbered_by_the_hour),
     },
     shows=("none", ("tokens rise",)),
 )
@@ -89,6 +93,7 @@ _grant_next_row = requests._grant_next
         "memory": replacing(CoreSemaphore, "grant_next", _grant_the_last),
         "sqlite": replacing(requests, "_grant_next", _grant_after_sending_the_first_to_the_end),
         "redis": in_lua("call('ZPOPMIN', m.waiters)", "call('ZPOPMAX', m.waiters)"),
+        "etcd": replacing(RequestsOfEtcd, "_granted", etcd.grant_the_last),
     },
     shows=("none", ("in order",)),
 )
@@ -143,6 +148,7 @@ _remove_sessions = requests.remove_sessions
             "if r then\n        leave(m, order, r)",
             "if r and r.granted ~= '0' then\n        leave(m, order, r)",
         ),
+        "etcd": etcd.plant_requests_under_no_lease,
     },
     shows=("administrator", ("in order", "others go on")),
 )
@@ -175,6 +181,7 @@ _due = Store._due
         "memory": replacing(Store, "_due", _due_but_for_sessions),
         "sqlite": replacing(over, "is_silent", lambda tx, suspect: False),
         "redis": in_lua("tonumber(x[2] or math.huge), ", "math.huge, "),
+        "etcd": etcd.plant_requests_under_no_lease,
     },
     shows=("cut off", ("others go on",)),
 )
@@ -217,6 +224,7 @@ _create_row = nodes.create_semaphore
         "memory": replacing(Store, "create", _create_whatever_is_there),
         "sqlite": replacing(nodes, "create_semaphore", _create_row_whatever_is_there),
         "redis": in_lua("return {'exists', m.limit}", "return {'ok'}"),
+        "etcd": replacing(semaphores_of_etcd, "create", etcd.create_whatever_is_there),
     },
 )
 async def another_limit_is_refused(scene: Scene) -> None:

@@ -21,6 +21,7 @@ from tenure.testing.clock import VirtualClock, VirtualLoop
 from tenure.testing.conformance import Stores
 from tests.engines.stores import (
     DURABLE_SQLITE,
+    ETCD,
     MEMORY,
     MEMORY_IN_REAL_TIME,
     REDIS,
@@ -97,6 +98,7 @@ SUBJECTS = (
     Subject("sqlite", "sqlite", SQLITE, SQLITE),
     Subject("sqlite-full", "sqlite", DURABLE_SQLITE, DURABLE_SQLITE),
     Subject("redis", "redis", REDIS, REDIS),
+    Subject("etcd", "etcd", ETCD, ETCD),
     Subject("tenure", "native", SERVED_MEMORY, SERVED_MEMORY, behind="memory"),
     Subject("ydb", "ydb", YDB_ON_MEMORY, YDB_ON_MEMORY, behind="memory", like="tenure"),
 )

@@ -9,11 +9,13 @@ from functools import partial
 from tempfile import TemporaryDirectory
 
 from tenure.testing.conformance import Stores
+from tests.engines.etcd.servers import a_prefix
 from tests.engines.redis.servers import a_namespace
 from tests.server.served import served
 
 __all__ = [
     "DURABLE_SQLITE",
+    "ETCD",
     "MEMORY",
     "MEMORY_IN_REAL_TIME",
     "REDIS",
@@ -62,4 +64,5 @@ DURABLE_SQLITE = Stores(a_file_on_disk)
 SERVED_MEMORY = Stores(a_server_on_memory)
 SERVED_SQLITE = Stores(a_server_on_a_file)
 REDIS = Stores(a_namespace)
+ETCD = Stores(a_prefix)
 REDIS_RESP2 = Stores(partial(a_namespace, "&protocol=2"))

@@ -10,6 +10,24 @@ What no test shows is told as such, and what cannot be asked of an engine with t
 (`vocabulary`). That the table is of the tests as they are is a test itself, without running them.
 """
 
-from tests.guarantees.vocabulary import DURABLE_SQLITE, MEMORY, REDIS, SQLITE, broken, guarantee
+from tests.guarantees.vocabulary import (
+    DURABLE_SQLITE,
+    ETCD,
+    MEMORY,
+    REDIS,
+    SERVED,
+    SQLITE,
+    broken,
+    guarantee,
+)
 
-__all__ = ["DURABLE_SQLITE", "MEMORY", "REDIS", "SQLITE", "broken", "guarantee"]
+__all__ = [
+    "DURABLE_SQLITE",
+    "ETCD",
+    "MEMORY",
+    "REDIS",
+    "SERVED",
+    "SQLITE",
+    "broken",
+    "guarantee",
+]

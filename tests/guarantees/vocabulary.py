@@ -11,6 +11,7 @@ __all__ = [
     "CONCERNS",
     "DURABLE_SQLITE",
     "ENGINES",
+    "ETCD",
     "FAULTS",
     "INAPPLICABLE",
     "MEMORY",
@@ -29,12 +30,13 @@ __all__ = [
 ]
 
 Engine: TypeAlias = Literal[
-    "memory", "sqlite", "sqlite-full", "redis", "tenure", "ydb", "simulated"
+    "memory", "sqlite", "sqlite-full", "redis", "etcd", "tenure", "ydb", "simulated"
 ]
 MEMORY: Engine = "memory"
 SQLITE: Engine = "sqlite"
 DURABLE_SQLITE: Engine = "sqlite-full"
 REDIS: Engine = "redis"
+ETCD: Engine = "etcd"
 SERVED: Engine = "tenure"
 YDB: Engine = "ydb"
 SIMULATED: Engine = "simulated"
@@ -44,6 +46,7 @@ ENGINES: dict[Engine, str] = {
     SQLITE: "`sqlite://`",
     DURABLE_SQLITE: "`sqlite://`, `durability=full`",
     REDIS: "`redis://`",
+    ETCD: "`etcd://`",
     SERVED: "`tenure://`: the server, over its native protocol",
     YDB: "`ydb://`: the server, over YDB's API",
     SIMULATED: "Simulated: drifting clocks, a bad network, and `memory://` behind it",

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from hypothesis import Phase, settings
 
-from tenure.testing.conformance import Stores, conformance_tests
 from tenure.testing.random_histories import histories
-from tests.engines.etcd.servers import a_prefix
-from tests.engines.stores import MEMORY_IN_REAL_TIME
+from tests.engines.stores import ETCD, MEMORY_IN_REAL_TIME
 from tests.engines.test_random_histories import MORE, SLOW
+from tests.guarantees import guarantee
+from tests.guarantees.conformance import conformance_of
 
-ETCD = Stores(a_prefix)
-
-TestEtcd = conformance_tests(ETCD)
+TestEtcd = conformance_of("etcd", ETCD)
 
 TestMemoryAndEtcd = histories(MEMORY_IN_REAL_TIME, ETCD).TestCase
 TestMemoryAndEtcd.settings = settings(
@@ -22,3 +20,6 @@ TestMemoryAndEtcd.settings = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # in real time, shrinking takes an hour
     suppress_health_check=SLOW,
 )
+TestMemoryAndEtcd.pytestmark = [  # type: ignore[attr-defined]  # pytest looks there
+    guarantee("none", "one owner", "in order", on="etcd")
+]

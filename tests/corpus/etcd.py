@@ -1,0 +1,92 @@
+"""Defects in the etcd engine that several rows plant."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+import tenure
+from tenure.engines.etcd import requests, semaphores, wire
+from tenure.engines.etcd.requests import Request, Requests
+from tenure.engines.etcd.watching import Watch, Watching
+from tenure.engines.etcd.wire import Event
+
+__all__ = [
+    "create_whatever_is_there",
+    "grant_the_last",
+    "numbered_by_the_hour",
+    "plant_forgetful_watches",
+    "plant_requests_under_no_lease",
+]
+
+
+def numbered_by_the_hour(self: Requests, request: Request) -> int:
+    """An order id."""
+    return int(self._engine.clock.wall() // 3600)
+
+
+def grant_the_last(self: Requests, request: Request) -> None:
+    """Tell the last of those who wait that it owns."""
+    waiting = [each for each in self._requests.values() if not (each.owns or each.gone)]
+    if waiting:
+        last = waiting[-1]
+        request.hold, last.hold = last.hold, request.hold
+        self._requests[request.hold], self._requests[last.hold] = request, last
+    _granted(self, request)
+
+
+_granted = Requests._granted
+
+
+class _WireWithoutLeases:
+    """What a session's requests say, but that they belong to its lease."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(wire, name)
+
+    @staticmethod
+    def put(key: bytes, value: bytes, lease: int = 0) -> bytes:
+        return wire.put(key, value)
+
+
+def plant_requests_under_no_lease(patch: pytest.MonkeyPatch) -> None:
+    """Requests stay when their session is over."""
+    patch.setattr(requests, "wire", _WireWithoutLeases())
+
+
+async def create_whatever_is_there(*arguments: Any, **named: Any) -> None:
+    """Create a semaphore."""
+    try:
+        await _create(*arguments, **named)
+    except tenure.SemaphoreExists:
+        return
+
+
+_create = semaphores.create
+
+
+def plant_forgetful_watches(patch: pytest.MonkeyPatch) -> None:
+    """Each watch tells of the first change alone."""
+
+    def add_a_forgetful_one(
+        self: Watching,
+        key: bytes,
+        end: bytes,
+        following: int,
+        happened: Callable[[Sequence[Event]], None],
+        *more: Any,
+        **named: Any,
+    ) -> Watch:
+        told = itertools.count()
+
+        def happened_once(events: Sequence[Event]) -> None:
+            if next(told) == 0:
+                happened(events)
+
+        return add(self, key, end, following, happened_once, *more, **named)
+
+    add = Watching.add
+    patch.setattr(Watching, "add", add_a_forgetful_one)
