@@ -14,7 +14,7 @@ TestEtcd = conformance_of("etcd", ETCD)
 
 TestMemoryAndEtcd = histories(MEMORY_IN_REAL_TIME, ETCD).TestCase
 TestMemoryAndEtcd.settings = settings(
-    max_examples=12 * MORE,
+    max_examples=10 * MORE,
     stateful_step_count=30,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # in real time, shrinking takes an hour

@@ -85,20 +85,27 @@ def no_node(path: str) -> NodeNotFound:
 
 async def create_node(engine: EtcdEngine, path: str, given: NodeConfig, *, exist_ok: bool) -> None:
     rules.check_path(path)
-    key, nonce = engine.keys.node(path), secrets.token_hex(8)
-    request = wire.txn(
-        (wire.created_at(key, wire.ABSENT),),
-        (wire.put(key, config_text(given, nonce)),),
-        (wire.get(wire.range_(key)),),
-    )
+    key, serial, nonce = engine.keys.node(path), engine.keys.serial, secrets.token_hex(8)
     patient = Patient(engine, path)
-    while (answer := await patient.try_(request)) is None:
-        pass
-    if answer.ok or exist_ok:
-        return
-    found = answer.parts[0].first
-    if found is None or config(found.value)[1] != nonce:
-        raise NodeExists(f"the node {path} exists already", node=path)
+    while True:
+        read = await patient.read(wire.get(wire.range_(key)), wire.get(wire.range_(serial)))
+        found, last = (part.first for part in read.parts)
+        if found is not None:
+            if exist_ok or config(found.value)[1] == nonce:
+                return
+            raise NodeExists(f"the node {path} exists already", node=path)
+        # With the serial, so that an attempt that comes late finds that it is.
+        answer = await patient.try_(
+            wire.txn(
+                (
+                    wire.created_at(key, wire.ABSENT),
+                    wire.modified_at(serial, last.modified if last is not None else 0),
+                ),
+                (wire.put(key, config_text(given, nonce)), wire.put(serial, b"")),
+            )
+        )
+        if answer is not None and answer.ok:
+            return
 
 
 async def alter_node(engine: EtcdEngine, path: str, given: NodeConfig) -> None:

@@ -64,7 +64,7 @@ class EtcdEngine:
     loop: asyncio.AbstractEventLoop
     watching: Watching
 
-    def __init__(self, address: Address, clock: Clock) -> None:
+    def __init__(self, address: Address, clock: Clock, members: Members | None = None) -> None:
         self.url = address.url
         self.clock = clock
         self.keys = Keys(address.prefix)
@@ -72,7 +72,7 @@ class EtcdEngine:
         self.revision = 0
         self.patience = address.timeout
         self.address = address
-        self._members = Members(address)
+        self._members = Members(address) if members is None else members
         self._is_open = False
         self._closing: asyncio.Task[None] | None = None
         self._thread = 0

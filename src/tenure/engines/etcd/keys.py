@@ -3,7 +3,7 @@
 Under the prefix, with ``:a:b`` for the node ``/a/b`` and names percent-encoded:
 
     base                          what is added to a revision to make an order id
-    serial                        put for the revision, which becomes the number of a session
+    serial                        put whenever a number for a session, or a node, is made
     n/:a:b                        a node; its configuration
     s/:a:b/SESSION                a session, under its lease; its record
     s/:a:b/SESSION/b/TOKEN        an attachment that may believe that it holds something

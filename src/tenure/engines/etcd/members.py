@@ -116,7 +116,7 @@ def failure(
             "defragments it and disarms the alarm (etcdctl compact, defrag, alarm disarm)",
             **where,
         )
-    if "too large" in reason:
+    if "too large" in reason or "larger than max" in reason:
         return InvalidArgument(
             f"{url} takes no request of this size ({reason}): less data, or members with a larger "
             "--max-request-bytes",
