@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +16,7 @@ import tenure
 from tenure.interop.dflockd import DistributedLock, DistributedSemaphore, blocking
 from tests.engines.dflockd.proxy import Proxy
 from tests.engines.dflockd.servers import InThread, Server, early_server
+from tests.test_documents import ROOT, read
 
 PATIENCE = 30.0
 
@@ -197,6 +201,24 @@ async def test_a_token_stays_secret(ours: InThread) -> None:
         await lock.acquire()
     assert "sec" not in str(caught.value)
     assert lock.is_idle
+
+
+def test_the_example_prints_what_it_says(ours: InThread) -> None:
+    [program] = [
+        block.text
+        for block in read(ROOT / "docs" / "interop.md")
+        if block.language == "text" and "DFLOCKD_PORT" in block.text
+    ]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env={**os.environ, "DFLOCKD_PORT": str(ours.port)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert done.stdout == "held: True\nin two phases: acquired True\ndone\n"
 
 
 # For threads

@@ -1,9 +1,9 @@
 """Ports of other libraries' locks, onto the same keys: a program can share them with theirs.
 
-They hold what those libraries hold, no more: no queue, no fencing token, and a time to live that
-somebody has to refresh. `docs/interop.md` says of each what is safe, and beside whom.
-
-They are made of a Redis client in the manner of redis-py (``tenure[redis]``).
+They hold what those libraries hold, no more. `docs/interop.md` says of each what is safe, and
+beside whom. `exclusive_lock` and `effect` keep their locks in Redis, with no queue and no fencing
+token, and are made of a client in the manner of redis-py (``tenure[redis]``); `dflockd` is made of
+tenure's primitives on ``dflockd://``.
 """
 
 from __future__ import annotations
