@@ -275,11 +275,13 @@ class Locks:
         Raises:
             SessionExpired, LeaseReleased: the store says that it is over.
         """
-        claim.lease = lease
-        claim.deadline = now + lease
         until = int((self._wall() + lease) * 1000)
         data = Record(claim.token[16:], lease, until).to_bytes()
-        return claim.holder.session.alter(claim.hold, count=None, data=data)
+        answer = claim.holder.session.alter(claim.hold, count=None, data=data)
+        claim.lease = lease
+        # Until its client hears of it, a lease may be prolonged, and not be cut short.
+        claim.deadline = now + lease if answer is None else max(claim.deadline, now + lease)
+        return answer
 
     def confirm(self, claim: Claim, now: float) -> bool:
         """The store has taken the renewal: whether it is to be told, which is when it begins."""
