@@ -7,12 +7,16 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from tenure.engines.contract import Enqueued
+from tenure.errors import TenureError
 
 if TYPE_CHECKING:
     from tenure.engines.ydb.member import Member
     from tenure.engines.ydb.strand import Ask
 
-__all__ = ["Hold", "State"]
+__all__ = ["LONGEST_WAIT", "Hold", "State", "settle"]
+
+LONGEST_WAIT = 24 * 3600.0
+"""Seconds: what waits longer waits for ever on the server, and is withdrawn from here."""
 
 
 class State(Enum):
@@ -94,3 +98,13 @@ class Hold:
         self.order_id_asked = False
         self.owned_at = 0
         self.leavers: list[asyncio.Future[None]] = []
+
+
+def settle(answer: asyncio.Future[None], error: TenureError | None = None) -> None:
+    """That is the answer, unless there is one already, or nobody wants it any more."""
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(None)
+    else:
+        answer.set_exception(error)

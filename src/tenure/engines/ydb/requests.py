@@ -23,19 +23,17 @@ from typing import TYPE_CHECKING
 from tenure.core import rules
 from tenure.engines.contract import Answer, Enqueued, Place, Removal
 from tenure.engines.ydb import errors, messages
-from tenure.engines.ydb.hold import Hold, State
+from tenure.engines.ydb.altering import Altering, released
+from tenure.engines.ydb.hold import LONGEST_WAIT, Hold, State, settle
 from tenure.engines.ydb.member import Member
 from tenure.engines.ydb.messages import Message, Status
-from tenure.errors import LeaseReleased, TenureError
-from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, Unchanged
+from tenure.errors import TenureError
+from tenure.model import EPHEMERAL_LIMIT, Unchanged
 
 if TYPE_CHECKING:
     from tenure.engines.ydb.session import YdbSession
 
 __all__ = ["Requests"]
-
-LONGEST_WAIT = 24 * 3600.0
-"""Seconds: what waits longer waits for ever on the server, and is withdrawn from here."""
 
 AGAIN = 0.25
 """Seconds before a server is asked again for what it failed at."""
@@ -48,6 +46,7 @@ class Requests:
         self._session = session
         self._node = session.node
         self._lane = session.lane
+        self._altering = Altering(self, session)
         self._loop = asyncio.get_running_loop()
         self._holds: dict[int, Hold] = {}
         self._by_name: dict[str, dict[Hold, None]] = {}
@@ -103,7 +102,7 @@ class Requests:
         self._by_name.setdefault(name, {})[hold] = None
         self._lane.add(partial(self._join, hold))
         if timeout is not None and timeout > LONGEST_WAIT:
-            self._later(timeout, partial(self._give_up, hold))
+            self.later(timeout, partial(self.give_up, hold))
         return hold.answer
 
     def _join(self, hold: Hold) -> bool:
@@ -153,7 +152,7 @@ class Requests:
                 hold.name,
                 hold.count,
                 hold.data,
-                self._left(hold),
+                self.left(hold),
                 ephemeral=hold.ephemeral,
             )
 
@@ -164,7 +163,7 @@ class Requests:
                 self._wait(hold)
             else:
                 hold.ask = None
-                self._result(hold, body)
+                self.result(hold, body)
             if not answered:
                 answered = True
                 self._lane.end(member)
@@ -172,7 +171,7 @@ class Requests:
 
         hold.ask = member.strand.ask(make, heard)
 
-    def _left(self, hold: Hold) -> float | None:
+    def left(self, hold: Hold) -> float | None:
         """Seconds that it still waits, for the server."""
         if hold.at_once:
             return 0.0
@@ -187,7 +186,7 @@ class Requests:
             self._session.waits(hold)
         _answer(hold, Enqueued(Place.WAITING, None))
 
-    def _result(self, hold: Hold, body: Message) -> None:
+    def result(self, hold: Hold, body: Message) -> None:
         """What has become of a request that was asked for, or waited.
 
         It may be leaving already; then only the answer to `enqueue` is still to be told.
@@ -211,7 +210,7 @@ class Requests:
             if body.status == Status.NOT_FOUND:  # deleted, while the connection was broken
                 self.removed(hold, Removal.DELETED)
             else:
-                self._later(AGAIN, partial(self._acquire_again, hold))
+                self.later(AGAIN, partial(self._acquire_again, hold))
         else:
             self._refused(hold, body)
 
@@ -314,7 +313,7 @@ class Requests:
         elif body.status == Status.NOT_FOUND:
             self.removed(hold, Removal.DELETED)
         else:
-            self._later(AGAIN, partial(self._learn_again, hold))
+            self.later(AGAIN, partial(self._learn_again, hold))
 
     def _learn_again(self, hold: Hold) -> None:
         if hold.state is State.TAKEN and not hold.order_id_asked:
@@ -336,127 +335,13 @@ class Requests:
     ) -> Answer[None]:
         hold = self._holds.get(number)
         if hold is None:
-            raise self._released()
+            raise released(self._node)
         answer: asyncio.Future[None] = self._session.future()
-        self._lane.add(partial(self._alter, hold, count, data, timeout, answer))
+        self._lane.add(partial(self._altering.begin, hold, count, data, timeout, answer))
         if answer.done():
             answer.result()
             return None
         return answer
-
-    def _alter(
-        self,
-        hold: Hold,
-        count: int | None,
-        data: bytes | None,
-        timeout: float | Unchanged | None,
-        answer: asyncio.Future[None],
-    ) -> bool:
-        if hold.state is State.ASKED or hold.state is State.TAKEN:
-            return False
-        member = hold.member
-        if hold.state is State.GONE or hold.state is State.LEAVING or member is None:
-            _settle(answer, self._released())
-            return True
-        if not self._lane.free_for(member):
-            return False
-        try:
-            self._check_change(hold, count, data, timeout)
-        except TenureError as error:
-            _settle(answer, error)
-            return True
-        waits = hold.state is State.WAITS
-        same = (count is None or count == hold.count) and (data is None or data == hold.data)
-        if same and (timeout is UNCHANGED or not waits):
-            _settle(answer)
-            return True
-        hold.count = hold.count if count is None else count
-        hold.data = hold.data if data is None else data
-        self._lane.begin(member)
-        if waits:
-            self._alter_waiter(hold, member, timeout, answer)
-        else:
-            self._alter_owner(hold, member, answer)
-        return True
-
-    def _check_change(
-        self, hold: Hold, count: int | None, data: bytes | None, timeout: float | Unchanged | None
-    ) -> None:
-        if data is not None:
-            rules.check_data(data, self._node, hold.name)
-        if count is not None:
-            limit = max(hold.count, rules.EXACT)  # what it had was within the semaphore's
-            rules.check_shrink(count, hold.count, limit, self._node, hold.name)
-        if timeout is not UNCHANGED:
-            rules.check_timeout(timeout, self._node, hold.name)
-
-    def _alter_waiter(
-        self,
-        hold: Hold,
-        member: Member,
-        timeout: float | Unchanged | None,
-        answer: asyncio.Future[None],
-    ) -> None:
-        """Ask for it anew: the request that waits is replaced, in its place."""
-        if timeout is not UNCHANGED:
-            hold.deadline = None if timeout is None else self._session.now() + timeout
-            if timeout is not None and timeout > LONGEST_WAIT:
-                self._later(timeout, partial(self._give_up, hold))
-        if hold.ask is not None:
-            member.strand.drop(hold.ask)
-        answered = False
-
-        def make(req_id: int) -> Message:
-            return messages.acquire(
-                req_id,
-                hold.name,
-                hold.count,
-                hold.data,
-                self._left(hold),
-                ephemeral=hold.ephemeral,
-            )
-
-        def heard(kind: str, body: Message) -> bool:
-            nonlocal answered
-            pending = kind == "acquire_semaphore_pending"
-            if not answered:
-                answered = True
-                gone = not pending and body.status == Status.NOT_FOUND
-                _settle(answer, self._released() if gone else None)
-                self._lane.end(member)
-            if not pending:
-                hold.ask = None
-                self._result(hold, body)
-            return not pending
-
-        hold.ask = member.strand.ask(make, heard)
-
-    def _alter_owner(self, hold: Hold, member: Member, answer: asyncio.Future[None]) -> None:
-        def make(req_id: int) -> Message:
-            return messages.acquire(
-                req_id, hold.name, hold.count, hold.data, None, ephemeral=hold.ephemeral
-            )
-
-        def heard(kind: str, body: Message) -> bool:
-            granted = kind == "acquire_semaphore_result" and body.status == Status.SUCCESS
-            if hold.state is State.OWNS and not granted:
-                # It did not own any more, and has joined the queue anew, or there is none.
-                pending = kind == "acquire_semaphore_pending"
-                gone = pending or body.status == Status.NOT_FOUND
-                if gone:
-                    why = Removal.EVICTED if pending else Removal.DELETED
-                    self.removed(hold, why, release=pending)
-                    _settle(answer, self._released())
-                else:
-                    _settle(answer, errors.semaphore_error(self._node, hold.name, body))
-            _settle(answer)
-            self._lane.end(member)
-            return True
-
-        member.strand.ask(make, heard)
-
-    def _released(self) -> LeaseReleased:
-        return LeaseReleased(f"the request on {self._node} is over", node=self._node)
 
     # Leaving
 
@@ -471,7 +356,7 @@ class Requests:
     def _leave(self, hold: Hold, answer: asyncio.Future[None]) -> bool:
         member = hold.member
         if hold.state is State.GONE or member is None:
-            _settle(answer)
+            settle(answer)
             return True
         if hold.state is not State.LEAVING:
             if not self._lane.free_for(member):
@@ -497,7 +382,7 @@ class Requests:
                 else:
                     self._lane.move()
             else:
-                self._later(AGAIN, ask)
+                self.later(AGAIN, ask)
             return True
 
         def ask() -> None:
@@ -505,7 +390,7 @@ class Requests:
 
         ask()
 
-    def _give_up(self, hold: Hold) -> None:
+    def give_up(self, hold: Hold) -> None:
         """It has waited for as long as it wanted to, and the server does not know how long."""
         due = hold.deadline is not None and hold.deadline <= self._session.now()
         if hold.state is State.WAITS and due:
@@ -541,7 +426,7 @@ class Requests:
                 hold, Removal.DELETED if body.status == Status.NOT_FOUND else Removal.EVICTED
             )
             for answer in hold.leavers:
-                _settle(answer)
+                settle(answer)
             return True
 
         member.strand.ask(lambda req_id: messages.describe(req_id, hold.name), heard)
@@ -552,7 +437,7 @@ class Requests:
             place = Place.GRANTED if hold.taken else Place.WAITING
             _answer(hold, Enqueued(place, hold.order_id))
         for answer in hold.leavers:
-            _settle(answer)
+            settle(answer)
 
     def _forget(self, hold: Hold) -> None:
         hold.state = State.GONE
@@ -570,9 +455,9 @@ class Requests:
         for hold in list(member.holds.values()):
             self._refuse(hold, error)
             for answer in hold.leavers:
-                _settle(answer)
+                settle(answer)
 
-    def _later(self, seconds: float, what: Callable[[], None]) -> None:
+    def later(self, seconds: float, what: Callable[[], None]) -> None:
         if self._over:
             return
 
@@ -600,12 +485,3 @@ def _answer(hold: Hold, enqueued: Enqueued) -> bool:
 def _fail(hold: Hold, error: TenureError) -> None:
     if not hold.answer.done():
         hold.answer.set_exception(error)
-
-
-def _settle(answer: asyncio.Future[None], error: TenureError | None = None) -> None:
-    if answer.done():
-        return
-    if error is None:
-        answer.set_result(None)
-    else:
-        answer.set_exception(error)
