@@ -19,6 +19,7 @@ from benchmarks import (
     blocking,
     core_size,
     dflockd_lines,
+    etcd_pairs,
     idle,
     in_process,
     processes,
@@ -44,6 +45,7 @@ PARTS: list[tuple[str, Callable[[], list[Measured]]]] = [
     ("the server, through dflockd's protocol", dflockd_lines.measure),
     ("sessions that do nothing, at a server", idle.measure),
     ("one Redis, one process", redis_pairs.measure),
+    ("one member of etcd, one process", etcd_pairs.measure),
 ]
 
 

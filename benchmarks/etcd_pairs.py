@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import aetcd
@@ -22,15 +23,31 @@ import grpc.aio
 
 import tenure
 from benchmarks.measure import Measured, in_turn
-from benchmarks.redis_pairs import Pairs, work
+from benchmarks.redis_work import Pair, Pairs
 from tests.engines.etcd.servers import Member, a_cluster
 
 SECONDS = 1.5
 ROUNDS = 3
 TASKS = 64
 CONTENDERS = 32
-FEW, MANY = 4, 256
+FEW, MANY, PROGRAMS = 4, 256, 4
 HAND_OFFS = 500
+
+
+async def work(tasks: int, pair: Pair) -> Pairs:
+    """So many tasks, each with a number of its own."""
+    pairs, began = Pairs([0] * tasks), time.perf_counter()
+
+    async def one(number: int) -> None:
+        while (asked := time.perf_counter()) < began + SECONDS:
+            pairs.waits.append(await pair(number) - asked)
+            pairs.done[number] += 1
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(tasks):
+            group.create_task(one(number))
+    pairs.seconds = time.perf_counter() - began
+    return pairs
 
 
 async def ours(port: int, tasks: int, *, one_key: bool = False) -> Pairs:
@@ -40,7 +57,7 @@ async def ours(port: int, tasks: int, *, one_key: bool = False) -> Pairs:
             async with session.mutex("key" if one_key else f"key-{number}").lock():
                 return time.perf_counter()
 
-        return await work(tasks, pair, SECONDS)
+        return await work(tasks, pair)
 
 
 async def of_aetcd(port: int, tasks: int, *, one_key: bool = False) -> Pairs:
@@ -53,7 +70,7 @@ async def of_aetcd(port: int, tasks: int, *, one_key: bool = False) -> Pairs:
             await lock.release()
             return granted
 
-        return await work(tasks, pair, SECONDS)
+        return await work(tasks, pair)
 
 
 def of_etcd3(port: int, threads: int, *, one_key: bool) -> Pairs:
@@ -75,7 +92,7 @@ async def puts(port: int, tasks: int) -> Pairs:
             await put(b"\n%c%b\x12\x01x" % (len(key), key))
             return time.perf_counter()
 
-        return await work(tasks, one, SECONDS)
+        return await work(tasks, one)
 
 
 @dataclass(frozen=True)
@@ -88,26 +105,30 @@ class Asked:
 
 
 async def asked_for_a_hand_off(member: Member, contenders: int) -> Asked:
-    """Counted by etcd while a number of contenders take turns at one key."""
+    """Counted by etcd while a number of contenders, in four programs, take turns at one key."""
     url = f"etcd://127.0.0.1:{member.client}"
-    async with tenure.connect(url) as client, client.session(recovery_window=60) as session:
-        all_in, done = asyncio.Event(), asyncio.Event()
-        turns = 0
+    all_in, done = asyncio.Event(), asyncio.Event()
+    turns = 0
 
-        async def take_turns() -> None:
-            nonlocal turns
-            while turns < HAND_OFFS:
-                async with session.mutex("turns").lock():
-                    await all_in.wait()
-                    turns += 1
-                    if turns == HAND_OFFS:
-                        done.set()
+    async def take_turns(session: tenure.Session) -> None:
+        nonlocal turns
+        while turns < HAND_OFFS:
+            async with session.mutex("turns").lock():
+                await all_in.wait()
+                turns += 1
+                if turns == HAND_OFFS:
+                    done.set()
 
+    async with AsyncExitStack() as programs:
+        sessions = []
+        for _ in range(PROGRAMS):
+            client = await programs.enter_async_context(tenure.connect(url))
+            sessions.append(await client.session(recovery_window=60))
         async with asyncio.TaskGroup() as group:
-            for _ in range(contenders):
-                group.create_task(take_turns())
-            while await _queued(session) < contenders:  # noqa: ASYNC110  nothing tells
-                await asyncio.sleep(0.01)
+            for number in range(contenders):  # each waits for one of another program
+                group.create_task(take_turns(sessions[number % PROGRAMS]))
+                while await _queued(sessions[0]) <= number:  # noqa: ASYNC110  nothing tells
+                    await asyncio.sleep(0.001)
             before = _asked(member)
             all_in.set()
             await done.wait()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import redis
 
-__all__ = ["Pairs", "spent", "work"]
+__all__ = ["Pair", "Pairs", "spent", "work"]
 
 SECONDS = 1.5
 
