@@ -25,6 +25,7 @@ from benchmarks.measure import Measured, in_turn, percentile
 from benchmarks.redis_work import Pairs, work
 
 CONTENDERS = 32
+_COSTS = "microseconds of processor time for a pair, of the client and of Redis"
 
 Lock = Callable[[int, int], Coroutine[Any, Any, Pairs]]
 """What so many tasks do with locks of a library, given the port and their number."""
@@ -148,23 +149,24 @@ def _beside(
         peer_rate,
         ratio,
         at_least=at_least,
-        notes={"microseconds a pair, of the client and of Redis": costs},
+        notes={_COSTS: costs},
     )
 
 
 def _contended(port: int) -> list[Measured]:
     """32 tasks on one key: the rate, the shares, and the longest wait against the fair one."""
     runs: list[Pairs] = []
+    peers: list[Pairs] = []
 
     def one() -> float:
         runs.append(asyncio.run(ours(port, CONTENDERS, one_key=True)))
         return runs[-1].rate
 
-    rate, peer, ratio = in_turn(
-        one,
-        lambda: asyncio.run(redis_peers.redis_py(port, CONTENDERS, one_key=True)).rate,
-        rounds=3,
-    )
+    def other() -> float:
+        peers.append(asyncio.run(redis_peers.redis_py(port, CONTENDERS, one_key=True)))
+        return peers[-1].rate
+
+    rate, peer, ratio = in_turn(one, other, rounds=3)
     last = runs[-1]
     fair = CONTENDERS / last.rate
     return [
@@ -172,7 +174,13 @@ def _contended(port: int) -> list[Measured]:
             *(f"redis, {CONTENDERS} tasks on one key", rate, "pairs/s"),
             *("redis-py's Lock", peer, ratio),
             at_least=2.0,
-            notes={"least and most favoured": (min(last.done), max(last.done))},
+            notes={
+                "least and most favoured": (min(last.done), max(last.done)),
+                _COSTS: {
+                    "tenure": [each.microseconds for each in runs],
+                    "redis-py's Lock": [each.microseconds for each in peers],
+                },
+            },
         ),
         Measured(
             *("redis, the 99th of 100 waits", percentile(last.waits, 0.99) * 1e3, "ms"),

@@ -30,13 +30,6 @@ class Prompt(asyncio.Future[T]):
 
     _hearers: tuple[_Hearer, ...] = ()
 
-    def heard_by(self, hearer: _Hearer) -> None:
-        """See `when_answered`."""
-        if self.done():
-            self.get_loop().call_soon(hearer, self)
-        else:
-            self._hearers += (hearer,)
-
     def set_result(self, result: T) -> None:
         _set_result(self, result)
         if self._hearers:
@@ -62,7 +55,7 @@ class Prompt(asyncio.Future[T]):
 
 def when_answered(answer: asyncio.Future[T], hearer: Callable[[asyncio.Future[T]], object]) -> None:
     """Have `hearer` called when an answer is there: at once, where the engine can do that."""
-    if isinstance(answer, Prompt):
-        answer.heard_by(hearer)
+    if isinstance(answer, Prompt) and not answer.done():
+        answer._hearers += (hearer,)
     else:
         answer.add_done_callback(hearer)
