@@ -25,6 +25,8 @@ from tenure.server.sockets import bind_unix, claim
         ("tenures://0.0.0.0:7070", None, "tenure", True, "0.0.0.0", 7070, False),
         ("tenures://[::]:7070", None, "tenure", True, "::", 7070, False),
         ("ydb://coord-1.test:2136", None, "ydb", False, "coord-1.test", 2136, False),
+        ("dflockd://:6388", None, "dflockd", False, "", 6388, False),
+        ("dflockds://[::1]", "dflockds://[::1]:6388", "dflockd", True, "::1", 6388, True),
         ("ydbs://10.0.0.7", "ydbs://10.0.0.7:2136", "ydb", True, "10.0.0.7", 2136, False),
     ],
 )
@@ -55,7 +57,7 @@ def test_a_listener_may_have_files_of_its_own() -> None:
     ("url", "said"),
     [
         ("", "is no address to listen at; write for example tenure://127.0.0.1:7070"),
-        ("7070", r"There are: tenure://, tenures://, tenure\+unix://, ydb://, ydbs://"),
+        ("7070", r"There are: tenure://, tenures://, tenure\+unix://, ydb://, ydbs://, dflockd://"),
         ("http://:8080", "is no address to listen at"),
         ("tenure://127.0.0.1:70700", "'70700' is no port; a port is 0 to 65535"),
         ("tenure://127.0.0.1:http", "'http' is no port"),
@@ -67,6 +69,7 @@ def test_a_listener_may_have_files_of_its_own() -> None:
         ("tenure://127.0.0.1:7070?mode=0660", "there is no parameter 'mode' here"),
         ("tenure://:7070?tls-cert=a&tls-key=b", "with TLS the scheme is tenures://"),
         ("ydb://:2136?tls-cert=a&tls-key=b", "with TLS the scheme is ydbs://"),
+        ("dflockd://:1?tls-cert=a&tls-key=b", "with TLS the scheme is dflockds://"),
         ("tenures://:1?tls-cert=a&tls-cert=b", "has tls-cert twice"),
         ("tenures://:1?tls-cert=", "tls-cert has no value"),
         ("tenure+unix://run/tenure.sock", "write the whole path after the two slashes"),

@@ -227,6 +227,8 @@ def test_all_mistakes_are_told_at_once(sources: Sources) -> None:
         ({"tls-client-ca": "ca"}, "tls-client-ca is set, and no listener has TLS"),
         ({"advertise": "here:1"}, "advertise is for YDB's clients, and no listener is for them"),
         ({"database": "/x"}, "database is for YDB's clients"),
+        ({"dflockd-node": "/x"}, "dflockd-node is for dflockd's clients"),
+        ({"listen": ["dflockd://:1"], "dflockd-node": "x"}, "a node's path starts with '/'"),
         (
             {"listen": ["tenure://:1", "ydb://:1"]},
             "tenure://:1 and ydb://:1 are the same address",
