@@ -159,7 +159,8 @@ class Requests:
         try:
             placed = await self._join(request, timeout == 0)
         except BaseException:
-            self._requests.pop(request.hold, None)
+            if self._requests.pop(request.hold, None) is not None and request.created:
+                self._leave(request).add_done_callback(_heard)  # nobody would withdraw it
             raise
         if placed is None:
             self._requests.pop(request.hold, None)

@@ -63,6 +63,7 @@ WATCH = "/etcdserverpb.Watch/Watch"
 AUTHENTICATE = "/etcdserverpb.Auth/Authenticate"
 STATUS = "/etcdserverpb.Maintenance/Status"
 
+_HEADER, _SUCCEEDED = b"\x0a", b"\x10\x01"
 _EQUAL, _GREATER, _LESS = 0, 1, 2
 _VERSION, _CREATE, _MOD = 0, 1, 2
 _ASCENDING, _DESCENDING, _BY_CREATION = 1, 2, 2
@@ -323,17 +324,18 @@ class Answer:
         revision: of the store, when it was carried out.
         ok: whether everything that was compared held.
         parts: what each of the things that were done answered; decoded when it is asked for.
+        rest: what they are decoded from.
         found: the keys that were read.
         count: how many there are (of a range), or were deleted.
         more: whether there are more than were asked for.
     """
 
-    __slots__ = ("_parts", "count", "found", "more", "ok", "raw", "revision")
+    __slots__ = ("_parts", "count", "found", "more", "ok", "rest", "revision")
 
     def __init__(self) -> None:
         self.revision = 0
         self.ok = False
-        self.raw: list[bytes] = []
+        self.rest = b""
         self._parts: list[Answer] | None = None
         self.found: list[KeyValue] = []
         self.count = 0
@@ -342,7 +344,11 @@ class Answer:
     @property
     def parts(self) -> list[Answer]:
         if self._parts is None:
-            self._parts = [_read_part(each) for each in self.raw]
+            self._parts = [
+                _read_part(value)
+                for field, value in _fields(self.rest)
+                if field == 3 and isinstance(value, bytes)
+            ]
         return self._parts
 
     @property
@@ -354,15 +360,19 @@ class Answer:
 def read_answer(data: bytes) -> Answer:
     """A TxnResponse."""
     answer = Answer()
-    for field, value in _fields(data):
-        if field == 1:
-            assert isinstance(value, bytes)
-            answer.revision = _revision(value)
-        elif field == 2:
-            answer.ok = bool(value)
-        elif field == 3:
-            assert isinstance(value, bytes)
-            answer.raw.append(value)
+    if data[:1] == _HEADER and data[1] < 0x80:  # as it always is; the rest can wait
+        start = 2 + data[1]
+        answer.revision = _revision(data[2:start])
+        answer.ok = data[start : start + 2] == _SUCCEEDED
+        answer.rest = data[start:]
+    else:
+        for field, value in _fields(data):
+            if field == 1:
+                assert isinstance(value, bytes)
+                answer.revision = _revision(value)
+            elif field == 2:
+                answer.ok = bool(value)
+        answer.rest = data
     return answer
 
 
@@ -403,10 +413,16 @@ def read_range(data: bytes) -> Answer:
 
 
 def _revision(header: bytes) -> int:
-    for field, value in _fields(header):
+    """Of all its fields, which are numbers, the third."""
+    at = 0
+    while at < len(header):
+        field = header[at] >> 3
+        number = header[at + 1]
+        at += 2
+        if number >= 0x80:
+            number, at = _long(header, at, number)
         if field == 3:
-            assert isinstance(value, int)
-            return value
+            return number
     return 0
 
 
