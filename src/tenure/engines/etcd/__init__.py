@@ -8,7 +8,7 @@ From the bottom up: ``url`` says where the members are, ``wire`` what is said to
 where everything lies, ``members`` are the channels, ``watching`` is the one stream of watches, and
 ``renewing`` keeps leases alive; ``requests``, ``semaphores`` and ``lookout`` are what a session
 does, ``session`` is one attachment, ``attaching`` how one comes about; ``admin`` is for nodes and
-administrators, and ``engine`` holds it all together.
+administrators, ``doctor`` for examinations, and ``engine`` holds it all together.
 
 Rules:
 
@@ -23,11 +23,13 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tenure.clock import Clock
-from tenure.engines.contract import Engine
+from tenure.engines.contract import Engine, Finding
 from tenure.errors import Unsupported
 
-__all__ = ["connect"]
+__all__ = ["connect", "diagnose"]
 
 
 def connect(url: str, clock: Clock) -> Engine:
@@ -37,11 +39,23 @@ def connect(url: str, clock: Clock) -> Engine:
         InvalidArgument: there is something wrong with the URL.
         Unsupported: the extra ``tenure[etcd]`` is not installed.
     """
-    try:
-        import grpc  # noqa: F401  only to see whether it is there
-    except ImportError as error:
-        raise Unsupported("etcd:// needs the package grpcio: pip install 'tenure[etcd]'") from error
+    _check_installed()
     from tenure.engines.etcd.engine import EtcdEngine
     from tenure.engines.etcd.url import parse
 
     return EtcdEngine(parse(url), clock)
+
+
+def diagnose(url: str) -> Iterable[Finding]:
+    """What `tenure doctor` looks at when it is given such a URL."""
+    _check_installed()
+    from tenure.engines.etcd.doctor import examine
+
+    return examine(url)
+
+
+def _check_installed() -> None:
+    try:
+        import grpc  # noqa: F401  only to see whether it is there
+    except ImportError as error:
+        raise Unsupported("etcd:// needs the package grpcio; pip install 'tenure[etcd]'") from error
