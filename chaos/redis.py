@@ -34,8 +34,11 @@ _FATAL = frozenset({"kill-server", "restart-server"})
 _QUARANTINE = 30.0
 """Seconds; as long as the longest window, that of implicit sessions."""
 
-_LASTS = (55.0, 70.0)
-"""Seconds for which nothing else is lost: the quarantine, and as much again to work in."""
+_BEFORE = 2.0
+"""So many seconds before the end of the quarantine nobody believes any more."""
+
+_LASTS = (20.0, 40.0)
+"""Seconds for which nothing else is done to the server after that, so that there is work."""
 
 
 class _NoAnswer(Exception):
@@ -187,20 +190,23 @@ class RedisLossy(RedisInMemory):
         """A block in which the data is lost, and after which what was created is there again."""
         assert self._proxy is not None
         journal = scene.journal
-        with journal.revoking():
-            await self._proxy.cut()
-            try:
-                async with tenure.connect(self._direct_url) as client:
-                    session = await client.session(NODE)
-                    await session.close()
-                with suppress(_NoAnswer), ExitStack() as stack:
-                    for name in CONFIGS:  # which perhaps is not there
-                        stack.enter_context(journal.call(session.semaphore(name), "delete"))
-                    yield
-                    raise _NoAnswer
-                await prepare(self._direct_url, self.nodes, journal)
-            finally:
-                await self._proxy.mend()
+        await self._proxy.cut()
+        try:
+            async with tenure.connect(self._direct_url) as client:
+                session = await client.session(NODE)
+                await session.close()
+            with suppress(_NoAnswer), ExitStack() as stack:
+                for name in CONFIGS:  # which perhaps is not there
+                    stack.enter_context(journal.call(session.semaphore(name), "delete"))
+                yield
+                raise _NoAnswer
+            await prepare(self._direct_url, self.nodes, journal)
+        finally:
+            await self._proxy.mend()
+        # Nothing is granted until the quarantine is over. Only then it is said that whatever was
+        # asked for may be gone: until then those who held something are taken to believe.
+        await asyncio.sleep(_QUARANTINE - _BEFORE)
+        journal.revokes()
 
 
 def _free_port() -> int:
