@@ -22,7 +22,7 @@ from tenure.engines.ydb.session import YdbSession
 from tenure.engines.ydb.strand import Strand
 from tenure.lease import Lease
 from tests.corpus.asking import give_back_late
-from tests.corpus.losing import believes_for_ever, raise_the_failure
+from tests.corpus.losing import believes_for_ever
 from tests.corpus.rows import does_nothing, replacing, row, together
 from tests.corpus.subjects import Scene, SystemClockThatSteps
 from tests.engines.ydb.behind import Server
@@ -119,18 +119,15 @@ async def what_a_cancelled_command_is_answered_is_nobody_elses_answer(scene: Sce
         assert [getattr(answer, "name", None) for answer in answers] == ["b", "c"]
 
 
-async def _insist(self: Lease, answer: asyncio.Future[None]) -> None:
+async def _insist(self: Lease, answer: asyncio.Future[None], error: BaseException | None) -> None:
     if not await self.session._until_answered(answer):
-        raise self.session._end_error()
+        raise self.session._end_error() from error
     answer.result()
 
 
 @row(
     6,
-    together(
-        replacing(Lease, "_until_out", _insist),
-        lambda patch: patch.setattr("tenure.lease.note_failure", raise_the_failure),
-    ),
+    replacing(Lease, "_see_out", _insist),
     on=SERVERS,
     seen_as=(tenure.TenureError,),  # in the place of the body's
 )
@@ -277,10 +274,16 @@ def _a_server_with(clock: SystemClockThatSteps, like: str) -> Iterator[str]:
 async def a_step_of_the_servers_clock_ends_nothing(scene: Scene) -> None:
     clock = SystemClockThatSteps()
     with _a_server_with(clock, scene.url) as url:
-        async with tenure.connect(url) as client, client.session(recovery_window=60) as session:
+        async with tenure.connect(url) as client, client.session(recovery_window=3) as session:
             lease = await session.mutex("x").lock()
             for step in (1e6, -2e6):
                 clock.set_wall(clock.wall() + step)
+                renewed = scene.clock.now() + 3 - 0.15  # unless the server disowns its proof
+
+                async def so(renewed: float = renewed) -> bool:
+                    return lease.deadline > renewed
+
+                await scene.eventually(so, "a renewal that was asked for after the step")
                 await session.semaphore(f"{step:g}").create(limit=1)
                 assert is_held(lease)
                 found = await session.semaphore("x").describe(owners=True)
