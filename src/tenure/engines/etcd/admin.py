@@ -32,18 +32,13 @@ _MOST_ASKED_ABOUT = 256
 
 
 class Patient:
-    """Asks until there is an answer, or it has taken too long.
-
-    Attributes:
-        tried: whether something may have been done that was not answered.
-    """
+    """Asks until there is an answer, or it has taken too long."""
 
     def __init__(self, engine: EtcdEngine, node: str | None) -> None:
         self._engine = engine
         self._node = node
         self._until = engine.clock.now() + engine.address.connect_timeout + engine.patience
         self._pause = _FIRST_PAUSE
-        self.tried = False
 
     async def read(self, *parts: bytes) -> wire.Answer:
         """What there is at one revision of a majority. Raises `Refused`, `EngineError`."""
@@ -57,11 +52,10 @@ class Patient:
         try:
             return await self._engine.txn(request, self._engine.patience)
         except Lost as lost:
-            await self.wait(lost)
-            self.tried = True
+            await self._wait(lost)
             return None
 
-    async def wait(self, lost: Lost) -> None:
+    async def _wait(self, lost: Lost) -> None:
         """Wait a moment; raises `EngineError` if it has taken too long."""
         if self._engine.clock.now() + self._pause >= self._until:
             raise EngineError(
@@ -140,10 +134,10 @@ async def drop_node(engine: EtcdEngine, path: str, *, force: bool) -> None:
     while True:
         read = await patient.read(wire.get(wire.range_(key)), _everything(sessions))
         kv = read.parts[0].first
-        if kv is None or (patient.tried and kv.created != created):
-            if patient.tried:
-                return
+        if kv is None and created is None:
             raise no_node(path)
+        if kv is None or created not in {None, kv.created}:
+            return  # an attempt whose answer was lost has done it, or somebody else has
         created = kv.created
         found = _records(read.parts[1].found, sessions)
         attached = sum(record.attached for _, record in found)
