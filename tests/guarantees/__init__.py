@@ -11,6 +11,7 @@ What no test shows is told as such, and what cannot be asked of an engine with t
 """
 
 from tests.guarantees.vocabulary import (
+    DFLOCKD,
     DURABLE_SQLITE,
     ETCD,
     MEMORY,
@@ -22,6 +23,7 @@ from tests.guarantees.vocabulary import (
 )
 
 __all__ = [
+    "DFLOCKD",
     "DURABLE_SQLITE",
     "ETCD",
     "MEMORY",

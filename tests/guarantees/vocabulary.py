@@ -9,6 +9,7 @@ import pytest
 
 __all__ = [
     "CONCERNS",
+    "DFLOCKD",
     "DURABLE_SQLITE",
     "ENGINES",
     "ETCD",
@@ -30,13 +31,14 @@ __all__ = [
 ]
 
 Engine: TypeAlias = Literal[
-    "memory", "sqlite", "sqlite-full", "redis", "etcd", "tenure", "ydb", "simulated"
+    "memory", "sqlite", "sqlite-full", "redis", "etcd", "dflockd", "tenure", "ydb", "simulated"
 ]
 MEMORY: Engine = "memory"
 SQLITE: Engine = "sqlite"
 DURABLE_SQLITE: Engine = "sqlite-full"
 REDIS: Engine = "redis"
 ETCD: Engine = "etcd"
+DFLOCKD: Engine = "dflockd"
 SERVED: Engine = "tenure"
 YDB: Engine = "ydb"
 SIMULATED: Engine = "simulated"
@@ -47,6 +49,7 @@ ENGINES: dict[Engine, str] = {
     DURABLE_SQLITE: "`sqlite://`, `durability=full`",
     REDIS: "`redis://`",
     ETCD: "`etcd://`",
+    DFLOCKD: "`dflockd://`",
     SERVED: "`tenure://`: the server, over its native protocol",
     YDB: "`ydb://`: the server, over YDB's API",
     SIMULATED: "Simulated: drifting clocks, a bad network, and `memory://` behind it",
@@ -157,6 +160,9 @@ INAPPLICABLE: dict[tuple[Engine, Fault], str] = {
     (DURABLE_SQLITE, "clocks drift"): _ONE_HOST,
     (YDB, "taken over"): "no session can be resumed: the API does not tell when the former program "
     "has learned of it",
+    (DFLOCKD, "disk full"): "a dflockd server writes nothing; of tenure's see its store",
+    (DFLOCKD, "administrator"): "dflockd's protocol has no words for that",
+    (DFLOCKD, "taken over"): "its sessions cannot be resumed",
     (SIMULATED, "stuck peer"): _NO_DISK,
     (SIMULATED, "disk full"): _NO_DISK,
     (SIMULATED, "restarted"): _NO_DISK,

@@ -76,6 +76,12 @@ class Proxy:
         for client, _ in list(self._pairs):
             _abort(client)
 
+    def cut_server(self) -> None:
+        """Break every connection on the server's side; the client does not hear of it."""
+        self.silent = True
+        for _, server in list(self._pairs):
+            _abort(server)
+
     async def until_open(self, number: int) -> None:
         """Return when there are so many connections."""
         async with asyncio.timeout(30):
@@ -104,22 +110,24 @@ class Proxy:
     ) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._copy(reader, pair[1]))
-                group.create_task(self._copy(there, pair[0]))
+                group.create_task(self._copy(reader, pair[1], from_client=True))
+                group.create_task(self._copy(there, pair[0], from_client=False))
         finally:
             for writer in pair:
                 _abort(writer)
             self._pairs.discard(pair)
             self._news.set()
 
-    async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _copy(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, from_client: bool
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(65536):
                 if self.silent:
                     continue
                 sink.write(data)
                 await sink.drain()
-            if sink.can_write_eof():
+            if (from_client or not self.silent) and sink.can_write_eof():
                 sink.write_eof()
 
 

@@ -15,6 +15,7 @@ from tenure.engines.dflockd import DflockdEngine, connect
 from tenure.engines.dflockd.hold import HELD, WAITING
 from tests.engines.dflockd.proxy import Proxy
 from tests.engines.dflockd.servers import InThread, Server, early_server
+from tests.guarantees import DFLOCKD, guarantee
 
 PATIENCE = 30.0
 
@@ -57,6 +58,7 @@ async def _hold(client: tenure.Client, name: str) -> None:
         pass
 
 
+@guarantee("none", "one owner", "in order", "others go on", on=DFLOCKD)
 async def test_many_tasks_of_several_programs_hold_in_the_order_of_their_requests(
     server: Server,
 ) -> None:
@@ -113,6 +115,7 @@ async def test_tasks_of_one_program_that_begin_at_once_keep_their_order(server: 
     assert order == list(range(20))
 
 
+@guarantee("cancelled", "nothing leaks", "others go on", on=DFLOCKD)
 async def test_cancelled_waits_leave_nothing_in_the_queue(server: Server) -> None:
     async with clients(server.url, 3) as (owner, leaver, last):
         async with owner.mutex("m").lock():
@@ -131,6 +134,7 @@ async def test_cancelled_waits_leave_nothing_in_the_queue(server: Server) -> Non
             pass
 
 
+@guarantee("cancelled", "nothing leaks", on=DFLOCKD)
 async def test_the_server_sees_that_a_waiter_has_left(ours: InThread) -> None:
     async with clients(ours.url) as (owner, waiter), owner.mutex("m").lock():
         waiting = asyncio.create_task(_hold(waiter, "m"))
@@ -142,6 +146,7 @@ async def test_the_server_sees_that_a_waiter_has_left(ours: InThread) -> None:
         await queued(owner, "m", 0)
 
 
+@guarantee("cancelled", "kept", "one owner", on=DFLOCKD)
 @pytest.mark.parametrize("turns", range(0, 24, 3))
 async def test_whenever_a_request_is_cancelled_nothing_stays_held(
     ours: InThread, turns: int
@@ -185,6 +190,35 @@ async def test_who_waits_for_what_it_is_inside_of_is_told_at_once(server: Server
     async with clients(server.url, 1) as (client,), client.mutex("m").lock():
         with pytest.raises(tenure.SelfDeadlock):
             await client.mutex("m").lock()
+
+
+async def test_who_waits_inside_of_a_semaphore_for_another_slot_may_well_get_it(
+    ours: InThread,
+) -> None:
+    async with clients(ours.url) as (one, two):
+        for client in (one, two):
+            await client.semaphore("pool").create(2, exist_ok=True)
+        theirs = await two.semaphore("pool").acquire()
+        async with one.semaphore("pool").acquire():
+            waiting = asyncio.ensure_future(_second_slot(one))
+            await queued(one, "pool", 1)
+            await theirs.release()
+            await waiting
+            theirs = await two.semaphore("pool").acquire()
+            releasing = asyncio.create_task(_release_when_waited_for(two, theirs))
+            async with one.semaphore("pool").acquire():
+                pass
+            await releasing
+
+
+async def _second_slot(client: tenure.Client) -> None:
+    async with client.semaphore("pool").acquire():
+        pass
+
+
+async def _release_when_waited_for(client: tenure.Client, lease: tenure.Lease) -> None:
+    await queued(client, lease.name, 1)
+    await lease.release()
 
 
 # Connections
@@ -283,6 +317,7 @@ async def test_an_early_server_has_no_semaphores_but_those_of_limit_one() -> Non
 # Fencing
 
 
+@guarantee("none", "tokens rise", on=DFLOCKD)
 async def test_fencing_tokens_rise_with_every_grant(ours: InThread) -> None:
     async with clients(ours.url) as (one, two):
         assert one.capabilities.fencing
@@ -333,6 +368,7 @@ async def test_another_sharding_function_may_be_used() -> None:
                 await both.mutex("m").lock()
 
 
+@guarantee("cut off", "others go on", on=DFLOCKD)
 async def test_a_server_that_is_away_takes_only_its_own_keys_with_it() -> None:
     with InThread() as first:
         async with Proxy(first.port) as proxy:

@@ -154,6 +154,7 @@ class DflockdEngine:
             await self._stop_shards()
             raise
         self._open = True
+        self._expect(TICK)
 
     def _check_reached(self) -> None:
         for shard in self._shards:

@@ -354,7 +354,10 @@ class Hold:
 
     def _timed_out(self) -> None:
         self._timer = None
-        if self.standing in {PROVING, HELD, LEAVING, GONE}:
+        if self.standing is PROVING:  # it is granted, unless that is over already: look again
+            self._timer = self._session.loop.call_later(PARTING, self._timed_out)
+            return
+        if self.standing in {HELD, LEAVING, GONE}:
             return
         if self._answered:
             self._session.events.removed(self.number, Removal.TIMED_OUT)
