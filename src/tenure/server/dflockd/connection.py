@@ -4,10 +4,8 @@ States: *greeting* (a token is required and was not shown), *open*, *leaving* (a
 closed), *gone*; and while it is open, *busy* with one request or not. Requests are carried out one
 after the other; a busy connection keeps what arrives, and others are not held up.
 
-* **Reading.** What arrives is carried out within `data_received`, so many bytes a turn. It is not
-  read from while much is unread here, or while its client does not read; but while it waits for a
-  lock it is, because its end must be noticed. Who sends much without end meanwhile is cut off.
-* **Writing.** The replies of a turn are one write.
+`Stream` reads, keeps order and writes; here is what requests have to wait for, and how it all ends.
+
 * **Deadlines** are looked at by `tick`: of the greeting, of the client's silence (counted from a
   line's end, and not while it is busy), of its not reading.
 * **Disconnect** (the end of what the client sends is one): its waiting is over and what it holds is
@@ -20,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -31,24 +28,21 @@ from tenure.server.accept import Greeting
 from tenure.server.dflockd.claims import ASKED, HELD, MARK, OVER, WAITING, Claim
 from tenure.server.dflockd.commands import COMMANDS
 from tenure.server.dflockd.holder import Holder, attached
+from tenure.server.dflockd.stream import Stream
 from tenure.server.limits import LimitReached
 from tenure.wire.lines.replies import ERROR, ERROR_AUTH, ERROR_DRAINING, OK, QUEUED, grant
-from tenure.wire.lines.requests import RawRequest, RequestReader
+from tenure.wire.lines.requests import RawRequest
 
 if TYPE_CHECKING:
     from tenure.server.dflockd.listener import DflockdListener
 
 __all__ = ["Connection"]
 
-_TURN = 8 * 1024  # bytes that are carried out before others have their turn
-_LONG = 1024  # bytes of a reply that does not wait for others
-_MUCH = 64 * 1024  # unread bytes with which it is not read from
-_TOO_MUCH = 512 * 1024  # unread bytes of a client that waits for a lock
 _WRONG_TOKEN_PAUSE = 0.1
 _FAREWELL = 5.0  # seconds for a client to read its last word
 
 
-class Connection(asyncio.Protocol):
+class Connection(Stream):
     """The server's end.
 
     Attributes:
@@ -60,42 +54,22 @@ class Connection(asyncio.Protocol):
     """
 
     def __init__(self, listener: DflockdListener, greeting: Greeting, number: int) -> None:
+        super().__init__(listener.context, greeting.peer, COMMANDS)
         self.number = number
-        self.peer = greeting.peer
         self.locks = listener.locks
         self.holder: Holder | None = None
         self.enqueued: dict[str, Claim] = {}
         self.most_claims = listener.context.limits.requests_per_session
         self._listener = listener
         self._options = listener.options
-        self._context = listener.context
-        self._now = listener.context.clock.now
-        self._loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[None] = self._loop.create_future()
         self._greeting: Greeting | None = greeting
         self._counted = False
-        self._transport: asyncio.Transport | None = None
         self._inside_tls = False
         self._leaving: asyncio.TimerHandle | None = None
-        # Reading
-        self._reader = RequestReader()
-        self._requests: deque[RawRequest] = deque()  # read, and not carried out
-        self._unread = bytearray()  # arrived behind them
-        self._reading = True
-        self._special = True  # it is greeting or leaving
-        self._over = False  # its client says nothing more
-        self._heard_at = self._now()
-        self._lines = 0
-        self._going_on = False
         # What it is busy with
-        self._busy = False
-        self._request: RawRequest = ("", "", "")
-        self._awaited: Claim | None = None
         self._enqueues = False  # what is awaited is a place in the queue
         self._task: asyncio.Task[None] | None = None
-        # Writing
-        self._replies: list[bytes] = []
-        self._blocked_at: float | None = None  # since when the client does not read
 
     @property
     def connections(self) -> int:
@@ -138,118 +112,6 @@ class Connection(asyncio.Protocol):
         if self._awaited is not None or self._inside_tls:
             return False
         return self._busy or bool(self._requests or self._unread)  # then it closes after that
-
-    def pause_writing(self) -> None:
-        self._blocked_at = self._now()
-        self._settle_reading()
-
-    def resume_writing(self) -> None:
-        self._blocked_at = None
-        self._go_on_soon()
-        self._settle_reading()
-
-    def data_received(self, data: bytes) -> None:
-        if self._special or self._busy or self._requests or self._unread or len(data) > _TURN:
-            self._receive(data)
-            return
-        requests = self._reader.feed(data)
-        if len(requests) != 1:
-            self._take(requests)
-            return
-        # This is the usual case, and what `_take` does would come to the same.
-        self._heard_at = now = self._now()
-        self._lines = -1
-        self._request = request = requests[0]
-        command = COMMANDS.get(request[0])
-        reply = ERROR if command is None else command(self, request[1], request[2], now)
-        if reply is None:
-            self._busy = True
-        elif self._transport is not None:
-            self._transport.write(reply)
-        if self._reader.failed:
-            self._work_off(now)
-
-    def _receive(self, data: bytes) -> None:
-        """What arrives when it cannot simply be carried out."""
-        if self._busy or self._requests or self._unread or len(data) > _TURN:
-            self._unread += data
-            if self._awaited is not None and len(self._unread) > _TOO_MUCH:
-                self._context.log(logging.WARNING, "sends too much", peer=self.peer)
-                self.cut_off()
-                return
-            self._settle_reading()
-            self._go_on_soon()
-        else:
-            self._take(self._reader.feed(data))
-
-    # Carrying out
-
-    def _take(self, requests: list[RawRequest]) -> None:
-        """Carry out what has been read, as far as can be."""
-        now = self._now()
-        if requests or self._reader.lines != self._lines:
-            self._lines = self._reader.lines
-            self._heard_at = now
-        if self._special:
-            requests = self._greet(requests)
-        self._requests.extend(requests)
-        self._work_off(now)
-
-    def _work_off(self, now: float) -> None:
-        requests = self._requests
-        while requests and not self._busy and self._blocked_at is None:
-            self._request = request = requests.popleft()
-            command = COMMANDS.get(request[0])
-            reply = ERROR if command is None else command(self, request[1], request[2], now)
-            if reply is None:
-                self._busy = True
-            else:
-                self._replies.append(reply)
-                if len(reply) > _LONG:
-                    self._flush()  # so that it is known at once whether the client reads
-        self._flush()
-        if self._reader.failed and not requests and not self._busy:
-            self.leave(ERROR)
-
-    def _flush(self) -> None:
-        replies = self._replies
-        if replies and self._transport is not None:
-            self._transport.write(replies[0] if len(replies) == 1 else b"".join(replies))
-            self._replies = []
-
-    def _go_on_soon(self) -> None:
-        if not self._going_on and not self._busy:
-            self._going_on = True
-            self._loop.call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        """With what has arrived, if nothing hinders it."""
-        self._going_on = False
-        if self._busy or self._blocked_at is not None or self._transport is None:
-            return
-        now = self._heard_at = self._now()
-        if self._requests or not self._unread:
-            self._work_off(now)
-        else:
-            piece = bytes(self._unread[:_TURN])
-            del self._unread[:_TURN]
-            self._take(self._reader.feed(piece))
-        self._settle_reading()
-        if self._requests or self._unread:
-            self._go_on_soon()
-        elif self._over and not self._busy and self._transport is not None:
-            self._transport.close()
-
-    def _settle_reading(self) -> None:
-        full = len(self._unread) >= _MUCH and self._awaited is None
-        reading = not full and self._blocked_at is None
-        if reading is not self._reading and self._transport is not None and not self._over:
-            self._reading = reading
-            if reading:
-                self._heard_at = self._now()
-                self._transport.resume_reading()
-            else:
-                self._transport.pause_reading()
 
     # Being busy
 
@@ -368,7 +230,7 @@ class Connection(asyncio.Protocol):
         self._counted = True
         self._special = False
 
-    def _greet(self, requests: list[RawRequest]) -> list[RawRequest]:
+    def greet(self, requests: list[RawRequest]) -> list[RawRequest]:
         """The first request, of which more is asked; returns those behind it."""
         if self._greeting is None or self._leaving is not None or not requests:
             return []
@@ -414,11 +276,6 @@ class Connection(asyncio.Protocol):
         self._leaving = self._loop.call_later(_FAREWELL, self.cut_off)
         if self._transport is not None:
             self._transport.close()
-
-    def cut_off(self) -> None:
-        """Close it now. Safe to call twice."""
-        if self._transport is not None:
-            self._transport.abort()
 
     def tick(self, now: float) -> None:
         """Look at the deadlines."""

@@ -1,0 +1,194 @@
+"""The bytes of a connection: requests in their order, replies in one write.
+
+* **Reading.** What arrives is carried out within `data_received`, so many bytes a turn. It is not
+  read from while much is unread here, or while its client does not read; but while it waits for a
+  lock it is, because its end must be noticed. Who sends much without end meanwhile is cut off.
+* **Writing.** The replies of a turn are one write. While the client does not read, nothing more is
+  carried out.
+* **Busy.** While a request is under way what follows it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tenure.server.context import Context
+from tenure.server.dflockd.claims import Claim
+from tenure.wire.lines.replies import ERROR
+from tenure.wire.lines.requests import RawRequest, RequestReader
+
+__all__ = ["Stream"]
+
+_TURN = 8 * 1024  # bytes that are carried out before others have their turn
+_LONG = 1024  # bytes of a reply that does not wait for others
+_MUCH = 64 * 1024  # unread bytes with which it is not read from
+_TOO_MUCH = 512 * 1024  # unread bytes of a client that waits for a lock
+
+
+class Stream(asyncio.Protocol):
+    """What a connection is made on.
+
+    Args:
+        context: the server's.
+        peer: where it comes from.
+        commands: what a request is carried out with, as `tenure.server.dflockd.commands` says.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        peer: str,
+        commands: Mapping[str, Callable[[Any, str, str, float], bytes | None]],
+    ) -> None:
+        self.peer = peer
+        self._commands = commands
+        self._context = context
+        self._now = context.clock.now
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        # Reading
+        self._reader = RequestReader()
+        self._requests: deque[RawRequest] = deque()  # read, and not carried out
+        self._unread = bytearray()  # arrived behind them
+        self._reading = True
+        self._special = True  # it is greeting or leaving
+        self._over = False  # its client says nothing more
+        self._heard_at = self._now()
+        self._lines = 0
+        self._going_on = False
+        # What it is busy with
+        self._busy = False
+        self._request: RawRequest = ("", "", "")
+        self._awaited: Claim | None = None
+        # Writing
+        self._replies: list[bytes] = []
+        self._blocked_at: float | None = None  # since when the client does not read
+
+    def greet(self, requests: list[RawRequest]) -> list[RawRequest]:
+        """The first request, of which more is asked; returns those to be carried out."""
+        raise NotImplementedError
+
+    def leave(self, word: bytes) -> None:
+        """A last word, and then it is closed, however slowly that is read."""
+        raise NotImplementedError
+
+    def cut_off(self) -> None:
+        """Close it now. Safe to call twice."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause_writing(self) -> None:
+        self._blocked_at = self._now()
+        self._settle_reading()
+
+    def resume_writing(self) -> None:
+        self._blocked_at = None
+        self._go_on_soon()
+        self._settle_reading()
+
+    def data_received(self, data: bytes) -> None:
+        if self._special or self._busy or self._requests or self._unread or len(data) > _TURN:
+            self._receive(data)
+            return
+        requests = self._reader.feed(data)
+        if len(requests) != 1:
+            self._take(requests)
+            return
+        # This is the usual case, and what `_take` does would come to the same.
+        self._heard_at = now = self._now()
+        self._lines = -1
+        self._request = request = requests[0]
+        command = self._commands.get(request[0])
+        reply = ERROR if command is None else command(self, request[1], request[2], now)
+        if reply is None:
+            self._busy = True
+        elif self._transport is not None:
+            self._transport.write(reply)
+        if self._reader.failed:
+            self._work_off(now)
+
+    def _receive(self, data: bytes) -> None:
+        """What arrives when it cannot simply be carried out."""
+        if self._busy or self._requests or self._unread or len(data) > _TURN:
+            self._unread += data
+            if self._awaited is not None and len(self._unread) > _TOO_MUCH:
+                self._context.log(logging.WARNING, "sends too much", peer=self.peer)
+                self.cut_off()
+                return
+            self._settle_reading()
+            self._go_on_soon()
+        else:
+            self._take(self._reader.feed(data))
+
+    # Carrying out
+
+    def _take(self, requests: list[RawRequest]) -> None:
+        """Carry out what has been read, as far as can be."""
+        now = self._now()
+        if requests or self._reader.lines != self._lines:
+            self._lines = self._reader.lines
+            self._heard_at = now
+        if self._special:
+            requests = self.greet(requests)
+        self._requests.extend(requests)
+        self._work_off(now)
+
+    def _work_off(self, now: float) -> None:
+        requests = self._requests
+        while requests and not self._busy and self._blocked_at is None:
+            self._request = request = requests.popleft()
+            command = self._commands.get(request[0])
+            reply = ERROR if command is None else command(self, request[1], request[2], now)
+            if reply is None:
+                self._busy = True
+            else:
+                self._replies.append(reply)
+                if len(reply) > _LONG:
+                    self._flush()  # so that it is known at once whether the client reads
+        self._flush()
+        if self._reader.failed and not requests and not self._busy:
+            self.leave(ERROR)
+
+    def _flush(self) -> None:
+        replies = self._replies
+        if replies and self._transport is not None:
+            self._transport.write(replies[0] if len(replies) == 1 else b"".join(replies))
+            self._replies = []
+
+    def _go_on_soon(self) -> None:
+        if not self._going_on and not self._busy:
+            self._going_on = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """With what has arrived, if nothing hinders it."""
+        self._going_on = False
+        if self._busy or self._blocked_at is not None or self._transport is None:
+            return
+        now = self._heard_at = self._now()
+        if self._requests or not self._unread:
+            self._work_off(now)
+        else:
+            piece = bytes(self._unread[:_TURN])
+            del self._unread[:_TURN]
+            self._take(self._reader.feed(piece))
+        self._settle_reading()
+        if self._requests or self._unread:
+            self._go_on_soon()
+        elif self._over and not self._busy and self._transport is not None:
+            self._transport.close()
+
+    def _settle_reading(self) -> None:
+        full = len(self._unread) >= _MUCH and self._awaited is None
+        reading = not full and self._blocked_at is None
+        if reading is not self._reading and self._transport is not None and not self._over:
+            self._reading = reading
+            if reading:
+                self._heard_at = self._now()
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
