@@ -78,10 +78,11 @@ async def _read(
 ) -> list[tuple[tenure.NodeDescription, Sequence[Semaphore]]]:
     async with open_store() as client:
         paths = await client.list_nodes() if only is None else [only]
+        known = client.capabilities.owners
         return [
             (
                 await client.describe_node(path),
-                await client.list_semaphores(path, owners=True, waiters=False),
+                await client.list_semaphores(path, owners=known, waiters=False),
             )
             for path in paths
         ]

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 import tenure
+from tenure.cli.app import invoke
 from tenure.clock import SystemClock
 from tenure.engines.dflockd import DflockdEngine, connect
 from tenure.engines.dflockd.hold import HELD, WAITING
@@ -425,3 +426,14 @@ async def test_who_is_not_there_cannot_be_opened(ours: InThread) -> None:
         with pytest.raises(tenure.EngineUnavailable, match="is there a dflockd server"):
             async with tenure.connect(proxy.url):
                 pass
+
+
+def test_the_command_line_lists_keys_without_their_holders(
+    ours: InThread, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def hold_and_list() -> int:
+        async with tenure.connect(ours.url) as client, client.mutex("nightly").lock():
+            return await asyncio.to_thread(invoke, ["ls", "--url", ours.url])
+
+    assert asyncio.run(hold_and_list()) == 0
+    assert "nightly" in capsys.readouterr().out
