@@ -420,7 +420,8 @@ class Requests:
                 (session.get, note),
             )
         )
-        if request.decided:
+        settled = request.decided if tell else request.owns
+        if settled:
             return
         if answer.ok:
             self._place(request, entries(answer.parts[0].found), answer.revision)
