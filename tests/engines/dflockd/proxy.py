@@ -58,6 +58,7 @@ class Proxy:
         trace: TracebackType | None,
     ) -> None:
         assert self._listener is not None
+        self.refuses = True
         self._listener.close()
         self.cut()
         while self._tasks:
@@ -89,33 +90,29 @@ class Proxy:
                 self._news.clear()
                 await self._news.wait()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refuses:
             _abort(writer)
             return
         self.accepted += 1
-        there, back = await asyncio.open_connection("127.0.0.1", self._port)
-        pair = (writer, back)
-        self._pairs.add(pair)
-        self._news.set()
-        task = asyncio.create_task(self._pass_on(pair, reader, there))
+        task = asyncio.create_task(self._pass_on(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _pass_on(
-        self,
-        pair: tuple[asyncio.StreamWriter, asyncio.StreamWriter],
-        reader: asyncio.StreamReader,
-        there: asyncio.StreamReader,
-    ) -> None:
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pair: tuple[asyncio.StreamWriter, ...] = (writer,)
         try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._port)
+            pair = both = (writer, back)
+            self._pairs.add(both)
+            self._news.set()
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._copy(reader, pair[1], from_client=True))
-                group.create_task(self._copy(there, pair[0], from_client=False))
+                group.create_task(self._copy(reader, back, from_client=True))
+                group.create_task(self._copy(there, writer, from_client=False))
         finally:
-            for writer in pair:
-                _abort(writer)
-            self._pairs.discard(pair)
+            for each in pair:
+                _abort(each)
+            self._pairs = {other for other in self._pairs if other[0] is not writer}
             self._news.set()
 
     async def _copy(
