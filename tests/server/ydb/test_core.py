@@ -1,7 +1,7 @@
 """The conversation by itself: what it says when answers and news come late, and in any order.
 
 The store is the memory engine; what lies between it and the conversation is here, and holds back
-answers for as long as a test wants.
+answers for as long as a test wants, and grants for a turn of the loop.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Party:
     # The session's events
 
     def granted(self, hold: int, order_id: int | None) -> None:
-        self.conversation.granted(hold)
+        # Late, as most engines tell it: what is asked for meanwhile crosses it on its way.
+        asyncio.get_running_loop().call_soon(self.conversation.granted, hold)
 
     def __getattr__(self, name: str) -> Any:
         if name in {"resumed", "removed", "proven"}:
