@@ -159,6 +159,22 @@ async def test_who_says_nothing_more_waits_for_nothing(clock: VirtualClock, engi
         assert token_of(await other.asks("l", "job", "0"))
 
 
+@pytest.mark.parametrize(
+    "said", ["l\njob\n600\n", "ping\n_\n_\ne\njob\n\nw\njob\n600\n", "l\njob\n600\nping\n_\n_\n"]
+)
+async def test_who_has_gone_when_its_turn_to_wait_comes_does_not_wait(
+    clock: VirtualClock, engine: Engine, said: str
+) -> None:
+    async with serving(clock, engine=engine) as listener:
+        client, other = Client(listener), Client(listener)
+        token_of(await other.asks("l", "job", "0"))
+        client.say(said.encode())
+        client.end()
+        assert await client.hears() == ("ok\nqueued\n" if said.startswith("ping") else "")
+        assert client.is_closed()
+        assert listener.locks.keys["job"].waiting == 0
+
+
 @pytest.mark.parametrize("moment", [0.0, 0.001, 0.004, 0.005, 0.007, 0.008, 0.01, 0.02])
 async def test_whatever_the_moment_a_connection_is_lost_nothing_is_left(
     clock: VirtualClock, moment: float

@@ -148,6 +148,8 @@ class Connection(Stream):
         reply = self.outcome(claim, enqueued=self._enqueues)
         if reply is not None:
             self._reply(reply)
+        elif self._waits_for_nobody() and self._transport is not None:
+            self._transport.close()
 
     def settle(
         self, answer: Answer[None], reply: bytes, renewed: Claim | None = None

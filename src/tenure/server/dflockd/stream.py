@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tenure.server.context import Context
-from tenure.server.dflockd.claims import Claim
+from tenure.server.dflockd.claims import WAITING, Claim
 from tenure.wire.lines.replies import ERROR
 from tenure.wire.lines.requests import RawRequest, RequestReader
 
@@ -177,10 +177,17 @@ class Stream(asyncio.Protocol):
             del self._unread[:_TURN]
             self._take(self._reader.feed(piece))
         self._settle_reading()
-        if self._requests or self._unread:
+        if self._waits_for_nobody():
+            self._transport.close()
+        elif self._requests or self._unread:
             self._go_on_soon()
         elif self._over and not self._busy and self._transport is not None:
             self._transport.close()
+
+    def _waits_for_nobody(self) -> bool:
+        """Whether it has begun to wait for a lock when its client had gone already."""
+        claim = self._awaited
+        return self._over and claim is not None and claim.stage is WAITING
 
     def _settle_reading(self) -> None:
         full = len(self._unread) >= _MUCH and self._awaited is None
