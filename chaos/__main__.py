@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from chaos.adapter import Engine
+from chaos.dflockd import Dflockd
 from chaos.etcd import Etcd
 from chaos.redis import Redis, RedisInMemory, RedisLossy
 from chaos.report import Report, examine
@@ -25,7 +26,7 @@ __all__ = ["ENGINES", "main"]
 
 ENGINES: dict[str, type[Engine]] = {
     engine.name: engine
-    for engine in (Sqlite, Served, OverYdb, Redis, RedisInMemory, RedisLossy, Etcd)
+    for engine in (Sqlite, Served, OverYdb, Dflockd, Redis, RedisInMemory, RedisLossy, Etcd)
 }
 """The engines that chaos can be done to, by name."""
 

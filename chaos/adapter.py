@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+from chaos.work import NODE
 from tenure.model import NodeConfig
 
 if TYPE_CHECKING:
@@ -79,12 +80,19 @@ class Engine(ABC):
         nodes: how its nodes are configured.
         lingers: seconds for which the session of a dead process may live on, with all its requests;
             those of implicit sessions, whose window is longer, are not waited for.
+        plain: whether there is nothing but mutexes and semaphores on ``/default``, requests have
+            one token and no data, and each program says the limits itself.
+        spares: the faults of processes and administrators that are not inflicted here.
+        seen_at: the node on which administrators find what lies on the processes' node.
         not_done: the faults that cannot be inflicted here, and why; said in the report.
     """
 
     name: str
     nodes = NodeConfig()
     lingers = 0.0
+    plain = False
+    spares: frozenset[str] = frozenset()
+    seen_at = NODE
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

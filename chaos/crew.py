@@ -200,6 +200,7 @@ class Crew:
             folder=str(self._folder),
             window=self._windows[slot.number],
             seed=f"{self._seed} {label}",
+            plain=self._engine.plain,
         )
         errors = self._folder / f"{label}.err"
         with errors.open("wb") as stderr:

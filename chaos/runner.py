@@ -70,7 +70,8 @@ async def run(engine: Engine, plan: Plan, folder: Path) -> None:
         await engine.start()
         scene = Scene(crew, engine, journal, Random(f"{plan.seed} nemesis"))
         nemesis = Nemesis(scene, _lanes(engine, plan.faults), plan.seed)
-        await prepare(engine.admin_url, engine.nodes, journal)
+        if not engine.plain:
+            await prepare(engine.admin_url, engine.nodes, journal)
         await crew.start_all()
         facts["begun"] = journal.now()
         if plan.seconds is None:
@@ -96,7 +97,10 @@ async def run(engine: Engine, plan: Plan, folder: Path) -> None:
 
 def _lanes(engine: Engine, names: Sequence[str]) -> list[list[Fault]]:
     """The engine's own faults, and the rest."""
-    lanes = [list(engine.faults()), list(everywhere())]
+    lanes = [
+        list(engine.faults()),
+        [fault for fault in everywhere() if fault.name not in engine.spares],
+    ]
     known = {fault.name for lane in lanes for fault in lane}
     unknown = set(names) - known
     if unknown:
@@ -123,8 +127,10 @@ async def prepare(url: str, nodes: NodeConfig, journal: Journal) -> None:
 
 async def _tell_the_truth(engine: Engine, journal: Journal, slots: int) -> bool:
     """Wait until the store has settled, and record what it says; false when it never did."""
-    names = [(NODE, name) for name in (*MUTEXES, *POOLS, ELECTION, *CONFIGS)]
-    names += [(NODE, resumable(slot)) for slot in range(slots)]
+    here = engine.seen_at
+    names = [(here, name) for name in (*MUTEXES, *POOLS)]
+    if not engine.plain:
+        names += [(here, name) for name in (ELECTION, *CONFIGS, *map(resumable, range(slots)))]
     if not engine.lingers:
         names.append((DEFAULT_NODE, IMPLICIT))  # else the dead are there for 30 s, implicitly
     async with tenure.connect(engine.admin_url) as client:
@@ -139,7 +145,8 @@ async def _tell_the_truth(engine: Engine, journal: Journal, slots: int) -> bool:
         return False
     at = journal.now()
     for (node, name), (data, owners, waiters) in before.items():
-        journal.record(Truth(at, node, name, data, owners, waiters))
+        known = DEFAULT_NODE if engine.plain else node
+        journal.record(Truth(at, known, name, data, owners, waiters))
     return True
 
 
@@ -149,7 +156,7 @@ State = tuple[bytes | None, tuple[int, ...], tuple[int, ...]]
 async def _look(client: tenure.Client, names: Names) -> dict[tuple[str, str], State]:
     """Every semaphore as the store says."""
     state: dict[tuple[str, str], State] = dict.fromkeys(names, (None, (), ()))
-    for node in (NODE, DEFAULT_NODE):
+    for node in {node for node, _ in names}:
         for found in await client.list_semaphores(node, owners=True, waiters=True):
             if (node, found.name) in state:
                 state[node, found.name] = (

@@ -10,11 +10,12 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 
 import tenure
-from chaos.work import ELECTION, IMPLICIT, MUTEXES, NODE, POOLS, Part, label_in, resumable
+from chaos.work import ELECTION, IMPLICIT, MUTEXES, POOLS, Part, label_in, resumable
 from tenure.testing.history import Holding, Journal, Request
 
 __all__ = ["SAMPLE", "Hand", "data_of", "steadily", "tolerated"]
@@ -62,13 +63,14 @@ class Hand:
         self._journal = journal
         self._random = random
         self._go = go
+        self._data = partial(data_of, part)
 
     # Sessions that come again when they expire
 
     async def sessions(self, client: tenure.Client) -> None:
         """Several tasks share a session; when that expires, all of them begin anew."""
         async for attempt in client.sessions(
-            NODE, recovery_window=self._part.window, description=self._part.label
+            self._part.node, recovery_window=self._part.window, description=self._part.label
         ):
             async with attempt as session, asyncio.TaskGroup() as group:
                 for act in (self._lock, self._lock, self._share, self._share):
@@ -92,7 +94,7 @@ class Hand:
         name, limit, count = self._some()
         pool = session.semaphore(name)
         with self._journal.asks(pool, count, limit=limit) as request:
-            async with pool.acquire(count, data=data_of(request)) as lease:
+            async with pool.acquire(count, data=self._data(request)) as lease:
                 await self._hold(request, lease)
 
     async def _queue(self, session: tenure.Session) -> None:
@@ -101,7 +103,7 @@ class Hand:
         patience = self._random.expovariate(1 / 0.2)
         pool = session.semaphore(name)
         with self._journal.asks(pool, count, limit=limit) as request:
-            async with pool.enqueue(count, data=data_of(request)) as ticket:
+            async with pool.enqueue(count, data=self._data(request)) as ticket:
                 try:
                     await self._hold(request, await ticket.wait(timeout=patience))
                 finally:
@@ -110,7 +112,7 @@ class Hand:
     async def _try(self, session: tenure.Session) -> None:
         mutex = session.mutex(self._random.choice(MUTEXES))
         with self._journal.asks(mutex, timeout=0.0) as request:
-            lease = await mutex.try_lock(data=data_of(request))
+            lease = await mutex.try_lock(data=self._data(request))
             if lease is None:
                 request.gone("refused")
                 return
@@ -123,7 +125,7 @@ class Hand:
         timeout = self._random.uniform(0.005, 0.3)
         pool = session.semaphore(name)
         with self._journal.asks(pool, count, limit=limit, timeout=timeout) as request:
-            async with pool.acquire(count, data=data_of(request), timeout=timeout) as lease:
+            async with pool.acquire(count, data=self._data(request), timeout=timeout) as lease:
                 await self._hold(request, lease)
 
     async def _change_its_mind(self, session: tenure.Session) -> None:
@@ -160,7 +162,7 @@ class Hand:
     async def lead(self, client: tenure.Client) -> None:
         """Campaign, proclaim, resign."""
         async for attempt in client.sessions(
-            NODE, recovery_window=self._part.window, description=self._part.label
+            self._part.node, recovery_window=self._part.window, description=self._part.label
         ):
             async with attempt as session:
                 await self._again(session, self._campaign)
@@ -168,10 +170,10 @@ class Hand:
     async def _campaign(self, session: tenure.Session) -> None:
         election = session.election(ELECTION)
         with self._journal.asks(election) as request:
-            async with election.campaign(data_of(request)) as leadership:
+            async with election.campaign(self._data(request)) as leadership:
                 with request.holds(leadership):
                     for number in range(self._random.randrange(3)):
-                        await leadership.proclaim(data_of(request) + b"#%d" % number)
+                        await leadership.proclaim(self._data(request) + b"#%d" % number)
                     await self._work(request)
 
     # A session that its successor takes up
@@ -200,7 +202,7 @@ class Hand:
             except tenure.SessionExpired:
                 path.unlink(missing_ok=True)
         session = await client.session(
-            NODE,
+            self._part.node,
             recovery_window=self._part.window,
             description=self._part.label,
             resumable=True,
@@ -231,14 +233,15 @@ class Hand:
     def _some(self) -> tuple[str, int, int]:
         """A semaphore, its limit, and how many of its tokens to ask for."""
         name, limit = self._random.choice(list(POOLS.items()))
-        return name, limit, self._random.randint(1, self._random.randint(1, limit))
+        most = 1 if self._part.plain else limit
+        return name, limit, self._random.randint(1, self._random.randint(1, most))
 
     async def _lock_one(self, mutex: tenure.Mutex, *, mean: float = 0.005) -> None:
         with self._journal.asks(mutex) as request:
             await self._lock_as(request, mutex, mean=mean)
 
     async def _lock_as(self, request: Request, mutex: tenure.Mutex, *, mean: float = 0.005) -> None:
-        async with mutex.lock(data=data_of(request)) as lease:
+        async with mutex.lock(data=self._data(request)) as lease:
             await self._hold(request, lease, mean=mean)
 
     async def _hold(self, request: Request, lease: Holding, *, mean: float = 0.005) -> None:
@@ -256,9 +259,9 @@ class Hand:
             left -= rest
 
 
-def data_of(request: Request) -> bytes:
-    """What a request carries, by which others know it."""
-    return request.label.encode()
+def data_of(part: Part, request: Request) -> bytes:
+    """What a request carries, by which others know it, if it can carry something."""
+    return b"" if part.plain else request.label.encode()
 
 
 def _keep_token(path: Path, token: str) -> None:

@@ -7,10 +7,11 @@ waits for lasts longer than a second.
 from __future__ import annotations
 
 import threading
+from functools import partial
 from random import Random
 
 from chaos.tasks import SAMPLE, data_of, tolerated
-from chaos.work import IMPLICIT, MUTEXES, NODE, POOLS, Part
+from chaos.work import IMPLICIT, MUTEXES, POOLS, Part
 from tenure import blocking
 from tenure.errors import EngineError, EngineUnavailable, SessionExpired
 from tenure.testing.history import Journal, Request
@@ -27,6 +28,7 @@ class Threads:
     def __init__(self, part: Part, journal: Journal) -> None:
         self._part = part
         self._journal = journal
+        self._data = partial(data_of, part)
         self._random = Random(f"{part.seed} thread")
         self._stopped = threading.Event()
         self._frozen = threading.Event()
@@ -49,8 +51,11 @@ class Threads:
 
     def _serve(self) -> None:
         with blocking.connect(self._part.url) as client:
+            if self._part.plain:
+                for name, limit in POOLS.items():
+                    client.semaphore(name).create(limit, exist_ok=True)
             for attempt in client.sessions(
-                NODE, recovery_window=self._part.window, description=self._part.label
+                self._part.node, recovery_window=self._part.window, description=self._part.label
             ):
                 with attempt as session:
                     self._work(client, session)
@@ -71,7 +76,7 @@ class Threads:
     def _lock(self, mutex: blocking.Mutex) -> None:
         with (
             self._journal.asks(mutex, timeout=_PATIENCE) as request,
-            mutex.lock(data=data_of(request), timeout=_PATIENCE) as lease,
+            mutex.lock(data=self._data(request), timeout=_PATIENCE) as lease,
         ):
             self._hold(request, lease)
 
@@ -80,7 +85,7 @@ class Threads:
         pool = session.semaphore(name)
         with (
             self._journal.asks(pool, limit=limit) as request,
-            pool.enqueue(data=data_of(request)) as ticket,
+            pool.enqueue(data=self._data(request)) as ticket,
         ):
             try:
                 self._hold(request, ticket.wait(timeout=_PATIENCE))

@@ -11,6 +11,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tenure.model import DEFAULT_NODE
+
 __all__ = [
     "CONFIGS",
     "ELECTION",
@@ -62,6 +64,8 @@ class Part:
         folder: where it keeps its history and its resume token.
         window: seconds of recovery window of its sessions.
         seed: of its choices.
+        plain: whether the store has but mutexes and semaphores, for requests of one token without
+            data; see `chaos.adapter.Engine`.
     """
 
     label: str
@@ -71,6 +75,12 @@ class Part:
     folder: str
     window: float
     seed: str
+    plain: bool = False
+
+    @property
+    def node(self) -> str:
+        """Where lies what it competes for."""
+        return DEFAULT_NODE if self.plain else NODE
 
     @property
     def history(self) -> Path:

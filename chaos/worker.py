@@ -25,7 +25,7 @@ import tenure
 from chaos.data import Documents
 from chaos.tasks import Hand, steadily
 from chaos.threads import Threads
-from chaos.work import Part
+from chaos.work import POOLS, Part
 from tenure.model import DEFAULT_NODE
 from tenure.testing.history import AppendOnly, Continued, Journal, Paused
 
@@ -78,18 +78,22 @@ class Worker:
             client = tenure.connect(self._part.url)
             try:
                 await client.describe_node(DEFAULT_NODE)
-            except (tenure.EngineError, tenure.EngineUnavailable):
+                if self._part.plain:
+                    for name, limit in POOLS.items():
+                        await client.semaphore(name).create(limit, exist_ok=True)
+            except (tenure.EngineError, tenure.EngineUnavailable, tenure.SessionExpired):
                 await client.aclose()
                 await asyncio.sleep(_SETBACK)
             else:
                 return client
 
     async def _all_tasks(self, client: tenure.Client) -> None:
-        hand = self._hand
+        hand, documents = self._hand, self._documents
+        tasks = [hand.sessions, hand.sessions, hand.implicit]
+        if not self._part.plain:
+            tasks += [hand.resumable, hand.lead, documents.write, documents.watch]
         async with asyncio.TaskGroup() as group:
-            for each in (hand.sessions, hand.sessions, hand.implicit, hand.resumable, hand.lead):
-                group.create_task(steadily(each, client))
-            for each in (self._documents.write, self._documents.watch):
+            for each in tasks:
                 group.create_task(steadily(each, client))
 
     async def _obey(self, orders: asyncio.StreamReader) -> None:
