@@ -51,6 +51,10 @@ class ServedWorld(World):
         await self.listener.open()
         await super()._prepare()
 
+    def connection(self, peer: str) -> asyncio.Protocol:
+        """The server's part of a connection that is made."""
+        return Connection(self.listener, Greeting(self.listener.context, peer))
+
     def reach(self, life: Incarnation) -> SimulatedClient:
         return SimulatedClient(self, life)
 
@@ -89,6 +93,11 @@ class End(asyncio.Transport):
             self.protocol.data_received(data)
         else:
             self._kept.append(data)
+
+    def hear_the_end(self) -> None:
+        """The peer says nothing more."""
+        if not self.over and self.protocol is not None and not self.protocol.eof_received():
+            self.close()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """It keeps nothing that can be sent."""
@@ -133,7 +142,7 @@ class Line:
         self._dialling: set[asyncio.Future[None]] = set()
         self._ends: list[tuple[End, End]] = []
 
-    async def dial(self, _: Target, protocol: asyncio.Protocol) -> None:
+    async def dial(self, _: Target | None, protocol: asyncio.Protocol) -> None:
         if self._way.lost:
             raise ConnectionRefusedError("the way is lost")
         here, there = End(self._loop), End(self._world.server)
@@ -143,8 +152,7 @@ class Line:
 
         def accept() -> None:
             if not there.over:
-                listener = self._world.listener
-                there.protocol = Connection(listener, Greeting(listener.context, self._label))
+                there.protocol = self._world.connection(self._label)
                 there.protocol.connection_made(there)
                 there.send(accepted)
 
