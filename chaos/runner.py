@@ -128,9 +128,9 @@ async def prepare(url: str, nodes: NodeConfig, journal: Journal) -> None:
 async def _tell_the_truth(engine: Engine, journal: Journal, slots: int) -> bool:
     """Wait until the store has settled, and record what it says; false when it never did."""
     here = engine.seen_at
-    names = [(here, name) for name in (*MUTEXES, *POOLS)]
+    names = [(here, name) for name in (*MUTEXES, *POOLS, *map(resumable, range(slots)))]
     if not engine.plain:
-        names += [(here, name) for name in (ELECTION, *CONFIGS, *map(resumable, range(slots)))]
+        names += [(here, name) for name in (ELECTION, *CONFIGS)]
     if not engine.lingers:
         names.append((DEFAULT_NODE, IMPLICIT))  # else the dead are there for 30 s, implicitly
     async with tenure.connect(engine.admin_url) as client:

@@ -194,6 +194,15 @@ class Hand:
             except* tenure.SessionExpired:
                 pass  # taken up by somebody else, or over; go on with what the token says
 
+    async def lingering(self, client: tenure.Client) -> None:
+        """Hold the same for long, in a session that nobody can resume."""
+        async for attempt in client.sessions(
+            self._part.node, recovery_window=self._part.window, description=self._part.label
+        ):
+            async with attempt as session, asyncio.TaskGroup() as group:
+                for name in self._resumables():
+                    group.create_task(self._keep(session, name))
+
     async def _taken_up(self, client: tenure.Client) -> tenure.Session:
         path = self._part.token
         if path.exists():

@@ -90,7 +90,9 @@ class Worker:
     async def _all_tasks(self, client: tenure.Client) -> None:
         hand, documents = self._hand, self._documents
         tasks = [hand.sessions, hand.sessions, hand.implicit]
-        if not self._part.plain:
+        if self._part.plain:
+            tasks.append(hand.lingering)
+        else:
             tasks += [hand.resumable, hand.lead, documents.write, documents.watch]
         async with asyncio.TaskGroup() as group:
             for each in tasks:

@@ -8,7 +8,7 @@ from chaos.dflockd import Dflockd
 from chaos.report import examine
 from chaos.runner import Plan, run
 
-FAULTS = ("kill-server", "restart-server", "pause-server", "cut", "half-open", "kill", "long-pause")
+FAULTS = ("kill-server", "pause-server", "cut", "half-open", "kill", "long-pause")
 
 
 @pytest.mark.no_debug
