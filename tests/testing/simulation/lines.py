@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from tenure.engines.contract import Engine
 from tenure.engines.dflockd import DflockdEngine
 from tenure.engines.dflockd.url import parse
 from tenure.engines.memory.engine import MemoryEngine
@@ -27,6 +28,7 @@ from tenure.server.context import Anybody, Context
 from tenure.server.dflockd.listener import DflockdListener
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.limits import Limits
+from tenure.testing.faults import FaultyEngine, Way
 from tenure.testing.history import Revokes
 from tenure.testing.simulation.plan import Plan, Step
 from tenure.testing.simulation.process import Incarnation
@@ -36,6 +38,9 @@ from tests.testing.simulation.served import End, Line, ServedWorld
 __all__ = ["LinesWorld", "connected"]
 
 ADDRESS = "dflockd://simulated:6388"
+
+STORE_DELAY = 0.003
+"""Seconds that the store takes to hear and to be heard, in every second history; else none."""
 
 KEEPALIVE = 3.0
 """Seconds after which the server learns that a machine is dead."""
@@ -50,7 +55,9 @@ class LinesWorld(ServedWorld):
         super().__init__(plain(plan))
 
     async def _prepare(self) -> None:
-        engine = MemoryEngine(self.store, self.server.clock)
+        engine: Engine = MemoryEngine(self.store, self.server.clock)
+        if self.plan.seed % 2:
+            engine = FaultyEngine(engine, Way(lambda: STORE_DELAY))
         await engine.open()
         context = Context(engine, Limits(), Anybody(), logging.getLogger("tenure.simulated"))
         self.lines = Doorless(context, ADDRESS, options=DflockdOptions(node=DEFAULT_NODE))
