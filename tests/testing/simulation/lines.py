@@ -174,7 +174,7 @@ class Socket(asyncio.Protocol):
     def close(self) -> None:
         self._open.pop(self._number, None)
         self._reader = None
-        self._end.close()
+        self._end.hang_up()
 
     # What happens to it
 

@@ -77,6 +77,7 @@ class End(asyncio.Transport):
         self.peer: End
         self.send: Any  # carries a message to the peer's loop
         self.over = False
+        self.hung_up = False
         self._loop = loop
         self._reading = True
         self._kept: list[bytes] = []
@@ -87,6 +88,8 @@ class End(asyncio.Transport):
             self.send(lambda: self.peer.hear(heard))
 
     def hear(self, data: bytes) -> None:
+        if self.hung_up:
+            self.send(self.peer.lose)
         if self.over or self.protocol is None:
             return
         if self._reading:
@@ -120,6 +123,13 @@ class End(asyncio.Transport):
             self.lose()
 
     abort = close
+
+    def hang_up(self) -> None:
+        """Close it as a socket is: the peer sees an end, and is reset if it says anything more."""
+        if not self.over:
+            self.hung_up = True
+            self.send(self.peer.hear_the_end)
+            self.lose()
 
     def lose(self, error: Exception | None = None) -> None:
         """Its connection is lost."""
