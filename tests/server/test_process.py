@@ -58,11 +58,12 @@ async def test_it_says_where_it_listens_and_clients_find_it_there(tmp_path: Path
     assert (tmp_path / "tenure" / "server.db").exists()
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_it_runs_on_either_loop(loop: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("loop", "busy_poll"), [("asyncio", "0"), ("uvloop", "1000")])
+async def test_it_runs_on_either_loop(loop: str, busy_poll: str, tmp_path: Path) -> None:
     if loop == "uvloop":
         pytest.importorskip("uvloop")
-    async with serving(tmp_path, "--loop", loop, "--store", "memory://") as server:
+    options = ["--loop", loop, "--busy-poll", busy_poll, "--store", "memory://"]
+    async with serving(tmp_path, *options) as server:
         assert server.told("starting")[0]["loop"] == loop
         assert len(server.told("the store ends with the server")) == 1
         await token_of_a_lock(server.address)

@@ -69,6 +69,8 @@ def test_every_limit_can_be_set(sources: Sources) -> None:
         ("store", "memory://", '"memory://"', "memory://"),
         ("drain-time", "2.5", "2.5", 2.5),
         ("drain-time", "3", "3", 3.0),
+        ("busy-poll", "0", "0", 0),
+        ("busy-poll", "50", "50", 50),
         ("loop", "asyncio", '"asyncio"', "asyncio"),
         ("log-format", "json", '"json"', "json"),
         ("log-level", "debug", '"debug"', "debug"),
@@ -147,6 +149,14 @@ def test_an_empty_variable_says_nothing(sources: Sources) -> None:
         ('drain-time = "1"', "drain-time is a number of seconds, more than zero, not '1'"),
         ("drain-time = inf", "drain-time is a number of seconds, more than zero, not inf"),
         ("drain-time = nan", "drain-time is a number of seconds, more than zero, not nan"),
+        (
+            "busy-poll = -1",
+            "busy-poll is a whole number of microseconds from 0 to 10000, not -1",
+        ),
+        (
+            "busy-poll = 0.0001",
+            "busy-poll is a whole number of microseconds from 0 to 10000, not 0.0001",
+        ),
         ("store = 1", "store is a text, not 1"),
         ('store = ""', "store is a text, not ''"),
         ('listen = "tenure://:1"', "listen is a list of texts, not 'tenure://:1'"),

@@ -22,6 +22,7 @@ from tenure.engines import connect_engine
 from tenure.errors import InvalidArgument, Unsupported
 from tenure.server.addresses import Address
 from tenure.server.auth import Authenticator, read_tokens
+from tenure.server.busy_poll import BusyPoll
 from tenure.server.context import Context
 from tenure.server.examination import examine_files
 from tenure.server.listener import Listener
@@ -91,6 +92,9 @@ class Server:
         if not can.durable:
             tell(LOGGER, logging.WARNING, "the store ends with the server", store=self.store)
         context = Context(self._engine, self._settings.limits, self._tokens, LOGGER)
+        if self._settings.busy_poll:
+            poll = BusyPoll(asyncio.get_running_loop().call_soon, self._settings.busy_poll / 1e6)
+            context.arrived = poll.arrived
         for address in self._settings.listen:
             sockets = claim(self._passed, address)
             listener = make_listener(

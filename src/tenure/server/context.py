@@ -11,6 +11,7 @@ That is the store, the limits and what counts against them, who may come in, and
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from tenure.clock import Clock
@@ -187,6 +188,7 @@ class Context:
         limits: what clients may make the server hold.
         authenticator: who may come in.
         logger: where it is told.
+        arrived: called whenever something has arrived from a client.
 
     Attributes:
         hosting: the native protocol's sessions, while one of its listeners is open.
@@ -198,11 +200,13 @@ class Context:
         limits: Limits,
         authenticator: Authenticator,
         logger: logging.Logger,
+        arrived: Callable[[], None] = lambda: None,
     ) -> None:
         self.engine = engine
         self.limits = limits
         self.authenticator = authenticator
         self.logger = logger
+        self.arrived = arrived
         self.counts = Counts(engine, limits)
         self.hosting: Hosting | None = None
 

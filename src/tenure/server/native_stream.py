@@ -76,6 +76,7 @@ class Stream(asyncio.Protocol, ABC):
         self._context = context
         self._limits = context.limits
         self._now = context.clock.now
+        self._arrived = context.arrived
         self._greeting = greeting
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -139,6 +140,7 @@ class Stream(asyncio.Protocol, ABC):
         self._settle_reading()
 
     def data_received(self, data: bytes) -> None:
+        self._arrived()
         self._heard_at = self._now()
         self._prompt = True
         if self._frames is not None:

@@ -25,7 +25,7 @@ __all__ = ["PREFIX", "SETTINGS", "Given", "Loop", "Setting", "Settings", "Wrong"
 
 PREFIX = "TENURE_SERVE_"
 
-Kind: TypeAlias = Literal["text", "texts", "file", "choice", "count", "seconds"]
+Kind: TypeAlias = Literal["text", "texts", "file", "choice", "count", "seconds", "microseconds"]
 Loop: TypeAlias = Literal["auto", "asyncio", "uvloop"]
 
 
@@ -129,6 +129,14 @@ SETTINGS: tuple[Setting, ...] = (
         10.0,
     ),
     Setting(
+        "busy-poll",
+        "microseconds",
+        "US",
+        "How many microseconds the event loop looks for what comes next before it sleeps, while "
+        "that pays; 0: it sleeps at once.",
+        200,
+    ),
+    Setting(
         "loop",
         "choice",
         "LOOP",
@@ -197,6 +205,7 @@ class Settings:
     advertise: str | None
     dflockd: DflockdOptions
     drain_time: float
+    busy_poll: int
     loop: Loop
     log_format: LogFormat
     log_level: LogLevel
@@ -253,6 +262,7 @@ def put_together(given: Mapping[str, Given], faults: list[str]) -> Settings | No
         advertise=given["advertise"].value,
         dflockd=dflockd,
         drain_time=given["drain-time"].value,
+        busy_poll=given["busy-poll"].value,
         loop=given["loop"].value,
         log_format=given["log-format"].value,
         log_level=given["log-level"].value,

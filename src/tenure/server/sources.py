@@ -141,6 +141,10 @@ def _of_its_type(setting: Setting, value: object) -> Any:
             if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
                 return value
             raise ValueError(f"is a whole number, one or more, not {value!r}")
+        case "microseconds":
+            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10_000:
+                return value
+            raise ValueError(f"is a whole number of microseconds from 0 to 10000, not {value!r}")
         case "seconds":
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if number and 0 < float(value) < float("inf"):  # type: ignore[arg-type]
@@ -153,8 +157,8 @@ def _read(setting: Setting, text: str) -> Any:
     value: object = text
     if setting.kind == "texts":
         value = text.split()
-    elif setting.kind in {"count", "seconds"}:
-        number = int if setting.kind == "count" else float
+    elif setting.kind in {"count", "seconds", "microseconds"}:
+        number = float if setting.kind == "seconds" else int
         try:
             value = number(text)
         except ValueError:

@@ -48,6 +48,7 @@ class Stream(asyncio.Protocol):
         self._commands = commands
         self._context = context
         self._now = context.clock.now
+        self._arrived = context.arrived
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         # Reading
@@ -91,6 +92,7 @@ class Stream(asyncio.Protocol):
         self._settle_reading()
 
     def data_received(self, data: bytes) -> None:
+        self._arrived()
         if self._special or self._busy or self._requests or self._unread or len(data) > _TURN:
             self._receive(data)
             return
