@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure.engines.etcd import requests, semaphores, wire
-from tenure.engines.etcd.requests import Request, Requests
+from tenure.engines.etcd import semaphores, transactions, wire
+from tenure.engines.etcd.request import Request
+from tenure.engines.etcd.waiting import Waiting
 from tenure.engines.etcd.watching import Watch, Watching
 from tenure.engines.etcd.wire import Event
 
@@ -23,22 +24,23 @@ __all__ = [
 ]
 
 
-def numbered_by_the_hour(self: Requests, request: Request) -> int:
+def numbered_by_the_hour(self: Waiting, request: Request) -> int:
     """An order id."""
     return int(self._engine.clock.wall() // 3600)
 
 
-def grant_the_last(self: Requests, request: Request) -> None:
+def grant_the_last(self: Waiting, request: Request) -> None:
     """Tell the last of those who wait that it owns."""
-    waiting = [each for each in self._requests.values() if not (each.owns or each.gone)]
+    requests = self._session.requests._requests
+    waiting = [each for each in requests.values() if not (each.owns or each.gone)]
     if waiting:
         last = waiting[-1]
         request.hold, last.hold = last.hold, request.hold
-        self._requests[request.hold], self._requests[last.hold] = request, last
+        requests[request.hold], requests[last.hold] = request, last
     _granted(self, request)
 
 
-_granted = Requests._granted
+_granted = Waiting.granted
 
 
 class _WireWithoutLeases:
@@ -54,7 +56,7 @@ class _WireWithoutLeases:
 
 def plant_requests_under_no_lease(patch: pytest.MonkeyPatch) -> None:
     """Requests stay when their session is over."""
-    patch.setattr(requests, "wire", _WireWithoutLeases())
+    patch.setattr(transactions, "wire", _WireWithoutLeases())
 
 
 async def create_whatever_is_there(*arguments: Any, **named: Any) -> None:

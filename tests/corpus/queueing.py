@@ -16,7 +16,7 @@ from tenure.core.node import Store
 from tenure.core.queue import Request
 from tenure.core.queue import Semaphore as CoreSemaphore
 from tenure.engines.etcd import semaphores as semaphores_of_etcd
-from tenure.engines.etcd.requests import Requests as RequestsOfEtcd
+from tenure.engines.etcd.waiting import Waiting as WaitingOfEtcd
 from tenure.engines.sqlite import nodes, over, requests, sessions
 from tenure.engines.sqlite.transaction import ENDED, Transaction
 from tenure.lease import Lease
@@ -43,7 +43,7 @@ async def a_waiter_learns_that_its_session_is_over(scene: Scene) -> None:
         # By the hour, so that no slow machine makes them rise.
         "": replacing(rules, "next_order_id", lambda last, seen, wall: int(wall // 3600)),
         "redis": in_lua("math.max(order + 1, seen + 1, now)", "math.floor(now / 3.6e9)"),
-        "etcd": replacing(RequestsOfEtcd, "_order_id", etcd.numbered_by_the_hour),
+        "etcd": replacing(WaitingOfEtcd, "order_id", etcd.numbered_by_the_hour),
     },
     shows=("none", ("tokens rise",)),
 )
@@ -93,7 +93,7 @@ _grant_next_row = requests._grant_next
         "memory": replacing(CoreSemaphore, "grant_next", _grant_the_last),
         "sqlite": replacing(requests, "_grant_next", _grant_after_sending_the_first_to_the_end),
         "redis": in_lua("call('ZPOPMIN', m.waiters)", "call('ZPOPMAX', m.waiters)"),
-        "etcd": replacing(RequestsOfEtcd, "_granted", etcd.grant_the_last),
+        "etcd": replacing(WaitingOfEtcd, "granted", etcd.grant_the_last),
     },
     shows=("none", ("in order",)),
 )

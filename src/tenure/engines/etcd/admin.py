@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from tenure.core import rules
 from tenure.engines.etcd import wire
-from tenure.engines.etcd.keys import Entry, Record, config, config_text, name_in, queues
+from tenure.engines.etcd.joining import not_found
+from tenure.engines.etcd.keys import EVICTED, Entry, Record, config, config_text, name_in, queues
 from tenure.engines.etcd.members import Lost, Refused
-from tenure.engines.etcd.requests import EVICTED, not_found
 from tenure.engines.etcd.semaphores import all_under, described, note
 from tenure.engines.etcd.wire import KeyValue
 from tenure.errors import EngineError, NodeBusy, NodeExists, NodeNotFound

@@ -21,7 +21,7 @@ from tenure.engines.etcd.keys import Keys, Name, config_text
 from tenure.engines.etcd.lookout import Lookout
 from tenure.engines.etcd.members import Lost, Members, Refused, failure
 from tenure.engines.etcd.renewing import Renewer, Rounds
-from tenure.engines.etcd.requests import Request, Requests
+from tenure.engines.etcd.request import Request
 from tenure.engines.etcd.session import EtcdSession
 from tenure.engines.etcd.url import Address
 from tenure.engines.etcd.watching import Watching
@@ -77,7 +77,7 @@ class EtcdEngine:
         self._closing: asyncio.Task[None] | None = None
         self._thread = 0
         self._sessions: set[EtcdSession] = set()
-        self.local: dict[bytes, tuple[Requests, Request]] = {}
+        self.local: dict[bytes, Request] = {}
         self._names: dict[tuple[str, str], Name] = {}
         self._lookouts: dict[tuple[str, str], Lookout] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -331,7 +331,7 @@ class EtcdEngine:
         if lookout is None:
             lookout = self._lookouts[key] = Lookout(self, name)
         stop = lookout.add(session, data, owners, changed)
-        session.wait_for(self.spawn(lookout.in_place()))
+        session.turns.wait_for(self.spawn(lookout.in_place()))
         return stop
 
     def look_away(self, name: Name, lookout: Lookout) -> None:

@@ -30,6 +30,8 @@ from tenure.engines.etcd.wire import KeyValue
 from tenure.model import EPHEMERAL_LIMIT, Liveness, NodeConfig
 
 __all__ = [
+    "DELETED",
+    "EVICTED",
     "Entry",
     "Keys",
     "Name",
@@ -45,6 +47,10 @@ __all__ = [
     "queues",
     "request_value",
 ]
+
+
+EVICTED, DELETED = b"evicted", b"deleted"
+"""What is noted for a session about a request that was taken out."""
 
 
 class Name:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from tenure.core import rules
 from tenure.engines.etcd import wire
-from tenure.engines.etcd.keys import Entry, Name, Queue, entries, limit_value, queues
+from tenure.engines.etcd.joining import not_found
+from tenure.engines.etcd.keys import DELETED, Entry, Name, Queue, entries, limit_value, queues
 from tenure.engines.etcd.members import Refused
-from tenure.engines.etcd.requests import DELETED, not_found
 from tenure.engines.etcd.wire import KeyValue
 from tenure.errors import SemaphoreBusy, SemaphoreExists
 from tenure.model import RequestDescription, SemaphoreDescription

@@ -8,28 +8,27 @@ Rules:
 * **Unknown outcomes.** What was not answered may have been done, or may be done yet. The session
   is attached anew first, under the next number: from then on what is still under way is refused.
   Then it is asked again, by an operation that knows that it may find its own traces.
-* **Order.** Operations on one name take effect in the order in which they were called, each after
-  the answer to the one before. Operations on different names do not wait for each other.
+* **Order**: see `turns`.
 * **The end** comes once. By etcd's word: the key is gone, or another attachment has it; then the
   program is told, pending operations fail, and a taken-over attachment says that it does not
   believe any more. By the program: nothing new is taken, what is under way is finished or given up
-  within the engine's patience, and then the lease is revoked, or left.
+  within the engine's patience, and then it is left: see `leaving`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tenure.core import rules
 from tenure.engines.contract import Answer, Enqueued, SessionEvents
-from tenure.engines.etcd import semaphores, wire
+from tenure.engines.etcd import leaving, semaphores, wire
 from tenure.engines.etcd.keys import Name, Queue, Record
 from tenure.engines.etcd.members import Lost, Refused, failure
 from tenure.engines.etcd.requests import Requests
+from tenure.engines.etcd.turns import Turns
 from tenure.engines.etcd.wire import Event, KeyValue
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EtcdSession"]
 
-T = TypeVar("T")
 _log = logging.getLogger("tenure")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
@@ -59,6 +57,7 @@ class EtcdSession:
         proven_at: when the latest renewal that was answered was sent.
         over: it has ended, or been left; nothing is told about it any more.
         look: set when something has happened that a take-over waits for.
+        turns: its operations.
         put_by: the notes that came while its take-over is not complete; ``None`` when it is.
     """
 
@@ -89,23 +88,22 @@ class EtcdSession:
         self.look = asyncio.Event()
         self.put_by: list[tuple[int, bytes]] | None = [] if taken_over else None
         self._was_taken_over = taken_over
+        self.turns = Turns(engine.spawn, self._told)
         self.requests = Requests(self)
-        self._became(version)
+        self.became(version)
         self._why_over: TenureError | None = None
         self._closing = False
         self._in_contact = True
         self._leaving: asyncio.Task[None] | None = None
         self._attaching = asyncio.Lock()
-        self._last: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._awaited: set[asyncio.Task[None]] = set()
         self._watch: Any = None
 
     @property
     def attach_number(self) -> int:
         return self.version
 
-    def _became(self, version: int) -> None:
+    def became(self, version: int) -> None:
+        """The number of the attachment is another one."""
         self.version = version
         self.mine = wire.version_is(self.key, version)
 
@@ -138,7 +136,7 @@ class EtcdSession:
         elif not self.is_mine(kv):
             self.superseded()
         elif kv.version > self.version:
-            self._became(kv.version)
+            self.became(kv.version)
         return not self.over
 
     # Asking
@@ -169,11 +167,13 @@ class EtcdSession:
                 return answer, again
             self.judge(kv)
 
-    def _refused(self, refused: Refused, name: str) -> TenureError:
-        if refused.no_lease:
+    def _told(self, error: Refused | asyncio.CancelledError, name: str) -> TenureError:
+        """What a refusal, or being cut off, means to the program."""
+        if isinstance(error, Refused):
+            if not error.no_lease:
+                return failure(self.engine.url, error, node=self.path, name=name)
             self.end("its lease has run out, or was revoked")
-            return self._why_over or self._gone()
-        return failure(self.engine.url, refused, node=self.path, name=name)
+        return self._why_over or self._gone()
 
     async def read(self, *parts: bytes) -> wire.Answer:
         """What there is at one revision of a majority; asked until it is answered.
@@ -207,60 +207,9 @@ class EtcdSession:
                     pause = min(2 * pause, _LONGEST_PAUSE)
                 else:
                     if answer.ok:
-                        self._became(version + 1)
+                        self.became(version + 1)
                     else:
                         self.judge(answer.parts[0].first)
-
-    # Operations, one after the other
-
-    def in_turn(
-        self, name: str, operation: Callable[[], Coroutine[Any, Any, T]]
-    ) -> asyncio.Future[T]:
-        """Carry out an operation on a name after those that were called before it."""
-        future: asyncio.Future[T] = self.engine.loop.create_future()
-        task = self.engine.spawn(self._carry_out(self._last.get(name), name, operation, future))
-        self._last[name] = task
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._carried_out, name))
-        return future
-
-    def wait_for(self, task: asyncio.Task[None]) -> None:
-        """Answer nothing before this is done."""
-        self._awaited.add(task)
-        task.add_done_callback(self._awaited.discard)
-
-    async def _carry_out(
-        self,
-        before: asyncio.Task[None] | None,
-        name: str,
-        operation: Callable[[], Coroutine[Any, Any, T]],
-        future: asyncio.Future[T],
-    ) -> None:
-        try:
-            if before is not None and not before.done():
-                await asyncio.wait([before])
-            result = await operation()
-            if self._awaited:
-                await asyncio.wait(list(self._awaited))
-        except TenureError as error:
-            if not future.done():
-                future.set_exception(error)
-        except Refused as refused:
-            if not future.done():
-                future.set_exception(self._refused(refused, name))
-        except BaseException as error:
-            if not future.done():
-                cut_off = isinstance(error, asyncio.CancelledError)
-                future.set_exception(self._why_over or self._gone() if cut_off else error)
-            raise
-        else:
-            if not future.done():
-                future.set_result(result)
-
-    def _carried_out(self, name: str, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if self._last.get(name) is task:
-            del self._last[name]
 
     # What is heard
 
@@ -345,49 +294,10 @@ class EtcdSession:
         await asyncio.shield(self._leaving)
 
     async def _left(self, *, detach: bool) -> None:
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=self.patience)
-        if self.over:
-            return
-        self._forget()
-        if (detach or self.resumable) and not await self._give_back():
-            return
-        if not detach:
-            await self.engine.revoke(self.id, self.window)
-
-    async def _give_back(self) -> bool:
-        """Say that nobody is attached; whether nobody else has attached it meanwhile."""
-        record = self.record
-        free = Record(
-            *(record.token, False, record.window, record.description, record.liveness, record.key)
-        )
-        until = self.engine.clock.now() + self.window
-        pause = _FIRST_PAUSE
-        while self.engine.clock.now() < until:
-            then = (wire.put(self.key, free.value(), self.id), wire.delete(self.believes))
-            try:
-                await self.engine.keep_alive(self)
-                answer = await self.engine.txn(
-                    wire.txn((self.mine,), then, (self.get,)), self.patience
-                )
-            except Lost:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-            except Refused as refused:
-                if refused.no_lease:
-                    return False
-                raise failure(self.engine.url, refused, node=self.path) from refused
-            else:
-                if answer.ok:
-                    return True
-                kv = answer.parts[0].first
-                if kv is None or not self.is_mine(kv):
-                    await self._acknowledge()
-                    return False
-                if not Record.read(kv.value).attached:
-                    return True  # an earlier attempt has done it
-                self._became(kv.version)
-        return False
+        await self.turns.finish(self.patience)
+        if not self.over:
+            self._forget()
+            await leaving.leave(self, detach=detach)
 
     def end(self, why: str) -> None:
         """The store says that it is over."""
@@ -397,11 +307,7 @@ class EtcdSession:
         """Another attachment has taken over. It is told so, and the store then that it was."""
         if not self.over:
             self._end(rules.taken_over(self.path))
-            self.engine.spawn(self._acknowledge())
-
-    async def _acknowledge(self) -> None:
-        request = wire.txn((), (wire.delete(self.believes),))
-        await self.engine.eventually(request, self.window, "an acknowledgement")
+            self.engine.spawn(leaving.acknowledge(self))
 
     def stop(self, error: TenureError) -> None:
         """The engine is being closed."""
@@ -423,10 +329,7 @@ class EtcdSession:
         if self._watch is not None:
             self.engine.watching.remove(self._watch)
         self.engine.forget(self)
-        current = asyncio.current_task()
-        for task in list(self._tasks):
-            if task is not current:
-                task.cancel()
+        self.turns.cut_off()
 
     def check(self) -> None:
         """Raise why it is over, if it is."""
@@ -456,7 +359,7 @@ class EtcdSession:
         rules.check_name(name, self.path)
         rules.check_limit(limit, self.path, name)
         rules.check_data(data, self.path, name)
-        await self.in_turn(
+        await self.turns.take(
             name,
             lambda: semaphores.create(self, self.name(name), limit, data, exist_ok=exist_ok),
         )
@@ -465,19 +368,19 @@ class EtcdSession:
         self._open()
         rules.check_name(name, self.path)
         rules.check_data(data, self.path, name)
-        await self.in_turn(name, lambda: semaphores.update(self, self.name(name), data))
+        await self.turns.take(name, lambda: semaphores.update(self, self.name(name), data))
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         self._open()
         rules.check_name(name, self.path)
-        await self.in_turn(name, lambda: semaphores.delete(self, self.name(name), force=force))
+        await self.turns.take(name, lambda: semaphores.delete(self, self.name(name), force=force))
 
     async def describe_semaphore(
         self, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
         self._open()
         rules.check_name(name, self.path)
-        return await self.in_turn(
+        return await self.turns.take(
             name,
             lambda: semaphores.describe(self, self.name(name), owners=owners, waiters=waiters),
         )

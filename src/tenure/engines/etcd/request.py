@@ -1,0 +1,91 @@
+"""One request: what is known of it, and who says so.
+
+`joining` makes it, and sets `created`; `waiting` concludes that it owns, and has its watch and its
+poll; `requests` has its timer, and says that it is gone. What it wants (`count`, `data`) changes
+when etcd has taken the change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from tenure.engines.etcd.keys import Name
+from tenure.engines.etcd.watching import Watch
+from tenure.model import EPHEMERAL_LIMIT
+
+if TYPE_CHECKING:
+    from tenure.engines.etcd.waiting import Waiting
+
+__all__ = ["Request"]
+
+
+class Request:
+    """One request of a session.
+
+    Attributes:
+        waiting: of its session.
+        created: its create revision; 0 while it is asked for.
+        near: whether it was so near to the head when it joined that no time is to be lost.
+        followers: requests of this engine that wait for it to go.
+    """
+
+    __slots__ = (
+        "count",
+        "created",
+        "data",
+        "data_key",
+        "early",
+        "ephemeral",
+        "followers",
+        "gone",
+        "hold",
+        "key",
+        "limit",
+        "look_again",
+        "looking",
+        "marked",
+        "name",
+        "near",
+        "owns",
+        "poll",
+        "timer",
+        "waiting",
+        "watch",
+        "watched",
+    )
+
+    def __init__(
+        self,
+        waiting: Waiting,
+        session: int,
+        hold: int,
+        name: Name,
+        count: int,
+        data: bytes,
+        ephemeral: bool,
+    ) -> None:
+        which = b"%016x-%016x" % (session, hold)
+        self.waiting = waiting
+        self.hold = hold
+        self.name = name
+        self.count = count
+        self.data = data
+        self.ephemeral = ephemeral
+        self.key = name.requests + which
+        self.data_key = name.request_data + which
+        self.limit = EPHEMERAL_LIMIT
+        self.created = 0
+        self.owns = self.gone = self.marked = self.looking = self.look_again = False
+        self.near = True
+        self.followers: list[Request] = []
+        self.early: bytes | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.poll: asyncio.TimerHandle | None = None
+        self.watch: Watch | None = None
+        self.watched: frozenset[bytes] = frozenset()
+
+    @property
+    def decided(self) -> bool:
+        """Whether it waits for nothing."""
+        return self.gone or self.owns

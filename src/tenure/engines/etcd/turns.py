@@ -1,0 +1,103 @@
+"""Operations of one session: on each name one after the other, in the order of the calls.
+
+Each is a task, and begins when the one before it on the same name is done, however that ended.
+Whoever called it awaits a future, and may lose interest: the operation goes on. Operations on
+different names do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+from tenure.engines.etcd.members import Refused
+from tenure.errors import TenureError
+
+__all__ = ["Turns"]
+
+T = TypeVar("T")
+
+
+class Turns:
+    """The operations of one session that are under way.
+
+    Args:
+        spawn: begins a task that somebody waits for.
+        told: what a refusal, or being cut off, means to the program.
+    """
+
+    def __init__(
+        self,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        told: Callable[[Refused | asyncio.CancelledError, str], TenureError],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._spawn = spawn
+        self._told = told
+        self._last: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._awaited: set[asyncio.Task[None]] = set()
+
+    def take(self, name: str, operation: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Future[T]:
+        """Carry out an operation on a name after those that were called before it."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        task = self._spawn(self._carry_out(self._last.get(name), name, operation, future))
+        self._last[name] = task
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._carried_out, name))
+        return future
+
+    def wait_for(self, task: asyncio.Task[None]) -> None:
+        """Answer nothing before this is done."""
+        self._awaited.add(task)
+        task.add_done_callback(self._awaited.discard)
+
+    async def _carry_out(
+        self,
+        before: asyncio.Task[None] | None,
+        name: str,
+        operation: Callable[[], Coroutine[Any, Any, T]],
+        future: asyncio.Future[T],
+    ) -> None:
+        try:
+            if before is not None and not before.done():
+                await asyncio.wait([before])
+            result = await operation()
+            if self._awaited:
+                await asyncio.wait(list(self._awaited))
+        except TenureError as error:
+            if not future.done():
+                future.set_exception(error)
+        except Refused as refused:
+            if not future.done():
+                future.set_exception(self._told(refused, name))
+        except asyncio.CancelledError as cut_off:
+            if not future.done():
+                future.set_exception(self._told(cut_off, name))
+            raise
+        except BaseException as error:
+            if not future.done():
+                future.set_exception(error)
+            raise
+        else:
+            if not future.done():
+                future.set_result(result)
+
+    def _carried_out(self, name: str, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._last.get(name) is task:
+            del self._last[name]
+
+    async def finish(self, within: float) -> None:
+        """Return when nothing is under way any more, or that time is over."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=within)
+
+    def cut_off(self) -> None:
+        """Give up what is under way, but the operation that calls this."""
+        current = asyncio.current_task()
+        for task in list(self._tasks):
+            if task is not current:
+                task.cancel()

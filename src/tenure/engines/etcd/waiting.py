@@ -1,0 +1,213 @@
+"""How a request learns that it owns.
+
+* **Ownership is the prefix rule** over the queue in the order of the create revisions, as it was
+  read by the one who concludes it, at a revision of a majority, and under its own attachment.
+* **Who waits is woken by what stands before it.** A request for the whole waits for its
+  predecessor to go. Another one waits for its predecessor to go, to shrink, or to be marked as an
+  owner; the first that waits watches the owners. An owner that had to wait, and that others may
+  own beside, marks itself: to wake the next. The mark tells nobody anything else. Should the one
+  that is to make it not live to, the next finds out when it looks, every few seconds.
+* Whose predecessor is this engine's own hears of it directly: see `gone`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tenure.engines.etcd import wire
+from tenure.engines.etcd.keys import EVICTED, Entry, entries, number_owning
+from tenure.engines.etcd.members import Refused
+from tenure.engines.etcd.request import Request
+from tenure.engines.etcd.transactions import Transactions
+from tenure.engines.etcd.wire import Event
+from tenure.errors import TenureError
+
+if TYPE_CHECKING:
+    from tenure.engines.etcd.session import EtcdSession
+
+__all__ = ["Waiting", "heard"]
+
+_log = logging.getLogger("tenure")
+
+_POLL, _POLL_BY_PLACE = 2.5, 0.02
+"""Seconds between two looks of one behind other waiters: at least, and for each before it."""
+
+_MISSED = 0.1
+"""Seconds after which who is far from the head looks, when its watch began late."""
+
+
+class Waiting:
+    """Of one session's requests.
+
+    Args:
+        taken_out: told the number of a request that somebody has taken out of its queue, and why.
+    """
+
+    def __init__(
+        self,
+        session: EtcdSession,
+        transactions: Transactions,
+        taken_out: Callable[[int, bytes], None],
+    ) -> None:
+        self._session = session
+        self._engine = session.engine
+        self._transactions = transactions
+        self._taken_out = taken_out
+
+    def joined(self, request: Request, created: int) -> Request:
+        """It stands in its queue, since that revision."""
+        request.created = created
+        self._engine.local[request.key] = request
+        return request
+
+    def order_id(self, request: Request) -> int:
+        """What tells the programs of its place, and fences."""
+        return self._engine.base + request.created
+
+    def place(self, request: Request, queue: Sequence[Entry], revision: int) -> None:
+        """Conclude from a queue, as it was at that revision, whether a request owns.
+
+        Of the queue of one that wants the whole only its predecessor matters.
+        """
+        before = [each for each in queue if each.created < request.created]
+        if request.count == request.limit:
+            owning = 0
+        else:
+            mine = [each for each in queue if each.created == request.created]
+            owning = number_owning([*before, *mine], request.limit)
+        if not before or owning > len(before):
+            request.owns = True
+            self.stop(request)
+            return
+        if request.gone:  # it is being withdrawn already
+            return
+        ahead = self._engine.local.get(before[-1].key)
+        if ahead is not None and request.count == request.limit:
+            self.unwatch(request)
+            if request not in ahead.followers:
+                ahead.followers.append(request)
+            return
+        if owning == len(before) > 1:  # the first that waits
+            watched = frozenset(each.key for each in before)
+        else:
+            watched = frozenset([before[-1].key])
+            if owning < len(before) and request.count != request.limit and not request.poll:
+                delay = max(_POLL, _POLL_BY_PLACE * len(before))
+                request.poll = self._engine.loop.call_later(delay, self.look_soon, request)
+        self._watch(request, watched, revision)
+
+    def _watch(self, request: Request, watched: frozenset[bytes], revision: int) -> None:
+        if request.watch is not None and request.watched == watched:
+            return
+        self.unwatch(request)
+        request.watched = watched
+        key, end = request.name.requests, b""
+        if len(watched) == 1:
+            (key,) = watched
+        else:
+            end = wire.after(key)
+        happened, missed = partial(self._happened, request), partial(self._missed, request)
+        request.watch = self._engine.watching.add(
+            *(key, end, revision + 1, happened, missed),
+            puts=request.count != request.limit,
+            at_once=True,
+            once=not end,
+        )
+
+    def _missed(self, request: Request) -> None:
+        """Something may have happened before the watch began."""
+        if request.near:
+            self.look_soon(request)
+        elif request.poll is None:  # most probably not, so far behind
+            request.poll = self._engine.loop.call_later(_MISSED, self.look_soon, request)
+
+    def _happened(self, request: Request, events: Sequence[Event]) -> None:
+        if any(event.kv.key in request.watched for event in events):
+            self.look_soon(request)
+
+    def look_soon(self, request: Request) -> None:
+        """Look, and once more if it is being looked already."""
+        if request.looking:
+            request.look_again = True
+        elif not (request.decided or self._session.over or not request.created):
+            request.looking = True
+            self._engine.spawn(self._look_until_seen(request))
+
+    async def _look_until_seen(self, request: Request) -> None:
+        try:
+            request.look_again = True
+            while request.look_again and not request.decided:
+                request.look_again = False
+                await self.look(request, tell=True)
+        except (TenureError, Refused) as error:
+            if not self._session.over:
+                _log.warning("looking at a queue on %s: %s", request.name.path, error)
+                request.poll = self._engine.loop.call_later(_POLL, self.look_soon, request)
+        finally:
+            request.looking = False
+
+    async def look(self, request: Request, *, tell: bool) -> None:
+        """Read what stands before a request, and act on it."""
+        if request.poll is not None:
+            request.poll.cancel()
+            request.poll = None
+        answer, _ = await self._session.ask(partial(self._transactions.looking, request))
+        settled = request.decided if tell else request.owns
+        if settled:
+            return
+        if answer.ok:
+            self.place(request, entries(answer.parts[0].found), answer.revision)
+            if request.owns and tell:
+                self.granted(request)
+        elif tell:
+            left = answer.parts[1].first
+            self._taken_out(request.hold, EVICTED if left is None else left.value)
+
+    def granted(self, request: Request) -> None:
+        """Tell that it owns."""
+        self._session.events.granted(request.hold, self.order_id(request))
+        if request.count != request.limit:
+            answer = self._session.turns.take(request.name.name, lambda: self._mark(request))
+            answer.add_done_callback(heard)
+
+    async def _mark(self, request: Request) -> None:
+        """Wake the next."""
+        if not request.gone:
+            request.marked = True
+            await self._session.ask(
+                partial(self._transactions.changing, request, request.count, None)
+            )
+
+    def unwatch(self, request: Request) -> None:
+        """What stands before it does not matter any more."""
+        if request.watch is not None:
+            self._engine.watching.remove(request.watch)
+            request.watch = None
+        if request.poll is not None:
+            request.poll.cancel()
+            request.poll = None
+
+    def stop(self, request: Request) -> None:
+        """Nothing is waited for any more."""
+        self.unwatch(request)
+        if request.timer is not None:
+            request.timer.cancel()
+            request.timer = None
+
+    def gone(self, request: Request) -> None:
+        """It has left its queue, or nobody here hears of it any more: who follows it looks."""
+        request.gone = True
+        self._engine.local.pop(request.key, None)
+        followers, request.followers = request.followers, []
+        for follower in followers:
+            follower.waiting.look_soon(follower)
+
+
+def heard(answer: asyncio.Future[None]) -> None:
+    """Nobody waits for this; what went wrong is noted."""
+    if not answer.cancelled() and answer.exception() is not None:
+        _log.debug("waking the next: %s", answer.exception())
