@@ -16,6 +16,7 @@ class Turns:
 
     def __init__(self) -> None:
         self.time_now = 1000.0
+        self.others = 0.0
         self._soon: list[Callable[[], object]] = []
 
     def call_soon(self, callback: Callable[[], object]) -> None:
@@ -29,6 +30,9 @@ class Turns:
         soon, self._soon = self._soon, []
         for each in soon:
             each()
+
+    def others_run(self) -> None:
+        self.time_now += self.others
 
     def sleeps(self) -> bool:
         return not self._soon
@@ -48,7 +52,7 @@ def loop() -> Turns:
 
 @pytest.fixture
 def poll(loop: Turns) -> BusyPoll:
-    return BusyPoll(loop.call_soon, LONGEST, loop.now)
+    return BusyPoll(loop.call_soon, LONGEST, loop.now, loop.others_run)
 
 
 def test_it_sleeps_until_something_arrives(loop: Turns, poll: BusyPoll) -> None:
@@ -93,5 +97,18 @@ def test_when_it_pays_again_nothing_is_passed_over(loop: Turns, poll: BusyPoll) 
     loop.until_it_sleeps()  # in vain, once
     poll.arrived()
     assert loop.sleeps()
+    poll.arrived()
+    assert not loop.sleeps()
+
+
+def test_a_core_that_others_want_is_left_to_them(loop: Turns, poll: BusyPoll) -> None:
+    loop.others = LONGEST
+    poll.arrived()
+    loop.turn()
+    assert loop.sleeps()
+    loop.others = 0
+    for _ in range(64):
+        poll.arrived()
+        assert loop.sleeps()
     poll.arrived()
     assert not loop.sleeps()

@@ -7,7 +7,9 @@ hypervisor waits before it halts a processor. Rules:
 * A program that asks one thing after the other is answered faster for it; for one that asks now and
   then it is waste. So each time that nothing came, twice as many arrivals are passed over as the
   last time, up to `_MOST_PASSED_OVER`; and none any more when something did come.
-* Whatever else wants to run on this core goes first (`os.sched_yield`).
+* Whatever else wants to run on this core goes first (`os.sched_yield`). When that takes long the
+  core is not to spare, and who does not sleep is not woken before others: it is as if nothing had
+  come many times.
 * A busy loop never sleeps anyway: then this adds a glance at the time to each turn.
 """
 
@@ -21,7 +23,7 @@ __all__ = ["BusyPoll"]
 
 _MOST_PASSED_OVER = 64
 
-_yield: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
+_sched_yield: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
 class BusyPoll:
@@ -31,6 +33,7 @@ class BusyPoll:
         soon: has something called at the loop's next turn (`call_soon`).
         longest: seconds that it stays awake when nothing comes.
         now: what tells the time, in seconds.
+        step_back: lets others run that want this core.
     """
 
     def __init__(
@@ -38,10 +41,12 @@ class BusyPoll:
         soon: Callable[[Callable[[], None]], object],
         longest: float,
         now: Callable[[], float] = time.monotonic,
+        step_back: Callable[[], object] = _sched_yield,
     ) -> None:
         self._soon = soon
         self._longest = longest
         self._now = now
+        self._step_back = step_back
         self._awake = False
         self._until = 0.0
         self._pass_over = 0
@@ -61,10 +66,17 @@ class BusyPoll:
 
     def _look(self) -> None:
         """The loop looks at its sockets once a turn, whatever there is to do in it."""
-        if self._now() < self._until:
-            _yield()
+        now = self._now()
+        if now >= self._until:
+            self._sleep(min(2 * self._pass_over or 1, _MOST_PASSED_OVER))
+            return
+        self._step_back()
+        if self._now() - now < self._longest:
             self._soon(self._look)
         else:
-            self._awake = False
-            self._passed_over = 0
-            self._pass_over = min(2 * self._pass_over or 1, _MOST_PASSED_OVER)
+            self._sleep(_MOST_PASSED_OVER)
+
+    def _sleep(self, pass_over: int) -> None:
+        self._awake = False
+        self._passed_over = 0
+        self._pass_over = pass_over
