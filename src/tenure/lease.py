@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tenure.request import Wanted
     from tenure.session import Session
 
-__all__ = ["LOSS_EXIT_STATUS", "Lease", "OnLoss", "State", "wake"]
+__all__ = ["LOSS_EXIT_STATUS", "Lease", "OnLoss", "State"]
 
 
 class State(Enum):
@@ -59,13 +59,9 @@ class State(Enum):
     GONE = "gone"
 
 
-ASKED, WAITING, HELD, RELEASED, LOST, GONE = State  # globals: the hot path reads no attribute
-
-
-def wake(waiter: asyncio.Future[None], _answer: object = None) -> None:
-    """Have whoever waits for this go on, unless that was cancelled."""
-    if not waiter.done():
-        waiter.set_result(None)
+# Globals: the hot path reads no attribute of an enumeration.
+ASKED, WAITING, HELD, RELEASED, LOST, GONE = State
+_GRANTED, _REFUSED = Place.GRANTED, Place.REFUSED
 
 
 class Lease:
@@ -110,7 +106,7 @@ class Lease:
         self._scope: Scope | None = None
         self._loss: LeaseLost | None = None
         self._why_gone: Place | Removal | Exception | None = None
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: tuple[asyncio.Future[None], ...] = ()
 
     def __repr__(self) -> str:
         return (
@@ -183,6 +179,7 @@ class Lease:
             LeaseReleased: it was released instead.
         """
         while self.held:
+            self.session._check_loop()
             await self._change()
         if self._loss is None:
             raise self._why_not_held()
@@ -217,9 +214,7 @@ class Lease:
                 self._altered(count, None)
             else:
                 when_answered(answer, partial(self._altered, count))
-                if not await session._until_answered(answer):
-                    raise session._end_error()
-                answer.result()
+                await session._until_over(asyncio.shield(answer))
         except SessionExpired as error:
             raise session._over(error) from None
         except LeaseReleased:
@@ -251,8 +246,9 @@ class Lease:
             raise self._why_not_held()
 
     def _enter(self, task: asyncio.Task[object] | None = None) -> None:
+        """Enter, in that task; in the session's current one if it is not said."""
         self._scope = scope = Scope(self)
-        scope.enter(task)
+        scope.enter(task or asyncio.current_task(self.session._loop))
 
     async def __aexit__(
         self,
@@ -269,7 +265,8 @@ class Lease:
         ours = self._scope.exit(error)
         answer = self._leave(error)
         if answer is not None:
-            await self._see_out(answer, error)
+            await self._change()
+            self._see_out(answer, error)
         if self._loss is not None:
             if error is None or ours:
                 raise self._why_not_held()
@@ -293,13 +290,13 @@ class Lease:
             self._note(error, failure)
         return None
 
-    async def _see_out(self, answer: asyncio.Future[None], error: BaseException | None) -> None:
-        try:
-            if await self.session._until_answered(answer):
-                answer.result()
-            # or else the session's end has released everything
-        except Exception as failure:
-            self._note(error, failure)
+    def _see_out(self, answer: asyncio.Future[None], error: BaseException | None) -> None:
+        """It has left the queue, or could not; or the session's end has released everything."""
+        if self.session._ended is None:
+            failure = answer.exception()
+            if failure is not None:
+                assert isinstance(failure, Exception)
+                self._note(error, failure)
 
     def _note(self, error: BaseException | None, failure: Exception) -> None:
         note_failure(error, failure, f"the release of {self.name!r} on {self.node}")
@@ -307,11 +304,18 @@ class Lease:
     async def _give_back(self) -> None:
         """Leave the queue, whether owning or waiting. Does nothing when out of it already."""
         answer = self._give_up()
-        if answer is not None and await self.session._until_answered(answer):
-            answer.result()
+        if answer is not None:
+            await self._change()
+            if self.session._ended is None:
+                answer.result()
 
     def _give_up(self) -> asyncio.Future[None] | None:
-        """Begin to leave the queue; returns what to wait for, if that is wanted."""
+        """Begin to leave the queue.
+
+        Returns:
+            the store's answer: when that has come, or the session has ended, the lease changes
+            for the last time. ``None`` when there is nothing to wait for.
+        """
         session = self.session
         if self._state is HELD:
             self._state = RELEASED
@@ -322,20 +326,43 @@ class Lease:
             self._state = GONE
         else:
             return None
-        self._wake()
-        return session._withdraw(self)
+        if self._waiters:
+            self._wake()
+        return session._withdrawals.begin(self)
 
     # What the session tells it, on its loop
 
+    def _answered(self, answer: asyncio.Future[Enqueued]) -> None:
+        """The store has answered the request, or did not take it."""
+        error = answer.exception()
+        if error is None:
+            self._answer(answer.result())
+        else:
+            assert isinstance(error, Exception)
+            self._refused(error)
+
+    def _refused(self, error: Exception) -> None:
+        """The store did not take the request."""
+        if isinstance(error, SessionExpired):
+            self.session.ended(error)
+        self._fail(error)
+        if not isinstance(error, SessionExpired | InvalidArgument | SemaphoreNotFound):
+            # Whether it reached the queue is not certain, so it is made certain.
+            try:
+                self.session._withdrawals.begin(self)
+            except Exception as failure:
+                note_failure(error, failure, "its withdrawal")
+
     def _answer(self, placed: Enqueued) -> None:
         """The store's answer to the request."""
-        if placed.place is Place.GRANTED:
-            self._grant(placed.order_id)
-        elif placed.place is Place.REFUSED:
-            self._fail(Place.REFUSED)
+        place, order_id = placed
+        if place is _GRANTED:
+            self._grant(order_id)
+        elif place is _REFUSED:
+            self._fail(place)
         else:
             if self._order_id is None:
-                self._order_id = placed.order_id
+                self._order_id = order_id
             if self._state is ASKED:
                 self._state = WAITING
                 self._wake()
@@ -354,7 +381,8 @@ class Lease:
         if session._client._streams:
             waited = now - self._asked_at if self._asked_at else 0.0
             session._tell("Acquired", self.name, order_id, waited)
-        self._wake()
+        if self._waiters:
+            self._wake()
 
     def _fail(self, why: Place | Removal | Exception | None) -> None:
         """The request will not be granted."""
@@ -375,18 +403,25 @@ class Lease:
             self._lose(how, None)
             self._announce_loss()
 
+    def _withdrawn(self, answer: asyncio.Future[None]) -> None:
+        """The store has answered the withdrawal, release or not."""
+        self.session._withdrawals.answered(self, answer)
+        if self._waiters:
+            self._wake()
+
     def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
+        """Have all who wait for a change go on, but for those who were cancelled."""
+        waiters, self._waiters = self._waiters, ()
         for waiter in waiters:
-            wake(waiter)
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _change(self) -> asyncio.Future[None]:
-        """What is done at the next change of state."""
-        self.session._check_loop()
+        """What is done at the next change. On the session's loop."""
+        waiter: asyncio.Future[None] = self.session._loop.create_future()
         if self._waiters:  # forget whoever does not wait any more
-            self._waiters = [waiter for waiter in self._waiters if not waiter.done()]
-        waiter = self.session._loop.create_future()
-        self._waiters.append(waiter)
+            self._waiters = tuple(waiter for waiter in self._waiters if not waiter.done())
+        self._waiters += (waiter,)
         return waiter
 
     # Loss

@@ -10,18 +10,11 @@ store is out of reach, and the session sees the withdrawal through.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from tenure.durations import Duration, seconds
 from tenure.engines.contract import Enqueued, Place, Removal, when_answered
-from tenure.errors import (
-    AcquireTimeout,
-    InvalidArgument,
-    SelfDeadlock,
-    SemaphoreNotFound,
-    SessionExpired,
-)
+from tenure.errors import AcquireTimeout, SelfDeadlock
 from tenure.lease import ASKED, HELD, WAITING, Lease
 from tenure.loss import OnLoss, check_policy
 from tenure.model import EPHEMERAL_LIMIT
@@ -106,7 +99,19 @@ async def acquire(source: SessionSource, wanted: Wanted, timeout: float | None) 
     session = source._ready()
     lease = None if session is None else _send(session, wanted, timeout)
     if lease is None or lease._state is not HELD:
-        lease = await _await_grant(source, wanted, timeout, lease)
+        if timeout is not None:
+            lease = await _in_time(source, wanted, timeout, lease)
+        else:
+            lease = lease or _send(await source._obtain(), wanted, None)
+            try:
+                while lease._state is ASKED:
+                    await lease._change()
+                if lease._state is WAITING:
+                    await settled(lease, for_ever=True)
+            except BaseException as error:
+                _give_up(lease, error)
+                raise
+            lease = _outcome(lease)
         if lease is None:
             raise AcquireTimeout(
                 f"{wanted} on {source.node} was not granted "
@@ -127,7 +132,7 @@ async def try_acquire(source: SessionSource, wanted: Wanted) -> Lease | None:
     session = source._ready()
     lease = None if session is None else _send(session, wanted, 0.0)
     if lease is None or lease._state is not HELD:
-        lease = await _await_grant(source, wanted, 0.0, lease)
+        lease = await _in_time(source, wanted, 0.0, lease)
     return lease
 
 
@@ -149,13 +154,16 @@ async def settled(lease: Lease, *, for_ever: bool) -> None:
     """Wait until the lease is held or will never be. Its place is left alone.
 
     Raises:
+        Misuse: its session belongs to another loop.
         SelfDeadlock: with `for_ever`, the calling task itself is inside what it waits for.
     """
     while lease._state is ASKED:
+        lease.session._check_loop()
         await lease._change()
     if for_ever and lease._state is WAITING:
         await _check_self_deadlock(lease)
     while lease._state is WAITING:
+        lease.session._check_loop()
         await lease._change()
 
 
@@ -172,39 +180,16 @@ def _send(session: Session, wanted: Wanted, timeout: float | None) -> Lease:
             ephemeral=wanted.ephemeral,
         )
     except Exception as error:
-        _refused(lease, error)
+        lease._refused(error)
         raise lease._why_not_held() from None
     if isinstance(answer, Enqueued):
-        if answer.place is Place.GRANTED:
-            lease._grant(answer.order_id)
-            return lease
         lease._answer(answer)
+        if lease._state is HELD:
+            return lease
     else:
-        when_answered(answer, partial(_answered, lease))
+        when_answered(answer, lease._answered)
     lease._asked_at = session._clock.now()
     return lease
-
-
-def _answered(lease: Lease, answer: asyncio.Future[Enqueued]) -> None:
-    error = answer.exception()
-    if error is None:
-        lease._answer(answer.result())
-    else:
-        assert isinstance(error, Exception)
-        _refused(lease, error)
-
-
-def _refused(lease: Lease, error: Exception) -> None:
-    """The store did not take the request."""
-    if isinstance(error, SessionExpired):
-        lease.session.ended(error)
-    lease._fail(error)
-    if not isinstance(error, SessionExpired | InvalidArgument | SemaphoreNotFound):
-        # Whether it reached the queue is not certain, so it is made certain.
-        try:
-            lease.session._withdraw(lease)
-        except Exception as failure:
-            note_failure(error, failure, "its withdrawal")
 
 
 def _give_up(lease: Lease, error: BaseException) -> None:
@@ -219,28 +204,21 @@ def _give_up(lease: Lease, error: BaseException) -> None:
         note_failure(error, failure, f"withdrawing the request for {lease.name!r}")
 
 
-async def _await_grant(
-    source: SessionSource, wanted: Wanted, timeout: float | None, lease: Lease | None
+async def _in_time(
+    source: SessionSource, wanted: Wanted, timeout: float, lease: Lease | None
 ) -> Lease | None:
     """Wait for the grant of what was sent already, or send it first; ``None``: too late."""
     # With timeout 0 it is the store that says no, and reaching it may take a while.
-    patience = timeout or (None if timeout is None else source.recovery_window)
-    expiry = None if patience is None else asyncio.timeout(patience)
+    patience = timeout or source.recovery_window
+    expiry = asyncio.timeout(patience)
     try:
-        if expiry is None:
-            lease = lease or _send(await source._obtain(), wanted, None)
-            while lease._state is ASKED:
-                await lease._change()
-            if lease._state is WAITING:
-                await settled(lease, for_ever=True)
-        else:
-            async with expiry:
-                lease = lease or _send(await source._obtain(), wanted, timeout)
-                await settled(lease, for_ever=False)
+        async with expiry:
+            lease = lease or _send(await source._obtain(), wanted, timeout)
+            await settled(lease, for_ever=False)
     except BaseException as error:
         if lease is not None:
             _give_up(lease, error)
-        if expiry is None or not (isinstance(error, TimeoutError) and expiry.expired()):
+        if not (isinstance(error, TimeoutError) and expiry.expired()):
             raise
         if lease is not None:
             _tell_timed_out(lease)
@@ -252,6 +230,11 @@ async def _await_grant(
                 name=wanted.name,
             ) from None
         return None
+    return _outcome(lease)
+
+
+def _outcome(lease: Lease) -> Lease | None:
+    """What became of a request that does not wait any more; ``None``: it was too late."""
     if lease.held:
         return lease
     if lease._why_gone is Place.REFUSED:

@@ -115,7 +115,8 @@ class Ticket(Generic[L]):
         lease = self._lease
         answer = lease._leave(error)
         if answer is not None:
-            await lease._see_out(answer, error)
+            await lease._change()
+            lease._see_out(answer, error)
         if error is None and lease._loss is not None:
             raise lease._why_not_held()
 

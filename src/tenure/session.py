@@ -27,12 +27,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from tenure import fork
 from tenure.clock import Clock
 from tenure.election import Election
-from tenure.engines.contract import Attach, EngineSession, Enqueued, Place, Removal, when_answered
+from tenure.engines.contract import Attach, EngineSession, Enqueued, Place, Removal
 from tenure.errors import (
     EngineError,
     InvalidArgument,
@@ -119,7 +119,6 @@ class Session:
         self._recovered: dict[int, Recovered] = {}
         # Sets that keep their order: who came first is told first.
         self._pending: dict[Scope, None] = {}
-        self._waiters: dict[asyncio.Future[bool], None] = {}
         self._watchers: dict[Callable[[], None], None] = {}
         self._withdrawals = Withdrawals(self)
         self._last_hold = 0
@@ -227,7 +226,7 @@ class Session:
 
     def _enter(self) -> None:
         self._scope = Scope(self)
-        self._scope.enter()
+        self._scope.enter(asyncio.current_task(self._loop))
         if isinstance(self._ended, SessionExpired):
             self._scope.trigger()  # between its attaching and now
 
@@ -260,9 +259,6 @@ class Session:
 
     # For the primitives
 
-    def _ready(self) -> Session | None:
-        return self._alive()
-
     async def _obtain(self) -> Session:
         return self._alive()
 
@@ -278,6 +274,8 @@ class Session:
         if asyncio.get_running_loop() is not self._loop:
             self._check_loop()
         return self
+
+    _ready = _alive
 
     def _check_loop(self) -> None:
         if asyncio.get_running_loop() is not self._loop:
@@ -300,7 +298,7 @@ class Session:
     async def _until_over(self, operation: Awaitable[T]) -> T:
         """What the store answers, or the session's end, whichever comes first."""
         scope = Scope(self)
-        scope.enter()
+        scope.enter(asyncio.current_task(self._loop))
         self._pending[scope] = None
         try:
             answer = await operation
@@ -314,21 +312,6 @@ class Session:
             self._pending.pop(scope, None)
         scope.exit(None)
         return answer
-
-    def _until_answered(self, answer: asyncio.Future[Any]) -> asyncio.Future[bool]:
-        """Wait for what the store answers, or for the session's end; false if it has ended.
-
-        A caller that is cancelled leaves the operation alone.
-        """
-        waiter: asyncio.Future[bool] = self._loop.create_future()
-        self._waiters[waiter] = None
-        when_answered(answer, partial(self._heard, waiter))
-        return waiter
-
-    def _heard(self, waiter: asyncio.Future[bool], _answer: object = None) -> None:
-        self._waiters.pop(waiter, None)
-        if not waiter.done():
-            waiter.set_result(self._ended is None)
 
     def _over(self, error: SessionExpired) -> SessionExpired | SessionClosed:
         """The store refused an operation because the session is over; returns what to raise."""
@@ -347,7 +330,8 @@ class Session:
         """A new request of this session, numbered before anything is sent."""
         if self._ended is not None:  # since it was obtained: nobody would hear of the request
             raise self._end_error()
-        self._check_stop_time(wanted)
+        if wanted.stop_time:
+            self._check_stop_time(wanted)
         self._last_hold = hold = self._last_hold + 1
         self._leases[hold] = lease = wanted.handle(self, hold, wanted)
         return lease
@@ -387,15 +371,6 @@ class Session:
         self._leases.pop(lease._hold, None)
         if lease._wanted.stop_time:
             self._proof.drop_stop_time(lease._hold)
-
-    def _withdraw(self, lease: Lease) -> asyncio.Future[None] | None:
-        """Take a request out of its queue; see `Withdrawals.begin`."""
-        if fork._generation != self._born:
-            fork.check(self._born, f"the session on {self.node}")
-        self._forget(lease)
-        if self._ended is not None:
-            return None  # its end releases everything
-        return self._withdrawals.begin(lease)
 
     def _tell(self, kind: _EventKind, *facts: object) -> None:
         """Tell whoever listens; `facts` are the fields that this kind of event adds."""
@@ -548,12 +523,12 @@ class Session:
             self._lose(lease)  # if it was granted since the end began
             if lease._state is LOST:
                 lease._announce_loss(but_not=me)
+            else:
+                lease._wake()  # whoever waits for its withdrawal
         self._leases.clear()
         self._recovered.clear()
         for scope in self._pending:
             scope.trigger()
-        for waiter in list(self._waiters):
-            self._heard(waiter)
         self._withdrawals.stop()
         for changed in list(self._watchers):
             changed()

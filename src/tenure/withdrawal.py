@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from typing import TYPE_CHECKING
 
+from tenure import fork
 from tenure.engines.contract import when_answered
 from tenure.errors import SessionExpired
 
@@ -45,16 +45,24 @@ class Withdrawals:
                 when the future fails.
         """
         session = self._session
+        if fork._generation != session._born:
+            fork.check(session._born, f"the session on {session.node}")
+        if lease._wanted.stop_time:
+            session._proof.drop_stop_time(lease._hold)
+        if session._ended is not None:
+            return None  # its end releases everything
         try:
             answer = session._engine.withdraw(lease._hold)
         except SessionExpired as error:
             session.ended(error)
             return None
         except Exception:
-            self._try_again(lease)
+            self._failed(lease)
             raise
-        if answer is not None:
-            when_answered(answer, partial(self._answered, lease))
+        if answer is None:
+            session._leases.pop(lease._hold, None)
+        else:
+            when_answered(answer, lease._withdrawn)
         return answer
 
     def stop(self) -> None:
@@ -62,14 +70,19 @@ class Withdrawals:
         for task in self._again:
             task.cancel()
 
-    def _answered(self, lease: Lease, answer: asyncio.Future[None]) -> None:
+    def answered(self, lease: Lease, answer: asyncio.Future[None]) -> None:
+        """The store has answered one, before who waits for that goes on."""
         error = answer.exception()
-        if isinstance(error, SessionExpired):
+        if error is None:
+            self._session._leases.pop(lease._hold, None)
+        elif isinstance(error, SessionExpired):
             self._session.ended(error)
-        elif error is not None and self._session._ended is None:
-            self._try_again(lease)
+        elif self._session._ended is None:
+            self._failed(lease)
 
-    def _try_again(self, lease: Lease) -> None:
+    def _failed(self, lease: Lease) -> None:
+        """Nobody waits any longer, and it is tried again."""
+        self._session._leases.pop(lease._hold, None)
         task = self._session._client._see_through(self._repeat(lease))
         self._again.add(task)
         task.add_done_callback(self._again.discard)

@@ -119,8 +119,8 @@ async def what_a_cancelled_command_is_answered_is_nobody_elses_answer(scene: Sce
         assert [getattr(answer, "name", None) for answer in answers] == ["b", "c"]
 
 
-async def _insist(self: Lease, answer: asyncio.Future[None], error: BaseException | None) -> None:
-    if not await self.session._until_answered(answer):
+def _insist(self: Lease, answer: asyncio.Future[None], error: BaseException | None) -> None:
+    if self.session._ended is not None:
         raise self.session._end_error() from error
     answer.result()
 

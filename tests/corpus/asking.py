@@ -103,7 +103,7 @@ async def after_a_cancelled_command_the_others_get_their_own_answers(scene: Scen
 
 @row(
     10,
-    replacing(request, "_refused", lambda lease, error: lease._fail(error)),
+    replacing(Lease, "_refused", lambda lease, error: lease._fail(error)),
     shows=("cut off", ("nothing leaks",)),
 )
 async def a_request_whose_answer_was_an_error_is_withdrawn(scene: Scene) -> None:
