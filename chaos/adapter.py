@@ -82,6 +82,8 @@ class Engine(ABC):
             those of implicit sessions, whose window is longer, are not waited for.
         plain: whether there is nothing but mutexes and semaphores on ``/default``, requests have
             one token and no data, and each program says the limits itself.
+        one_writer: whether each document is written by one process alone, because the store may do
+            twice what was answered to nobody.
         spares: the faults of processes and administrators that are not inflicted here.
         seen_at: the node on which administrators find what lies on the processes' node.
         not_done: the faults that cannot be inflicted here, and why; said in the report.
@@ -91,6 +93,7 @@ class Engine(ABC):
     nodes = NodeConfig()
     lingers = 0.0
     plain = False
+    one_writer = False
     spares: frozenset[str] = frozenset()
     seen_at = NODE
 

@@ -201,6 +201,7 @@ class Crew:
             window=self._windows[slot.number],
             seed=f"{self._seed} {label}",
             plain=self._engine.plain,
+            one_writer=self._engine.one_writer,
         )
         errors = self._folder / f"{label}.err"
         with errors.open("wb") as stderr:

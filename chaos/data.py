@@ -49,9 +49,11 @@ class Documents:
         name = self._random.choice(CONFIGS)
         semaphore = session.semaphore(name)
         new = f"{self._part.label}:{next(self._numbers)}".encode()
-        kinds = ["read"] * 5 + ["update"] * 4
-        if name == CONFIGS[-1]:
-            kinds += ["delete", "create"]
+        kinds = ["read"] * 5
+        if self._part.writes(name):
+            kinds += ["update"] * 4
+            if name == CONFIGS[-1]:
+                kinds += ["delete", "create"]
         with suppress(
             tenure.SemaphoreExists,
             tenure.SemaphoreNotFound,

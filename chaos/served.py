@@ -66,10 +66,15 @@ class Served(Engine):
 
 
 class OverYdb(Served):
-    """The same, with YDB's API for the processes; it has no calls for what administrators do."""
+    """The same, with YDB's API for the processes; it has no calls for what administrators do.
+
+    Nor does it know a call that comes again after its answer was lost: an update may be written
+    twice, with another one in between, and two who delete may both have done it (docs/ydb.md).
+    """
 
     name = "ydb"
     schemes = ("ydb", "tenure")
+    one_writer = True
 
     @property
     def url(self) -> str:
@@ -81,6 +86,7 @@ class OverYdb(Served):
 
     async def start(self) -> None:
         self.not_done["sessions that are resumed elsewhere"] = "YDB's API has none"
+        self.not_done["two that write a document"] = "a lost answer leaves open whose change it was"
         await super().start()
 
 

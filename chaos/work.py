@@ -66,6 +66,7 @@ class Part:
         seed: of its choices.
         plain: whether the store has but mutexes and semaphores, for requests of one token without
             data; see `chaos.adapter.Engine`.
+        one_writer: whether each document is written by one process alone; see there.
     """
 
     label: str
@@ -76,11 +77,16 @@ class Part:
     window: float
     seed: str
     plain: bool = False
+    one_writer: bool = False
 
     @property
     def node(self) -> str:
         """Where lies what it competes for."""
         return DEFAULT_NODE if self.plain else NODE
+
+    def writes(self, document: str) -> bool:
+        """Whether it writes one of `CONFIGS`, or only reads it."""
+        return not self.one_writer or self.slot == CONFIGS.index(document)
 
     @property
     def history(self) -> Path:

@@ -11,7 +11,7 @@ import pytest
 
 from tenure.clock import SystemClock
 from tenure.engines.contract import Attach, Place
-from tenure.engines.ydb import connect
+from tenure.engines.ydb import connect, requests
 from tenure.errors import (
     AuthenticationFailed,
     EngineError,
@@ -143,6 +143,41 @@ async def test_there_are_only_so_many_siblings() -> None:
         await released
         fourth: Any = session.enqueue(4, "m", 1, b"", timeout=None, ephemeral=True)
         assert (await fourth).place is Place.GRANTED
+        await engine.aclose()
+
+
+async def test_grants_have_their_tokens_whether_or_not_the_names_were_contended_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(requests, "_MOST_CONTENDED", 1)  # so that one of two is not remembered
+    with serving() as server:
+        engine = connect(server.url, SystemClock())
+        await engine.open()
+        heard = Recorder()
+        session = await engine.attach(Attach(DEFAULT_NODE, 30.0), heard)
+
+        def lock(hold: int, name: str) -> Any:
+            heard.asks(hold)
+            answer = session.enqueue(hold, name, EPHEMERAL_LIMIT, b"", timeout=None, ephemeral=True)
+            heard.answered(hold, answer)
+            return answer
+
+        async def told(hold: int) -> int | None:
+            await heard.wait_for(lambda heard: heard.grants.get(hold) is not None, "the token")
+            return heard.grants[hold]
+
+        tokens = []
+        for number, name in enumerate("abab"):
+            first, second = 2 * number + 1, 2 * number + 2
+            tokens.append((await lock(first, name)).order_id)
+            assert (await lock(second, name)).place is Place.WAITING
+            released: Any = session.withdraw(first)
+            tokens.append(await told(second))
+            await released
+            released = session.withdraw(second)
+            await released
+        assert all(tokens)
+        assert tokens == sorted(tokens)
         await engine.aclose()
 
 

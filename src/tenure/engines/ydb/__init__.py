@@ -4,7 +4,7 @@ The SDK's driver connects, discovers, encrypts and shows credentials. What is sa
 stream is tenure's own. From the outside in:
 
 * `url` understands the URL; `engine` is the contract's engine, and does the node calls.
-* `session` is the contract's session, made of `requests`, `watches`, and the `lane` that keeps
+* `session` is the contract's session, made of `requests`, `watches`, and the `lane`s that keep
   the order of operations over one or more `member` sessions on the server.
 * A `member` has a `strand`, the protocol without I/O; a `line`, the stream that carries it,
   again and again; and `channel` is the way to the servers.

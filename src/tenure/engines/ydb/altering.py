@@ -28,13 +28,13 @@ def released(node: str) -> LeaseReleased:
 
 
 class Altering:
-    """The alterations of one session's requests, which have their turns in its lane."""
+    """The alterations of one session's requests, which have their turns in its lanes."""
 
     def __init__(self, requests: Requests, session: YdbSession) -> None:
         self._requests = requests
         self._session = session
         self._node = session.node
-        self._lane = session.lane
+        self._lanes = session.lanes
 
     def begin(
         self,
@@ -50,7 +50,8 @@ class Altering:
         if hold.state is State.GONE or hold.state is State.LEAVING or member is None:
             settle(answer, released(self._node))
             return True
-        if not self._lane.free_for(member):
+        lane = self._lanes.of(hold.name)
+        if not lane.free_for(member):
             return False
         try:
             self._check(hold, count, data, timeout)
@@ -64,7 +65,7 @@ class Altering:
             return True
         hold.count = hold.count if count is None else count
         hold.data = hold.data if data is None else data
-        self._lane.begin(member)
+        lane.begin(member)
         if waits:
             self._change_waiter(hold, member, timeout, answer)
         else:
@@ -115,7 +116,7 @@ class Altering:
                 answered = True
                 gone = not pending and body.status == Status.NOT_FOUND
                 settle(answer, released(self._node) if gone else None)
-                self._lane.end(member)
+                self._lanes.of(hold.name).end(member)
             if not pending:
                 hold.ask = None
                 self._requests.result(hold, body)
@@ -142,7 +143,7 @@ class Altering:
                 else:
                     settle(answer, errors.semaphore_error(self._node, hold.name, body))
             settle(answer)
-            self._lane.end(member)
+            self._lanes.of(hold.name).end(member)
             return True
 
         member.strand.ask(make, heard)

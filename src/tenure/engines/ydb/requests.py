@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Requests"]
 
+_MOST_CONTENDED = 1024
+"""How many names are remembered for which requests had to wait."""
+
 AGAIN = 0.25
 """Seconds before a server is asked again for what it failed at."""
 
@@ -45,7 +48,8 @@ class Requests:
     def __init__(self, session: YdbSession) -> None:
         self._session = session
         self._node = session.node
-        self._lane = session.lane
+        self._lanes = session.lanes
+        self._contended: set[str] = set()
         self._altering = Altering(self, session)
         self._loop = asyncio.get_running_loop()
         self._holds: dict[int, Hold] = {}
@@ -100,7 +104,7 @@ class Requests:
         )
         self._holds[number] = hold
         self._by_name.setdefault(name, {})[hold] = None
-        self._lane.add(partial(self._join, hold))
+        self._lanes.of(name).add(partial(self._join, hold))
         if timeout is not None and timeout > LONGEST_WAIT:
             self.later(timeout, partial(self.give_up, hold))
         return hold.answer
@@ -117,9 +121,9 @@ class Requests:
             return False
         hold.member = member
         member.holds[hold.name] = hold
-        self._lane.begin(member)
+        self._lanes.of(hold.name).begin(member)
         self._acquire(hold, first=True)
-        if self._session.fencing:
+        if self._session.fencing and hold.name not in self._contended:
             self._ask_order_id(hold)
         return True
 
@@ -129,17 +133,16 @@ class Requests:
         Raises:
             Unsupported: there are as many siblings as may be.
         """
-        session = self._session
-        free = None
+        session, lane = self._session, self._lanes.of(hold.name)
+        leaving = False
         for member in session.members:
             there = member.holds.get(hold.name)
             if there is None:
-                free = free or (None if member.stopping else member)
+                if not member.stopping:
+                    return member if lane.free_for(member) else None
             elif there.state is State.LEAVING:
-                return None  # it will be free, and needs no sibling
-        if free is None:
-            return session.new_sibling() if self._lane.idle else None
-        return free if self._lane.free_for(free) else None
+                leaving = True  # it will be free, and needs no sibling
+        return session.new_sibling() if lane.idle and not leaving else None
 
     def _acquire(self, hold: Hold, *, first: bool = False) -> None:
         """Ask for it, or, when it waits already, for the news of its grant."""
@@ -166,10 +169,18 @@ class Requests:
                 self.result(hold, body)
             if not answered:
                 answered = True
-                self._lane.end(member)
+                self._expect(hold.name, waiting=pending)
+                self._lanes.of(hold.name).end(member)
             return not pending
 
         hold.ask = member.strand.ask(make, heard)
+
+    def _expect(self, name: str, *, waiting: bool) -> None:
+        """Take note of how a request for that name fared: the next is most likely to fare so."""
+        if not waiting:
+            self._contended.discard(name)
+        elif len(self._contended) < _MOST_CONTENDED:
+            self._contended.add(name)
 
     def left(self, hold: Hold) -> float | None:
         """Seconds that it still waits, for the server."""
@@ -241,16 +252,17 @@ class Requests:
         hold.refused = True
         member = hold.member or self._session.main
         if body is None:
-            if not self._lane.free_for(member):
+            lane = self._lanes.of(hold.name)
+            if not lane.free_for(member):
                 return False
-            self._lane.begin(member)
+            lane.begin(member)
         elif hold.state is not State.LEAVING:
             self._forget(hold)
 
         def heard(_: str, found: Message) -> bool:
             self._refuse(hold, self._wrong(hold, found, body))
             if body is None:
-                self._lane.end(member)
+                self._lanes.of(hold.name).end(member)
             return True
 
         member.strand.ask(lambda req_id: messages.describe(req_id, hold.name), heard)
@@ -326,7 +338,7 @@ class Requests:
             if told is not None:
                 told.granted(hold.number, hold.order_id)
         self._session.granted(hold)
-        self._lane.move()
+        self._lanes.of(hold.name).move()
 
     # Altering
 
@@ -337,7 +349,9 @@ class Requests:
         if hold is None:
             raise released(self._node)
         answer: asyncio.Future[None] = self._session.future()
-        self._lane.add(partial(self._altering.begin, hold, count, data, timeout, answer))
+        self._lanes.of(hold.name).add(
+            partial(self._altering.begin, hold, count, data, timeout, answer)
+        )
         if answer.done():
             answer.result()
             return None
@@ -350,7 +364,7 @@ class Requests:
         if hold is None:
             return None
         answer: asyncio.Future[None] = self._session.future()
-        self._lane.add(partial(self._leave, hold, answer))
+        self._lanes.of(hold.name).add(partial(self._leave, hold, answer))
         return answer
 
     def _leave(self, hold: Hold, answer: asyncio.Future[None]) -> bool:
@@ -359,9 +373,10 @@ class Requests:
             settle(answer)
             return True
         if hold.state is not State.LEAVING:
-            if not self._lane.free_for(member):
+            lane = self._lanes.of(hold.name)
+            if not lane.free_for(member):
                 return False
-            self._lane.begin(member)
+            lane.begin(member)
             self._release(hold, in_lane=True)
         hold.leavers.append(answer)
         return True
@@ -377,10 +392,11 @@ class Requests:
         def heard(_: str, body: Message) -> bool:
             if body.status in {Status.SUCCESS, Status.NOT_FOUND, Status.BAD_REQUEST}:
                 self._out(hold)
+                lane = self._lanes.of(hold.name)
                 if in_lane:
-                    self._lane.end(member)
+                    lane.end(member)
                 else:
-                    self._lane.move()
+                    lane.move()
             else:
                 self.later(AGAIN, ask)
             return True
@@ -413,7 +429,7 @@ class Requests:
         told = self._session.told
         if told is not None:
             told.removed(hold.number, why)
-        self._lane.move()
+        self._lanes.of(hold.name).move()
 
     def _find_out(self, hold: Hold) -> None:
         """A waiter was taken out of its queue: by the deletion of that, or alone?"""

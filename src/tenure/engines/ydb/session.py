@@ -8,7 +8,8 @@ session of its own beside the main one. Rules:
 * A sibling without requests is used again, and ended when it has been idle for a window.
 * A request that is leaving its queue keeps its strand until the server has said that it is out.
 * With fencing, a grant is told together with its order id, which a description of the owners
-  tells; it is asked for right behind what may be granted at once.
+  tells; it is asked for right behind what may be granted at once, unless the last request for that
+  name had to wait.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tenure.core import rules
 from tenure.engines.contract import Answer, Attach, Enqueued, Removal, SessionEvents
 from tenure.engines.ydb import errors, messages
 from tenure.engines.ydb.hold import Hold, State
-from tenure.engines.ydb.lane import Lane
+from tenure.engines.ydb.lane import Lanes
 from tenure.engines.ydb.member import Member
 from tenure.engines.ydb.messages import Message, Status
 from tenure.engines.ydb.requests import Requests
@@ -54,7 +55,7 @@ class YdbSession:
     Attributes:
         node: the path of its node, as tenure says it.
         main: the session on the server that gives it its id.
-        lane: the order of its operations.
+        lanes: the order of its operations, on each name.
         told: who is told what happens; nobody any more when it is over.
     """
 
@@ -62,7 +63,7 @@ class YdbSession:
         self.node = how.node
         self.now = engine.clock.now
         self.told: SessionEvents | None = events
-        self.lane = Lane()
+        self.lanes = Lanes()
         self.fencing = engine.address.fencing
         self._engine = engine
         self._how = how
@@ -214,7 +215,7 @@ class YdbSession:
         """It is not one of ours any more."""
         if sibling in self.siblings:
             self.siblings.remove(sibling)
-            self.lane.forget(sibling)
+            self.lanes.forget(sibling)
             self.tell_contact()
             self._engine.see_through(sibling.line.finish())
 
@@ -287,7 +288,7 @@ class YdbSession:
             return
         self._over = why
         self.told = None
-        self.lane.clear()
+        self.lanes.clear()
         self._watches.close()
         self._requests.close()
         for future in list(self._pending):
@@ -314,8 +315,8 @@ class YdbSession:
         if not future.cancelled():
             future.exception()  # whoever has lost interest in it is not told
 
-    async def ask(self, make: Callable[[int], Message]) -> tuple[Message, bool]:
-        """The answer to what is asked through the main session, in its order.
+    async def ask(self, name: str, make: Callable[[int], Message]) -> tuple[Message, bool]:
+        """The answer to what is asked about a name through the main session, in its order.
 
         The second value tells whether it was asked more than once, by a broken connection.
         """
@@ -325,19 +326,20 @@ class YdbSession:
         asked: list[Ask] = []
 
         def go() -> bool:
-            if not self.lane.free_for(main):
+            lane = self.lanes.of(name)
+            if not lane.free_for(main):
                 return False
-            self.lane.begin(main)
+            lane.begin(main)
             asked.append(main.strand.ask(make, heard))
             return True
 
         def heard(_: str, body: Message) -> bool:
             if not answer.done():
                 answer.set_result((body, asked[0].again))
-            self.lane.end(main)
+            self.lanes.of(name).end(main)
             return True
 
-        self.lane.add(go)
+        self.lanes.of(name).add(go)
         body, again = await answer
         return body, again
 
@@ -353,7 +355,9 @@ class YdbSession:
         rules.check_limit(limit, self.node, name)
         rules.check_data(data, self.node, name)
         while True:
-            body, again = await self.ask(lambda req_id: messages.create(req_id, name, limit, data))
+            body, again = await self.ask(
+                name, lambda req_id: messages.create(req_id, name, limit, data)
+            )
             if body.status == Status.SUCCESS:
                 self._watches.appeared(name)
                 return
@@ -379,13 +383,15 @@ class YdbSession:
     async def update_semaphore(self, name: str, data: bytes) -> None:
         rules.check_data(data, self.node, name)
         rules.check_name(name, self.node)
-        body, _ = await self.ask(lambda req_id: messages.update(req_id, name, data))
+        body, _ = await self.ask(name, lambda req_id: messages.update(req_id, name, data))
         if body.status != Status.SUCCESS:
             raise errors.semaphore_error(self.node, name, body)
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         rules.check_name(name, self.node)
-        body, again = await self.ask(lambda req_id: messages.delete(req_id, name, force=force))
+        body, again = await self.ask(
+            name, lambda req_id: messages.delete(req_id, name, force=force)
+        )
         if body.status == Status.SUCCESS or (again and body.status == Status.NOT_FOUND):
             self.check_owned(name, None, self.step())
             return
@@ -404,7 +410,7 @@ class YdbSession:
     ) -> SemaphoreDescription:
         rules.check_name(name, self.node)
         body, _ = await self.ask(
-            lambda req_id: messages.describe(req_id, name, owners=owners, waiters=waiters)
+            name, lambda req_id: messages.describe(req_id, name, owners=owners, waiters=waiters)
         )
         if body.status != Status.SUCCESS:
             raise errors.semaphore_error(self.node, name, body)
