@@ -79,10 +79,10 @@ def _plant_answers_by_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def _plant_answers_by_order_in_strands(patch: pytest.MonkeyPatch) -> None:
-    async def ask(self: YdbSession, make: Callable[[int], Any]) -> Any:
+    async def ask(self: YdbSession, name: str, make: Callable[[int], Any]) -> Any:
         there_before = set(self.main.strand._asks)
         try:
-            return await ask_soundly(self, make)
+            return await ask_soundly(self, name, make)
         except asyncio.CancelledError:
             for req_id in set(self.main.strand._asks) - there_before:
                 del self.main.strand._asks[req_id]
