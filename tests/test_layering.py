@@ -66,7 +66,7 @@ SHOWING = frozenset({"demo", "simulate"})
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "tenure.cli": frozenset({"click", "rich"}),
     "tenure.engines.native": frozenset({"msgspec"}),
-    "tenure.engines.etcd": frozenset({"grpc"}),
+    "tenure.engines.etcd": frozenset({"hpack"}),
     "tenure.engines.redis": frozenset({"hiredis"}),
     "tenure.engines.ydb": frozenset({"google", "grpc", "ydb"}),
     "tenure.server": frozenset({"google", "grpclib", "h2", "msgspec", "uvloop", "ydb"}),

@@ -58,10 +58,12 @@ async def test_a_certificate_opens_a_member_that_asks_for_one(tmp_path: Path) ->
             f"root_certificates={authority}&certificate_chain={pair.cert}&private_key={pair.key}"
         )
         assert await _locks(f"{cluster.url}?{files}")
+        assert await _locks(f"{cluster.url}?{files}&server_name=localhost")
         stranger = Authority(tmp_path, "stranger")
         for parameters in (
             f"root_certificates={stranger.cert}",
             f"root_certificates={authority}",
+            f"{files}&server_name=somebody.else",
         ):
             with pytest.raises(tenure.EngineUnavailable):
                 await _locks(f"{cluster.url}?{parameters}&connect_timeout=1")

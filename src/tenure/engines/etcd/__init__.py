@@ -5,7 +5,9 @@ is a lease. A request is a key under it, and its place in the queue the revision
 created. Who waits watches what stands before it.
 
 From the bottom up: ``url`` says where the members are, ``wire`` what is said to them, ``keys``
-where everything lies, ``members`` are the channels, ``watching`` is the one stream of watches, and
+where everything lies; ``frames``, ``http2`` and ``calls`` are as much of gRPC as that needs,
+``channel`` is the way to one member and ``members`` are all of them, ``watching`` is the one stream
+of watches, and
 ``renewing`` keeps leases alive; ``requests``, ``semaphores`` and ``lookout`` are what a session
 does, ``session`` is one attachment, ``attaching`` how one comes about; ``admin`` is for nodes and
 administrators, ``doctor`` for examinations, and ``engine`` holds it all together.
@@ -56,6 +58,6 @@ def diagnose(url: str) -> Iterable[Finding]:
 
 def _check_installed() -> None:
     try:
-        import grpc  # noqa: F401  only to see whether it is there
+        import hpack  # noqa: F401  only to see whether it is there
     except ImportError as error:
-        raise Unsupported("etcd:// needs the package grpcio; pip install 'tenure[etcd]'") from error
+        raise Unsupported("etcd:// needs the package hpack; pip install 'tenure[etcd]'") from error

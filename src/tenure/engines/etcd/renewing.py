@@ -8,33 +8,24 @@ Rules:
 * A lease can be kept alive by whoever knows its number. Where a session may have been taken over
   (liveness ``window``), it is proven only if its key shows, after the lease was renewed, that it
   has not been.
-* The thread has channels of its own, and is started by the first renewal that does not come from
-  the loop's thread. It blocks nobody: who asks leaves the session in a list.
+* The thread has a loop and channels of its own, and is started by the first renewal that does not
+  come from the engine's thread. It blocks nobody: who asks leaves the session in a list.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import grpc
-import grpc.aio
 
 from tenure.clock import Clock
 from tenure.engines.etcd import wire
-from tenure.engines.etcd.members import (
-    Lost,
-    Members,
-    Refused,
-    credentials_of,
-    cut,
-    options_of,
-    read_files,
-    trouble_of,
-)
+from tenure.engines.etcd.calls import CallFailed
+from tenure.engines.etcd.members import Lost, Members, Refused, trouble_of
 from tenure.engines.etcd.url import Address
 from tenure.errors import TenureError
 
@@ -106,16 +97,15 @@ class Rounds:
             Lost, Refused, AuthenticationFailed
         """
         asked: dict[int, tuple[EtcdSession, float]] = {}
-        metadata = await self._members.metadata(turn)
-        call = self._members.member(turn).keep_alive(metadata=metadata)
+        call = await self._members.converse(turn, wire.KEEP_ALIVE)
         try:
             for session in sessions:
                 asked[session.id] = (session, self._clock.now())
-                await call.write(wire.lease(session.id))
-            await call.done_writing()
+                call.write(wire.lease(session.id))
+            call.done_writing()
             while asked:
                 data = await call.read()
-                if data is grpc.aio.EOF:
+                if data is None:
                     raise Lost("the member ended the renewal")
                 lease = wire.read_lease(data)
                 session, at = asked.pop(lease.number)
@@ -126,13 +116,11 @@ class Rounds:
                 else:
                     session.prove(at)
             await call.read()  # to its end, so that nothing is cut off
-        except grpc.aio.AioRpcError as error:
-            trouble = trouble_of(error)
-            raise trouble if isinstance(trouble, Lost | Refused) else Lost(str(trouble)) from error
-        except asyncio.InvalidStateError as error:
-            raise Lost("the member ended the renewal") from error
+        except CallFailed as failed:
+            trouble = trouble_of(failed)
+            raise trouble if isinstance(trouble, Lost | Refused) else Lost(str(trouble)) from failed
         finally:
-            await cut(call)
+            call.cancel()
 
     async def _check_attached(self, turn: int, session: EtcdSession, at: float) -> None:
         request = wire.range_(session.key)
@@ -148,17 +136,17 @@ class Renewer:
         self._address = address
         self._clock = clock
         self._loop = loop
+        self._lock = threading.Lock()  # of what both threads use, down to `_stop`
         self._wanted: dict[EtcdSession, None] = {}
-        self._look = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._channels: dict[str, Any] = {}
-        self._first = 0
-        self._token = ""
         self._closing = False
+        self._wake: Callable[[], object] | None = None
+        self._stop: Callable[[], object] | None = None
+        self._first = 0
 
     def renew(self, session: EtcdSession) -> None:
         """Have a session renewed. From any thread; at once."""
-        with self._look:
+        with self._lock:
             if self._closing:
                 return
             self._wanted[session] = None
@@ -167,15 +155,16 @@ class Renewer:
                     target=self._run, name="tenure-etcd-renewer", daemon=True
                 )
                 self._thread.start()
-            self._look.notify()
+            elif self._wake is not None:  # or else it is only just beginning
+                self._wake()
 
     async def aclose(self) -> None:
         """End the thread. Safe to call twice."""
-        with self._look:
+        with self._lock:
             self._closing = True
-            self._look.notify()
-            for channel in self._channels.values():
-                channel.close()  # it may be waiting for an answer
+            stop, self._stop = self._stop, None
+            if stop is not None:
+                stop()
             thread, self._thread = self._thread, None
         if thread is not None:
             await self._loop.run_in_executor(None, thread.join)
@@ -183,79 +172,72 @@ class Renewer:
     # In the thread
 
     def _run(self) -> None:
-        while True:
-            with self._look:
-                while not self._wanted and not self._closing:
-                    self._look.wait()
-                if self._closing:
-                    return
-                sessions = [each for each in self._wanted if not each.over]
-                self._wanted.clear()
-            self._renew(sessions)
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(self._serve())
 
-    def _renew(self, sessions: Sequence[EtcdSession]) -> None:
-        endpoints = self._address.endpoints
-        for number in range(len(endpoints)):
-            if not sessions or self._closing:
+    async def _serve(self) -> None:
+        loop, more, me = asyncio.get_running_loop(), asyncio.Event(), asyncio.current_task()
+        assert me is not None
+        with self._lock:
+            if self._closing:
                 return
-            endpoint = endpoints[(self._first + number) % len(endpoints)]
-            patience = min(map(_patience, sessions))
+            self._wake = partial(loop.call_soon_threadsafe, more.set)
+            self._stop = partial(loop.call_soon_threadsafe, me.cancel)
+        members = Members(self._address)
+        try:
+            while True:
+                more.clear()
+                with self._lock:
+                    sessions = [each for each in self._wanted if not each.over]
+                    self._wanted.clear()
+                await self._renew(members, sessions)
+                await more.wait()
+        finally:
+            await members.aclose()
+
+    async def _renew(self, members: Members, sessions: Sequence[EtcdSession]) -> None:
+        turn, last = self._first, self._first + len(self._address.endpoints)
+        while sessions and turn < last:
+            proven: set[EtcdSession] = set()
             try:
-                proven = self._renew_through(endpoint, sessions, patience)
-            except (grpc.RpcError, ValueError, TenureError) as error:  # ValueError: it is closed
-                _log.debug("renewing beside the loop through %s failed: %s", endpoint, error)
-                self._token = ""
-                continue
-            self._first = (self._first + number) % len(endpoints)
+                if not len(members):
+                    members.open()
+                async with asyncio.timeout(min(map(_patience, sessions))):
+                    await self._renew_through(members, turn, sessions, proven)
+                self._first = turn
+            except (Lost, Refused, TimeoutError, TenureError) as error:
+                _log.debug("renewing beside the loop through member %d failed: %s", turn, error)
+                members.expire()
+            turn += 1
             sessions = [each for each in sessions if each not in proven]
 
-    def _renew_through(
-        self, endpoint: str, sessions: Sequence[EtcdSession], patience: float
-    ) -> set[EtcdSession]:
-        channel = self._channel(endpoint)
-        metadata = self._metadata(channel, patience)
+    async def _renew_through(
+        self,
+        members: Members,
+        turn: int,
+        sessions: Sequence[EtcdSession],
+        proven: set[EtcdSession],
+    ) -> None:
         asked = {session.id: session for session in sessions}
+        call = await members.converse(turn, wire.KEEP_ALIVE)
         at = self._clock.now()
-        answers = channel.stream_stream(wire.KEEP_ALIVE)(
-            iter([wire.lease(number) for number in asked]), timeout=patience, metadata=metadata
-        )
-        proven = set()
-        for data in answers:
-            lease = wire.read_lease(data)
-            session = asked.get(lease.number)
-            if session is None or lease.left <= 0 or session.over:
-                continue
-            if session.resumable:
-                request = wire.range_(session.key)
-                found = channel.unary_unary(wire.RANGE)(
-                    request, timeout=patience, metadata=metadata
-                )
-                if not session.is_mine(wire.read_range(found).first):
-                    continue  # the loop will hear of it
-            session.prove(at)
-            proven.add(session)
-        return proven
-
-    def _metadata(self, channel: Any, patience: float) -> Any:
-        if not self._address.user:
-            return None
-        if not self._token:
-            request = wire.authenticate(self._address.user, self._address.password)
-            answer = channel.unary_unary(wire.AUTHENTICATE)(request, timeout=patience)
-            self._token = wire.read_string(answer, 2)
-        return (("token", self._token),)
-
-    def _channel(self, endpoint: str) -> Any:
-        with self._look:
-            if self._closing:
-                raise ValueError("the engine is being closed")
-            channel = self._channels.get(endpoint)
-            if channel is None:
-                options = options_of(self._address)
-                if self._address.secure:
-                    credentials = credentials_of(read_files(self._address))
-                    channel = grpc.secure_channel(endpoint, credentials, options)
-                else:
-                    channel = grpc.insecure_channel(endpoint, options)
-                self._channels[endpoint] = channel
-            return channel
+        try:
+            for number in asked:
+                call.write(wire.lease(number))
+            call.done_writing()
+            while (data := await call.read()) is not None:
+                lease = wire.read_lease(data)
+                session = asked.get(lease.number)
+                if session is None or lease.left <= 0 or session.over:
+                    continue
+                if session.resumable:
+                    request = wire.range_(session.key)
+                    found = await members.call_member(turn, wire.RANGE, request, _patience(session))
+                    if not session.is_mine(wire.read_range(found).first):
+                        continue  # the loop will hear of it
+                session.prove(at)
+                proven.add(session)
+        except CallFailed as failed:
+            raise Lost(str(failed)) from failed
+        finally:
+            call.cancel()

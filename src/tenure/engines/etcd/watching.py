@@ -3,8 +3,7 @@
 Rules:
 
 * One task owns the stream: it opens it, begins on it whatever is watched, reads, and opens another
-  one, at whoever is the current member then, when it ends. What is to be said waits in a queue for
-  a second task, which writes.
+  one, at whoever is the current member then, when it ends.
 * A watch goes on where it was: after the last revision that it has heard of. Where that has been
   compacted it begins at what there still is, and whoever watches is told of the gap, so that the
   state is read again.
@@ -21,14 +20,11 @@ import asyncio
 import itertools
 import logging
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import grpc.aio
 
 from tenure.engines.etcd import wire
-from tenure.engines.etcd.members import Lost, Members, cut, finishing, trouble_of
+from tenure.engines.etcd.calls import CallFailed, Code, Conversation
+from tenure.engines.etcd.members import Lost, Members, trouble_of
 from tenure.engines.etcd.wire import Event, WatchAnswer
 from tenure.errors import TenureError
 
@@ -117,9 +113,7 @@ class Watching:
         self._sentinel = wire.watch(_SENTINEL, sentinel, b"", 0, puts=True)
         self._numbers = itertools.count(_SENTINEL + 1)
         self._watches: dict[int, Watch] = {}
-        self._outgoing: deque[bytes] = deque()
-        self._more = asyncio.Event()
-        self._call: Any = None
+        self._call: Conversation | None = None
         self._turn = -1
         self._spent = 0
         self._task: asyncio.Task[None] | None = None
@@ -175,13 +169,12 @@ class Watching:
 
     def _say(self, request: bytes) -> None:
         if self._call is not None:  # or else it is said when there is a stream
-            self._outgoing.append(request)
-            self._more.set()
+            self._call.write(request)
 
     def moved(self) -> None:
         """Another member has become the current one."""
         if self._call is not None and self._turn != self._members.turn:
-            self._call.cancel()
+            self._call.cancel("the member was left")
 
     # The stream
 
@@ -204,21 +197,14 @@ class Watching:
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
 
     async def _converse(self, turn: int) -> None:
-        metadata = await self._members.metadata(turn)
-        others = finishing()
-        call = self._members.member(turn).watch(metadata=(*(metadata or ()), ("hasleader", "true")))
+        call = await self._members.converse(turn, wire.WATCH, ("hasleader", "true"))
         self._spent = 0
-        self._outgoing.clear()
-        self._outgoing.append(self._sentinel)
-        self._outgoing.extend(watch.request() for watch in self._watches.values())
-        self._more.set()
         self._turn = turn
         self._call = call
-        writing = asyncio.get_running_loop().create_task(self._write(call))
-        mine = None
         try:
-            await asyncio.sleep(0)  # the call has begun
-            mine = finishing() - others
+            call.write(self._sentinel)
+            for watch in self._watches.values():
+                call.write(watch.request())
             async with asyncio.timeout(self._patience):
                 while not self._hear(await self._read(call)):
                     pass
@@ -229,34 +215,17 @@ class Watching:
                 self._hear(await self._read(call))
         finally:
             self._call = None
-            writing.cancel()
-            await cut(call, finishing() - others if mine is None else mine)
-            await asyncio.wait([writing])
+            call.cancel()
 
-    async def _write(self, call: Any) -> None:
-        """Say what is to be said; that the stream has ended is noticed where it is read."""
-        try:
-            while True:
-                while self._outgoing:
-                    await call.write(self._outgoing.popleft())
-                self._more.clear()
-                await self._more.wait()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            _log.debug("writing to a stream of watches: %r", error)
-
-    async def _read(self, call: Any) -> WatchAnswer:
+    async def _read(self, call: Conversation) -> WatchAnswer:
         try:
             data = await call.read()
-        except grpc.aio.AioRpcError as error:
-            self._members.expire()
-            trouble = trouble_of(error)
-            raise trouble if isinstance(trouble, Lost) else Lost(str(trouble)) from error
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            raise Lost("the member was left") from None
-        if data is grpc.aio.EOF:
+        except CallFailed as failed:
+            if failed.code is not Code.CANCELLED:
+                self._members.expire()
+            trouble = trouble_of(failed)
+            raise trouble if isinstance(trouble, Lost) else Lost(str(trouble)) from failed
+        if data is None:
             raise Lost("the member ended the stream of watches")
         return wire.read_watch(data)
 

@@ -1,0 +1,499 @@
+"""HTTP/2, the client's half, without I/O: bytes in, bytes out, and streams that are told.
+
+As much of RFC 9113 as gRPC needs, made for requests of a few known shapes that are sent very often.
+A `Connection` owns all its state; whoever owns the connection hands it what was read (`receive`),
+and writes what there is to be written (`take`) soon after `speak` was called.
+
+A stream *waits*, where the peer allows no more of them; is *open*; and is *over*, when the peer has
+ended it, or either side has reset it, or the connection is over. It is told of its headers, its
+data and its end, in this order, at once, out of `receive`; when it is over it is told nothing.
+
+Rules:
+
+* There are no dynamic header tables, in either direction. So the bytes of a header block say all,
+  and those that come again are decoded once; what is sent is encoded once, by `head`.
+* What arrives is passed on at once, and the peer's window opened again: it is the streams that
+  bound what they keep.
+* What does not fit into the peer's windows waits in its stream until there is room.
+* A violation ends the connection, with a reason. Of a stream that is lost, `again` says that the
+  peer has surely not acted upon it.
+* After GOAWAY, or when the numbers are used up, nothing new begins here (`draining`); what is open,
+  and below the peer's last number, goes on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from hpack import Decoder
+from hpack.exceptions import HPACKError
+
+from tenure.engines.etcd.frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FRAME,
+    GOAWAY,
+    HEADERS,
+    NUMBER,
+    PADDED,
+    PING,
+    PRIORITY,
+    RST_STREAM,
+    SETTING,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Setting,
+    Trouble,
+    Violation,
+    called,
+    frame,
+    number_in,
+    without_padding,
+)
+
+__all__ = ["Connection", "Fields", "Stream"]
+
+Fields: TypeAlias = Mapping[bytes, bytes]
+"""Headers by their names; of one that comes twice, the last."""
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+_FRAME_SIZE = 1 << 14  # what every peer takes, and the most that is taken here
+_LARGEST_FRAME = (1 << 24) - 1
+_FIRST_WINDOW = (1 << 16) - 1
+_LARGEST = (1 << 31) - 1  # of windows, and of the numbers of streams
+
+_ROOM, _ROOM_FOR_ALL = 1 << 24, 1 << 28
+"""Bytes that the peer may send, on a stream and on all of them, before it is told to go on."""
+_LARGEST_BLOCK = 1 << 18
+_MOST_BLOCKS = 256
+"""How many header blocks are remembered, with what they say."""
+
+
+class Stream:
+    """A request under way; what is done with it derives from this.
+
+    Attributes:
+        number: 0 while it waits.
+        pending: what is yet to be sent.
+        ends: nothing follows what is pending.
+    """
+
+    __slots__ = ("connection", "ends", "head", "number", "pending", "room", "window")
+
+    def __init__(self, head: bytes, pending: bytes = b"", *, ends: bool = False) -> None:
+        self.head = head
+        self.pending = pending
+        self.ends = ends
+        self.number = 0
+        self.window = 0
+        self.room = _ROOM
+        self.connection: Connection | None = None
+
+    def send(self, data: bytes, *, ends: bool = False) -> None:
+        """Send more, or that nothing follows, as soon as the peer has room for it."""
+        self.pending += data
+        self.ends |= ends
+        if self.connection is not None:
+            self.connection.push(self)
+
+    def reset(self, code: Trouble) -> None:
+        """End it, and be told nothing more of it. Safe to call twice."""
+        if self.connection is not None:
+            self.connection.reset(self, code)
+
+    def heard_headers(self, fields: Fields, ended: bool) -> None:
+        """The headers, or, if it is ended, perhaps the trailers."""
+        raise NotImplementedError
+
+    def heard_data(self, data: bytes, ended: bool) -> None:
+        """A part of the body."""
+        raise NotImplementedError
+
+    def lost(self, why: str, *, again: bool) -> None:
+        """There will be no answer. `again`: it was surely not acted upon."""
+        raise NotImplementedError
+
+
+class Connection:
+    """One connection.
+
+    Args:
+        speak: called when there is something to be written, until it is taken.
+
+    Attributes:
+        ready: the peer has said what it allows.
+        draining: it takes no more streams.
+        over: why it is over; empty while it is not.
+        streams: those that are open, by their numbers.
+    """
+
+    def __init__(self, speak: Callable[[], None]) -> None:
+        self._speak = speak
+        self._out: list[bytes] = []
+        self.ready = False
+        self.draining = False
+        self.over = ""
+        self.streams: dict[int, Stream] = {}
+        self._waiting: deque[Stream] = deque()
+        self._blocked: dict[Stream, None] = {}
+        self._next = 1
+        # What the peer allows, and what it may send.
+        self._most_streams = _LARGEST
+        self._first_window = _FIRST_WINDOW
+        self._frame_size = _FRAME_SIZE
+        self._window = _FIRST_WINDOW
+        self._room = _ROOM_FOR_ALL
+        # What has been read.
+        self._rest = bytearray()
+        self._wanted = FRAME.size
+        self._block: tuple[int, int, bytearray] | None = None  # of whom, its flags, and so far
+        self._decoder = Decoder()
+        self._decoder.header_table_size = self._decoder.max_allowed_table_size = 0
+        self._blocks: dict[bytes, Fields] = {}
+        settings = (
+            (Setting.HEADER_TABLE_SIZE, 0),
+            (Setting.ENABLE_PUSH, 0),
+            (Setting.INITIAL_WINDOW_SIZE, _ROOM),
+        )
+        self._put(_PREFACE)
+        self._put(frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*each) for each in settings)))
+        self._put(frame(WINDOW_UPDATE, 0, 0, NUMBER.pack(_ROOM_FOR_ALL - _FIRST_WINDOW)))
+
+    # What is to be written
+
+    def take(self) -> bytes:
+        """What is to be written now."""
+        out, self._out = self._out, []
+        return b"".join(out)
+
+    def _put(self, data: bytes) -> None:
+        self._out.append(data)
+        if len(self._out) == 1:
+            self._speak()
+
+    def begin(self, stream: Stream) -> None:
+        """Open a stream, as soon as the peer allows one more. Not when `draining` or `over`."""
+        stream.connection = self
+        if len(self.streams) >= self._most_streams:
+            self._waiting.append(stream)
+            return
+        number = self._next
+        stream.number, stream.window = number, self._first_window
+        self.streams[number] = stream
+        self._next = number + 2
+        block = stream.head
+        if len(block) <= self._frame_size:
+            self._put(frame(HEADERS, END_HEADERS, number, block))
+        else:
+            parts = [
+                block[at : at + self._frame_size] for at in range(0, len(block), self._frame_size)
+            ]
+            self._put(frame(HEADERS, 0, number, parts[0]))
+            for part in parts[1:-1]:
+                self._put(frame(CONTINUATION, 0, number, part))
+            self._put(frame(CONTINUATION, END_HEADERS, number, parts[-1]))
+        if stream.pending or stream.ends:
+            self.push(stream)
+        if self._next > _LARGEST:
+            self._drain("the numbers of its streams are used up", _LARGEST)
+
+    def push(self, stream: Stream) -> None:
+        """Send what is pending, as far as there is room."""
+        if not stream.number:
+            return
+        data, size, at = stream.pending, len(stream.pending), 0
+        while True:
+            part = min(size - at, self._frame_size, self._window, stream.window)
+            if part <= 0 < size - at:
+                stream.pending = data[at:]
+                self._blocked[stream] = None
+                return
+            stream.window -= part
+            self._window -= part
+            is_last = stream.ends and at + part == size
+            self._put(
+                frame(DATA, END_STREAM if is_last else 0, stream.number, data[at : at + part])
+            )
+            at += part
+            if at == size:
+                stream.pending = b""
+                self._blocked.pop(stream, None)
+                return
+
+    def reset(self, stream: Stream, code: Trouble) -> None:
+        """End a stream, and tell the peer, if it knows of it."""
+        if stream.number:
+            self._put(frame(RST_STREAM, 0, stream.number, NUMBER.pack(code)))
+        else:
+            self._waiting.remove(stream)
+        self._forget(stream)
+
+    def ping(self) -> None:
+        """Have the peer show that it is there."""
+        self._put(frame(PING, 0, 0, bytes(8)))
+
+    def close(self, why: str) -> None:
+        """Say that it is over: by our will, and without an error."""
+        self._end(Trouble.NO_ERROR, why)
+
+    def fail(self, why: str) -> None:
+        """There is no connection any more. Safe to call twice."""
+        if not self.over:
+            self.over = why
+            self.draining = True
+            waiting, streams = list(self._waiting), list(self.streams.values())
+            self._waiting.clear()
+            self.streams.clear()
+            self._blocked.clear()
+            for stream in (*streams, *waiting):
+                stream.connection = None
+            for stream in streams:
+                stream.lost(why, again=False)
+            for stream in waiting:
+                stream.lost(why, again=True)
+
+    def _end(self, code: Trouble, why: str) -> None:
+        if not self.over:
+            self._put(frame(GOAWAY, 0, 0, NUMBER.pack(0) + NUMBER.pack(code) + why.encode()))
+            self.fail(why)
+
+    # What streams there are
+
+    def _forget(self, stream: Stream) -> None:
+        stream.connection = None
+        self.streams.pop(stream.number, None)
+        self._blocked.pop(stream, None)
+        while self._waiting and len(self.streams) < self._most_streams:
+            self.begin(self._waiting.popleft())
+
+    def _ended(self, stream: Stream) -> None:
+        """The peer has ended it; if it does not know how our side ends, it need not."""
+        if not stream.ends or stream.pending:
+            self._put(frame(RST_STREAM, 0, stream.number, NUMBER.pack(Trouble.CANCEL)))
+        self._forget(stream)
+
+    def _drain(self, why: str, last: int) -> None:
+        self.draining = True
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        undone = [each for number, each in self.streams.items() if number > last]
+        for stream in (*undone, *waiting):
+            self._forget(stream)
+        for stream in (*undone, *waiting):
+            stream.lost(why, again=True)
+
+    # What is read
+
+    def receive(self, data: bytes) -> None:
+        """Understand what was read, however it is cut into pieces."""
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._wanted:
+                return
+            data = bytes(self._rest)
+            self._rest.clear()
+        at, end = 0, len(data)
+        try:
+            while not self.over:
+                self._wanted = FRAME.size
+                if end - at < FRAME.size:
+                    break
+                high, low, kind, flags, number = FRAME.unpack_from(data, at)
+                size = high << 8 | low
+                if size > _FRAME_SIZE or not (self.ready or kind == SETTINGS):
+                    raise self._strange(kind)
+                self._wanted += size
+                if end - at < self._wanted:
+                    break
+                start, at = at + FRAME.size, at + self._wanted
+                if self._block is not None and kind != CONTINUATION:
+                    raise Violation(Trouble.PROTOCOL_ERROR, "a header block is not continued")
+                if kind < len(_HEARD):  # and others are ignored
+                    _HEARD[kind](self, flags, number & _LARGEST, data[start:at])
+        except Violation as violation:
+            self._end(violation.code, f"the peer does not speak HTTP/2 properly: {violation}")
+        if at < end and not self.over:
+            self._rest += data[at:]
+
+    def _strange(self, kind: int) -> Violation:
+        if self.ready:
+            return Violation(Trouble.FRAME_SIZE_ERROR, f"a frame of kind {kind} is too large")
+        return Violation(Trouble.PROTOCOL_ERROR, "it does not begin with its settings")
+
+    def _stream(self, number: int, what: str) -> Stream | None:
+        """The one that is meant; ``None`` if it is over already."""
+        stream = self.streams.get(number)
+        if stream is None and (number % 2 == 0 or number >= self._next):
+            raise Violation(Trouble.PROTOCOL_ERROR, f"{what} on stream {number}, which is not")
+        return stream
+
+    def _on_data(self, flags: int, number: int, payload: bytes) -> None:
+        stream = self._stream(number, "data")
+        size = len(payload)
+        self._room -= size
+        if self._room < _ROOM_FOR_ALL // 2:
+            self._room += self._more_room(0, _ROOM_FOR_ALL - self._room, self._room)
+        if stream is None:
+            return
+        ended = bool(flags & END_STREAM)
+        stream.room -= size
+        if stream.room < _ROOM // 2 and not ended:
+            stream.room += self._more_room(number, _ROOM - stream.room, stream.room)
+        if flags & PADDED:
+            payload = without_padding(payload)
+        if ended:
+            self._ended(stream)
+        stream.heard_data(payload, ended)
+
+    def _more_room(self, number: int, size: int, left: int) -> int:
+        if left < 0:
+            raise Violation(Trouble.FLOW_CONTROL_ERROR, "there is more data than was allowed")
+        self._put(frame(WINDOW_UPDATE, 0, number, NUMBER.pack(size)))
+        return size
+
+    def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
+        if flags & PADDED:
+            payload = without_padding(payload)
+        if flags & PRIORITY:
+            if len(payload) < 5:
+                raise Violation(Trouble.FRAME_SIZE_ERROR, "headers are too short")
+            payload = payload[5:]
+        if flags & END_HEADERS:
+            self._heard_block(flags, number, payload)
+        else:
+            self._block = (flags, number, bytearray(payload))
+
+    def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
+        if self._block is None or self._block[1] != number:
+            raise Violation(Trouble.PROTOCOL_ERROR, "what is continued is no header block")
+        first_flags, _, block = self._block
+        block += payload
+        if len(block) > _LARGEST_BLOCK:
+            raise Violation(Trouble.ENHANCE_YOUR_CALM, "a header block is too large")
+        if flags & END_HEADERS:
+            self._block = None
+            self._heard_block(first_flags, number, bytes(block))
+
+    def _heard_block(self, flags: int, number: int, block: bytes) -> None:
+        stream = self._stream(number, "headers")
+        fields = self._blocks.get(block)
+        if fields is None:
+            fields = self._decoded(block)
+        if stream is not None:
+            ended = bool(flags & END_STREAM)
+            if ended:
+                self._ended(stream)
+            stream.heard_headers(fields, ended)
+
+    def _decoded(self, block: bytes) -> Fields:
+        try:
+            fields = {
+                bytes(name): bytes(value) for name, value in self._decoder.decode(block, raw=True)
+            }
+        except (HPACKError, IndexError) as error:
+            why = f"a header block means nothing ({error})"
+            raise Violation(Trouble.COMPRESSION_ERROR, why) from error
+        if len(self._blocks) >= _MOST_BLOCKS:
+            self._blocks.clear()
+        self._blocks[block] = fields
+        return fields
+
+    def _on_priority(self, *_: object) -> None:
+        """In which order we should answer, who do not."""
+
+    def _on_reset(self, _: int, number: int, payload: bytes) -> None:
+        code = number_in(payload, "a reset")
+        stream = self._stream(number, "a reset")
+        if stream is not None:
+            self._forget(stream)
+            why = f"the peer ended the request ({called(code)})"
+            stream.lost(why, again=code == Trouble.REFUSED_STREAM)
+
+    def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
+        self._for_all(number, "settings")
+        if len(payload) % SETTING.size or (flags & ACK and payload):
+            raise Violation(Trouble.FRAME_SIZE_ERROR, "settings have a wrong size")
+        if flags & ACK:
+            return
+        for name, value in SETTING.iter_unpack(payload):
+            self._set(name, value)
+        self.ready = True
+        self._put(frame(SETTINGS, ACK, 0, b""))
+        while self._waiting and len(self.streams) < self._most_streams:
+            self.begin(self._waiting.popleft())
+        self._unblock()
+
+    def _set(self, name: int, value: int) -> None:
+        if name == Setting.MAX_CONCURRENT_STREAMS:
+            self._most_streams = value
+        elif name == Setting.INITIAL_WINDOW_SIZE:
+            if value > _LARGEST:
+                raise Violation(Trouble.FLOW_CONTROL_ERROR, "a window is too large")
+            for stream in self.streams.values():
+                stream.window += value - self._first_window
+            self._first_window = value
+        elif name == Setting.MAX_FRAME_SIZE:
+            if not _FRAME_SIZE <= value <= _LARGEST_FRAME:
+                raise Violation(Trouble.PROTOCOL_ERROR, "frames have a wrong size")
+            self._frame_size = value
+
+    def _on_push_promise(self, *_: object) -> None:
+        raise Violation(Trouble.PROTOCOL_ERROR, "it pushes, which it was told not to")
+
+    def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
+        self._for_all(number, "a ping")
+        if len(payload) != 8:
+            raise Violation(Trouble.FRAME_SIZE_ERROR, "a ping has a wrong size")
+        if not flags & ACK:
+            self._put(frame(PING, ACK, 0, payload))
+
+    def _on_goaway(self, _: int, number: int, payload: bytes) -> None:
+        self._for_all(number, "an end")
+        last, code = number_in(payload[:4], "an end"), number_in(payload[4:8], "an end")
+        words = payload[8:].decode("utf-8", "replace")
+        why = f"the peer is leaving ({called(code)}{': ' if words else ''}{words})"
+        self._drain(why, last & _LARGEST)
+
+    def _on_window_update(self, _: int, number: int, payload: bytes) -> None:
+        size = number_in(payload, "a window") & _LARGEST
+        if number == 0:
+            self._window += size
+            if not size or self._window > _LARGEST:
+                raise Violation(Trouble.FLOW_CONTROL_ERROR, "a window has a wrong size")
+            self._unblock()
+            return
+        stream = self._stream(number, "a window")
+        if stream is not None:
+            stream.window += size
+            if not size or stream.window > _LARGEST:
+                raise Violation(Trouble.FLOW_CONTROL_ERROR, "a window has a wrong size")
+            if stream in self._blocked:
+                self.push(stream)
+
+    def _unblock(self) -> None:
+        for stream in list(self._blocked):
+            self.push(stream)
+
+    def _for_all(self, number: int, what: str) -> None:
+        if number:
+            raise Violation(Trouble.PROTOCOL_ERROR, f"{what} is said of stream {number}")
+
+
+_HEARD: tuple[Callable[[Connection, int, int, bytes], None], ...] = (
+    Connection._on_data,
+    Connection._on_headers,
+    Connection._on_priority,
+    Connection._on_reset,
+    Connection._on_settings,
+    Connection._on_push_promise,
+    Connection._on_ping,
+    Connection._on_goaway,
+    Connection._on_window_update,
+    Connection._on_continuation,
+)
