@@ -59,7 +59,11 @@ def test_a_quarantine_is_said(server: Server) -> None:
     url = f"{server.url.partition('?')[0]}?quarantine=60"
     with blocking.connect(url):
         pass
-    assert failure(url).what == "quarantine"
+    said = failure(url)
+    assert said.what == "quarantine"
+    assert said.remedy.startswith("if there were none, say so once with ?fresh=true; else wait")
+    server.tell("HSET", "{tenure}:meta", "n", "0")  # as one does that knew the data before
+    assert failure(url).remedy.startswith("wait")
 
 
 def test_a_policy_that_evicts_is_said() -> None:

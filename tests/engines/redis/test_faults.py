@@ -156,6 +156,37 @@ async def test_a_namespace_is_quarantined_unless_it_is_said_to_be_new(server: Se
             assert lease.held
 
 
+async def test_that_a_namespace_is_new_can_be_said_later(server: Server) -> None:
+    plain = server.url.partition("?")[0]
+    async with tenure.connect(plain) as early, tenure.connect(plain) as client:
+        await early.semaphore("w").create(limit=1)
+        async with early.semaphore("w").enqueue() as ticket:
+            with pytest.raises(tenure.AcquireTimeout):
+                await client.semaphore("w").acquire(timeout=0.1)
+            async with (
+                tenure.connect(server.url),
+                await ticket.wait(timeout=PATIENCE) as lease,
+            ):
+                assert lease.held
+        assert await client.mutex("m").try_lock() is not None
+
+
+async def test_that_it_is_new_is_not_believed_once_somebody_came_who_knew_it(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with tenure.connect(f"{server.url}&quarantine=60") as holder:
+        session = await holder.session(recovery_window=1.5)
+        lease = await session.mutex("m").lock()
+        server.tell("FLUSHALL")
+        async with asyncio.timeout(PATIENCE):
+            await lease.wait_lost()
+        caplog.clear()
+        async with tenure.connect(server.url) as other:
+            assert await other.mutex("m").try_lock() is None
+    assert "is quarantined" in caplog.text
+    assert "say so once" not in caplog.text
+
+
 async def test_no_window_is_longer_than_the_quarantine(server: Server) -> None:
     async with tenure.connect(f"{server.url}&quarantine=5") as client:
         with pytest.raises(tenure.InvalidArgument, match="quarantine"):

@@ -175,7 +175,7 @@ class _Examination:
 
     async def _namespace(self, wire: Wire) -> AsyncIterator[Finding]:
         prefix = self._address.prefix
-        meta = await self._told(wire, "HMGET", f"{prefix}meta", "e", "q")
+        meta = await self._told(wire, "HMGET", f"{prefix}meta", "e", "q", "n")
         if meta is None:
             return
         if meta[0] is None:
@@ -196,12 +196,16 @@ class _Examination:
         now = time.time() * 1e6 if told is None else int(told[0]) * 1e6 + int(told[1])
         left = (float(meta[1] or 0) - now) / 1e6
         if left > 0:
+            new = (
+                "if there were none, say so once with ?fresh=true; else " if meta[2] == b"1" else ""
+            )
             yield Finding(
                 "failure",
                 "quarantine",
                 f"nothing is granted for another {left:,.0f} s: the data was lost, or the "
                 "namespace is new, and former holders may believe yet",
-                "wait; a shorter ?quarantine= (no window may be longer) makes the next one shorter",
+                f"{new}wait; a shorter ?quarantine= (no window may be longer) makes the next one "
+                "shorter",
             )
         else:
             yield Finding("ok", "quarantine", "none")

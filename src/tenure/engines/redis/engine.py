@@ -214,7 +214,7 @@ class RedisEngine(Administration):
     async def prepare(self, wire: Wire, server: Server) -> None:
         """Greet the namespace, and attach every session anew."""
         address = self._address
-        epoch, is_new, quarantine = await wire.run(
+        epoch, is_new, quarantine, unknown = await wire.run(
             "hello",
             None,
             server.run_id,
@@ -227,10 +227,12 @@ class RedisEngine(Administration):
         self._quarantined_until = self.clock.now() + quarantine / 1e6
         if quarantine:
             _log.warning(
-                "%s: the namespace %s is %s, so nothing is granted for %.0f s, in which holders "
-                "from before may believe; ?fresh=true says that there were none",
-                *(self.url, self._meta, "new or has lost its data" if is_new else "quarantined"),
+                "%s: the namespace %s %s, so nothing is granted for %.0f s, in which holders "
+                "from before may believe%s",
+                *(self.url, self._meta.removesuffix(":meta")),
+                "is new or has lost its data" if is_new else "is quarantined",
                 quarantine / 1e6,
+                "; if there were none, say so once with ?fresh=true" if unknown else "",
             )
         self.renewer.serve(server)
         if self.confirmer is not None:

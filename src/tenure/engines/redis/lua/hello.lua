@@ -1,27 +1,34 @@
 -- ARGV: this Redis's run id, fresh, an id for a new epoch, the epoch that the client knows ("" for
 -- none), the quarantine of lost data in microseconds.
--- Answers {epoch, whether it is new, quarantine that is left}.
+-- Answers {epoch, whether it is new, quarantine that is left, whether "fresh" would end that}.
 --
 -- A namespace without its epoch is new, or has lost its data. Holders may believe yet in leases
 -- that are forgotten here, so nothing is granted until their windows are over, unless it is known
--- to be new.
+-- to be new. That can be said later, too, as long as no client has come that knew another epoch
+-- ("n": nobody has).
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -5)
 local clock = call('TIME')
 local started = clock[1] * 1000000 + clock[2]
-local m = call('HMGET', KEYS[1], 'e', 'b', 'q', 'g', 'r')
+local m = call('HMGET', KEYS[1], 'e', 'b', 'q', 'g', 'r', 'n')
 local window = math.max(tonumber(ARGV[5]), tonumber(m[4] or 0))
 local is_new = not m[1]
+local fresh = ARGV[2] == '1' and ARGV[4] == ''
+local unknown, ended = m[6] == '1', false
 if is_new then
-  local fresh = ARGV[2] == '1' and ARGV[4] == ''
+  unknown = ARGV[4] == ''
   local q = fresh and 0 or started + window
   call('HSET', KEYS[1], 'e', ARGV[3], 'b', string.format('%.0f', started), 'o', 0,
     'i', string.format('%.0f', math.floor(started / 1000)), 'q', string.format('%.0f', q),
-    'r', ARGV[1], 'g', 0)
+    'r', ARGV[1], 'g', 0, 'n', unknown and 1 or 0)
   call('HSETNX', P .. 'nodes', '/default', '{}')
 elseif ARGV[4] ~= '' and ARGV[4] ~= m[1] then
   local q = math.max(tonumber(m[3]), m[2] + window)
-  call('HSET', KEYS[1], 'q', string.format('%.0f', q))
+  call('HSET', KEYS[1], 'q', string.format('%.0f', q), 'n', 0)
+  unknown = false
+elseif fresh and unknown and tonumber(m[3]) > started then
+  call('HSET', KEYS[1], 'q', string.format('%.0f', started))
+  ended = true
 end
 --#head
 --#body
@@ -39,16 +46,21 @@ if not is_new and m[5] ~= ARGV[1] then -- another server, or the same one starte
     end
   end
 end
-if call('EXISTS', P .. 'x') == 0 then -- no session was left: no request is anybody's
+local no_sessions = call('EXISTS', P .. 'x') == 0 -- then no request is anybody's
+if no_sessions or ended then
   for _, path in ipairs(call('HKEYS', P .. 'nodes')) do
     for _, name in ipairs(call('SMEMBERS', P .. 'M:' .. path)) do
       local m = load(path, name)
-      for _, each in ipairs(m and m.owners + m.waiting > 0 and requests_of(m) or {}) do
-        leave(m, each[1], parse(each[2]))
+      if m and no_sessions and m.owners + m.waiting > 0 then
+        for _, each in ipairs(requests_of(m)) do
+          leave(m, each[1], parse(each[2]))
+        end
+      elseif m and m.waiting > 0 then
+        dirty[m] = true
       end
     end
   end
   settle()
 end
 expire()
-return {meta[1], is_new and 1 or 0, quarantined and meta[3] - now or 0}
+return {meta[1], is_new and 1 or 0, quarantined and meta[3] - now or 0, unknown and 1 or 0}
