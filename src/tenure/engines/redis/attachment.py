@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Attachment", "ignore", "not_found", "settle"]
 
 _RENEW = SCRIPTS["renew"]
+
+_log = logging.getLogger("tenure")
 
 
 class Attachment:
@@ -97,7 +100,9 @@ class Attachment:
         if reply == 0 and not self.over:
             self.events.proven(at)
         else:
-            self._wrong(reply)
+            error = self._wrong(reply)
+            if error is not None and not self.over:
+                _log.warning("the session on %s could not be renewed: %s", self.path, error)
 
     # The end
 

@@ -14,7 +14,7 @@ from tenure.clock import Clock
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.redis.administration import Administration
 from tenure.engines.redis.attaching import attach, new_token
-from tenure.engines.redis.attachment import Attachment, ignore
+from tenure.engines.redis.attachment import Attachment
 from tenure.engines.redis.commands import Call
 from tenure.engines.redis.confirming import Confirmer
 from tenure.engines.redis.connecting import Server
@@ -80,6 +80,7 @@ class RedisEngine(Administration):
         self._thread = 0
         self._sessions: dict[str, RedisSession] = {}  # by each token that it may have
         self._watches: dict[str, list[_Watch]] = {}
+        self._unheard = False  # the store has refused to publish changes
         self._heard: list[tuple[bytes, bytes]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
@@ -272,6 +273,11 @@ class RedisEngine(Administration):
         for session in set(self._sessions.values()):
             session.events.attached()
             session.look_up((WAITING, OWNS))
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Changes of what is watched may have been missed."""
+        self._unheard = False
         for watches in list(self._watches.values()):
             for watch in tuple(watches):
                 watch.changed()
@@ -327,6 +333,10 @@ class RedisEngine(Administration):
                 return
             self._quarantined_until = self.clock.now() + quarantine / 1e6
             self.expect(due)
+            if self._unheard:
+                self._look_again()
+        else:
+            self._unheard = True
 
     # Sessions
 
@@ -362,8 +372,12 @@ class RedisEngine(Administration):
         if not watches:
             self.link.subscribe(channel)
         watches.append(watch)
-        self.link.send(Call(SCRIPTS["watch"], None, (), ignore))
+        self.link.send(Call(SCRIPTS["watch"], None, (), self._watched))
         return partial(self._unwatch, channel, watch)
+
+    def _watched(self, reply: Any) -> None:
+        if reply != 0:
+            self._unheard = True
 
     def _unwatch(self, channel: str, watch: _Watch) -> None:
         watches = self._watches.get(channel, [])

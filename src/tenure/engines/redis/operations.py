@@ -84,6 +84,10 @@ class Withdraw(Operation[None]):
 class WithdrawUnasked(Withdraw):
     """Nobody waits for it."""
 
+    def __init__(self, session: RedisSession, hold: int) -> None:
+        super().__init__(session, hold)
+        self.hold = hold
+
     def answered(self, reply: Any) -> None:
         if reply != 0:
-            self.session.withdrawn_unasked(reply)
+            self.session.withdrawn_unasked(self.hold, reply)

@@ -61,6 +61,7 @@ class RedisSession(Attachment):
         self.waited: dict[int, str] = {}
         self._early: dict[int, tuple[bytes, bytes]] = {}
         self._fresh: set[int] = set()  # began to wait in this turn; some may not have heard it
+        self._unwanted: set[int] = set()  # the store refused to take them out; it is asked again
         self._changes = 0
         self._seen_changes: list[int] = []
         self._operate = engine.link.operate
@@ -233,9 +234,11 @@ class RedisSession(Attachment):
         else:
             asked.fail(error)
 
-    def withdrawn_unasked(self, reply: Any) -> None:
-        """A withdrawal that nobody waits for did not succeed: has the session ended?"""
+    def withdrawn_unasked(self, hold: int, reply: Any) -> None:
+        """A withdrawal that nobody waits for did not succeed."""
         self._wrong(reply)
+        if not self.over:
+            self._unwanted.add(hold)
 
     def _withdraw_unasked(self, hold: int) -> None:
         if not self.over:
@@ -305,6 +308,8 @@ class RedisSession(Attachment):
         """Ask what has become of the requests that stand so, in case a push was missed."""
         if self.put_by is not None or self.over:
             return
+        while self._unwanted:
+            self._withdraw_unasked(self._unwanted.pop())
         for holds in _chunks([hold for hold, each in self.holds.items() if each in standings]):
             self._send(Call(SCRIPTS["look"], self, holds, partial(self._found, holds)))
 

@@ -34,6 +34,7 @@ end
 --#body
 --#rest
 if not is_new and m[5] ~= ARGV[1] then -- another server, or the same one started again
+  whatever_memory()
   call('HSET', KEYS[1], 'r', ARGV[1])
   for _, id in ipairs(call('ZRANGE', P .. 'x', 0, -1)) do
     local session = P .. 's:' .. id

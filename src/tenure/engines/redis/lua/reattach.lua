@@ -11,6 +11,7 @@ if not s[1] or tonumber(s[2]) <= now then
 end
 for at = 2, #ARGV do
   if at ~= 3 and ARGV[at] == s[1] then
+    whatever_memory()
     call('HSET', key, 'a', ARGV[2], 'c', ARGV[3], 't', '1')
     touch(id)
     return {'ok'}

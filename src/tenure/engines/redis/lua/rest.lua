@@ -11,8 +11,15 @@ local function data_of(m, order)
   return call('HGET', m.key, 'D' .. order) or ''
 end
 
+-- A Redis whose memory is full refuses the first write of a script if that takes memory, and nothing
+-- behind a write that takes none. So who is there stays and is heard, and who has run out goes.
+local function whatever_memory()
+  call('DEL', P .. 'none')
+end
+
 -- Give a session its window from now on. What Redis keeps for it gets time to live, twice a day.
 local function touch(id, grace)
+  whatever_memory()
   local key = P .. 's:' .. id
   local s = call('HMGET', key, 'w', 'f', 'n', 'u')
   local till = math.max(now + s[1] + (grace or 0), grace and tonumber(s[4]) or 0)

@@ -17,6 +17,7 @@ if s[2] ~= path then
 elseif s[5] ~= ARGV[5] or s[4] ~= 'window' then
   return {'refused', s[4], s[5]}
 end
+whatever_memory()
 local number, secret = string.match(s[1], '^(%d+)%.(.*)$')
 if secret ~= ARGV[3] then -- or else sent before
   number = int(number + 1)

@@ -4,6 +4,7 @@
 --#head
 --#body
 --#rest
+whatever_memory()
 if ARGV[1] == '1' then
   call('HSET', KEYS[1], 'v', int(now + 60000000))
 end

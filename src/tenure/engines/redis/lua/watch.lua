@@ -1,4 +1,7 @@
 -- Somebody watches: for a minute changes are published, and each tick of theirs adds to that.
 --#head
-call('HSET', KEYS[1], 'v', string.format('%.0f', now + 60000000))
+--#body
+--#rest
+whatever_memory()
+call('HSET', KEYS[1], 'v', int(now + 60000000))
 return 0
