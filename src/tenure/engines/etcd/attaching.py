@@ -21,6 +21,7 @@ from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.admin import no_node
 from tenure.engines.etcd.keys import Record, queues
+from tenure.engines.etcd.limits import check_sessions, count
 from tenure.engines.etcd.members import Lost, Refused
 from tenure.engines.etcd.semaphores import all_under
 from tenure.engines.etcd.session import EtcdSession
@@ -94,7 +95,8 @@ async def _begin(engine: EtcdEngine, how: Attach, events: SessionEvents) -> Etcd
     )
     seconds = max(_LEAST_TTL, math.ceil(how.recovery_window))
     serial = wire.txn(
-        (wire.exists(engine.keys.node(how.node)),), (wire.put(engine.keys.serial, b""),)
+        (wire.exists(engine.keys.node(how.node)),),
+        (wire.put(engine.keys.serial, b""), count(engine.keys.sessions(how.node))),
     )
     while True:
         numbered = await trying.txn(serial)
@@ -102,6 +104,7 @@ async def _begin(engine: EtcdEngine, how: Attach, events: SessionEvents) -> Etcd
             continue
         if not numbered.ok:
             raise no_node(how.node)
+        await check_sessions(engine, how.node, numbered.parts[-1].count)
         number = engine.base + numbered.revision  # never the same one twice
         at = engine.clock.now()
         session: EtcdSession | None = None

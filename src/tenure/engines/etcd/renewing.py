@@ -5,6 +5,7 @@ Rules:
 * A round is a call of its own, through one member, for all sessions that are due: what one member
   does not answer holds up nothing else. Who has no proof after a sixth of its window is renewed
   again, in another round, through another member; the first answer counts, from when it was asked.
+  What the program itself did not run of that time is not counted (see `allowance`).
 * A lease can be kept alive by whoever knows its number. Where a session may have been taken over
   (liveness ``window``), it is proven only if its key shows, after the lease was renewed, that it
   has not been.
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.clock import Clock
 from tenure.engines.etcd import wire
+from tenure.engines.etcd.allowance import give_time
 from tenure.engines.etcd.calls import CallFailed
 from tenure.engines.etcd.members import Lost, Members, Refused, trouble_of
 from tenure.engines.etcd.url import Address
@@ -68,15 +70,19 @@ class Rounds:
         if not sessions or not len(self._members):
             return
         for session in sessions:
-            asyncio.get_running_loop().call_later(
-                _patience(session), self._check, session, now, turn, due[session]
+            give_time(
+                _patience(session),
+                partial(self._settled, session, now),
+                partial(self._elsewhere, session, turn, due[session]),
             )
         self._spawn(self._round(turn, sessions))
 
-    def _check(self, session: EtcdSession, asked: float, turn: int, attempt: int) -> None:
-        """Renew again, elsewhere, what has not been proven since."""
-        if session.over or session.proven_at >= asked or not len(self._members):
-            return
+    def _settled(self, session: EtcdSession, asked: float) -> bool:
+        """Whether a session has been proven since, or needs no proof."""
+        return session.over or session.proven_at >= asked or not len(self._members)
+
+    def _elsewhere(self, session: EtcdSession, turn: int, attempt: int) -> None:
+        """Renew again, through another member, what this one has not proven."""
         self._members.leave(turn, "a lease was not renewed in time")
         if attempt < len(self._members):
             self.renew(session, attempt + 1)

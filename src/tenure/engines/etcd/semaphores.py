@@ -16,6 +16,7 @@ from tenure.core import rules
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.joining import not_found
 from tenure.engines.etcd.keys import DELETED, Entry, Name, Queue, entries, limit_value, queues
+from tenure.engines.etcd.limits import check_semaphores
 from tenure.engines.etcd.members import Refused
 from tenure.engines.etcd.wire import KeyValue
 from tenure.errors import SemaphoreBusy, SemaphoreExists
@@ -43,6 +44,7 @@ async def create(
     session: EtcdSession, name: Name, limit: int, data: bytes, *, exist_ok: bool
 ) -> None:
     """Create a lasting semaphore."""
+    await check_semaphores(session.engine, session, name)
     value = limit_value(limit, secrets.token_bytes(8))
     then = (wire.put(name.limit, value), wire.put(name.data, data) if data else name.drop_data)
     otherwise = (session.get, name.get_limit)

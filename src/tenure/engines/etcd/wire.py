@@ -160,6 +160,7 @@ def range_(
     newest_first: bool = False,
     created_until: int = 0,
     keys_only: bool = False,
+    count_only: bool = False,
 ) -> bytes:
     """A RangeRequest. `created_until`: only keys that were created at that revision or before."""
     body = _bytes(1, key)
@@ -173,6 +174,8 @@ def range_(
         body += _int(5, _DESCENDING if newest_first else _ASCENDING) + _int(6, _BY_CREATION)
     if keys_only:
         body += _int(8, 1)
+    if count_only:
+        body += _int(9, 1)
     if created_until:
         body += _int(13, created_until)
     return body
