@@ -111,6 +111,36 @@ def test_lines_that_are_whole_are_counted() -> None:
     assert counts == [0, 1, 1, 2, 0]
 
 
+@pytest.mark.parametrize(
+    ("piece", "request_"),
+    [
+        (b"l\njob\n10\n", ("l", "job", "10")),
+        (b"l\n\xc3\xa9\n\n", ("l", "é", "")),
+        (b"l\r\njob\n10\n", None),
+        (b"l\n\xff\n10\n", None),
+        (b"l\njob\n", None),
+        (b"l\njob\n10", None),
+        (b"l\njob\n10\nr", None),
+        (b"l\njob\n10\nping\n_\n_\n", None),
+        (b"l\n" + LONGEST + b"\n10\n", None),
+        (b"", None),
+    ],
+)
+def test_a_request_that_is_a_piece_of_its_own_needs_no_feeding(
+    piece: bytes, request_: RawRequest | None
+) -> None:
+    reader = RequestReader()
+    assert reader.alone(piece) == request_
+    assert (reader.kept, reader.lines) == (0, 0)
+
+
+@pytest.mark.parametrize("before", [b"l", b"l\n", b"l\nkey\n1", TOO_LONG, TOO_LONG + b"\n"])
+def test_nothing_is_a_request_of_its_own_behind_a_part_of_one(before: bytes) -> None:
+    reader = RequestReader()
+    reader.feed(before)
+    assert reader.alone(b"ping\n_\n_\n") is None
+
+
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=40)
 cuts = st.lists(st.integers(0, 2000), max_size=12)
 
@@ -129,6 +159,8 @@ def test_whatever_the_pieces_the_requests_are_those_that_were_sent(
 def test_random_bytes_are_read_alike_in_any_pieces(stream: bytes, where: list[int]) -> None:
     whole, reader = read(stream)
     pieces, same = read(stream, where)
+    if whole and (one := RequestReader().alone(stream)) is not None:
+        assert whole == [one]
     assert (whole, reader.failed, reader.kept) == (pieces, same.failed, same.kept)
     assert reader.kept <= 2 * LINE_BYTES + AUTH_BYTES
     assert all(len(request) == 3 for request in whole)

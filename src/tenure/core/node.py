@@ -342,12 +342,16 @@ class Store:
         self.last_order_id = order_id
         request = Request(found, session, hold, order_id, count, data, now)
         session.requests[hold] = request
-        found.append(request)
-        if found.first_waiting is request and found.grant_next(now) is not None:
-            if node.watches:
-                self._changed(node, name, data=appears, owners=True)
-        elif timeout is not None:
-            self._wait_until(now + timeout, request)
+        if found.first is None:
+            found.begin(request, now)
+        else:
+            found.append(request)
+            if found.first_waiting is not request or found.grant_next(now) is None:
+                if timeout is not None:
+                    self._wait_until(now + timeout, request)
+                return request
+        if node.watches:
+            self._changed(node, name, data=appears, owners=True)
         return request
 
     def alter(
@@ -393,9 +397,16 @@ class Store:
 
     def withdraw(self, session: Session, hold: int, now: float) -> None:
         request = session.requests.get(hold)
-        if request is not None:
-            self._leave(request)
+        if request is None:
+            return
+        semaphore = request.semaphore
+        semaphore.remove(request)
+        del session.requests[hold]
+        node = semaphore.node
+        if semaphore.first is not None or node.watches:
             self._advance_one(request, now)
+        elif semaphore.ephemeral:  # as `_advance` would do, and nobody is to be told
+            del node.semaphores[semaphore.name]
 
     def evict(self, node: Node, name: str, order_id: int, now: float) -> bool:
         for request in self.semaphore(node, name):

@@ -104,6 +104,13 @@ class Semaphore:
         """Whether a request of that count would own at once."""
         return self.first_waiting is None and fits(self.held, self.whole, count, self.limit)
 
+    def begin(self, request: Request, now: float) -> None:
+        """Add a request whose count is within the limit to an empty queue: it owns at once."""
+        self.first = self.last = request
+        self.held = request.count
+        self.whole = request.count == self.limit
+        request.granted_at = now
+
     def append(self, request: Request) -> None:
         """Add a request at the end, as a waiter."""
         last = self.last

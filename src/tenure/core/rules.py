@@ -278,8 +278,7 @@ def next_order_id(last: int, seen: int, wall: float) -> int:
     the data is lost, as long as the clock has not been set back behind the last number.
     """
     now = int(wall * 1e6)
-    top = max(seen, last)
-    return now if now > top else top + 1
+    return now if seen < now > last else max(seen, last) + 1
 
 
 def grace_period(config: NodeConfig) -> float:

@@ -39,11 +39,16 @@ _TAKEN_OVER = -1  # a kind of push beside the core's effects: (session, _TAKEN_O
 
 
 class Shared:
-    """A store, the lock that guards it, and who is connected."""
+    """A store, the lock that guards it, and who is connected.
 
-    def __init__(self) -> None:
+    Of a store without a name all is done on one loop, except that sessions are renewed from any
+    thread. So there requests join and leave their queues without the lock: `guard` is ``None``.
+    """
+
+    def __init__(self, name: str) -> None:
         self.store = Store()
         self.lock = threading.Lock()
+        self.guard = self.lock if name else None
         self.engines: set[MemoryEngine] = set()
 
 
@@ -79,7 +84,7 @@ class MemoryEngine:
         with _naming:
             shared = _named.get(self._name) if self._name else None
             if shared is None:
-                shared = Shared()
+                shared = Shared(self._name)
                 if self._name:
                     _named[self._name] = shared
             shared.engines.add(self)

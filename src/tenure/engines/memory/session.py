@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tenure.core import rules
@@ -22,6 +23,8 @@ __all__ = ["TICK", "MemorySession"]
 TICK = 1.0
 """Seconds between two looks at the clock, at the most."""
 _REFUSED = Enqueued(Place.REFUSED, None)
+_GRANTED = Place.GRANTED
+_enqueued = partial(tuple.__new__, Enqueued)  # `Enqueued`, faster
 
 
 class MemorySession:
@@ -57,6 +60,7 @@ class MemorySession:
         self._shared = shared
         self._store = shared.store
         self._lock = shared.lock
+        self._guard = shared.guard
         self._now = engine.clock.now
         self._wall = engine.clock.wall
 
@@ -188,24 +192,30 @@ class MemorySession:
         timeout: float | None,
         ephemeral: bool,
     ) -> Enqueued:
-        engine, store = self.engine, self._store
-        with self._lock:
+        engine, store, guard = self.engine, self._store, self._guard
+        now, wall = self._now, self._wall
+        if guard is not None:
+            guard.acquire()
+        try:
             if self.superseded:
                 raise rules.taken_over(self.node)
             last = store.last_order_id
-            order_id = rules.next_order_id(last, engine.seen, self._wall())
+            order_id = rules.next_order_id(last, engine.seen, wall())
             request = store.enqueue(
-                self.state, hold, name, count, data, timeout, ephemeral, self._now(), order_id
+                self.state, hold, name, count, data, timeout, ephemeral, now(), order_id
             )
             if store.effects:
                 engine.settle(store)
             if request is None:
                 return _REFUSED
             if request.granted_at is not None:
-                return Enqueued(Place.GRANTED, order_id)
+                return _enqueued((_GRANTED, order_id))
             if request.deadline is not None:
                 engine.set_timer(store)
             return Enqueued(Place.WAITING, order_id)
+        finally:
+            if guard is not None:
+                guard.release()
 
     def alter(
         self,
@@ -222,14 +232,19 @@ class MemorySession:
                 self.engine.set_timer(self._store)
 
     def withdraw(self, hold: int) -> None:
-        store = self._store
-        with self._lock:
+        store, guard, now = self._store, self._guard, self._now
+        if guard is not None:
+            guard.acquire()
+        try:
             if self.superseded:
                 return
-            store.withdraw(self.state, hold, self._now())
+            store.withdraw(self.state, hold, now())
             if not store.effects:
                 return
             granted = self.engine.settle_grants(store)
+        finally:
+            if guard is not None:
+                guard.release()
         for session, request in granted:
             session.events.granted(request.hold, request.order_id)
 

@@ -45,14 +45,16 @@ def _lock(conn: Connection, name: str, argument: str, now: float) -> bytes | Non
     terms = _lock_terms(argument)
     if terms is None:
         return ERROR
-    return _claim(conn, name, terms[1], terms[2], terms[0], now)
+    timeout, limit, lease = terms
+    return _claim(conn, name, limit, lease, timeout, now)
 
 
 def _semaphore_lock(conn: Connection, name: str, argument: str, now: float) -> bytes | None:
     terms = _semaphore_terms(argument)
     if terms is None:
         return ERROR
-    return _claim(conn, name, terms[1], terms[2], terms[0], now)
+    timeout, limit, lease = terms
+    return _claim(conn, name, limit, lease, timeout, now)
 
 
 def _enqueue(

@@ -140,7 +140,8 @@ class Locks:
         salt = salts.pop()
         holder.hold = hold = holder.hold + 1
         claim = Claim(key, holder, hold, salt, lease)
-        until = int((self._wall() + lease) * 1000)
+        wall = self._wall
+        until = int((wall() + lease) * 1000)
         record = f"dflockd {salt} {lease} {until}".encode()  # a `Record`, faster
         mutex = key.limit == 1
         try:

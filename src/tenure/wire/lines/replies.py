@@ -53,7 +53,7 @@ def grant(word: str, token: str, lease: int) -> bytes:
 
 def make_token(fence: int, salt: str) -> str:
     """A token: the fencing token, then what cannot be guessed, which is 16 hex digits."""
-    return f"{fence:016x}{salt}"
+    return fence.to_bytes(8, "big").hex() + salt
 
 
 def fence_of(token: str) -> int | None:

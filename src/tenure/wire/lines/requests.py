@@ -30,15 +30,17 @@ class RequestReader:
     Attributes:
         failed: a line was too long. Behind the requests given so far, answer `error` and close:
             nothing is read any more.
+        between: nothing of a request has come that is not whole.
     """
 
-    __slots__ = ("_beginning", "_overlong", "_rest", "failed")
+    __slots__ = ("_beginning", "_overlong", "_rest", "between", "failed")
 
     def __init__(self) -> None:
         self._beginning: list[bytes] = []  # the lines of a request that is not whole
         self._rest = b""  # of a line that is not whole
         self._overlong = False  # that line is too long; it is not kept
         self.failed = False
+        self.between = True
 
     @property
     def lines(self) -> int:
@@ -50,22 +52,22 @@ class RequestReader:
         """Bytes of a request that is not whole, without the ends of its lines."""
         return sum(map(len, self._beginning)) + len(self._rest)
 
+    def alone(self, data: bytes) -> RawRequest | None:
+        """The one request that this piece is, as most are; ``None`` if it has to be fed."""
+        if not self.between or len(data) > LINE_BYTES:
+            return None
+        try:
+            text = data.decode()
+            command, key, argument, rest = text.split("\n")
+        except ValueError:  # it is no text, or has other lines
+            return None
+        return None if rest or "\r" in text else (command, key, argument)
+
     def feed(self, data: bytes) -> list[RawRequest]:
         """The requests that this piece completes, in order."""
-        if (
-            len(data) <= LINE_BYTES
-            and not self._beginning
-            and not self._rest
-            and not self._overlong
-        ):
-            try:
-                text = data.decode()
-            except UnicodeDecodeError:
-                return self._cut(data)
-            lines = text.split("\n")  # as one request arrives that has come alone
-            if len(lines) == 4 and not lines[3] and "\r" not in text and not self.failed:
-                return [(lines[0], lines[1], lines[2])]
-        return self._cut(data)
+        found = self._cut(data)
+        self.between = not (self._beginning or self._rest or self._overlong or self.failed)
+        return found
 
     def _cut(self, data: bytes) -> list[RawRequest]:
         found: list[RawRequest] = []
