@@ -112,14 +112,11 @@ class Semaphore:
         request.granted_at = now
 
     def append(self, request: Request) -> None:
-        """Add a request at the end, as a waiter."""
+        """Add a request at the end of a queue that is not empty, as a waiter."""
         last = self.last
-        if last is None:
-            self.first = request
-        else:
-            last.next = request
-            request.previous = last
-        self.last = request
+        assert last is not None
+        last.next = self.last = request
+        request.previous = last
         if self.first_waiting is None:
             self.first_waiting = request
         self.waiting += 1
