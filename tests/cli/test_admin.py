@@ -79,7 +79,7 @@ def test_an_evicted_waiter_is_told_as_well(tenure: Tenure) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["evict", "nightly"], 78, "missing argument 'ORDER_ID'"),
+        (["evict", "nightly"], 78, "missing argument 'TOKEN'"),
         (["evict", "nightly", "first"], 78, "'first' is not a whole number"),
         (["evict", "gpu", "7"], 73, "no owner or waiter 7; nobody holds it or waits"),
         (["evict", "gpu", str(2**64)], 73, "no owner or waiter"),

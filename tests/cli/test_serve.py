@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from tenure.server.settings import SETTINGS
 from tests.cli.programs import Tenure
 from tests.server.certificates import Authority
+from tests.server.serving import serving
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 
@@ -75,6 +77,13 @@ def test_a_store_that_is_there_is_opened(tenure: Tenure) -> None:
     tenure.inside("sem", "create", "gpu", "--limit", "2")
     told = checked(tenure, "--store", tenure.url)
     assert f"{tenure.url} opens; nodes: 1" in found(told, "ok")
+
+
+async def test_a_store_behind_another_server_is_as_lasting_as_that_ones(tenure: Tenure) -> None:
+    async with serving(tenure.folder) as server:
+        told = await asyncio.to_thread(checked, tenure, "--store", server.addresses[0])
+        assert not found(told, "warning")
+        await server.end()
 
 
 def test_a_store_that_cannot_be_used_has_an_exit_code_of_its_own(tenure: Tenure) -> None:

@@ -89,6 +89,17 @@ async def test_a_unix_socket_is_there_while_it_serves(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+async def test_a_client_has_no_process_of_the_servers_machine(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        async with tenure.connect(server.addresses[0]) as client, client.session() as session:
+            async with session.mutex("m").lock():
+                (owner,) = (await client.describe_semaphore("m")).owners
+                assert owner.pid is None
+            (listed,) = await client.list_sessions()
+            assert (listed.id, listed.pid, listed.host) == (session.id, None, None)
+        await server.end()
+
+
 async def test_a_port_in_use_is_refused_in_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tenure://127.0.0.1:{taken.getsockname()[1]}"
@@ -291,10 +302,17 @@ async def test_tls_lets_in_who_trusts_the_server_and_whom_the_server_trusts(
         for refused in (plain, f"{plain}?tls-ca={theirs.cert}", f"{mutual}?tls-ca={ours.cert}"):
             with pytest.raises(tenure.TenureError):
                 await token_of_a_lock(refused)
+        await server.until("handshake failed")
+        assert all(line["reason"] for line in server.told("handshake failed"))
         shown = f"{mutual}?tls-ca={ours.cert}&tls-cert={{0.cert}}&tls-key={{0.key}}"
         await token_of_a_lock(shown.format(client))
         with pytest.raises(tenure.TenureError):
             await token_of_a_lock(shown.format(stranger).replace(" ", "%20"))
+
+        await asyncio.to_thread(Path(pair.cert).write_text, "no certificate")
+        server.send(signal.SIGHUP)
+        said = await server.until("not reloaded, and all goes on as before")
+        assert said["why"].count("server.test.pem has no certificate") == 1  # of two listeners
 
         renewed = ours.signs("server.test")  # into the same files
         assert renewed == pair

@@ -19,7 +19,7 @@ def main() -> int:
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
         sys.stderr.write(
-            f"tenure: the command line needs {' and '.join(missing)}, which is not installed; "
+            f"tenure: the command line needs {' and '.join(missing)}; "
             "install it with: pip install 'tenure[cli]'\n"
         )
         return 78  # Status.USAGE

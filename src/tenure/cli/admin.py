@@ -119,14 +119,14 @@ async def _busy_nodes(client: tenure.Client) -> str:
 
 @click.command()
 @name_argument
-@click.argument("order_id", metavar="ORDER_ID", type=a_count)
+@click.argument("order_id", metavar="TOKEN", type=a_count)
 @node_option
 @json_option
 @url_option
 def evict(name: str, order_id: int, node: str, *, as_json: bool) -> None:
     """Take one owner or waiter away from NAME.
 
-    ORDER_ID is its fencing token, as 'tenure describe NAME' shows it. An owner that is evicted
+    TOKEN is its fencing token, as 'tenure describe NAME' shows it. An owner that is evicted
     loses its lease at once, and its program is told; until the news gets there, it believes that it
     holds. Its session and what else it holds stay.
 

@@ -30,7 +30,8 @@ def _flags(command: Any) -> Any:
                 f"--{flag.name}", metavar="[=BOOL]", is_flag=False, flag_value="true", help=about
             )(command)
         else:
-            metavar = "N" if flag.kind == "count" else "TEXT"
+            file = flag.name in {"tls-cert", "tls-key", "auth-token-file"}
+            metavar = "N" if flag.kind == "count" else "FILE" if file else "TEXT"
             command = click.option(f"--{flag.name}", metavar=metavar, help=about)(command)
     return command
 

@@ -193,7 +193,10 @@ def kind(each: Semaphore) -> str:
     """What it is used as, as far as that can be seen."""
     if not each.ephemeral:
         return "semaphore" if each.limit > 1 else "election?"
-    whole = any(owner.count == EPHEMERAL_LIMIT for owner in (*each.owners, *each.waiters))
+    # Where a store does not tell of requests, how much is held still does.
+    whole = each.held in {0, EPHEMERAL_LIMIT} or any(
+        request.count == EPHEMERAL_LIMIT for request in (*each.owners, *each.waiters)
+    )
     return "mutex" if whole else "registry"
 
 

@@ -39,7 +39,7 @@ async def _semaphore(
     name: str, node: str, *, create: bool = False
 ) -> AsyncIterator[tenure.Semaphore]:
     async with (
-        open_store(create=create) as client,
+        open_store(create=create, lasting=True) as client,
         client.session(node, description="tenure sem") as session,
     ):
         yield session.semaphore(name)

@@ -40,11 +40,14 @@ def asked_for() -> str | None:
 
 
 @asynccontextmanager
-async def open_store(*, create: bool = False) -> AsyncIterator[tenure.Client]:
+async def open_store(
+    *, create: bool = False, lasting: bool = False
+) -> AsyncIterator[tenure.Client]:
     """A client of the chosen store; what is not found there comes with near matches.
 
     Args:
         create: make the store's file when it is missing. Else a mistyped name would make one.
+        lasting: what is looked for is a lasting semaphore.
 
     Raises:
         NoStoreYet: it is missing, and --url was not given.
@@ -56,7 +59,7 @@ async def open_store(*, create: bool = False) -> AsyncIterator[tenure.Client]:
         try:
             yield client
         except (tenure.NodeNotFound, tenure.SemaphoreNotFound) as error:
-            raise Mistake(Status.REFUSED, await _suggest(client, error)) from error
+            raise Mistake(Status.REFUSED, await _suggest(client, error, lasting)) from error
 
 
 def _check_there(url: str) -> None:
@@ -65,7 +68,13 @@ def _check_there(url: str) -> None:
     from tenure.engines.sqlite.url import parse
 
     file = parse(url).path
-    if os.path.exists(file):
+    try:
+        os.stat(file)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError:
+        return  # the engine says what is wrong
+    else:
         return
     message = f"there is no {file} yet; 'tenure run' makes it, or check --url and TENURE_URL"
     if asked_for() is None:
@@ -74,7 +83,7 @@ def _check_there(url: str) -> None:
 
 
 async def _suggest(
-    client: tenure.Client, error: tenure.NodeNotFound | tenure.SemaphoreNotFound
+    client: tenure.Client, error: tenure.NodeNotFound | tenure.SemaphoreNotFound, lasting: bool
 ) -> str:
     """What to say when there is no such node or semaphore."""
     nodes = await client.list_nodes()
@@ -88,10 +97,10 @@ async def _suggest(
         hint = f", but on {' and on '.join(elsewhere)} (--node)"
     else:
         hint = did_you_mean(error.name or "", names[node])
-    return (
-        f"there is no {error.name!r} on {node}{hint}; a mutex is there only while somebody "
-        "holds it or waits for it"
-    )
+    there_is_none = f"there is no {error.name!r} on {node}{hint}"
+    if lasting:
+        return f"{there_is_none}; 'tenure sem create' creates it"
+    return f"{there_is_none}; a mutex is there only while somebody holds it or waits for it"
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

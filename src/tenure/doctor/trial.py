@@ -18,7 +18,7 @@ from tenure.model import EPHEMERAL_LIMIT
 
 __all__ = ["try_out"]
 
-PATIENCE = 10.0
+PATIENCE = 15.0
 """Seconds after which the store does not answer."""
 ROUNDS = 20
 SLOW = 0.25
@@ -41,7 +41,9 @@ def try_out(url: str) -> Iterator[Finding]:
                 "failure",
                 "trial",
                 f"no answer within {PATIENCE:g} s",
-                "somebody keeps others from writing: see the writers above, or run this again",
+                "somebody keeps others from writing: see the writers above, or run this again"
+                if url.partition(":")[0].lower() == "sqlite"
+                else "the server does not answer, or something on the way there keeps silent",
             )
         )
     except TenureError as error:

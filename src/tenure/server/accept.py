@@ -153,9 +153,11 @@ class Door:
         greeting.over()
         connection.close()
         if reason is not None:
-            self._context.log(
-                logging.WARNING, "handshake failed", peer=greeting.peer, reason=reason
+            # uvloop's errors have no words.
+            why = (
+                str(reason) or "the client has ended it; perhaps it does not trust the certificate"
             )
+            self._context.log(logging.WARNING, "handshake failed", peer=greeting.peer, reason=why)
 
 
 async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -162,7 +162,7 @@ class Server:
                     remedy=finding.remedy or None,
                 )
         if faults:
-            raise Wrong(faults)
+            raise Wrong(list(dict.fromkeys(faults)))  # one certificate may be several listeners'
         if self._settings.auth_token_file is not None:
             self._tokens.replace(
                 {**self._settings.tokens, **read_tokens(self._settings.auth_token_file)}

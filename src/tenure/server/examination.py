@@ -113,21 +113,22 @@ async def examine_store(settings: Settings) -> AsyncIterator[Finding]:
                 "a server needs them; use sqlite:///FILE",
             )
             return
-        if not engine.capabilities.durable:
-            yield Finding(
-                "warning",
-                "store",
-                f"{engine.url} ends with the server, with everything in it",
-                "use sqlite:///FILE",
-            )
         if absent:
             return
         try:
             async with asyncio.timeout(_PATIENCE):
                 await engine.open()
                 nodes = await engine.list_nodes()
+            durable = engine.capabilities.durable  # those of another server are known by now
         finally:
             await engine.aclose()
+        if not durable:
+            yield Finding(
+                "warning",
+                "store",
+                f"{engine.url} ends with the server, with everything in it",
+                "use sqlite:///FILE",
+            )
         yield Finding("ok", "store", f"{engine.url} opens; nodes: {len(nodes)}")
     except TimeoutError:
         yield Finding("failure", "store", f"no answer within {_PATIENCE:g} s", "see tenure doctor")

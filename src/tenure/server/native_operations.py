@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from tenure.engines.contract import Engine
 from tenure.model import SemaphoreDescription
+from tenure.server.describing import semaphore_info, session_info
 from tenure.server.limits import LimitReached
 from tenure.wire.messages import (
     AlterNode,
@@ -30,7 +31,7 @@ from tenure.wire.messages import (
     SemaphoresListed,
     SessionsListed,
 )
-from tenure.wire.values import NodeInfo, SemaphoreInfo, SessionInfo
+from tenure.wire.values import NodeInfo
 
 __all__ = ["ENGINE_MESSAGES", "ask", "check_size"]
 
@@ -88,7 +89,7 @@ async def _list_semaphores(engine: Engine, message: ListSemaphores, most: int) -
     for each in found:
         check_size(each, message.path, most)
     return (
-        SemaphoresListed(message.rid, [SemaphoreInfo.of(each) for each in part], more)
+        SemaphoresListed(message.rid, [semaphore_info(each) for each in part], more)
         for part, more in _parts(found, bytes_of)
     )
 
@@ -96,7 +97,7 @@ async def _list_semaphores(engine: Engine, message: ListSemaphores, most: int) -
 async def _list_sessions(engine: Engine, message: ListSessions, _: int) -> Iterable[Struct]:
     found = await engine.list_sessions(message.path)
     return (
-        SessionsListed(message.rid, [SessionInfo.of(each) for each in part], more)
+        SessionsListed(message.rid, [session_info(each) for each in part], more)
         for part, more in _parts(found, lambda _: _SESSION)
     )
 

@@ -17,6 +17,7 @@ from msgspec import Struct
 from tenure.engines.contract import Enqueued
 from tenure.errors import InvalidArgument, TenureError
 from tenure.model import UNCHANGED
+from tenure.server.describing import semaphore_info
 from tenure.server.hosted import Hosted
 from tenure.server.limits import Count, LimitReached
 from tenure.server.link import Link
@@ -40,7 +41,6 @@ from tenure.wire.messages import (
     WatchRefused,
     Withdraw,
 )
-from tenure.wire.values import SemaphoreInfo
 
 __all__ = ["SESSION_HANDLERS"]
 
@@ -216,7 +216,7 @@ async def _describe(session: Hosted, message: DescribeSemaphore) -> Struct:
     size = check_size(found, session.node, session.hosting.limits.output_bytes // 2)
     if session.link is not None:
         await session.link.room(size)
-    return SemaphoreDescribed(message.rid, SemaphoreInfo.of(found))
+    return SemaphoreDescribed(message.rid, semaphore_info(found))
 
 
 def _start(work: _Work, session: Hosted, message: Any, *, reads: bool = False) -> None:

@@ -433,7 +433,13 @@ def test_the_command_line_lists_keys_without_their_holders(
 ) -> None:
     async def hold_and_list() -> int:
         async with tenure.connect(ours.url) as client, client.mutex("nightly").lock():
+            async with client.mutex("weekly").lock():
+                pass
             return await asyncio.to_thread(invoke, ["ls", "--url", ours.url])
 
     assert asyncio.run(hold_and_list()) == 0
-    assert "nightly" in capsys.readouterr().out
+    _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[1:4] for row in rows] == [
+        ["nightly", "mutex", "held"],
+        ["weekly", "mutex", "free"],
+    ]

@@ -36,6 +36,17 @@ async def test_a_user_is_let_in_with_the_password_and_nobody_else() -> None:
                 await _locks(url)
 
 
+async def test_a_user_is_named_to_a_cluster_that_has_users_only_later() -> None:
+    with a_cluster() as cluster:
+        url = f"etcd://anna:word@{cluster.members[0].address}"
+        async with tenure.connect(url) as client:
+            async with client.mutex("m").lock(timeout=30) as before:
+                assert before.held
+            cluster.have_users(root="secret", anna="word")
+            async with client.mutex("m").lock(timeout=30) as after:
+                assert after.held
+
+
 async def test_a_token_that_has_expired_is_fetched_again() -> None:
     with a_cluster(1, "--auth-token-ttl", "1") as cluster:
         cluster.have_users(root="secret", anna="word")

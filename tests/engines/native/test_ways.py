@@ -13,6 +13,7 @@ import pytest
 
 import tenure
 from tenure.clock import SystemClock
+from tenure.engines.advice import on_connecting
 from tenure.engines.contract import Attach
 from tenure.engines.native import connect
 from tenure.errors import (
@@ -59,6 +60,28 @@ async def test_a_unix_socket_is_a_way(tmp_path: Path) -> None:
     await fails_with(f"tenure+unix://{tmp_path}/none.sock", EngineUnavailable)
 
 
+async def test_tls_is_not_for_a_server_without_it() -> None:
+    with served("memory://") as server:
+        url = server.address.replace("tenure", "tenures")
+        assert "write tenure://" in await fails_with(url, EngineUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (socket.gaierror(), "; check the name of the host"),
+        (
+            PermissionError(),
+            "; let this user use the socket (the server's ?mode=0660 lets its group)",
+        ),
+        (ConnectionResetError(), ""),
+        (None, ""),
+    ],
+)
+def test_what_to_do_follows_from_what_the_system_says(error: OSError | None, advice: str) -> None:
+    assert on_connecting(error, "tenure") == advice
+
+
 async def test_tls_is_a_way_for_who_trusts_the_authority(tmp_path: Path) -> None:
     authority, other = Authority(tmp_path), Authority(tmp_path, "other")
     pair = authority.signs("coord.example")
@@ -66,12 +89,13 @@ async def test_tls_is_a_way_for_who_trusts_the_authority(tmp_path: Path) -> None
     with served("memory://", url="tenures://127.0.0.1:0", tls=context) as server:
         await works(f"{server.address}?tls-ca={authority.cert}")
         await works(f"{server.address}?tls-ca={authority.cert}&tls-server-name=coord.example")
-        for parameters in (
-            f"?tls-ca={other.cert}",
-            f"?tls-ca={authority.cert}&tls-server-name=another.example",
-            "",
+        for parameters, advice in (
+            (f"?tls-ca={other.cert}", "tls-ca=FILE"),
+            (f"?tls-ca={authority.cert}&tls-server-name=another.example", "tls-server-name=NAME"),
+            ("", "tls-ca=FILE"),
         ):
-            await fails_with(f"{server.address}{parameters}", EngineUnavailable)
+            said = await fails_with(f"{server.address}{parameters}", EngineUnavailable)
+            assert said.endswith(advice)
         plain = server.address.replace("tenures", "tenure")
         assert "TLS" in await fails_with(plain, EngineUnavailable)
 

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from tenure.clock import Clock
 from tenure.core import rules
+from tenure.engines.advice import on_connecting
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.dflockd.aside import Aside
 from tenure.engines.dflockd.dialing import Kind
@@ -162,8 +163,10 @@ class DflockdEngine:
                 raise AuthenticationFailed(str(shard.failure))
         if all(shard.shared is None for shard in self._shards):
             troubles = "; ".join(f"{shard}: {_words(shard.failure)}" for shard in self._shards)
+            advice = on_connecting(self._shards[0].failure, "dflockd")
             raise EngineUnavailable(
-                f"{self.url} cannot be reached ({troubles}); is there a dflockd server?"
+                f"{self.url} cannot be reached ({troubles})"
+                f"{advice or '; is there a dflockd server?'}"
             )
 
     async def aclose(self) -> None:

@@ -57,19 +57,21 @@ async def _examined(address: Address) -> list[Finding]:
 
 
 async def _member(members: Members, turn: int, address: Address) -> Finding:
-    clock, what = SystemClock(), f"member {address.endpoints[turn]}"
+    clock, what, endpoint = SystemClock(), "member", address.endpoints[turn]
     began = clock.now()
     try:
         answer = await members.call_member(turn, wire.STATUS, b"", _PATIENCE)
     except Lost as lost:
-        return Finding("failure", what, str(lost), "start it, or take it out of the URL")
+        return Finding(
+            "failure", what, f"{endpoint}: {lost}", "start it, or take it out of the URL"
+        )
     except Refused as refused:
-        return Finding("failure", what, str(failure(address.url, refused)))
+        return Finding("failure", what, f"{endpoint}: {failure(address.url, refused)}")
     except TenureError as error:
-        return Finding("failure", what, str(error))
+        return Finding("failure", what, f"{endpoint}: {error}")
     took = clock.now() - began
     version, trouble = wire.read_string(answer, 2), wire.read_string(answer, 8)
-    told = f"etcd {version}, answers in {took * 1000:.0f} ms"
+    told = f"{endpoint}: etcd {version}, answers in {took * 1000:.0f} ms"
     if trouble:
         return Finding("failure", what, f"{told}: {trouble}", "see etcdctl alarm list")
     if not _is_sound(version):
@@ -114,5 +116,5 @@ async def _majority(members: Members, address: Address) -> Finding:
             prefix = address.prefix.rstrip("/")
             if base.first is None:
                 return Finding("ok", what, f"there is one; nothing is under {prefix}", absent=True)
-            return Finding("ok", what, f"there is one; {nodes.count} node(s) are under {prefix}")
+            return Finding("ok", what, f"there is one; nodes under {prefix}: {nodes.count}")
     return Finding("failure", what, f"nobody can tell ({why})", "start more of its members")

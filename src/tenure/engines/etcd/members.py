@@ -36,6 +36,10 @@ _MAY_PASS = frozenset(
 )
 
 
+_NONE = "none"
+"""In the place of a token, where there are no accounts: old members refuse any token then."""
+
+
 class Lost(Exception):
     """It was not answered. It may have been done all the same, or be done later."""
 
@@ -215,7 +219,11 @@ class Members:
                 return await self._call(turn, method, request, timeout, metadata)
             except _Stale as stale:
                 why = str(stale)
-                self.expire(token)
+            except Refused as refused:
+                if token != _NONE or "user name" not in refused.reason:
+                    raise
+                why = str(refused)  # there are accounts since a moment ago
+            self.expire(token)
         raise Lost(why)
 
     async def _call(
@@ -246,7 +254,7 @@ class Members:
             async with self._authenticating:
                 if not self._token:
                     self._token = await self._authenticate(turn)
-        return (("token", self._token),)
+        return () if self._token == _NONE else (("token", self._token),)
 
     def expire(self, token: str = "") -> None:
         """This token, or any, is not valid any more."""
@@ -260,7 +268,7 @@ class Members:
             answer = await self._call(turn, wire.AUTHENTICATE, request, address.timeout, ())
         except Refused as refused:
             if "not enabled" in refused.reason:
-                return "none"  # there are no accounts there, and whatever is sent is ignored
+                return _NONE
             raise AuthenticationFailed(
                 f"{address.url} refused the user {address.user!r}: {refused.reason}"
             ) from refused

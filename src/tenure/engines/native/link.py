@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from tenure.clock import Clock
+from tenure.engines.advice import on_connecting
 from tenure.engines.native.calls import Call, ConnectionGone
 from tenure.engines.native.connection import Connection
 from tenure.engines.native.dial import Dial
@@ -263,14 +264,17 @@ class Link:
             raise
         except TimeoutError:
             connection.abort("it was too late")
-            raise EngineUnavailable(f"{target} did not answer within {limit:.1f} s") from None
+            raise EngineUnavailable(
+                f"{target} did not answer within {limit:.1f} s; is it 'tenure serve', and does the "
+                "URL's scheme say rightly whether it speaks TLS?"
+            ) from None
         except OSError as error:
             connection.abort("it could not be made")
             refused = isinstance(error, ConnectionRefusedError | FileNotFoundError)
             raise EngineUnavailable(
                 f"nobody listens at {target}; see whether 'tenure serve' runs there"
                 if refused
-                else f"{target} cannot be reached: {error}"
+                else f"{target} cannot be reached: {error}{on_connecting(error, 'tenure')}"
             ) from None
         except BaseException:
             connection.abort("it is not wanted any more")

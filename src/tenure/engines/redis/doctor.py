@@ -234,7 +234,7 @@ class _Examination:
         yield Finding(
             "ok",
             "contents",
-            f"{len(nodes)} nodes, {sessions} sessions, {semaphores} semaphores with {owners} "
+            f"nodes: {len(nodes)}, sessions: {sessions}, semaphores: {semaphores} with {owners} "
             f"owners and {waiters} waiting",
         )
         endless = await self._endless(wire, lasting)

@@ -291,7 +291,7 @@ def _tables(connection: sqlite3.Connection, address: Address) -> Iterator[Findin
     yield Finding(
         "ok",
         "contents",
-        "schema {}; {} nodes, {} sessions, {} requests".format(schema.VERSION, *counts),
+        "schema {}; nodes: {}, sessions: {}, requests: {}".format(schema.VERSION, *counts),
     )
     yield _epoch(boot, last)
     yield _participants(connection, address)

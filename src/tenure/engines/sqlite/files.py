@@ -90,8 +90,8 @@ def explain(doing: str, error: OSError) -> TenureError:
     match error.errno:
         case errno.EACCES | errno.EPERM:
             return AuthenticationFailed(
-                f"{doing}: permission denied; run as the owner of the file, or have the owner "
-                "share it (sqlite:///...?mode=0660)"
+                f"{doing}: permission denied; choose a folder of your own, or run as the owner "
+                "of the file, or have the owner share it (sqlite:///...?mode=0660)"
             )
         case errno.EROFS:
             return EngineError(f"{doing}: the file system is read-only; choose another place")

@@ -148,7 +148,9 @@ class Channel:
                 await self._check_credentials()
             finally:
                 await self.aclose()
-            raise OutOfReach(_brief(details) or str(error)) from error
+            why = _brief(details) or str(error)
+            within = f"nobody answered within {self._address.connect_timeout:g} s"
+            raise OutOfReach(why or within) from error
         except BaseException:
             self.cut_off = True
             await self.aclose()

@@ -90,8 +90,8 @@ class YdbEngine:
             await self.channel.open()
         except OutOfReach as error:
             raise EngineUnavailable(
-                f"{self.url} cannot be reached: {error}; check the address, and that the server "
-                "is running"
+                f"{self.url} cannot be reached: {error}; check the address, and that YDB's "
+                f"protocol is spoken there, {'with' if self.address.secure else 'without'} TLS"
             ) from error
         self._open = True
 

@@ -1,0 +1,31 @@
+"""What to do where a connection could not be made: the end of the message, for people."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+
+__all__ = ["on_connecting"]
+
+_ANOTHER_NAME = frozenset({62, 64})
+"""OpenSSL's codes of a certificate that is right, but for another host name, or address."""
+
+
+def on_connecting(error: BaseException | None, plain: str) -> str:
+    """What to do about it, with the semicolon before it; nothing where there is no saying.
+
+    Args:
+        error: what the system has said.
+        plain: the scheme without TLS, as ``tenure``.
+    """
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _ANOTHER_NAME:
+            return "; use a name that is in it, or say which one is: ?tls-server-name=NAME"
+        return "; name who vouches for it: ?tls-ca=FILE"
+    if isinstance(error, ssl.SSLError):
+        return f"; if it does not speak TLS, write {plain}://"
+    if isinstance(error, socket.gaierror):
+        return "; check the name of the host"
+    if isinstance(error, PermissionError):
+        return "; let this user use the socket (the server's ?mode=0660 lets its group)"
+    return ""

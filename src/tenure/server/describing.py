@@ -1,0 +1,37 @@
+"""What the store tells, as clients are told it: this process is nobody's.
+
+To the store the sessions of a server's clients are the server's own; whoever read its pid among the
+owners would look for a client there, or end the server.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from tenure.model import RequestDescription, SemaphoreDescription, SessionDescription
+from tenure.wire.values import SemaphoreInfo, SessionInfo
+
+__all__ = ["semaphore_info", "session_info"]
+
+
+def session_info(session: SessionDescription) -> SessionInfo:
+    """A session."""
+    ours = session.pid == os.getpid()
+    return SessionInfo.of(replace(session, pid=None, host=None) if ours else session)
+
+
+def semaphore_info(semaphore: SemaphoreDescription) -> SemaphoreInfo:
+    """A semaphore, with its requests as far as they were asked for."""
+    own = os.getpid()
+
+    def told(request: RequestDescription) -> RequestDescription:
+        return replace(request, pid=None) if request.pid == own else request
+
+    return SemaphoreInfo.of(
+        replace(
+            semaphore,
+            owners=tuple(map(told, semaphore.owners)),
+            waiters=tuple(map(told, semaphore.waiters)),
+        )
+    )
