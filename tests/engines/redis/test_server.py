@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +13,7 @@ import tenure
 from tests.engines.redis.helpers import is_waited_for, replicates
 from tests.engines.redis.servers import Server, a_server, free_port
 from tests.guarantees import REDIS, guarantee
+from tests.server.certificates import Authority
 
 
 async def works(url: str) -> None:
@@ -51,35 +50,17 @@ async def test_a_database_is_a_namespace_of_its_own(server: Server) -> None:
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority, and what it has signed for localhost."""
-    folder = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=60)
-
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=tests")
-    openssl("req", *key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=localhost")
-    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
-    openssl(
-        *("x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key"),
-        *("-CAcreateserial", "-out", "server.pem", "-extfile", "names"),
-    )
-    return folder
-
-
-@pytest.fixture(scope="module")
-def secure_url(certificates: Path) -> Iterator[str]:
+def secure_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    authority = Authority(tmp_path_factory.mktemp("certificates"))
+    server = authority.signs("server")
     port = free_port()
     options = (
         *("--tls-port", str(port), "--tls-auth-clients", "no"),
-        *("--tls-cert-file", str(certificates / "server.pem")),
-        *("--tls-key-file", str(certificates / "server.key")),
-        *("--tls-ca-cert-file", str(certificates / "ca.pem")),
+        *("--tls-cert-file", server.cert, "--tls-key-file", server.key),
+        *("--tls-ca-cert-file", authority.cert),
     )
     with a_server(*options):
-        yield f"rediss://localhost:{port}?fresh=true&ssl_ca_certs={certificates / 'ca.pem'}"
+        yield f"rediss://localhost:{port}?fresh=true&ssl_ca_certs={authority.cert}"
 
 
 async def test_tls_is_spoken(secure_url: str) -> None:
