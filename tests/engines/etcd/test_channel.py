@@ -505,6 +505,21 @@ async def test_a_silent_member_is_asked_for_a_sign_of_life_and_left_if_it_gives_
         await talk.until_closed()
 
 
+async def test_a_member_that_asks_for_a_sign_of_life_gets_it_soon() -> None:
+    async with both() as (member, channel):
+        assert await ask(channel) == b"yes"
+        (talk,) = member.talks
+        for number in range(3):
+            talk.theirs.ping(b"%08d" % number)
+            talk.flush()
+        for number in range(3):
+            answer = await talk.until(h2.events.PingAckReceived, number + 1)
+            assert answer.ping_data == b"%08d" % number  # type: ignore[attr-defined]
+        talk.theirs.ping(b"answered")  # or not, if it is closed before
+        talk.flush()
+        assert await ask(channel) == b"yes"
+
+
 async def test_nobody_is_asked_for_signs_of_life_when_there_is_nothing_to_wait_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

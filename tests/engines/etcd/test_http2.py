@@ -13,6 +13,7 @@ from h2.settings import SettingCodes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenure.engines.etcd.blocks import Fields, head
 from tenure.engines.etcd.frames import (
     ACK,
     CONTINUATION,
@@ -29,9 +30,8 @@ from tenure.engines.etcd.frames import (
     WINDOW_UPDATE,
     Trouble,
     frame,
-    head,
 )
-from tenure.engines.etcd.http2 import Connection, Fields, Stream
+from tenure.engines.etcd.http2 import Connection, Stream
 
 HEAD = head("/a/Method", "host:1", secure=False, more=[("te", "trailers"), ("token", "t" * 200)])
 OK = b"\x88"  # the block of ":status: 200", by the static table
@@ -308,11 +308,16 @@ def test_when_the_numbers_are_used_up_another_connection_is_needed() -> None:
 
 def test_a_sign_of_life_is_given_and_asked_for() -> None:
     peer = Peer()
-    peer.theirs.ping(b"12345678")
+    for word in (b"12345678", b"abcdefgh"):
+        peer.theirs.ping(word)
     peer.ours.ping()
     peer.talk()
-    assert len(peer.of(h2.events.PingAckReceived)) == 1
     assert len(peer.of(h2.events.PingReceived)) == 1
+    for _ in range(2):
+        peer.ours.pong()
+        peer.talk()
+    answered = peer.of(h2.events.PingAckReceived)
+    assert [each.ping_data for each in answered] == [b"12345678", b"abcdefgh"]  # type: ignore[attr-defined]
 
 
 def test_who_writes_is_told_once_until_it_is_taken() -> None:

@@ -12,8 +12,9 @@ from collections import deque
 from enum import IntEnum
 from urllib.parse import unquote
 
+from tenure.engines.etcd.blocks import Fields
 from tenure.engines.etcd.frames import Trouble
-from tenure.engines.etcd.http2 import Fields, Stream
+from tenure.engines.etcd.http2 import Stream
 
 __all__ = ["Call", "CallFailed", "Code", "Conversation", "Question", "message"]
 

@@ -1,12 +1,8 @@
-"""What HTTP/2 is made of: frames, the codes of errors, and the header block of a request.
-
-Nothing is put into a table (RFC 7541), so that a block means the same on every connection.
-"""
+"""What HTTP/2 is made of: frames, settings, and the codes of errors."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from enum import IntEnum
 
 __all__ = [
@@ -31,7 +27,6 @@ __all__ = [
     "Violation",
     "called",
     "frame",
-    "head",
     "number_in",
     "without_padding",
 ]
@@ -92,44 +87,6 @@ def frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
     """One frame, on a stream, or on all of them (0)."""
     size = len(payload)
     return FRAME.pack(size >> 8, size & 0xFF, kind, flags, number) + payload
-
-
-# Header blocks
-
-_KNOWN = {":authority": 1, ":path": 4, "content-type": 31, "user-agent": 58}
-_NO_TABLE, _POST, _HTTP, _HTTPS = b"\x20", b"\x83", b"\x86", b"\x87"
-_NEVER_INDEXED = 0x10
-
-
-def head(path: str, authority: str, *, secure: bool, more: Iterable[tuple[str, str]]) -> bytes:
-    """The header block of a POST: the same on every connection, and in no table on the way.
-
-    Args:
-        more: further headers, their names in lower case.
-    """
-    block = _NO_TABLE + _POST + (_HTTPS if secure else _HTTP)
-    for name, value in ((":path", path), (":authority", authority), *more):
-        known = _KNOWN.get(name, 0)
-        block += _integer(known, 4, _NEVER_INDEXED)
-        block += _text(value) if known else _text(name) + _text(value)
-    return block
-
-
-def _text(text: str) -> bytes:
-    encoded = text.encode()
-    return _integer(len(encoded), 7) + encoded
-
-
-def _integer(number: int, bits: int, prefix: int = 0) -> bytes:
-    most = (1 << bits) - 1
-    if number < most:
-        return bytes((prefix | number,))
-    out, number = bytearray((prefix | most,)), number - most
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 def number_in(payload: bytes, what: str) -> int:

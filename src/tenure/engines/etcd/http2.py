@@ -10,8 +10,6 @@ data and its end, in this order, at once, out of `receive`; when it is over it i
 
 Rules:
 
-* There are no dynamic header tables, in either direction. So the bytes of a header block say all,
-  and those that come again are decoded once; what is sent is encoded once, by `head`.
 * What arrives is passed on at once, and the peer's window opened again: it is the streams that
   bound what they keep.
 * What does not fit into the peer's windows waits in its stream until there is room.
@@ -24,12 +22,9 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable
 
-from hpack import Decoder
-from hpack.exceptions import HPACKError
-
+from tenure.engines.etcd.blocks import Blocks, Fields, Heard
 from tenure.engines.etcd.frames import (
     ACK,
     CONTINUATION,
@@ -42,7 +37,6 @@ from tenure.engines.etcd.frames import (
     NUMBER,
     PADDED,
     PING,
-    PRIORITY,
     RST_STREAM,
     SETTING,
     SETTINGS,
@@ -56,10 +50,7 @@ from tenure.engines.etcd.frames import (
     without_padding,
 )
 
-__all__ = ["Connection", "Fields", "Stream"]
-
-Fields: TypeAlias = Mapping[bytes, bytes]
-"""Headers by their names; of one that comes twice, the last."""
+__all__ = ["Connection", "Stream"]
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -70,9 +61,6 @@ _LARGEST = (1 << 31) - 1  # of windows, and of the numbers of streams
 
 _ROOM, _ROOM_FOR_ALL = 1 << 24, 1 << 28
 """Bytes that the peer may send, on a stream and on all of them, before it is told to go on."""
-_LARGEST_BLOCK = 1 << 18
-_MOST_BLOCKS = 256
-"""How many header blocks are remembered, with what they say."""
 
 
 class Stream:
@@ -131,6 +119,7 @@ class Connection:
         draining: it takes no more streams.
         over: why it is over; empty while it is not.
         streams: those that are open, by their numbers.
+        owed: the answers to the peer's pings, until `pong` is called.
     """
 
     def __init__(self, speak: Callable[[], None]) -> None:
@@ -140,6 +129,7 @@ class Connection:
         self.draining = False
         self.over = ""
         self.streams: dict[int, Stream] = {}
+        self.owed = b""
         self._waiting: deque[Stream] = deque()
         self._blocked: dict[Stream, None] = {}
         self._next = 1
@@ -152,10 +142,7 @@ class Connection:
         # What has been read.
         self._rest = bytearray()
         self._wanted = FRAME.size
-        self._block: tuple[int, int, bytearray] | None = None  # of whom, its flags, and so far
-        self._decoder = Decoder()
-        self._decoder.header_table_size = self._decoder.max_allowed_table_size = 0
-        self._blocks: dict[bytes, Fields] = {}
+        self._blocks = Blocks()
         settings = (
             (Setting.HEADER_TABLE_SIZE, 0),
             (Setting.ENABLE_PUSH, 0),
@@ -191,13 +178,11 @@ class Connection:
         if len(block) <= self._frame_size:
             self._put(frame(HEADERS, END_HEADERS, number, block))
         else:
-            parts = [
-                block[at : at + self._frame_size] for at in range(0, len(block), self._frame_size)
-            ]
-            self._put(frame(HEADERS, 0, number, parts[0]))
-            for part in parts[1:-1]:
-                self._put(frame(CONTINUATION, 0, number, part))
-            self._put(frame(CONTINUATION, END_HEADERS, number, parts[-1]))
+            kind, size = HEADERS, self._frame_size
+            for at in range(0, len(block), size):
+                flags = END_HEADERS if at + size >= len(block) else 0
+                self._put(frame(kind, flags, number, block[at : at + size]))
+                kind = CONTINUATION
         if stream.pending or stream.ends:
             self.push(stream)
         if self._next > _LARGEST:
@@ -233,6 +218,12 @@ class Connection:
         else:
             self._waiting.remove(stream)
         self._forget(stream)
+
+    def pong(self) -> None:
+        """Answer the peer's pings."""
+        if self.owed:
+            self._put(self.owed)
+            self.owed = b""
 
     def ping(self) -> None:
         """Have the peer show that it is there."""
@@ -312,7 +303,7 @@ class Connection:
                 if end - at < self._wanted:
                     break
                 start, at = at + FRAME.size, at + self._wanted
-                if self._block is not None and kind != CONTINUATION:
+                if self._blocks.unfinished and kind != CONTINUATION:
                     raise Violation(Trouble.PROTOCOL_ERROR, "a header block is not continued")
                 if kind < len(_HEARD):  # and others are ignored
                     _HEARD[kind](self, flags, number & _LARGEST, data[start:at])
@@ -358,51 +349,20 @@ class Connection:
         return size
 
     def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
-        if flags & PADDED:
-            payload = without_padding(payload)
-        if flags & PRIORITY:
-            if len(payload) < 5:
-                raise Violation(Trouble.FRAME_SIZE_ERROR, "headers are too short")
-            payload = payload[5:]
-        if flags & END_HEADERS:
-            self._heard_block(flags, number, payload)
-        else:
-            self._block = (flags, number, bytearray(payload))
+        self._heard_block(self._blocks.begin(flags, number, payload))
 
     def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
-        if self._block is None or self._block[1] != number:
-            raise Violation(Trouble.PROTOCOL_ERROR, "what is continued is no header block")
-        first_flags, _, block = self._block
-        block += payload
-        if len(block) > _LARGEST_BLOCK:
-            raise Violation(Trouble.ENHANCE_YOUR_CALM, "a header block is too large")
-        if flags & END_HEADERS:
-            self._block = None
-            self._heard_block(first_flags, number, bytes(block))
+        self._heard_block(self._blocks.go_on(flags, number, payload))
 
-    def _heard_block(self, flags: int, number: int, block: bytes) -> None:
-        stream = self._stream(number, "headers")
-        fields = self._blocks.get(block)
-        if fields is None:
-            fields = self._decoded(block)
-        if stream is not None:
-            ended = bool(flags & END_STREAM)
-            if ended:
-                self._ended(stream)
-            stream.heard_headers(fields, ended)
-
-    def _decoded(self, block: bytes) -> Fields:
-        try:
-            fields = {
-                bytes(name): bytes(value) for name, value in self._decoder.decode(block, raw=True)
-            }
-        except (HPACKError, IndexError) as error:
-            why = f"a header block means nothing ({error})"
-            raise Violation(Trouble.COMPRESSION_ERROR, why) from error
-        if len(self._blocks) >= _MOST_BLOCKS:
-            self._blocks.clear()
-        self._blocks[block] = fields
-        return fields
+    def _heard_block(self, heard: Heard | None) -> None:
+        if heard is not None:
+            flags, number, fields = heard
+            stream = self._stream(number, "headers")
+            if stream is not None:
+                ended = bool(flags & END_STREAM)
+                if ended:
+                    self._ended(stream)
+                stream.heard_headers(fields, ended)
 
     def _on_priority(self, *_: object) -> None:
         """In which order we should answer, who do not."""
@@ -451,7 +411,7 @@ class Connection:
         if len(payload) != 8:
             raise Violation(Trouble.FRAME_SIZE_ERROR, "a ping has a wrong size")
         if not flags & ACK:
-            self._put(frame(PING, ACK, 0, payload))
+            self.owed += frame(PING, ACK, 0, payload)
 
     def _on_goaway(self, _: int, number: int, payload: bytes) -> None:
         self._for_all(number, "an end")

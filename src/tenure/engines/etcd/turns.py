@@ -1,23 +1,54 @@
 """Operations of one session: on each name one after the other, in the order of the calls.
 
-Each is a task, and begins when the one before it on the same name is done, however that ended.
-Whoever called it awaits a future, and may lose interest: the operation goes on. Operations on
-different names do not wait for each other.
+Each is a task, and begins when the one before it on the same name is done, however that ended: at
+once, inside the call, if there is none. Whoever called it awaits a future, and may lose interest:
+the operation goes on. Operations on different names do not wait for each other.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, TypeVar
 
 from tenure.engines.etcd.members import Refused
+from tenure.engines.prompt import Prompt
 from tenure.errors import TenureError
 
 __all__ = ["Turns"]
 
 T = TypeVar("T")
+
+
+class _Begun(Generator[Any, Any, T]):
+    """A coroutine of which the first step, up to where it waits, has been made already."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._first: Any = None
+        self._ended: BaseException | None = None
+        try:
+            self._first = coroutine.send(None)
+        except BaseException as ended:  # its result, too
+            self._ended = ended
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self
+
+    def send(self, value: Any) -> Any:
+        if self._ended is not None:
+            raise self._ended
+        if self._first is None:
+            return self._coroutine.send(value)
+        first, self._first = self._first, None
+        return first
+
+    def throw(self, *error: Any) -> Any:
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
 
 
 class Turns:
@@ -42,11 +73,13 @@ class Turns:
 
     def take(self, name: str, operation: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Future[T]:
         """Carry out an operation on a name after those that were called before it."""
-        future: asyncio.Future[T] = self._loop.create_future()
-        task = self._spawn(self._carry_out(self._last.get(name), name, operation, future))
+        future: Prompt[T] = Prompt(loop=self._loop)
+        before = self._last.get(name)
+        begun = _Begun(operation()) if before is None else None
+        task = self._spawn(self._carry_out(before, name, begun, operation, future))
         self._last[name] = task
         self._tasks.add(task)
-        task.add_done_callback(partial(self._carried_out, name))
+        task.add_done_callback(partial(self._carried_out, name, begun, future))
         return future
 
     def wait_for(self, task: asyncio.Task[None]) -> None:
@@ -58,13 +91,14 @@ class Turns:
         self,
         before: asyncio.Task[None] | None,
         name: str,
+        begun: _Begun[T] | None,
         operation: Callable[[], Coroutine[Any, Any, T]],
         future: asyncio.Future[T],
     ) -> None:
         try:
             if before is not None and not before.done():
                 await asyncio.wait([before])
-            result = await operation()
+            result = await (operation() if begun is None else begun)
             if self._awaited:
                 await asyncio.wait(list(self._awaited))
         except TenureError as error:
@@ -73,10 +107,8 @@ class Turns:
         except Refused as refused:
             if not future.done():
                 future.set_exception(self._told(refused, name))
-        except asyncio.CancelledError as cut_off:
-            if not future.done():
-                future.set_exception(self._told(cut_off, name))
-            raise
+        except asyncio.CancelledError:
+            raise  # and told to the future below, as it is of one that had not begun
         except BaseException as error:
             if not future.done():
                 future.set_exception(error)
@@ -85,10 +117,21 @@ class Turns:
             if not future.done():
                 future.set_result(result)
 
-    def _carried_out(self, name: str, task: asyncio.Task[None]) -> None:
+    def _carried_out(
+        self,
+        name: str,
+        begun: _Begun[T] | None,
+        future: asyncio.Future[T],
+        task: asyncio.Task[None],
+    ) -> None:
         self._tasks.discard(task)
         if self._last.get(name) is task:
             del self._last[name]
+        if task.cancelled():
+            if begun is not None:
+                begun.close()
+            if not future.done():
+                future.set_exception(self._told(asyncio.CancelledError(), name))
 
     async def finish(self, within: float) -> None:
         """Return when nothing is under way any more, or that time is over."""

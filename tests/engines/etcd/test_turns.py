@@ -1,0 +1,134 @@
+"""Operations of one session: in their order, and told of whatever becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from tenure.engines.etcd.calls import Code
+from tenure.engines.etcd.members import Refused
+from tenure.engines.etcd.turns import Turns
+from tenure.errors import EngineError, SessionExpired, TenureError
+
+PATIENCE = 30.0
+
+
+class Told:
+    """Turns, and what they have begun."""
+
+    def __init__(self) -> None:
+        self.tasks: list[asyncio.Task[None]] = []
+        self.turns = Turns(self._spawn, self._told)
+        self.seen: list[object] = []
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self.tasks.append(asyncio.get_running_loop().create_task(coroutine))
+        return self.tasks[-1]
+
+    def _told(self, error: Refused | asyncio.CancelledError, name: str) -> TenureError:
+        kind = EngineError if isinstance(error, Refused) else SessionExpired
+        return kind(f"{name}: {error!r}")
+
+    def take(
+        self, what: object, until: asyncio.Future[None] | None = None, *, name: str = "a"
+    ) -> asyncio.Future[object]:
+        """Do something, which waits for a future if there is one."""
+
+        async def operation() -> object:
+            self.seen.append(what)
+            try:
+                if until is not None:
+                    await until
+            except asyncio.CancelledError:
+                self.seen.append(f"{what} was cut off")
+                raise
+            if isinstance(what, Exception):
+                raise what
+            return what
+
+        return self.turns.take(name, operation)
+
+
+async def test_who_is_alone_begins_within_the_call_and_others_in_their_order() -> None:
+    told, gate = Told(), asyncio.get_running_loop().create_future()
+    answers = [told.take(1, gate), told.take(2), told.take(3), told.take(4, name="another")]
+    assert told.seen == [1, 4]
+    gate.set_result(None)
+    async with asyncio.timeout(PATIENCE):
+        assert await asyncio.gather(*answers) == [1, 2, 3, 4]
+        await told.turns.finish(PATIENCE)
+    assert told.seen == [1, 4, 2, 3]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_failure_is_told_and_holds_up_nobody(waits: bool) -> None:
+    told, gate = Told(), asyncio.get_running_loop().create_future()
+    failed = told.take(EngineError("of the program"), gate if waits else None)
+    refused = told.take(Refused(Code.INTERNAL, "of etcd"))
+    done = told.take("done")
+    gate.set_result(None)
+    with pytest.raises(EngineError, match="of the program"):
+        await failed
+    with pytest.raises(EngineError, match="of etcd"):
+        await refused
+    assert await done == "done"
+
+
+async def test_a_mistake_is_told_to_who_waits_and_to_who_began_it() -> None:
+    told = Told()
+    with pytest.raises(ZeroDivisionError):
+        await told.take(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        await told.tasks[0]
+
+
+async def test_what_is_cut_off_is_told_to_all_who_wait_however_far_it_was() -> None:
+    for turns_of_the_loop in range(3):
+        told, gate = Told(), asyncio.get_running_loop().create_future()
+        answers = [told.take(1, gate), told.take(2)]
+        unwanted = told.take(3)
+        unwanted.cancel()
+        for _ in range(turns_of_the_loop):
+            await asyncio.sleep(0)
+        told.turns.cut_off()
+        for answer in answers:
+            with pytest.raises(SessionExpired):
+                await answer
+        assert told.seen[:1] == [1]
+        assert 2 not in told.seen
+        if turns_of_the_loop:
+            assert told.seen == [1, "1 was cut off"]
+
+
+async def test_an_operation_that_cuts_off_the_others_goes_on() -> None:
+    told, gate = Told(), asyncio.get_running_loop().create_future()
+    other = told.take("other", asyncio.get_running_loop().create_future(), name="other")
+
+    async def end() -> str:
+        await gate
+        told.turns.cut_off()
+        return "ended"
+
+    ended = told.turns.take("a", end)
+    gate.set_result(None)
+    assert await ended == "ended"
+    with pytest.raises(SessionExpired):
+        await other
+
+
+async def test_nothing_is_answered_before_what_must_come_first() -> None:
+    told, gate = Told(), asyncio.get_running_loop().create_future()
+
+    async def first() -> None:
+        await gate
+
+    waited = asyncio.create_task(first())
+    told.turns.wait_for(waited)
+    answer = told.take("answer")
+    await told.turns.finish(0.001)
+    assert not answer.done()
+    gate.set_result(None)
+    assert await answer == "answer"
