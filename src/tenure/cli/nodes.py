@@ -45,12 +45,17 @@ def _config_options(command: F) -> F:
             default=0.0,
             help="Seconds that sessions get on top of their window after a restart of the store.",
         ),
-        click.option("--read-consistency", type=consistency, default=None),
-        click.option("--attach-consistency", type=consistency, default=None),
+        click.option(
+            "--read-consistency", type=consistency, default=None, help="Kept for YDB's clients."
+        ),
+        click.option(
+            "--attach-consistency", type=consistency, default=None, help="Kept for YDB's clients."
+        ),
         click.option(
             "--rate-limiter-counters-mode",
             type=click.Choice(["aggregated", "detailed"]),
             default=None,
+            help="Kept for YDB's clients.",
         ),
     ):
         command = option(command)
@@ -81,7 +86,10 @@ def create(path: str, *, exist_ok: bool, **options: Any) -> None:
 @_config_options
 @url_option
 def alter(path: str, **options: Any) -> None:
-    """Change the configuration of the node PATH; what is not given stays as it is."""
+    """Change the configuration of the node PATH.
+
+    What is not given stays as it is.
+    """
 
     async def work() -> None:
         async with open_store() as client:
@@ -134,7 +142,10 @@ def list_nodes(*, as_json: bool) -> None:
 @json_option
 @url_option
 def describe(path: str, *, as_json: bool) -> None:
-    """Show the node PATH: its configuration, and the sessions on it."""
+    """Show a node's configuration, and its sessions.
+
+    PATH is /default if it is not given.
+    """
 
     async def work() -> tuple[tenure.NodeDescription, list[tenure.SessionDescription]]:
         async with open_store() as client:

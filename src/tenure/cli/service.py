@@ -206,7 +206,7 @@ def _row(each: tenure.RequestDescription) -> list[str]:
 @json_option
 @url_option
 def watch(name: str, node: str, limit: int | None, *, once: bool, as_json: bool) -> None:
-    """Show the instances of NAME, and again after every change of them.
+    """Show the instances of NAME, and every change of them.
 
     One line each time; with --json one object. Ends as 'tenure watch' does.
     """
