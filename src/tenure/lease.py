@@ -143,6 +143,27 @@ class Lease:
         return self._order_id
 
     @property
+    def store_token(self) -> str:
+        """What the store itself knows this grant by, for its other clients: a dflockd token.
+
+        Empty when the lease is over. With it they can renew and release behind this program's back,
+        so keep it as a secret.
+
+        Raises:
+            Unsupported: the store has no such token.
+        """
+        token_of = getattr(self.session._engine, "token_of", None)
+        if token_of is None:
+            raise Unsupported(
+                f"this engine's store has no tokens of its own (for {self.name!r} on {self.node}); "
+                "dflockd:// does",
+                node=self.node,
+                name=self.name,
+            )
+        token: str = token_of(self._hold)
+        return token
+
+    @property
     def deadline(self) -> float:
         """Until when the lease is proven, on the client's clock (`Client.clock`), in seconds."""
         return self.session.deadline

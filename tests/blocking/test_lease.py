@@ -17,6 +17,7 @@ from tenure.errors import (
     SelfDeadlock,
     SessionClosed,
     SessionExpired,
+    Unsupported,
 )
 from tests.blocking.helpers import Thread, end_sessions, is_free, is_held, lose, until, waiting
 
@@ -31,6 +32,8 @@ def test_lock_gives_a_held_lease_to_be_released(
     holder = eye.mutex("a").inspect()
     assert holder is not None
     assert (holder.data, holder.fencing_token) == (b"me", lease.fencing_token)
+    with pytest.raises(Unsupported, match="no tokens of its own"):
+        _ = lease.store_token
     assert eye.mutex("a").try_lock() is None
     lease.update(b"still me")
     lease.release()

@@ -74,6 +74,12 @@ async def test_a_store_without_order_gives_no_fencing_token(world: World) -> Non
         assert repr(lease) == "<Lease 'm' on /default held>"
 
 
+async def test_a_store_without_tokens_of_its_own_shows_none(world: World) -> None:
+    async with world.client() as client, client.mutex("m").lock() as lease:
+        with pytest.raises(Unsupported, match="no tokens of its own"):
+            _ = lease.store_token
+
+
 async def test_it_has_no_truth_value_to_misread(world: World) -> None:
     async with world.client() as client, client.session() as session:
         lease = await session.mutex("m").lock()

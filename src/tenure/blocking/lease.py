@@ -73,6 +73,10 @@ class Lease(Mirror[twins.Lease]):
         return self._twin.fencing_token
 
     @property
+    def store_token(self) -> str:
+        return self._twin.store_token
+
+    @property
     def deadline(self) -> float:
         return self._twin.deadline
 

@@ -27,7 +27,9 @@ the entry-point group ``tenure.engines``. The connector checks the URL and does 
 `tenure.testing.conformance` checks an engine against all of this.
 
 An engine whose store leaves something to chance says so in a property `guarantees`, a few sentences
-for people.
+for people. One whose store has a token for each grant, by which its other clients know it, offers
+it in its sessions' method ``token_of(hold) -> str``, which is empty for what is not held, and
+`Lease.store_token` shows it.
 
 The module of the connector may also offer ``diagnose(url) -> Iterable[Finding]``, for `tenure
 doctor`: what a person should know about the store at that URL. It works on a store that cannot be

@@ -14,6 +14,8 @@ from tenure.cli.app import invoke
 from tenure.clock import SystemClock
 from tenure.engines.dflockd import DflockdEngine, connect
 from tenure.engines.dflockd.hold import HELD, WAITING
+from tenure.wire.lines import asking
+from tenure.wire.lines.replies import fence_of
 from tests.engines.dflockd.proxy import Proxy
 from tests.engines.dflockd.servers import InThread, Server, early_server
 from tests.guarantees import DFLOCKD, guarantee
@@ -332,6 +334,19 @@ async def test_fencing_tokens_rise_with_every_grant(ours: InThread) -> None:
             if number % 3 == 0:
                 tokens.append(await waiting)
         assert tokens == sorted(set(tokens))
+
+
+async def test_a_lease_shows_the_token_by_which_the_server_knows_it(ours: InThread) -> None:
+    async with clients(ours.url) as (one, _):
+        async with one.mutex("m").lock() as lease:
+            token = lease.store_token
+            assert fence_of(token) == lease.fencing_token
+            reader, writer = await asyncio.open_connection("127.0.0.1", ours.port)
+            writer.write(asking.renew("m", token, 33))
+            assert await reader.readline() == b"ok 33\n"
+            writer.close()
+            await writer.wait_closed()
+        assert lease.store_token == ""
 
 
 async def _token_of(client: tenure.Client, name: str) -> int:

@@ -248,8 +248,7 @@ class _Holder:
         return True
 
     def _have(self, lease: Lease) -> None:
-        tell_token = getattr(lease.session._engine, "token_of", None)
-        self._token = "" if tell_token is None else tell_token(lease._hold)
+        self._token = lease.store_token
         self._lease = lease
 
     def _lost(self, _: LeaseLost) -> None:
