@@ -1,7 +1,10 @@
 """`tenure serve` with dflockd's protocol, for chaos: processes on ``dflockd://``.
 
 They have mutexes, semaphores and a limit that each says itself; administrators look at the same
-store over tenure's own protocol.
+store over tenure's own protocol, and take away what they find there. A request of dflockd's carries
+nothing to be known by, and a session is a connection, of which an administrator does not know whose
+it is. So who takes out requests, or deletes a semaphore, excuses all that had been asked for under
+its name by then; and who ends a session, or drops the node, excuses everything.
 
 A hold dies with its connection: when the network cuts that, the server gives the lock to the next
 at once, and the holder believes until it notices, at the latest until its deadline. Nothing else is
@@ -14,15 +17,20 @@ cuts its connections too, and is *not* excused: it has promised to keep what the
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 
-from chaos.adapter import Fault, Inflict, Scene
+import tenure
+from chaos.adapter import Fault, Inflict, NotNow, Scene
 from chaos.network import network_faults
 from chaos.served import Served
 from chaos.servers import server_faults
+from tenure.model import DEFAULT_NODE, SemaphoreDescription
 
 __all__ = ["Dflockd"]
+
+_NODE = "/dflockd"
+"""Where administrators find what the processes have on their only node."""
 
 
 class Dflockd(Served):
@@ -32,7 +40,7 @@ class Dflockd(Served):
     schemes = ("dflockd", "tenure")
     plain = True
     spares = frozenset({"evict", "end-session", "delete"})
-    seen_at = "/dflockd"
+    seen_at = _NODE
 
     @property
     def url(self) -> str:
@@ -42,15 +50,15 @@ class Dflockd(Served):
     def admin_url(self) -> str:
         return f"tenure://127.0.0.1:{self._ports[1]}"
 
-    async def start(self) -> None:
-        self.not_done["what administrators do"] = "requests carry nothing to be known by"
-        await super().start()
-
     def faults(self) -> Sequence[Fault]:
         cuts = network_faults([self._network])
         return [
             *server_faults([self._server]),
             *(replace(fault, inflict=_taking_away(fault.inflict)) for fault in cuts),
+            Fault("evict", "an administrator takes requests out of a queue", _evict, (0.1, 0.3)),
+            Fault("end-session", "an administrator ends a session", _end_session, (0.1, 0.3)),
+            Fault("delete", "an administrator deletes a lock by force", _delete, (0.1, 0.3)),
+            Fault("drop", "an administrator drops the node by force", _drop, (0.1, 0.3)),
         ]
 
 
@@ -67,3 +75,63 @@ def _taking_away(inflict: Inflict) -> Inflict:
                 await broken.aclose()
 
     return recorded
+
+
+async def _one_in_use(scene: Scene, admin: tenure.Client) -> SemaphoreDescription:
+    """What somebody has or wants, as an administrator sees it."""
+    try:
+        found = await admin.list_semaphores(_NODE, owners=True, waiters=True)
+    except tenure.NodeNotFound:
+        found = []
+    used = [each for each in found if each.owners or each.waiters]
+    if not used:
+        raise NotNow("nobody has or wants anything")
+    return scene.random.choice(used)
+
+
+@asynccontextmanager
+async def _evict(scene: Scene) -> AsyncIterator[str]:
+    async with tenure.connect(scene.engine.admin_url) as admin:
+        found = await _one_in_use(scene, admin)
+        requests = [*found.owners[:2], *found.waiters[:1]]
+        with scene.journal.revoking(node=DEFAULT_NODE, name=found.name):
+            for request in requests:
+                with suppress(tenure.SemaphoreNotFound):  # nobody wants it any more
+                    await admin.evict(_NODE, found.name, request.order_id)
+    yield f"{len(requests)} requests for {found.name}"
+
+
+@asynccontextmanager
+async def _end_session(scene: Scene) -> AsyncIterator[str]:
+    async with tenure.connect(scene.engine.admin_url) as admin:
+        found = await _one_in_use(scene, admin)
+        session_id = scene.random.choice([*found.owners, *found.waiters]).session_id
+        with scene.journal.revoking():
+            await admin.end_session(_NODE, session_id)
+    yield f"session {session_id}"
+
+
+@asynccontextmanager
+async def _delete(scene: Scene) -> AsyncIterator[str]:
+    """Whoever asks for it next makes it anew."""
+    async with tenure.connect(scene.engine.admin_url) as admin:
+        name = (await _one_in_use(scene, admin)).name
+        async with admin.session(_NODE) as session:
+            with scene.journal.revoking(node=DEFAULT_NODE, name=name):
+                try:
+                    await session.semaphore(name).delete(force=True)
+                except tenure.SemaphoreNotFound:
+                    raise NotNow(f"nobody has or wants {name} any more") from None
+    yield name
+
+
+@asynccontextmanager
+async def _drop(scene: Scene) -> AsyncIterator[str]:
+    """Whoever asks for a lock next makes it anew."""
+    async with tenure.connect(scene.engine.admin_url) as admin:
+        with scene.journal.revoking():
+            try:
+                await admin.drop_node(_NODE, force=True)
+            except tenure.NodeNotFound:
+                raise NotNow("nobody has asked for anything since it was dropped") from None
+    yield _NODE

@@ -1,4 +1,7 @@
-"""A short run over dflockd's protocol: its server and its clients die, stop and lose each other."""
+"""A short run over dflockd's protocol: its server and clients die, stop and lose each other.
+
+Administrators take away what they have.
+"""
 
 from pathlib import Path
 
@@ -8,7 +11,10 @@ from chaos.dflockd import Dflockd
 from chaos.report import examine
 from chaos.runner import Plan, run
 
-FAULTS = ("kill-server", "pause-server", "cut", "half-open", "kill", "long-pause")
+FAULTS = (
+    *("kill-server", "pause-server", "cut", "half-open", "kill", "long-pause"),
+    *("evict", "end-session", "delete", "drop"),
+)
 
 
 @pytest.mark.no_debug
