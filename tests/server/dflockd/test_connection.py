@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from tenure.engines.contract import Attach, Engine
 from tenure.engines.memory import MemoryEngine
+from tenure.engines.memory.session import MemorySession
+from tenure.errors import EngineError
 from tenure.server.auth import Authenticator
 from tenure.server.dflockd.housekeeping import Deaf
 from tenure.server.limits import Limits
@@ -447,6 +449,34 @@ async def test_what_an_administrator_evicts_is_lost(clock: VirtualClock, engine:
         await engine.evict("/dflockd", "job", job.owners[0].order_id)
         await asyncio.sleep(0.1)
         assert await holder.asks("n", "job", token) == "error"
+
+
+async def test_what_the_store_fails_to_release_is_released_as_soon_as_it_can(
+    clock: VirtualClock,
+    engine: Engine,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(session: MemorySession, hold: int) -> None:
+        raise EngineError("the disk is full")
+
+    async with serving(clock, engine=engine) as listener:
+        with monkeypatch.context() as patch:
+            client, gone, other = Client(listener), Client(listener), Client(listener)
+            token = token_of(await client.asks("l", "released", "0"))
+            token_of(await client.asks("l", "expired", "0 2"))
+            gone_token = token_of(await gone.asks("l", "gone", "0"))
+            patch.setattr(MemorySession, "withdraw", fail)
+            assert await client.asks("r", "released", token) == "error"
+            assert await gone.asks("r", "gone", gone_token) == "error"
+            await asyncio.sleep(3)
+            gone.abort()
+            await asyncio.sleep(1)
+        await asyncio.sleep(1.1)
+        for key in ("released", "expired", "gone"):
+            token_of(await other.asks("l", key, "0"))
+        assert await client.asks("l", "released", "0") == "timeout"
+    assert "not released yet" in caplog.text
 
 
 async def test_no_lease_is_promised_when_the_store_is_out_of_reach(clock: VirtualClock) -> None:

@@ -149,7 +149,7 @@ def _release(conn: Connection, name: str, argument: str, now: float) -> bytes | 
     if conn.enqueued and conn.enqueued.get(name) is claim:
         del conn.enqueued[name]
     try:
-        answer = claim.holder.session.withdraw(claim.hold)
+        answer = locks.withdraw(claim)
     except TenureError:
         locks.drop(claim, ERROR, now)
         return ERROR

@@ -11,12 +11,13 @@ Rules:
 * A claim leaves the tables here (`drop`) before or when it leaves the store's queue. What the store
   says of one that has left is not heard.
 * Where a claim is dropped, somebody has seen to it that it leaves the store as well: it was
-  withdrawn, or its session is over.
+  withdrawn, or is again and again, or its session is over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Coroutine
@@ -24,7 +25,7 @@ from functools import partial
 from typing import Any
 
 from tenure.engines.contract import Answer, Enqueued, Place
-from tenure.errors import InvalidArgument, SemaphoreNotFound, TenureError
+from tenure.errors import InvalidArgument, SemaphoreNotFound, SessionExpired, TenureError
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.server.context import Context
 from tenure.server.dflockd.claims import HELD, OVER, WAITING, Claim, Key, Record
@@ -81,6 +82,7 @@ class Locks:
         self._start = start
         self._semaphores = context.counts.semaphores
         self._salts: list[str] = []
+        self._unwanted: list[Claim] = []  # dropped, and not out of the store's queues yet
 
     # Keys
 
@@ -253,22 +255,34 @@ class Locks:
         if holder.connection is None and not holder.claims and not holder.over:
             self.end(holder)
 
-    def withdraw(self, claim: Claim, verdict: bytes, now: float) -> Answer[None]:
-        """Take it out of its queue, or release it."""
-        session = claim.holder.session
+    def withdraw(self, claim: Claim) -> Answer[None]:
+        """Take it out of the store's queue; if the store fails, `sweep` tries again."""
         try:
-            return session.withdraw(claim.hold)
-        finally:
-            self.drop(claim, verdict, now)
+            answer = claim.holder.session.withdraw(claim.hold)
+        except TenureError as error:
+            self._left_in(claim, error)
+            raise
+        if answer is not None:
+            answer.add_done_callback(partial(self._withdrawn, claim))
+        return answer
+
+    def _withdrawn(self, claim: Claim, answer: asyncio.Future[None]) -> None:
+        error = None if answer.cancelled() else answer.exception()
+        if error is not None:
+            self._left_in(claim, error)
+
+    def _left_in(self, claim: Claim, error: BaseException) -> None:
+        if not isinstance(error, SessionExpired) and not claim.holder.over:
+            if not self._unwanted:  # the first one speaks for all
+                name = claim.key.name
+                self.context.log(logging.WARNING, "not released yet", name=name, why=error)
+            self._unwanted.append(claim)
 
     def give_up(self, claim: Claim, verdict: bytes, now: float) -> None:
         """Take it out of its queue; nobody waits until that is done."""
-        try:
-            answer = self.withdraw(claim, verdict, now)
-        except TenureError:
-            return  # its session is over, and so is all that it had
-        if answer is not None:
-            answer.add_done_callback(_heard)
+        with contextlib.suppress(TenureError):
+            self.withdraw(claim)
+        self.drop(claim, verdict, now)
 
     def renew(self, claim: Claim, lease: int, now: float) -> Answer[None]:
         """From now on it is held for so long.
@@ -300,7 +314,12 @@ class Locks:
             self.expire(claim, now)
 
     def sweep(self, now: float) -> None:
-        """End all whose leases have run out."""
+        """End all whose leases have run out, and what the store would not end before."""
+        unwanted, self._unwanted = self._unwanted, []
+        for claim in unwanted:
+            if not claim.holder.over:
+                with contextlib.suppress(TenureError):
+                    self.withdraw(claim)
         over = [each for each in self.held.values() if each.deadline <= now]
         for claim in over:
             self.expire(claim, now)
@@ -362,9 +381,3 @@ class Locks:
             holder.over = True
             self.holders.discard(holder)
             self.context.counts.sessions.give_back()
-
-
-def _heard(answer: asyncio.Future[None]) -> None:
-    """Whatever came of it: nobody waits for it."""
-    if not answer.cancelled():
-        answer.exception()
