@@ -7,6 +7,7 @@ on first use.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
@@ -60,16 +61,26 @@ def _connector(url: str) -> Connector:
         raise InvalidArgument(f"a URL is a str, not {type(url).__name__}")
     scheme, separator, _ = url.partition("://")
     if not separator or not scheme:
-        raise InvalidArgument(
-            f"{url!r} is not a URL with a scheme; for a file write sqlite:///{url.lstrip('/')}"
-            if url
-            else "the URL is empty; write for example sqlite:///jobs.db or memory://"
-        )
+        raise InvalidArgument(_without_scheme(url))
     found = _installed().select(name=scheme.lower())
     if not found:
+        from difflib import get_close_matches
+
+        known = schemes()
+        near = [f"did you mean {each}://?" for each in get_close_matches(scheme, known, n=1)]
         raise Unsupported(
-            f"no engine is installed for {scheme}://; there are: "
-            + ", ".join(f"{each}://" for each in schemes())
+            f"no engine is installed for {scheme}://; "
+            + " ".join([*near, "there are:", ", ".join(f"{each}://" for each in known)])
         )
     connector: Connector = next(iter(found)).load()
     return connector
+
+
+def _without_scheme(url: str) -> str:
+    if not url:
+        return "the URL is empty; write for example sqlite:///jobs.db or memory://"
+    slip = re.fullmatch(r"([\w+]+)(?::/?|//)(.+)", url)  # a colon or a slash is missing
+    if slip is not None and slip[1] in schemes():
+        slashes = "///" if slip[1] == "sqlite" else "//"
+        return f"{url!r} is no URL; write {slip[1]}:{slashes}{slip[2]}"
+    return f"{url!r} is not a URL with a scheme; for a file write sqlite:///{url}"
