@@ -163,10 +163,11 @@ class DflockdEngine:
                 raise AuthenticationFailed(str(shard.failure))
         if all(shard.shared is None for shard in self._shards):
             troubles = "; ".join(f"{shard}: {_words(shard.failure)}" for shard in self._shards)
+            tls = "without" if self.address.tls is None else "with"
             advice = on_connecting(self._shards[0].failure, "dflockd")
             raise EngineUnavailable(
                 f"{self.url} cannot be reached ({troubles})"
-                f"{advice or '; is there a dflockd server?'}"
+                + (advice or f"; is there a dflockd server, and {tls} TLS?")
             )
 
     async def aclose(self) -> None:

@@ -221,7 +221,10 @@ class Connection(asyncio.Protocol):
         if self.greeting.done():
             self._end(str(error or "the server closed the connection"))
         else:
-            self._end(f"it closed the connection without a greeting; {_PERHAPS}")
+            self._end(
+                f"it closed the connection without a greeting; {_PERHAPS} One that wants clients' "
+                "certificates is shown one with ?tls-cert=FILE&tls-key=FILE"
+            )
         self._transport = None
         if not self.gone.done():
             self.gone.set_result(None)

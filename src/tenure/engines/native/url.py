@@ -68,8 +68,10 @@ class TlsFiles:
                 context.load_cert_chain(self.cert, self.key, password=_no_password)
         except OSError as error:  # ssl.SSLError is one
             files = ", ".join(filter(None, (self.ca, self.cert, self.key)))
+            keyless = self.cert is not None and self.key is None
             raise InvalidArgument(
                 f"a file for TLS ({files}) cannot be used: {error.strerror or error}"
+                + ("; is the key in a file of its own? ?tls-key=FILE" if keyless else "")
             ) from None
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         return context
