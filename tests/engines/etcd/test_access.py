@@ -119,6 +119,59 @@ async def _fill(pool: tenure.Semaphore) -> None:
         await pool.update(bytes([number]) * MIB)
 
 
+async def test_what_was_refused_to_leave_leaves_when_it_may() -> None:
+    with a_cluster() as cluster:
+        cluster.have_users(root="secret", anna="word")
+        host = cluster.members[0].address
+        token = cluster.token("root", "secret")
+        async with (
+            tenure.connect(f"etcd://anna:word@{host}") as client,
+            tenure.connect(f"etcd://root:secret@{host}") as other,
+            other.mutex("waited for").lock(timeout=30),
+        ):
+            lease = await client.mutex("m").lock(timeout=30)
+            late = asyncio.ensure_future(client.mutex("waited for").lock(timeout=1))
+            cancelled = asyncio.ensure_future(client.mutex("waited for").lock())
+            await _waiters(other, "waited for", 2)
+            cluster.ask("auth/user/revoke", {"name": "anna", "role": "root"}, token=token)
+            cancelled.cancel()
+            with pytest.raises(tenure.AuthenticationFailed, match="read and write"):
+                await lease.release()
+            with pytest.raises(tenure.AcquireTimeout):
+                await late
+            cluster.ask("auth/user/grant", {"user": "anna", "role": "root"}, token=token)
+            async with other.mutex("m").lock(timeout=30):
+                await _waiters(other, "waited for", 0)
+            assert cancelled.cancelled()
+
+
+async def test_what_was_refused_to_leave_ends_with_its_session() -> None:
+    with a_cluster() as cluster:
+        cluster.have_users(root="secret", anna="word")
+        host = cluster.members[0].address
+        token = cluster.token("root", "secret")
+        async with (
+            tenure.connect(f"etcd://root:secret@{host}") as other,
+            tenure.connect(f"etcd://anna:word@{host}") as client,
+        ):
+            session = await client.session()
+            lease = await session.mutex("m").lock(timeout=30)
+            cluster.ask("auth/user/revoke", {"name": "anna", "role": "root"}, token=token)
+            with pytest.raises(tenure.AuthenticationFailed):
+                await lease.release()
+            cluster.ask("auth/user/grant", {"user": "anna", "role": "root"}, token=token)
+            await session.close()
+            async with other.mutex("m").lock(timeout=30):
+                pass
+
+
+async def _waiters(client: tenure.Client, name: str, number: int) -> None:
+    """Return when so many wait."""
+    async with asyncio.timeout(30), client.session() as session:
+        while (await session.semaphore(name).describe()).waiting != number:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
 async def test_who_is_shown_what_a_session_is_called_may_list_and_end_it() -> None:
     with a_prefix() as url:
         engine = connect(url, SystemClock())

@@ -6,7 +6,8 @@ A request is asked (its transaction is under way), waits, owns, or is gone. How 
 Rules:
 
 * A request is in the table from when it is asked for until it is withdrawn, taken out, or gives up.
-  One that leaves is gone for the program at once, and in `leaving` until etcd has said so.
+  One that leaves is gone for the program at once, and in `leaving` until etcd has said so; if etcd
+  refuses that, it is asked again, by whoever withdraws again or after a while.
 * Time to wait is the waiter's own: a timer takes it out.
 * The transaction that takes out an owner which another one of the same session follows reads who
   is first then: if that is the one, it owns. Any other one of this engine that follows looks.
@@ -41,6 +42,9 @@ _REMOVALS = {EVICTED: Removal.EVICTED, DELETED: Removal.DELETED}
 
 _REFUSED = Enqueued(Place.REFUSED, None)
 
+_AGAIN = 2.0
+"""Seconds until a request leaves once more, which was refused that."""
+
 
 class Requests:
     """All of one session's."""
@@ -50,6 +54,7 @@ class Requests:
         self._engine = session.engine
         self._requests: dict[int, Request] = {}
         self._leaving: dict[int, asyncio.Future[None]] = {}
+        self._left_in: dict[int, Request] = {}  # of whose leaving etcd would not hear
         self._transactions = Transactions(session)
         self._waiting = Waiting(session, self._transactions, self.taken_out)
         self._joining = Joining(session, self._transactions, self._waiting)
@@ -146,7 +151,7 @@ class Requests:
     # Leaving
 
     def withdraw(self, hold: int) -> asyncio.Future[None] | None:
-        request = self._requests.pop(hold, None)
+        request = self._requests.pop(hold, None) or self._left_in.pop(hold, None)
         if request is None:
             return self._leaving.get(hold)
         return self._leave(request)
@@ -156,8 +161,17 @@ class Requests:
         self._waiting.stop(request)
         future = self._session.turns.take(request.name.name, lambda: self._delete(request))
         self._leaving[request.hold] = future
-        future.add_done_callback(lambda _: self._leaving.pop(request.hold, None))
+        future.add_done_callback(partial(self._left, request))
         return future
+
+    def _left(self, request: Request, left: asyncio.Future[None]) -> None:
+        del self._leaving[request.hold]
+        if not (self._session.over or left.cancelled() or left.exception() is None):
+            self._left_in[request.hold] = request
+            request.timer = self._engine.loop.call_later(_AGAIN, self._leave_again, request.hold)
+
+    def _leave_again(self, hold: int) -> None:
+        self._leave(self._left_in.pop(hold)).add_done_callback(heard)
 
     async def _delete(self, request: Request) -> None:
         next_ = next((each for each in request.followers if each.waiting is self._waiting), None)
@@ -210,10 +224,11 @@ class Requests:
         """The session is over."""
         local = self._engine.local.values()
         mine = [each for each in local if each.waiting is self._waiting]
-        for request in {*self._requests.values(), *mine}:
+        for request in {*self._requests.values(), *self._left_in.values(), *mine}:
             self._waiting.stop(request)
             self._waiting.gone(request)
         self._requests.clear()
+        self._left_in.clear()
 
     # Taking over
 
