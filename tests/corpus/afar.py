@@ -35,7 +35,7 @@ DELAY = 0.05
 """Seconds that everything takes, in each direction, where answers are to be late."""
 
 
-@row(3, replacing(request, "_give_up", does_nothing), on=SERVERS)
+@row(3, replacing(request, "_give_up", does_nothing), on=(*SERVERS, "dflockd"))
 async def an_acquire_that_is_cancelled_before_its_late_answer_leaves_nothing(scene: Scene) -> None:
     client, network = scene.afar()
     async with client, client.session() as session:
@@ -48,7 +48,7 @@ async def an_acquire_that_is_cancelled_before_its_late_answer_leaves_nothing(sce
         await scene.queued("x", 0)
 
 
-@row(4, replacing(Lease, "_give_back", give_back_late), on=SERVERS)
+@row(4, replacing(Lease, "_give_back", give_back_late), on=(*SERVERS, "dflockd"))
 async def a_release_that_is_cancelled_before_its_late_answer_takes_effect(scene: Scene) -> None:
     client, network = scene.afar()
     async with client, client.session() as session:

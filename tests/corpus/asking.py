@@ -20,7 +20,12 @@ from tests.corpus.subjects import Scene
 from tests.primitives.helpers import is_held, this_task, turns
 
 
-@row(3, replacing(request, "_give_up", does_nothing), shows=("cancelled", ("nothing leaks",)))
+@row(
+    3,
+    replacing(request, "_give_up", does_nothing),
+    not_on={"dflockd": "tests/corpus/afar.py asks it, across a slow network"},
+    shows=("cancelled", ("nothing leaks",)),
+)
 async def a_cancelled_acquire_leaves_nothing_in_the_queue(scene: Scene) -> None:
     for after in range(8):
         client, _ = scene.slow(2)
@@ -75,6 +80,7 @@ _deliver = Committer._deliver
         "redis": "tests/engines/redis/test_faults.py asks it, across a slow network",
         "etcd": "each command is a call of gRPC's, which matches answers to calls",
         "native": "tests/corpus/afar.py asks it, across a slow network",
+        "dflockd": "tests/corpus/lines.py asks it, across a slow network",
         "ydb": "tests/corpus/afar.py asks it, across a slow network",
     },
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.corpus import afar, asking, losing, outside, queueing
+from tests.corpus import afar, asking, lines, losing, outside, queueing
 from tests.corpus.pains import PAINS, Pain
 from tests.corpus.rows import ROWS, Row
 from tests.corpus.subjects import SUBJECTS
@@ -13,7 +13,7 @@ __all__ = ["DOCUMENT", "ROWS", "document"]
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "pains.md"
 
-THEMES = (losing, asking, queueing, outside, afar)
+THEMES = (losing, asking, queueing, outside, afar, lines)
 """The modules whose import fills `ROWS`."""
 
 ROWS.sort(key=lambda row: row.number)
@@ -28,7 +28,8 @@ was seen by running them. Tenure has a test for each, on every engine that the r
 that test is known to see the defect: it is planted into tenure, and the test must fail then, by
 what it asserts. The engines are `memory`, `sqlite`, `sqlite` with `durability=full`, `redis`,
 `etcd`, and the server with `memory` behind it: as `tenure` over its native protocol, as `ydb` over
-YDB's. `make test ARGS='-k corpus'` runs all of them, `ARGS='-k NAME'` a single one.
+YDB's, as `dflockd` over dflockd's, where a check sees the queues in the store behind the server.
+`make test ARGS='-k corpus'` runs all of them, `ARGS='-k NAME'` a single one.
 
 | # | the pain | where others had it | tenure's answer | our test |
 |---|---|---|---|---|

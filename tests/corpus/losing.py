@@ -22,7 +22,12 @@ from tests.engines.redis.servers import forget_as_in_a_failover
 from tests.primitives.helpers import is_held
 
 
-@row(1, replacing(scope.Scope, "trigger", does_nothing), shows=("administrator", ("told in time",)))
+@row(
+    1,
+    replacing(scope.Scope, "trigger", does_nothing),
+    not_on={"dflockd": "tests/corpus/lines.py asks it, by cutting connections off"},
+    shows=("administrator", ("told in time",)),
+)
 async def the_body_of_a_lost_lease_is_cancelled(scene: Scene) -> None:
     went_on = False
     async with scene.client() as client:
@@ -120,6 +125,7 @@ async def renewals_that_fail_end_the_lease_at_its_deadline_and_not_before(scene:
 @row(
     9,
     replacing(Lease, "_lose", does_nothing),
+    not_on={"dflockd": "tests/corpus/lines.py asks it, by cutting connections off"},
     shows=("administrator", ("tokens rise", "told in time")),
 )
 async def a_lease_of_an_earlier_session_is_not_held(scene: Scene) -> None:
@@ -173,6 +179,7 @@ _NO_REPLICAS = "its store has no replica that could take its place"
         "native": _NO_REPLICAS,
         "ydb": _NO_REPLICAS,
         "etcd": "a member that takes over has all that was ever told",
+        "dflockd": _NO_REPLICAS,
     },
     shows=("restarted", ("tokens rise",)),
 )

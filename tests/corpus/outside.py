@@ -106,6 +106,7 @@ def _plant_forgetful_news(patch: pytest.MonkeyPatch) -> None:
         "redis": in_lua("if watched then", "if watched and call('INCR', P .. 'told') == 1 then"),
         "etcd": etcd.plant_forgetful_watches,
     },
+    not_on={"dflockd": "it has no watches"},
 )
 async def a_watch_ends_in_the_true_state(scene: Scene) -> None:
     async with scene.client() as client:
@@ -126,7 +127,11 @@ async def a_watch_ends_in_the_true_state(scene: Scene) -> None:
         assert await scene.soon(watching) == b"9"
 
 
-@row(25, replacing(Session, "_tell", does_nothing))
+@row(
+    25,
+    replacing(Session, "_tell", does_nothing),
+    not_on={"dflockd": "its protocol does not tell who holds and who waits"},
+)
 async def who_waits_for_whom_and_for_how_long_can_be_seen(scene: Scene) -> None:
     async with scene.client() as client, client.events() as stream:
         session = await client.session(description="the nightly import")

@@ -26,7 +26,12 @@ from tests.corpus.rows import does_nothing, replacing, row, together
 from tests.corpus.subjects import Scene
 
 
-@row(8, replacing(Lease, "_fail", does_nothing), shows=("administrator", ("told in time",)))
+@row(
+    8,
+    replacing(Lease, "_fail", does_nothing),
+    not_on={"dflockd": "who waits has no session that is over: it joins the queue anew"},
+    shows=("administrator", ("told in time",)),
+)
 async def a_waiter_learns_that_its_session_is_over(scene: Scene) -> None:
     async with scene.client() as client, client.mutex("x").lock():
         session = await client.session(description="victim")
@@ -45,6 +50,7 @@ async def a_waiter_learns_that_its_session_is_over(scene: Scene) -> None:
         "redis": in_lua("math.max(order + 1, seen + 1, now)", "math.floor(now / 3.6e9)"),
         "etcd": replacing(WaitingOfEtcd, "order_id", etcd.numbered_by_the_hour),
     },
+    not_on={"dflockd": "it has one node; tests/corpus/lines.py asks the rest"},
     shows=("none", ("tokens rise",)),
 )
 async def fencing_tokens_rise_over_names_nodes_and_sessions(scene: Scene) -> None:
@@ -150,6 +156,7 @@ _remove_sessions = requests.remove_sessions
         ),
         "etcd": etcd.plant_requests_under_no_lease,
     },
+    not_on={"dflockd": "tests/corpus/lines.py asks it, by cutting connections off"},
     shows=("administrator", ("in order", "others go on")),
 )
 async def a_dead_waiter_is_passed_over(scene: Scene) -> None:
@@ -183,6 +190,7 @@ _due = Store._due
         "redis": in_lua("tonumber(x[2] or math.huge), ", "math.huge, "),
         "etcd": etcd.plant_requests_under_no_lease,
     },
+    not_on={"dflockd": "a request has one token; tests/corpus/lines.py asks for three"},
     shows=("cut off", ("others go on",)),
 )
 async def permits_of_a_silent_session_return_after_its_window(scene: Scene) -> None:
@@ -226,6 +234,7 @@ _create_row = nodes.create_semaphore
         "redis": in_lua("return {'exists', m.limit}", "return {'ok'}"),
         "etcd": replacing(semaphores_of_etcd, "create", etcd.create_whatever_is_there),
     },
+    not_on={"dflockd": "a limit lies with the requests; tests/corpus/lines.py asks its users"},
 )
 async def another_limit_is_refused(scene: Scene) -> None:
     async with scene.client() as client:

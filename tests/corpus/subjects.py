@@ -19,6 +19,7 @@ from tenure.clock import Clock, SystemClock
 from tenure.engines import connect_engine
 from tenure.testing.clock import VirtualClock, VirtualLoop
 from tenure.testing.conformance import Stores
+from tests.engines.dflockd.behind import stores as behind_dflockd
 from tests.engines.stores import (
     DURABLE_SQLITE,
     ETCD,
@@ -44,6 +45,7 @@ __all__ = [
 
 T = TypeVar("T")
 
+DFLOCKD_ON_MEMORY = behind_dflockd()
 YDB_ON_MEMORY = stores_of(in_memory)
 
 PATIENCE = 30.0
@@ -99,6 +101,7 @@ SUBJECTS = (
     Subject("sqlite-full", "sqlite", DURABLE_SQLITE, DURABLE_SQLITE),
     Subject("redis", "redis", REDIS, REDIS),
     Subject("etcd", "etcd", ETCD, ETCD),
+    Subject("dflockd", "dflockd", DFLOCKD_ON_MEMORY, DFLOCKD_ON_MEMORY, behind="memory"),
     Subject("tenure", "native", SERVED_MEMORY, SERVED_MEMORY, behind="memory"),
     Subject("ydb", "ydb", YDB_ON_MEMORY, YDB_ON_MEMORY, behind="memory", like="tenure"),
 )

@@ -58,16 +58,22 @@ def free_port() -> int:
 
 
 class InThread:
-    """Tenure's server on a store of its own, in a thread, for as long as the block lasts."""
+    """Tenure's server, in a thread, for as long as the block lasts.
+
+    Args:
+        store: what it stands on; one of its own in memory, when left out.
+    """
 
     def __init__(
         self,
+        store: str = "memory://",
         *,
         authenticator: Authenticator | None = None,
         tls: ssl.SSLContext | None = None,
         **options: Any,
     ) -> None:
         self.port = 0
+        self._store = store
         self._authenticator = authenticator or Anybody()
         self._tls = tls
         self._options = DflockdOptions(**options)
@@ -105,7 +111,7 @@ class InThread:
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        engine = connect_engine("memory://", SystemClock())
+        engine = connect_engine(self._store, SystemClock())
         await engine.open()
         context = Context(engine, Limits(), self._authenticator, logging.getLogger("tenure.server"))
         listening = socket.create_server(("127.0.0.1", 0))
