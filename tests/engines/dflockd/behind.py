@@ -24,6 +24,9 @@ __all__ = ["stores"]
 _NODE = "/dflockd"
 """Where the server keeps its clients' locks."""
 
+_LONG = 150
+"""Seconds of silence that the server allows: a proof is worth no more than that."""
+
 _numbers = itertools.count(1)
 _stores: dict[str, str] = {}  # behind the servers, by their URLs
 
@@ -62,12 +65,13 @@ class Behind:
 @contextmanager
 def _served() -> Iterator[str]:
     store = f"memory://behind-dflockd-{next(_numbers)}"
-    with InThread(store) as server:
-        _stores[server.url] = store
+    with InThread(store, read_timeout=_LONG) as server:
+        url = f"{server.url}?read-timeout={_LONG}"
+        _stores[url] = store
         try:
-            yield server.url
+            yield url
         finally:
-            del _stores[server.url]
+            del _stores[url]
 
 
 def stores() -> Stores:
