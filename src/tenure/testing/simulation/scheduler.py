@@ -266,6 +266,9 @@ class ProcessLoop(asyncio.AbstractEventLoop):
                     context.run(callback, *handle.arguments)
             except Exception as error:
                 self.call_exception_handler({"message": f"in {callback!r}", "exception": error})
+            # From Python 3.12 on a task's traceback leads to this frame: what failed, and nobody
+            # has heard of, would keep itself alive, and not be heard of.
+            del handle, callback
         self._running = False
         if not handles:
             self._new.clear()
