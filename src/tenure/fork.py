@@ -30,5 +30,5 @@ def check(born: int, what: str) -> None:
     if born != _generation:
         raise Misuse(
             f"{what} belongs to the parent of this forked process, which still uses it; "
-            "call tenure.connect() in the child"
+            "connect anew in the child"
         )

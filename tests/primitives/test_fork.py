@@ -26,7 +26,7 @@ PROGRAM = """
             call()
         except tenure.Misuse as error:
             assert "belongs to the parent of this forked process" in str(error), error
-            assert "call tenure.connect() in the child" in str(error), error
+            assert "connect anew in the child" in str(error), error
         else:
             raise AssertionError(f"{what} did not raise")
 
