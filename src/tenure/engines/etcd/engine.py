@@ -143,8 +143,8 @@ class EtcdEngine:
                 if self.clock.now() + pause >= until:
                     raise EngineUnavailable(
                         f"{self.url} could not be reached within {address.connect_timeout:g} s: "
-                        f"{lost}; do most of its members run there, and "
-                        f"{'with' if address.secure else 'without'} TLS? 'tenure doctor' asks each"
+                        f"{lost}; do most of its members run there, {address.spoken}? "
+                        "'tenure doctor' asks each"
                     ) from lost
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)

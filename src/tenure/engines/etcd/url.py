@@ -62,6 +62,13 @@ class Address:
     timeout: float = 5.0
     connect_timeout: float = 10.0
 
+    @property
+    def spoken(self) -> str:
+        """How the servers have to be spoken to, in words."""
+        if not self.secure:
+            return "without TLS"
+        return "with TLS and a certificate to be trusted (root_certificates=FILE, server_name=NAME)"
+
 
 def parse(url: str) -> Address:
     """Understand a URL.

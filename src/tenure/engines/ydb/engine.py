@@ -91,7 +91,7 @@ class YdbEngine:
         except OutOfReach as error:
             raise EngineUnavailable(
                 f"{self.url} cannot be reached: {error}; check the address, and that YDB's "
-                f"protocol is spoken there, {'with' if self.address.secure else 'without'} TLS"
+                f"protocol is spoken there, {self.address.spoken}"
             ) from error
         self._open = True
 

@@ -73,6 +73,13 @@ class Address:
     siblings: int = 32
     connect_timeout: float = 10.0
 
+    @property
+    def spoken(self) -> str:
+        """How the servers have to be spoken to, in words."""
+        if not self.secure:
+            return "without TLS"
+        return "with TLS and a certificate to be trusted (root_certificates=FILE)"
+
 
 def parse(url: str) -> Address:
     """Understand a URL."""
