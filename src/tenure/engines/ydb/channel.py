@@ -15,7 +15,8 @@ import asyncio
 import contextlib
 import importlib
 import os
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, MutableMapping
 from typing import Any, cast
 
 import grpc
@@ -50,7 +51,7 @@ _IN_ENVIRONMENT = (
 _OPTIONS = [
     # A server that is started anew is found soon; connecting may still take long.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.max_reconnect_backoff_ms", 400),
     ("grpc.min_reconnect_backoff_ms", 5000),
 ]
 _LONG = 365 * 24 * 3600.0
@@ -72,6 +73,9 @@ class Stream:
         self._channel = channel
         self._driver = driver
         self._leave_connection = opened.on_disconnected_callback
+        self._connection: object = opened.rpc_state.rpc  # each connection has one of its own
+        # The driver hands out connections of which the server has been heard.
+        channel.heard_at.setdefault(self._connection, asyncio.get_running_loop().time())
         self._call = opened.resp
         self._messages = opened.it
 
@@ -89,11 +93,17 @@ class Stream:
         """
         try:
             with _as_out_of_reach():
-                return await anext(self._messages, None)
+                message = await anext(self._messages, None)
         except OutOfReach as error:
             if _broken(error.__cause__):
                 await self.condemn()
             raise
+        self._channel.heard_at[self._connection] = asyncio.get_running_loop().time()
+        return message
+
+    def connection_heard_since(self, instant: float) -> bool:
+        """Whether anything has come over the connection since then, on the loop's clock."""
+        return self._channel.heard_at[self._connection] >= instant
 
     async def half_close(self) -> None:
         """Nothing more will be written. Raises `OutOfReach`."""
@@ -118,6 +128,7 @@ class Channel:
 
     Attributes:
         cut_off: whether a call has ended in another way than in good order.
+        heard_at: when something came over a connection, on the loop's clock.
     """
 
     def __init__(self, address: Address) -> None:
@@ -125,6 +136,7 @@ class Channel:
         self._driver: Driver | None = None
         self._left: set[asyncio.Task[None]] = set()
         self.cut_off = False
+        self.heard_at: MutableMapping[object, float] = weakref.WeakKeyDictionary()
 
     async def open(self) -> None:
         """Connect.

@@ -8,7 +8,9 @@ task owns another one for each stream, which writes. Rules:
   would keep the session alive, unless that is to be ended. Once the window has passed it asks what
   has become of it.
 * A server that does not answer for a sixth of the window, to an attachment or to what asks for a
-  proof, is left, connection and all.
+  proof, is left, connection and all. One that is only slow, because others hear of it over the same
+  connection, is given three times as long, and then the stream alone is left: to leave them all
+  would only make it slower.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 
 LEAST_PATIENCE, MOST_PATIENCE = 0.5, 5.0
 """Seconds in which an answer is expected, whatever the window."""
+
+MOST_EXCUSED = 2
+"""How many times more a server may take as long, if its connection is heard of."""
 
 LINGER = 0.2
 """Seconds after the window before it is asked whether a session is over of which nobody speaks."""
@@ -58,6 +63,7 @@ class Line:
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._stream: Stream | None = None
+        self._beginning: asyncio.Timeout | None = None
         self._writing: asyncio.Task[None] | None = None
         self._to_write = asyncio.Event()
         self._word = asyncio.Event()
@@ -65,6 +71,8 @@ class Line:
         self._over = False
         self._silence: asyncio.TimerHandle | None = None
         self._silence_due = 0.0
+        self._excused = 0
+        self._proven_then = 0.0
         self._silent = False
         self._task = asyncio.create_task(self._run(), name="tenure-ydb-session")
 
@@ -164,12 +172,15 @@ class Line:
             stream.cut()
             return
         self._stream = stream
+        self._mind_silence()
         ended = False
         try:
-            async with asyncio.timeout(self.patience):
+            # To cut off a stream that has not begun does not wake who waits for it.
+            async with asyncio.timeout(None) as self._beginning:
                 with contextlib.suppress(OutOfReach):  # what the server says then tells why
                     await stream.write(strand.begin())
                 message = await stream.read()
+            self._beginning = None
             self._writing = asyncio.create_task(self._write(stream), name="tenure-ydb-write")
             while message is not None:
                 strand.receive(message)
@@ -177,15 +188,13 @@ class Line:
                 self._mind_silence()
                 message = await stream.read()
             ended = True
-        except TimeoutError:
-            await stream.condemn()
-            raise
-        except OutOfReach:
+        except (OutOfReach, TimeoutError):
             if self._silent:
                 await stream.condemn()
             raise
         finally:
-            self._stream = None
+            self._stream = self._beginning = None
+            self._mind_silence()
             if not ended:
                 stream.cut()
             if self._writing is not None:
@@ -210,22 +219,43 @@ class Line:
 
     # Silence
 
+    @property
+    def _waits(self) -> bool:
+        """Whether the server owes an answer."""
+        if self._stream is None or self._over:
+            return False
+        return self._strand.waits_for_proof or not self._was_attached
+
     def _mind_silence(self) -> None:
         """See to it that a server which does not answer is left."""
-        waits = self._strand.waits_for_proof and not self._over
-        if waits and self._silence is None:
+        if not self._waits:
+            self._excused = 0
+            if self._silence is not None:
+                self._silence.cancel()
+                self._silence = None
+        elif self._silence is None:
+            self._proven_then = self._strand.last_proof
             self._silence_due = self._loop.time() + self.patience
             self._silence = self._loop.call_later(self.patience, self._look)
-        elif not waits and self._silence is not None:
-            self._silence.cancel()
-            self._silence = None
 
     def _look(self) -> None:
         self._silence = None
-        if self._stream is None or not self._strand.waits_for_proof:
+        if self._stream is None or not self._waits:
             return
         if self._loop.time() - self._silence_due > self.patience / 2:
             self._mind_silence()  # it was this loop that stood still, and not the server
             return
-        self._silent = True
-        self._stream.cut()
+        if self._strand.last_proof > self._proven_then:
+            self._excused = 0
+            self._mind_silence()  # it owes only what it was asked since
+            return
+        heard = self._stream.connection_heard_since(self._silence_due - self.patience)
+        if heard and self._excused < MOST_EXCUSED:
+            self._excused += 1
+            self._mind_silence()
+            return
+        self._silent = not heard
+        if self._beginning is not None:
+            self._beginning.reschedule(self._loop.time())
+        else:
+            self._stream.cut()
