@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from tenure import blocking
 from tenure.server.settings import SETTINGS
 from tests.cli.programs import Tenure
+from tests.engines.redis.servers import a_server
 from tests.server.certificates import Authority
 from tests.server.serving import serving
 
@@ -84,6 +86,19 @@ async def test_a_store_behind_another_server_is_as_lasting_as_that_ones(tenure: 
         told = await asyncio.to_thread(checked, tenure, "--store", server.addresses[0])
         assert not found(told, "warning")
         await server.end()
+
+
+def test_a_store_that_is_a_server_itself_is_asked(tenure: Tenure) -> None:
+    with a_server() as redis:
+        told = checked(tenure, "--store", redis.url)
+        assert "redis" in told["settings"]["store"]["value"]
+        assert any("is not there yet" in each for each in found(told, "ok"))
+        with blocking.connect(redis.url):
+            pass
+        assert any(
+            "opens; nodes: 1" in each for each in found(checked(tenure, "--store", redis.url), "ok")
+        )
+    assert found(checked(tenure, "--store", redis.url, code=74), "failure")
 
 
 def test_a_store_that_cannot_be_used_has_an_exit_code_of_its_own(tenure: Tenure) -> None:

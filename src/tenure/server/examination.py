@@ -98,7 +98,8 @@ async def examine_store(settings: Settings) -> AsyncIterator[Finding]:
     absent = broken = False
     try:
         engine = connect_engine(settings.store, SystemClock())
-        for finding in diagnose(settings.store):
+        # In a thread, because what asks a server runs an event loop of its own.
+        for finding in await asyncio.to_thread(lambda: list(diagnose(settings.store))):
             absent = absent or finding.absent
             broken = broken or finding.level == "failure"
             if finding.level != "ok" or finding.absent:

@@ -23,6 +23,7 @@ def test_one_member_that_is_down_is_a_warning_and_all_of_them_a_failure() -> Non
         assert str(port) in found[0].found
     [alone] = diagnose(f"etcd://127.0.0.1:{port}")
     assert alone.level == "failure"
+    assert alone.found.startswith(f"127.0.0.1:{port}: cannot be reached")
 
 
 def test_a_member_without_the_others_is_no_majority() -> None:

@@ -62,9 +62,8 @@ async def _member(members: Members, turn: int, address: Address) -> Finding:
     try:
         answer = await members.call_member(turn, wire.STATUS, b"", _PATIENCE)
     except Lost as lost:
-        return Finding(
-            "failure", what, f"{endpoint}: {lost}", "start it, or take it out of the URL"
-        )
+        why = str(lost).removeprefix(f"{endpoint} ")
+        return Finding("failure", what, f"{endpoint}: {why}", "start it, or take it out of the URL")
     except Refused as refused:
         return Finding("failure", what, f"{endpoint}: {failure(address.url, refused)}")
     except TenureError as error:
