@@ -248,6 +248,23 @@ async def test_of_several_servers_all_are_tried_when_one_answers_and_refuses(sto
             await alone.open()
 
 
+async def test_a_server_that_refuses_who_comes_back_is_told_of_in_the_log(
+    store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served(store) as server:
+        client = tenure.connect(server.address)
+        lease = await client.mutex("m").lock()
+        server.stop()
+    with served(store, url=server.address, authenticator=Nobody()):
+        async with asyncio.timeout(30):
+            while "a token is required" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    with served(store, url=server.address):
+        async with client.mutex("another").lock(timeout=30):
+            assert lease.held
+        await client.aclose()
+
+
 async def test_without_any_server_opening_says_which_were_tried() -> None:
     engine = connect("tenure://127.0.0.1:1,127.0.0.1:2", SystemClock())
     with raises(EngineUnavailable) as caught:

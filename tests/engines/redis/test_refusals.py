@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -106,3 +107,20 @@ async def test_who_watches_misses_nothing_after_the_server_has_refused_to_tell(
         async with asyncio.timeout(PATIENCE):
             assert (await anext(states)).data == b"new"
         await states.aclose()
+
+
+async def test_a_password_that_is_changed_is_asked_for_in_the_log(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.tell("ACL", "SETUSER", "anna", "on", ">word", "allkeys", "allchannels", "allcommands")
+    caplog.set_level(logging.INFO)
+    url = f"redis+unix://anna:word@{server.socket}?fresh=true"
+    async with tenure.connect(url) as client, client.mutex("m").lock(timeout=PATIENCE) as lease:
+        server.tell("ACL", "SETUSER", "anna", "resetpass", ">another")
+        server.tell("CLIENT", "KILL", "USER", "anna")
+        await until(lambda: "check the user and the password" in caplog.text)
+        server.tell("ACL", "SETUSER", "anna", "resetpass", ">word")
+        async with client.mutex("another").lock(timeout=PATIENCE):
+            assert lease.held
+    assert "word@" not in caplog.text
+    assert "closed; connecting again" not in caplog.text  # at the end nobody connects again

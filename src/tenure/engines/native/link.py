@@ -224,9 +224,12 @@ class Link:
         while True:
             if self._tries and self._tries % len(self._targets) == 0:
                 await asyncio.sleep(self.pause(self._tries // len(self._targets) - 1))
+            before = str(self._trouble)
             connection = await self._try_all()
             if connection is not None:
                 return connection
+            if not isinstance(self._trouble, EngineUnavailable) and str(self._trouble) != before:
+                _log.error("%s: trying again: %s", self.address.url, self._trouble)
             self._tries += len(self._targets) - self._tries % len(self._targets)
 
     def _to_the_end(self, target: Target) -> None:

@@ -89,7 +89,11 @@ class Link:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-        self._drop("closed")
+        wire, self._wire = self._wire, None
+        ears, self._ears = self._ears, None
+        if wire is not None and ears is not None:
+            wire.give_up("closed")
+            ears.give_up("closed")
         self._waiting.clear()
 
     # What is asked
@@ -159,10 +163,13 @@ class Link:
                     await self._connect()
                     break
                 except Exception as error:  # whatever it is, somebody may mend it
-                    expected = isinstance(error, EngineUnavailable | OSError)
-                    level = logging.DEBUG if expected else logging.ERROR
+                    why = str(error)
+                    passes = isinstance(error, EngineUnavailable) or (
+                        isinstance(error, OSError) and not isinstance(error, TenureError)
+                    )
+                    level = logging.DEBUG if passes or why == self._why else logging.ERROR
                     _log.log(level, "%s: connecting again: %r", self._address.url, error)
-                    self._why = str(error)
+                    self._why = why
                 pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def _connect(self) -> None:
