@@ -325,7 +325,8 @@ class Client(Nodes):
     def _session(self, how: tuple[Attach, OnLoss, float]) -> Once[Session]:
         if how[0].liveness == "window" and not self.capabilities.resume:
             raise Unsupported(
-                f"{self.url} has no sessions that can be resumed; memory:// and sqlite:// have",
+                f"{self.url} has no sessions that can be resumed; "
+                "sqlite://, redis://, etcd:// and tenure:// have",
                 node=how[0].node,
             )
         return Once(f"the session on {how[0].node}", self._attach, *how)
