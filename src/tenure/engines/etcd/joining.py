@@ -79,6 +79,26 @@ class Joining:
                 return None
             newest = answer.revision + 1
 
+    async def relieve(self, request: Request, leaving: Request) -> tuple[bool, KeyValue | None]:
+        """Put a request into its queue, behind an owner of the whole, and take that one out.
+
+        Returns:
+            whether both were done; who was the first then, if that is known.
+        """
+        answer, _ = await self._session.ask(partial(self._transactions.relieving, request, leaving))
+        if answer.ok:
+            there = answer.parts[-4]
+            request.near = there.count <= _NEAR
+            self._waiting.joined(request, answer.revision)
+            self._waiting.place(request, entries(there.found), answer.revision)
+            return True, answer.parts[-1].first
+        own = answer.parts[1].first
+        if own is None:
+            return False, None
+        self._waiting.joined(request, own.created)  # by an attempt whose answer was lost
+        self._waiting.look_soon(request)
+        return True, None
+
     async def _condition(self, request: Request) -> bytes:
         """What must hold of the semaphore; it has been checked that the request is right for it."""
         name, count = request.name, request.count

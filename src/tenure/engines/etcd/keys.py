@@ -69,6 +69,7 @@ class Name:
         "empty",
         "first_request",
         "get_limit",
+        "head",
         "lasting",
         "limit",
         "name",
@@ -96,6 +97,7 @@ class Name:
         self.drop_data = wire.delete(self.data)
         self.get_limit = wire.get(wire.range_(self.limit))
         self.first_request = wire.get(wire.range_(self.requests, end, limit=1))
+        self.head = wire.get(wire.range_(self.requests, end, limit=1, oldest_first=True))
         self.newest_two = wire.get(wire.range_(self.requests, end, limit=2, newest_first=True))
         self.queue = wire.get(wire.range_(self.requests, end, oldest_first=True))
 

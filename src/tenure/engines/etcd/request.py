@@ -28,6 +28,7 @@ class Request:
         created: its create revision; 0 while it is asked for.
         near: whether it was so near to the head when it joined that no time is to be lost.
         followers: requests of this engine that wait for it to go.
+        left: etcd has said that it is out of its queue.
     """
 
     __slots__ = (
@@ -41,6 +42,7 @@ class Request:
         "gone",
         "hold",
         "key",
+        "left",
         "limit",
         "look_again",
         "looking",
@@ -76,7 +78,7 @@ class Request:
         self.data_key = name.request_data + which
         self.limit = EPHEMERAL_LIMIT
         self.created = 0
-        self.owns = self.gone = self.marked = self.looking = self.look_again = False
+        self.owns = self.gone = self.left = self.marked = self.looking = self.look_again = False
         self.near = True
         self.followers: list[Request] = []
         self.early: bytes | None = None

@@ -11,6 +11,8 @@ Rules:
 * Time to wait is the waiter's own: a timer takes it out.
 * The transaction that takes out an owner which another one of the same session follows reads who
   is first then: if that is the one, it owns. Any other one of this engine that follows looks.
+* Where an owner of the whole leaves just after another request of the session joins behind it, one
+  transaction does both, one after the other: a hand-over is one commit even if all line up again.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from tenure.engines.contract import Enqueued, Place, Removal
 from tenure.engines.etcd.joining import Joining
 from tenure.engines.etcd.keys import DELETED, EVICTED, Name, Queue
 from tenure.engines.etcd.request import Request
-from tenure.engines.etcd.transactions import Transactions
+from tenure.engines.etcd.transactions import LARGE, Transactions
 from tenure.engines.etcd.waiting import Waiting, heard
+from tenure.engines.etcd.wire import KeyValue
 from tenure.errors import LeaseReleased
 from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, Recovered, Unchanged
 
@@ -69,8 +72,16 @@ class Requests:
         return self._session.turns.take(name.name, lambda: self._enqueue(request, timeout))
 
     async def _enqueue(self, request: Request, timeout: float | None) -> Enqueued:
+        leaving = self._session.turns.leaves_next(request.name.name)
+        placed: Request | None = None
         try:
-            placed = await self._joining.join(request, timeout == 0)
+            if leaving is not None and timeout != 0 and _may_relieve(request, leaving):
+                relieved, head = await self._joining.relieve(request, leaving)
+                if relieved:
+                    placed = request
+                    self._is_out(leaving, head, joined=request)
+            if placed is None:
+                placed = await self._joining.join(request, timeout == 0)
         except BaseException:
             if self._requests.pop(request.hold, None) is not None and request.created:
                 self._leave(request).add_done_callback(heard)  # nobody would withdraw it
@@ -159,7 +170,8 @@ class Requests:
     def _leave(self, request: Request) -> asyncio.Future[None]:
         request.gone = True
         self._waiting.stop(request)
-        future = self._session.turns.take(request.name.name, lambda: self._delete(request))
+        name = request.name.name
+        future = self._session.turns.take(name, lambda: self._delete(request), request)
         self._leaving[request.hold] = future
         future.add_done_callback(partial(self._left, request))
         return future
@@ -174,16 +186,32 @@ class Requests:
         self._leave(self._left_in.pop(hold)).add_done_callback(heard)
 
     async def _delete(self, request: Request) -> None:
-        next_ = next((each for each in request.followers if each.waiting is self._waiting), None)
-        if next_ is None or not request.owns or not request.created:
-            await self._session.ask(partial(self._transactions.deleting, request))
-        else:
+        if request.left:
+            return
+        follows = any(each.waiting is self._waiting for each in request.followers)
+        if follows and request.owns and request.created:
             answer, _ = await self._session.ask(partial(self._transactions.handing_over, request))
-            head = answer.parts[-1].first
-            if not next_.decided and head is not None and head.key == next_.key:
-                next_.owns = True
-                self._waiting.stop(next_)
-                self._waiting.granted(next_)
+            self._is_out(request, answer.parts[-1].first)
+        else:
+            await self._session.ask(partial(self._transactions.deleting, request))
+            self._is_out(request)
+
+    def _is_out(
+        self, request: Request, head: KeyValue | None = None, *, joined: Request | None = None
+    ) -> None:
+        """It is out of its queue.
+
+        Args:
+            head: who was the first then, if that is known.
+            joined: who has joined just before, and has not been told yet: it looks by itself.
+        """
+        request.left = True
+        for each in request.followers:
+            is_first = head is not None and head.key == each.key
+            if is_first and each.waiting is self._waiting and not (each.decided or each is joined):
+                each.owns = True
+                self._waiting.stop(each)
+                self._waiting.granted(each)
         self._waiting.gone(request)
 
     def _set_timer(self, request: Request, timeout: float | None) -> None:
@@ -263,3 +291,15 @@ class Requests:
             )
             for each in sorted(mine, key=lambda each: each.created)
         ]
+
+
+def _may_relieve(request: Request, leaving: Request) -> bool:
+    """Whether one may join in the transaction that takes the other one out."""
+    return (
+        leaving.owns
+        and leaving.created > 0
+        and leaving.ephemeral
+        and request.ephemeral
+        and leaving.count == request.count == EPHEMERAL_LIMIT
+        and len(request.data) <= LARGE
+    )

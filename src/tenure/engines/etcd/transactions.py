@@ -137,10 +137,31 @@ class Transactions:
 
     def handing_over(self, request: Request) -> bytes:
         """Delete a request, and read who is the first then."""
-        session, name = self._session, request.name
-        first = wire.range_(*(name.requests, wire.after(name.requests)), limit=1, oldest_first=True)
-        then = (wire.delete(request.key), wire.delete(request.data_key), wire.get(first))
+        session = self._session
+        then = (wire.delete(request.key), wire.delete(request.data_key), request.name.head)
         return wire.txn((session.mine,), then, (session.get,))
+
+    def relieving(self, request: Request, leaving: Request) -> bytes:
+        """Join the queue behind an owner of the whole, read what stands before, and then delete it.
+
+        It is read who is the first then.
+        """
+        session, name = self._session, request.name
+        put = [wire.put(request.key, request_value(request.count), session.id)]
+        if request.data:
+            put.append(wire.put(request.data_key, request.data, session.id))
+        return wire.txn(
+            (
+                *(session.mine, name.absent),
+                wire.created_at(request.key, wire.ABSENT),
+                wire.created_at(leaving.key, leaving.created),
+            ),
+            (
+                *(*put, name.newest_two),
+                *(wire.delete(leaving.key), wire.delete(leaving.data_key), name.head),
+            ),
+            (session.get, wire.get(wire.range_(request.key))),
+        )
 
     def deleting(self, request: Request) -> bytes:
         """Delete a request."""

@@ -3,18 +3,25 @@
 Each is a task, and begins when the one before it on the same name is done, however that ended: at
 once, inside the call, if there is none. Whoever called it awaits a future, and may lose interest:
 the operation goes on. Operations on different names do not wait for each other.
+
+Who takes a request out of its queue says so (`leaving`), so that the operation before it may do
+that on its way.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenure.engines.etcd.members import Refused
 from tenure.engines.prompt import Prompt
 from tenure.errors import TenureError
+
+if TYPE_CHECKING:
+    from tenure.engines.etcd.request import Request
 
 __all__ = ["Turns"]
 
@@ -67,20 +74,31 @@ class Turns:
         self._loop = asyncio.get_running_loop()
         self._spawn = spawn
         self._told = told
-        self._last: dict[str, asyncio.Task[None]] = {}
+        self._lines: dict[str, deque[tuple[asyncio.Task[None], Request | None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._awaited: set[asyncio.Task[None]] = set()
 
-    def take(self, name: str, operation: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Future[T]:
+    def take(
+        self,
+        name: str,
+        operation: Callable[[], Coroutine[Any, Any, T]],
+        leaving: Request | None = None,
+    ) -> asyncio.Future[T]:
         """Carry out an operation on a name after those that were called before it."""
         future: Prompt[T] = Prompt(loop=self._loop)
-        before = self._last.get(name)
+        line = self._lines.get(name)
+        before = None if line is None else line[-1][0]
         begun = _Begun(operation()) if before is None else None
         task = self._spawn(self._carry_out(before, name, begun, operation, future))
-        self._last[name] = task
+        self._lines.setdefault(name, deque()).append((task, leaving))
         self._tasks.add(task)
         task.add_done_callback(partial(self._carried_out, name, begun, future))
         return future
+
+    def leaves_next(self, name: str) -> Request | None:
+        """The request that the operation after the one under way takes out, if it is such a one."""
+        line = self._lines.get(name)
+        return line[1][1] if line is not None and len(line) > 1 else None
 
     def wait_for(self, task: asyncio.Task[None]) -> None:
         """Answer nothing before this is done."""
@@ -125,8 +143,10 @@ class Turns:
         task: asyncio.Task[None],
     ) -> None:
         self._tasks.discard(task)
-        if self._last.get(name) is task:
-            del self._last[name]
+        line = self._lines[name]
+        line.remove(next(each for each in line if each[0] is task))  # mostly the first
+        if not line:
+            del self._lines[name]
         if task.cancelled():
             if begun is not None:
                 begun.close()
