@@ -378,6 +378,36 @@ async def test_a_member_that_leaves_with_nothing_under_way_is_left() -> None:
         assert len(member.talks) == 2
 
 
+async def test_a_connection_whose_numbers_are_used_up_is_followed_by_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channels, "_SILENCE", 0.02)
+    async with both() as (member, channel):
+        assert await ask(channel) == b"yes"
+        member.answers = lambda *_: None
+        assert channel._link is not None
+        channel._link.connection._next = (1 << 31) - 1
+        talk = member.talks[0]
+        last = asyncio.create_task(ask(channel))
+        await talk.until(h2.events.StreamEnded, 2)
+        member.answers = lambda talk, number: talk.answer(number, b"another")
+        assert await ask(channel) == b"another"
+        assert len(member.talks) == 2
+        last.cancel()  # with which the first connection has nothing to do any more
+        await talk.until_closed()
+        with pytest.raises(asyncio.CancelledError):
+            await last
+
+
+async def test_who_asks_while_it_is_being_closed_is_told_so() -> None:
+    async with both() as (_, channel):
+        assert await ask(channel) == b"yes"
+        closing = asyncio.create_task(channel.aclose())
+        await asyncio.sleep(0)
+        assert "closed" in str(await refused(channel))
+        await closing
+
+
 async def test_a_call_that_is_always_sent_away_fails() -> None:
     async with both() as (member, channel):
         member.answers = lambda talk, number: talk.theirs.reset_stream(

@@ -9,6 +9,8 @@ Rules:
 * The channel owns the task that connects, and its links; `aclose` ends them, and fails all calls.
 * Nobody but the link touches the transport. What is said in one turn of the loop is written in one
   piece, unless there is little.
+* What is said waits in the transport if the member does not read; there is no more of it than there
+  are callers, who wait for their answers.
 * A call is bounded by its own deadline. One whose caller is cancelled, or whose time is over, is
   reset, which nobody else notices. A call that was surely not carried out because the member is
   leaving is made once more, on another connection.
@@ -90,6 +92,8 @@ class _Link(asyncio.Protocol):
         self.connection.begin(call)
         if at_once:
             self._write()
+        if self.connection.draining:  # that was the last one
+            self._channel.retire(self)
 
     def _speak(self) -> None:
         if not (self._due or self._reading or self._transport is None):
@@ -150,7 +154,9 @@ class _Link(asyncio.Protocol):
 
     def _look(self) -> None:
         silent_for = self._loop.time() - self._heard_at
-        if not self.connection.streams:
+        if not self.connection.streams and self.connection.draining:
+            self.end("it has done all that it could")
+        elif not self.connection.streams:
             self._listen()
         elif silent_for < _SILENCE:
             self._timer = self._loop.call_later(_SILENCE - silent_for, self._look)
@@ -171,6 +177,7 @@ class _Link(asyncio.Protocol):
     def end(self, why: str) -> None:
         """Leave; what is under way fails. Safe to call twice."""
         self._why = self._why or why
+        self._channel.retire(self)
         self.connection.close(self._why)
         if self._transport is not None:
             self._write()

@@ -10,8 +10,8 @@ data and its end, in this order, at once, out of `receive`; when it is over it i
 
 Rules:
 
-* What arrives is passed on at once, and the peer's window opened again: it is the streams that
-  bound what they keep.
+* What arrives is passed on at once, and the peer's window opened again: whoever asks has room for
+  the answer.
 * What does not fit into the peer's windows waits in its stream until there is room.
 * A violation ends the connection, with a reason. Of a stream that is lost, `again` says that the
   peer has surely not acted upon it.
