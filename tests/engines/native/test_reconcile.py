@@ -6,6 +6,7 @@ import asyncio
 from math import inf
 
 import pytest
+from msgspec import structs
 
 from tenure.engines.contract import Enqueued, Place, Removal
 from tenure.engines.native.calls import Call
@@ -30,6 +31,10 @@ def found(hold: int, *, granted: bool) -> Found:
     return Found(hold, "m", 1000 + hold, 1, b"", ephemeral=False, granted=granted)
 
 
+def alter_of(count: int, *, hold: int = 1, sent: bool = True) -> tuple[int, int, bool]:
+    return count, hold, sent
+
+
 def attached(*requests: Found, removed: list[tuple[int, str]] | None = None) -> Attached:
     return Attached(1, 1, 2, 0.0, False, list(requests), removed or [])  # type: ignore[arg-type]
 
@@ -38,7 +43,7 @@ async def test_what_both_sides_know_stays_as_it_is() -> None:
     holds: Holds = {1: OWNED, 2: inf, 3: NOW + 5}
     here = (found(1, granted=True), found(2, granted=False), found(3, granted=False))
     plan = reconcile(holds, [], attached(*here), NOW)
-    assert plan == (holds, [], [], [], [], [])
+    assert plan == (holds, [], [], [], [], [], [])
 
 
 async def test_a_waiter_that_owns_there_is_told() -> None:
@@ -128,3 +133,44 @@ async def test_everything_else_is_asked_again_in_its_order() -> None:
     plan = reconcile({1: OWNED, 2: inf}, calls, attached(found(1, granted=True)), NOW)
     assert plan.again == calls
     assert plan.holds == {1: OWNED, 2: inf}
+
+
+def alter(rid: int, hold: int, count: int | None, *, sent: bool = True) -> Call:
+    return call(Alter(rid, 1, hold, count, b"x", False, None), sent=sent)
+
+
+async def test_a_change_is_not_asked_again_when_a_later_one_shows_that_it_was_made() -> None:
+    first, second, data, third = alter(1, 1, 5), alter(2, 1, 3), alter(3, 1, None), alter(4, 1, 1)
+    here = attached(found(1, granted=True))
+    plan = reconcile({1: OWNED}, [first, second, data, third], here, NOW)
+    assert plan.made == [second, first]
+    assert plan.again == [data, third]
+
+
+async def test_a_server_that_has_had_the_session_all_the_time_answers_every_change() -> None:
+    changes = [alter(1, 1, 5), alter(2, 1, 1)]
+    here = attached(found(1, granted=True))
+    plan = reconcile({1: OWNED}, changes, structs.replace(here, kept=True), NOW)
+    assert (plan.made, plan.again) == ([], changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [alter_of(5)],
+        [alter_of(5), alter_of(2)],
+        [alter_of(5), alter_of(1, sent=False)],
+        [alter_of(5), alter_of(1, hold=2)],
+        [alter_of(5), alter_of(1, hold=3)],
+    ],
+)
+async def test_changes_of_which_nothing_is_seen_are_asked_again(
+    changes: list[tuple[int, int, bool]],
+) -> None:
+    """The one request has one token there, and the other too; of a third there is nothing."""
+    calls = [
+        alter(rid, hold, count, sent=sent) for rid, (count, hold, sent) in enumerate(changes, 1)
+    ]
+    here = attached(found(1, granted=True), found(2, granted=True))
+    plan = reconcile({1: OWNED, 2: OWNED}, calls, here, NOW)
+    assert (plan.made, plan.again) == ([], calls)

@@ -118,6 +118,43 @@ async def test_what_a_restarted_server_never_answered_is_found_in_the_queue(stor
                 await stage.aclose()
 
 
+async def test_changes_that_a_lost_server_had_made_and_not_answered_are_made_once(
+    store: str,
+) -> None:
+    """Of an owner and of a waiter: to shrink again by what was asked for would be refused."""
+    with served(store) as server:
+        address = server.address
+        async with on_a_cable(address) as (stage, cable, engine):
+            program, other = await stage.program(engine=engine), await stage.program()
+            await other.create("pool", 4)
+            owned = await program.enqueue("pool", 4)
+            waiting = await program.enqueue("pool", 3)
+            cable.deaf = True
+            changes = [
+                program.session.alter(owned.hold, count=3, data=None),
+                program.session.alter(owned.hold, count=2, data=b"less"),
+                program.session.alter(waiting.hold, count=2, data=None),
+            ]
+
+            async def changed() -> bool:
+                return (await other.describe("pool")).held == 4
+
+            await stage.until(changed, "the server's doing it all")
+            server.stop()
+            cable.deaf = False
+            with served(store, url=address):
+                for each in changes:
+                    await answer_of(each)
+                await waiting.granted()
+                found = await other.describe("pool")
+                assert [(each.count, each.data) for each in found.owners] == [
+                    (2, b"less"),
+                    (2, b""),
+                ]
+                await stage.settle()
+                await stage.aclose()
+
+
 async def test_what_happened_while_there_was_no_server_is_told_afterwards(store: str) -> None:
     with served(store) as server:
         address = server.address

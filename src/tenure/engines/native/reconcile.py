@@ -43,6 +43,7 @@ class Plan(NamedTuple):
         granted: requests that have become owners.
         removed: requests that are out of their queues, and why.
         orphans: the holds of requests that nobody here wants any more, to be withdrawn.
+        made: changes of requests that need not be asked again.
         again: operations to be asked again, in order.
     """
 
@@ -51,6 +52,7 @@ class Plan(NamedTuple):
     granted: list[Found]
     removed: list[tuple[int, Removal]]
     orphans: list[int]
+    made: list[Call]
     again: list[Call]
 
 
@@ -66,7 +68,7 @@ def reconcile(holds: Holds, calls: Collection[Call], answer: wire.Attached, now:
     found = {each.hold: each for each in answer.requests}
     why = {hold: REMOVALS[word] for hold, word in answer.removed}
     withdrawn = {call.message.hold for call in calls if isinstance(call.message, wire.Withdraw)}
-    plan = Plan({}, [], [], [], [], [])
+    plan = Plan({}, [], [], [], [], [] if answer.kept else _made(calls, found), [])
     asked = _compare_calls(plan, calls, found, why, withdrawn)
     for hold, until in holds.items():
         if hold in asked:
@@ -84,6 +86,26 @@ def reconcile(holds: Holds, calls: Collection[Call], answer: wire.Attached, now:
     return plan
 
 
+def _made(calls: Collection[Call], found: Mapping[int, Found]) -> list[Call]:
+    """The changes that a server has made which does not know it any more, as one after them shows.
+
+    To shrink a request to what it was to have before it had less would be to let it grow.
+    """
+    made, seen = [], set()
+    for call in reversed(list(calls)):
+        message = call.message
+        if not (call.sent and isinstance(message, wire.Alter)) or message.count is None:
+            continue
+        here = found.get(message.hold)
+        if here is None:
+            continue
+        if message.count == here.count:
+            seen.add(message.hold)
+        elif message.count > here.count and message.hold in seen:
+            made.append(call)
+    return made
+
+
 def _compare_calls(
     plan: Plan,
     calls: Collection[Call],
@@ -96,7 +118,8 @@ def _compare_calls(
     for call in calls:
         message = call.message
         if not isinstance(message, wire.Enqueue):
-            plan.again.append(call)
+            if call not in plan.made:
+                plan.again.append(call)
             continue
         hold, here = message.hold, found.get(message.hold)
         asked.add(hold)

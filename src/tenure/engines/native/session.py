@@ -153,6 +153,9 @@ class NativeSession(Asking):
         for call, placed in plan.placed:
             operations.landed(call)
             call.succeed(placed)
+        for call in plan.made:
+            operations.landed(call)
+            call.succeed(None)
         again = [each for each in map(self._renewed, plan.again) if each is not None]
         if not answer.kept:
             for call in again:
