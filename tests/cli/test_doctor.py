@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tenure.doctor import Finding, examine, healthy, without_secrets
+from tenure.doctor.__main__ import main
 from tenure.engines import diagnose
 from tests.cli.programs import Tenure
 
@@ -228,6 +229,16 @@ def test_a_plain_python_can_examine_without_the_extra(tenure: Tenure) -> None:
             check=False,
         )
         assert (done.returncode, message in done.stdout) == (status, True), done
+
+
+@pytest.mark.parametrize(("argument", "status"), [("--help", 0), ("--halp", 78)])
+def test_how_it_is_used_is_told(
+    capsys: pytest.CaptureFixture[str], argument: str, status: int
+) -> None:
+    assert main([argument]) == status
+    said = capsys.readouterr()
+    told, other = (said.out, said.err) if status == 0 else (said.err, said.out)
+    assert (told, other) == ("usage: python -m tenure.doctor [URL]\n", "")
 
 
 def test_whoever_has_read_enough_of_it_hears_of_no_trouble(tenure: Tenure) -> None:

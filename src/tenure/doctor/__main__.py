@@ -13,11 +13,16 @@ from tenure.doctor import Finding, examine, healthy, summary
 
 NOT_USABLE, USAGE = 74, 78
 
+_USAGE = "usage: python -m tenure.doctor [URL]\n"
+
 
 def main(arguments: list[str]) -> int:
     """Examine and print; returns the exit code."""
+    if arguments in (["-h"], ["--help"]):
+        sys.stdout.write(_USAGE)
+        return 0
     if len(arguments) > 1 or any(each.startswith("-") for each in arguments):
-        sys.stderr.write("usage: python -m tenure.doctor [URL]\n")
+        sys.stderr.write(_USAGE)
         return USAGE
     findings: list[Finding] = []
     for finding in examine(*arguments):
