@@ -219,7 +219,8 @@ def test_a_plain_python_can_examine_without_the_extra(tenure: Tenure) -> None:
     for arguments, status, message in (
         ([], 0, "ok       hand-over"),
         (["jobs\x1b[2J.db"], 74, "jobs\\x1b[2J.db"),
-        (["--help"], 78, ""),
+        (["--help"], 0, "usage: "),
+        (["--halp"], 78, ""),
     ):
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", code, *arguments],
