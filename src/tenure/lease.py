@@ -171,11 +171,10 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether the lease is held. Reads the clock at every call; safe from any thread."""
-        if self._state is not HELD:
-            return False
-        if self.session._proven():
-            return True
-        self.session._lose(self)  # another thread may not have come to it yet
+        if self._state is HELD:
+            if self.session._proven():
+                return True
+            self.session._lose(self)  # another thread may not have come to it yet
         return False
 
     @property
@@ -341,7 +340,7 @@ class Lease:
         if self._state is HELD:
             self._state = RELEASED
             if session._client._streams:
-                held_for = session._clock.now() - self._granted_at
+                held_for = session._now() - self._granted_at
                 session._tell("Released", self.name, self._order_id, held_for)
         elif self._state is WAITING or self._state is ASKED:
             self._state = GONE
@@ -395,7 +394,7 @@ class Lease:
         if self._state is not ASKED and self._state is not WAITING:
             return
         session = self.session
-        self._granted_at = now = session._clock.now()
+        self._granted_at = now = session._now()
         self._state = HELD
         if self._wanted.stop_time:
             session._hold_stop_time(self)
@@ -425,8 +424,12 @@ class Lease:
             self._announce_loss()
 
     def _withdrawn(self, answer: asyncio.Future[None]) -> None:
-        """The store has answered the withdrawal, release or not."""
-        self.session._withdrawals.answered(self, answer)
+        """The store has answered the withdrawal, whether that was a release or not."""
+        error = answer.exception()
+        if error is None:
+            self.session._leases.pop(self._hold, None)
+        else:
+            self.session._withdrawals.failed(self, error)
         if self._waiters:
             self._wake()
 

@@ -33,7 +33,7 @@ class Mutex:
         rules.check_name(name)
         self.name = name
         self._source = source
-        self._plain = self._wanted(b"", None, 0.0)
+        self._plain = Wanted("mutex", name, EPHEMERAL_LIMIT, ephemeral=True)
 
     def __repr__(self) -> str:
         return f"<Mutex {self.name!r}>"
@@ -65,7 +65,8 @@ class Mutex:
         wanted = self._plain
         if data != b"" or on_loss is not None or stop_time != 0.0:
             wanted = self._wanted(data, on_loss, stop_time)
-        return Once(wanted, acquire, self._source, wanted, timeout_seconds(timeout))
+        limit = None if timeout is None else timeout_seconds(timeout)
+        return Once(wanted, acquire, self._source, wanted, limit)
 
     async def try_lock(
         self,

@@ -67,11 +67,11 @@ class Wanted:
         kind: str,
         name: str,
         count: int,
-        data: bytes,
+        data: bytes = b"",
         *,
         ephemeral: bool,
-        on_loss: OnLoss | None,
-        stop_time: Duration,
+        on_loss: OnLoss | None = None,
+        stop_time: Duration = 0.0,
         handle: type[Lease] = Lease,
     ) -> None:
         if on_loss is not None:
@@ -111,7 +111,8 @@ async def acquire(source: SessionSource, wanted: Wanted, timeout: float | None) 
             except BaseException as error:
                 _give_up(lease, error)
                 raise
-            lease = _outcome(lease)
+            if not lease.held:
+                lease = _outcome(lease)
         if lease is None:
             raise AcquireTimeout(
                 f"{wanted} on {source.node} was not granted "
@@ -188,7 +189,7 @@ def _send(session: Session, wanted: Wanted, timeout: float | None) -> Lease:
             return lease
     else:
         when_answered(answer, lease._answered)
-    lease._asked_at = session._clock.now()
+    lease._asked_at = session._now()
     return lease
 
 
@@ -247,7 +248,7 @@ def _outcome(lease: Lease) -> Lease | None:
 
 def _tell_timed_out(lease: Lease) -> None:
     session = lease.session
-    waited = session._clock.now() - lease._asked_at
+    waited = session._now() - lease._asked_at
     session._tell("TimedOut", lease.name, waited)
 
 

@@ -17,30 +17,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from weakref import ref
+from typing import Any
 
 from tenure.errors import Misuse
 
 __all__ = ["Scope", "entered_scopes", "note_failure"]
 
-# Each task's innermost scope, by the task's id; a scope leads to the one around it. Neither the
-# task nor the scope is kept alive, so that a task abandoned inside a block can be collected.
-_innermost: dict[int, ref[Scope]] = {}
-
 
 class Scope:
-    """One block that a task may enter once. `owner` is what the block is of, until it is left."""
+    """One block that a task may enter once. `owner` is what the block is of, until it is left.
 
-    __slots__ = (
-        "__weakref__",
-        "_around",
-        "_baseline",
-        "_delivered",
-        "_link",
-        "_task",
-        "_triggered",
-        "owner",
-    )
+    A task has its innermost scope as an attribute, and a scope has the one around it, so that all
+    of them go when the task does.
+    """
+
+    __slots__ = ("_around", "_baseline", "_delivered", "_task", "_triggered", "owner")
 
     def __init__(self, owner: object) -> None:
         self.owner: object = owner
@@ -55,15 +46,14 @@ class Scope:
 
     def enter(self, task: asyncio.Task[object] | None = None) -> None:
         """Enter, in the current task, or in that of a thread that is on its own meanwhile."""
-        task = task or asyncio.current_task()
-        if task is None:
+        inside: Any = task or asyncio.current_task()
+        if inside is None:
             raise Misuse("a block can be entered only inside a task")
-        key, self._link = id(task), ref(self)
-        self._around = _find(task)
-        self._baseline = task.cancelling()
+        self._around: Scope | None = getattr(inside, "_tenure_innermost", None)
+        self._baseline = inside.cancelling()
         # No call stands between these two: an interrupted thread is inside, or it is not.
-        self._task = task
-        _innermost[key] = self._link
+        self._task = inside
+        inside._tenure_innermost = self
 
     def trigger(self) -> None:
         """Have the body cancelled. On the loop's thread; does nothing when no task is inside."""
@@ -74,18 +64,16 @@ class Scope:
 
     def exit(self, error: BaseException | None) -> bool:
         """Leave; true when `error` is the cancellation that `trigger` asked for, and no other."""
-        task = self._task
+        task: Any = self._task
         if task is None:
             raise Misuse("a block is left once, after it was entered")
         self._task = None
         self.owner = None  # which has this scope: the two would wait for the garbage collector
         around = self._around
-        if _innermost.get(id(task)) is not self._link:
-            self._step_out(task)
-        elif around is None:
-            del _innermost[id(task)]
+        if task._tenure_innermost is self:
+            task._tenure_innermost = around
         else:
-            _innermost[id(task)] = around._link
+            self._step_out(task)
         if not self._delivered:
             return False
         if around is not None:  # perhaps its turn has come
@@ -101,17 +89,10 @@ class Scope:
 
 def entered_scopes(task: asyncio.Task[object] | None) -> Iterator[Scope]:
     """The scopes that a task is inside, innermost first."""
-    scope = None if task is None else _find(task)
+    scope: Scope | None = getattr(task, "_tenure_innermost", None)
     while scope is not None:
         yield scope
         scope = scope._around
-
-
-def _find(task: asyncio.Task[object]) -> Scope | None:
-    known = _innermost.get(id(task))
-    scope = known() if known is not None else None
-    # A task that was abandoned has left its id to another one.
-    return scope if scope is not None and scope._task is task else None
 
 
 def _deliver(task: asyncio.Task[object]) -> None:

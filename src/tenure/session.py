@@ -26,11 +26,11 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from tenure import fork
-from tenure.clock import Clock
 from tenure.election import Election
 from tenure.engines.contract import Attach, EngineSession, Enqueued, Place, Removal
 from tenure.errors import (
@@ -102,13 +102,14 @@ class Session:
         self._key = how.key
         self._resumable = how.liveness == "window"
         self._client = client
-        self._clock: Clock = client.clock
+        self._now = client.clock.now
         self._born = fork.generation()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._on_loss = on_loss
         self._contact: Literal["connecting", "attached", "detached"] = "connecting"
         self._proof = Proof(how.recovery_window)
+        self._until = -inf  # the proof's deadline while it is not over; changed under the lock
         self._ended: SessionExpired | SessionClosed | None = None
         self._end_lock = threading.Lock()
         self._finished = False
@@ -289,11 +290,17 @@ class Session:
         """Whether the session is alive by the clock; if its deadline has passed, it ends here."""
         if fork._generation != self._born:
             fork.check(self._born, f"the session on {self.node}")
+        if self._now() < self._until:
+            return True
         if self._ended is None:
-            if self._clock.now() < self._proof.at + self._proof.span:
-                return True
             self.lapse()
         return False
+
+    def _measure(self) -> None:
+        """The proof has changed."""
+        with self._end_lock:
+            if self._ended is None:
+                self._until = self._proof.deadline
 
     async def _until_over(self, operation: Awaitable[T]) -> T:
         """What the store answers, or the session's end, whichever comes first."""
@@ -356,21 +363,27 @@ class Session:
         del self._recovered[found.hold]
         self._leases[found.hold] = lease = wanted.handle(self, found.hold, wanted)
         lease._count = found.count
-        lease._asked_at = self._clock.now()
+        lease._asked_at = self._now()
         lease._answer(Enqueued(Place.GRANTED if found.granted else Place.WAITING, found.order_id))
         return lease
 
     def _hold_stop_time(self, lease: Lease) -> None:
         """Lose the lease, and all else, earlier by its stop time; so prove anew, and more often."""
         self._proof.add_stop_time(lease._hold, lease._wanted.stop_time)
+        self._measure()
         self.renew()
         self._client._keeper.reschedule()
+
+    def _drop_stop_time(self, lease: Lease) -> None:
+        """The lease is over. Safe for one that was never held."""
+        self._proof.drop_stop_time(lease._hold)
+        self._measure()
 
     def _forget(self, lease: Lease) -> None:
         """The request is in no queue any more."""
         self._leases.pop(lease._hold, None)
         if lease._wanted.stop_time:
-            self._proof.drop_stop_time(lease._hold)
+            self._drop_stop_time(lease)
 
     def _tell(self, kind: _EventKind, *facts: object) -> None:
         """Tell whoever listens; `facts` are the fields that this kind of event adds."""
@@ -388,6 +401,7 @@ class Session:
         connecting = self._contact == "connecting"
         if at > self._proof.at and (connecting or self._proven()):  # it does not revive
             self._proof.at = at
+            self._measure()
             if self._client._streams and not connecting:
                 self._client._soon(partial(self._tell, "Renewed", self.deadline))
 
@@ -440,7 +454,7 @@ class Session:
 
     def renew(self) -> None:
         """Ask the store for proof."""
-        self._proof.asked = self._clock.now()
+        self._proof.asked = self._now()
         self._engine.renew()
 
     def lapse(self) -> None:
@@ -496,6 +510,7 @@ class Session:
             if self._ended is not None:
                 return
             self._ended = why
+            self._until = -inf
         for lease in list(self._leases.values()):
             self._lose(lease)
 

@@ -48,7 +48,7 @@ class Withdrawals:
         if fork._generation != session._born:
             fork.check(session._born, f"the session on {session.node}")
         if lease._wanted.stop_time:
-            session._proof.drop_stop_time(lease._hold)
+            session._drop_stop_time(lease)
         if session._ended is not None:
             return None  # its end releases everything
         try:
@@ -57,7 +57,7 @@ class Withdrawals:
             session.ended(error)
             return None
         except Exception:
-            self._failed(lease)
+            self._try_again(lease)
             raise
         if answer is None:
             session._leases.pop(lease._hold, None)
@@ -70,19 +70,15 @@ class Withdrawals:
         for task in self._again:
             task.cancel()
 
-    def answered(self, lease: Lease, answer: asyncio.Future[None]) -> None:
-        """The store has answered one, before who waits for that goes on."""
-        error = answer.exception()
-        if error is None:
-            self._session._leases.pop(lease._hold, None)
-        elif isinstance(error, SessionExpired):
+    def failed(self, lease: Lease, error: BaseException) -> None:
+        """The store's answer to one is an error."""
+        if isinstance(error, SessionExpired):
             self._session.ended(error)
         elif self._session._ended is None:
-            self._failed(lease)
+            self._try_again(lease)
 
-    def _failed(self, lease: Lease) -> None:
-        """Nobody waits any longer, and it is tried again."""
-        self._session._leases.pop(lease._hold, None)
+    def _try_again(self, lease: Lease) -> None:
+        self._session._leases.pop(lease._hold, None)  # nobody waits for it any longer
         task = self._session._client._see_through(self._repeat(lease))
         self._again.add(task)
         task.add_done_callback(self._again.discard)

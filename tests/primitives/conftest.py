@@ -24,5 +24,7 @@ def loop_factory(clock: VirtualClock) -> Callable[[], asyncio.AbstractEventLoop]
 
 
 @pytest.fixture
-def world(clock: VirtualClock) -> World:
-    return World(clock)
+def world(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World(clock)
+    world.scopes.watch(monkeypatch)
+    return world

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import pytest
+
 from tenure.client import Client
 from tenure.clock import Clock
 from tenure.engines import connect_engine
@@ -14,6 +16,7 @@ from tenure.engines.contract import Connector
 from tenure.errors import SemaphoreNotFound
 from tenure.lease import Lease
 from tenure.model import DEFAULT_NODE, RequestDescription, SessionDescription
+from tenure.scope import Scope
 from tests.primitives.slow import SlowEngine
 
 ENOUGH = 30
@@ -28,6 +31,29 @@ async def turns(count: int = ENOUGH) -> None:
         await asyncio.sleep(0)
 
 
+class EnteredScopes:
+    """How many blocks have been entered and not left, by whatever task."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def watch(self, patch: pytest.MonkeyPatch) -> None:
+        """Count from now on."""
+        enter, leave = Scope.enter, Scope.exit
+
+        def entered(scope: Scope, task: asyncio.Task[object] | None = None) -> None:
+            enter(scope, task)
+            self.count += 1
+
+        def left(scope: Scope, error: BaseException | None) -> bool:
+            ours = leave(scope, error)
+            self.count -= 1
+            return ours
+
+        patch.setattr(Scope, "enter", entered)
+        patch.setattr(Scope, "exit", left)
+
+
 class World:
     """One store, in this process unless `url` says otherwise, and a test's clients of it."""
 
@@ -36,6 +62,7 @@ class World:
     ) -> None:
         self.clock = clock
         self.url = url or f"memory://world-{next(_numbers)}"
+        self.scopes = EnteredScopes()
         self._connector = connector
         self._eye = self.client()
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from tenure import scope
 from tenure.client import Client
 from tenure.errors import AcquireTimeout
 from tenure.lease import Lease
@@ -246,7 +245,7 @@ async def nothing_is_left(place: Place) -> None:
         assert session._leases == {}
         assert session._pending == {}
         assert session._watchers == {}
-    assert scope._innermost == {}
+    assert place.world.scopes.count == 0
     assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
     assert {each.description for each in await place.world.sessions()} <= {"operator", "rival", ""}
     # And the next one gets it at once.
@@ -418,6 +417,6 @@ async def test_a_client_cancelled_while_it_opens_or_closes_leaves_nothing(
         await turns()
         assert await world.sessions() == []
         assert asyncio.all_tasks() == {asyncio.current_task()}
-        assert scope._innermost == {}
+        assert world.scopes.count == 0
         step += 1
     assert step > 1

@@ -714,6 +714,36 @@ async def _lock_and_release(mutex: tenure.Mutex, **how: Any) -> None:
         pass
 
 
+async def test_its_loss_gives_the_time_back_too(world: World, clock: VirtualClock) -> None:
+    client, engine = world.slow(0)
+    async with client:
+        session = await client.session(recovery_window=30)
+        lease = await session.mutex("m").lock(stop_time=12)
+        await turns()
+        proven = clock.now()
+        assert await client.evict("/default", "m", lease.fencing_token)
+        await lease.wait_lost()
+        assert session.deadline == pytest.approx(proven + 28.5)
+        engine.cut()
+        await asyncio.sleep(28)
+        assert session.state != "expired"
+        await asyncio.sleep(1)
+        assert session.state == "expired"
+        engine.mend()
+
+
+async def test_what_its_end_gives_back_does_not_revive_a_session(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        async with other.mutex("m").lock():
+            session = await client.session(recovery_window=30)
+            waiting = asyncio.create_task(session.mutex("m").lock(stop_time=12))
+            await turns()
+            await session.close()
+            with pytest.raises(SessionClosed):
+                await waiting
+            assert session.state == "closed"
+
+
 async def test_a_stop_time_is_under_half_the_window(world: World) -> None:
     async with world.client() as client, client.session(recovery_window=30) as session:
         with pytest.raises(InvalidArgument, match="under half the recovery window"):

@@ -7,15 +7,15 @@ import asyncio
 import contextlib
 import gc
 import sys
+from collections.abc import Iterator
 from types import TracebackType
 from weakref import ref
 
 import pytest
 
-from tenure import scope as scopes
 from tenure.errors import Misuse
 from tenure.scope import Scope, entered_scopes, note_failure
-from tests.primitives.helpers import turns
+from tests.primitives.helpers import EnteredScopes, turns
 
 
 class Over(Exception):
@@ -56,10 +56,12 @@ def this_task() -> asyncio.Task[object]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays_behind() -> object:
+def nothing_stays_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    scopes = EnteredScopes()
+    scopes.watch(monkeypatch)
     yield
     gc.collect()
-    assert scopes._innermost == {}
+    assert scopes.count == 0
 
 
 async def test_a_block_that_nothing_happens_to_changes_nothing() -> None:
@@ -400,12 +402,14 @@ def test_a_task_abandoned_inside_a_block_is_collected() -> None:
     assert known() is None
 
 
-async def test_a_task_s_id_that_was_another_s_means_nothing() -> None:
-    other = Scope("another's")
-    scopes._innermost[id(this_task())] = ref(other)
+async def test_a_task_that_has_left_its_blocks_keeps_none_of_them() -> None:
+    assert list(entered_scopes(None)) == list(entered_scopes(this_task())) == []
+    async with Block() as outer, Block() as inner:
+        assert list(entered_scopes(this_task())) == [inner.scope, outer.scope]
     assert list(entered_scopes(this_task())) == []
-    async with Block():
-        pass
+    left = ref(inner)
+    del inner
+    assert left() is None
 
 
 async def test_a_block_that_was_left_does_not_wait_for_the_garbage_collector() -> None:

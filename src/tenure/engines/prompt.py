@@ -32,10 +32,8 @@ class Prompt(asyncio.Future[T]):
 
     def set_result(self, result: T) -> None:
         _set_result(self, result)
-        if self._hearers:
-            hearers, self._hearers = self._hearers, ()
-            for each in hearers:
-                each(self)
+        for each in self._hearers:
+            each(self)
 
     def set_exception(self, error: type | BaseException) -> None:
         super().set_exception(error)
@@ -50,7 +48,6 @@ class Prompt(asyncio.Future[T]):
     def _tell_later(self) -> None:
         for each in self._hearers:
             self.get_loop().call_soon(each, self)
-        self._hearers = ()
 
 
 def when_answered(answer: asyncio.Future[T], hearer: Callable[[asyncio.Future[T]], object]) -> None:
