@@ -89,7 +89,7 @@ def _no_withdrawal(*_: object) -> None:
 
 
 def _starting_with_the_answer(self: Session, at: float) -> None:
-    _proven(self, max(at, self._clock.now()))
+    _proven(self, max(at, self._now()))
 
 
 _proven = Session.proven

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NativeSession"]
 
+_GRANTED, _WAITING = Place.GRANTED, Place.WAITING  # an enumeration's attributes are slow to read
+
 
 class NativeSession(Asking):
     """What the contract calls a session.
@@ -366,7 +368,7 @@ class NativeSession(Asking):
         if message.hold in self._holds:  # or else it has been withdrawn meanwhile
             waits_until = inf if call.until is None else call.until
             self._holds[message.hold] = OWNED if granted else waits_until
-        call.succeed(Enqueued(Place.GRANTED if granted else Place.WAITING, answer.order_id))
+        call.succeed(Enqueued(_GRANTED if granted else _WAITING, answer.order_id))
 
     def landed(self, call: Call) -> None:
         """An operation was answered."""
