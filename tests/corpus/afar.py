@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 import tenure
 from tenure import request
+from tenure.client import Client
+from tenure.engines import connect_engine
 from tenure.engines.native.connection import Connection
 from tenure.engines.native.session import NativeSession
 from tenure.engines.native.watches import Watches
+from tenure.engines.redis.commands import Pending
+from tenure.engines.redis.wire import Wire
 from tenure.engines.ydb.session import YdbSession
 from tenure.engines.ydb.strand import Strand
 from tenure.lease import Lease
@@ -25,6 +32,7 @@ from tests.corpus.asking import give_back_late
 from tests.corpus.losing import believes_for_ever
 from tests.corpus.rows import does_nothing, replacing, row, together
 from tests.corpus.subjects import Scene, SystemClockThatSteps
+from tests.engines.redis.proxy import Proxy
 from tests.engines.ydb.behind import Server
 from tests.primitives.helpers import is_held
 from tests.server.served import served
@@ -117,6 +125,55 @@ async def what_a_cancelled_command_is_answered_is_nobody_elses_answer(scene: Sce
         cancelled.cancel()
         answers = await scene.soon(asyncio.gather(*asked, return_exceptions=True))
         assert [getattr(answer, "name", None) for answer in answers] == ["b", "c"]
+
+
+class _FirstWhoWaits(deque[Pending]):
+    """Commands that are answered in their order by whatever answer comes, as long as one waits."""
+
+    def popleft(self) -> Pending:
+        for number, call in enumerate(self):
+            if not _is_cancelled(call):
+                del self[number]
+                return call
+        return super().popleft()
+
+
+def _is_cancelled(call: Pending) -> bool:
+    """Whether a description is not waited for any more."""
+    told = call.answered.args if isinstance(call.answered, partial) else ()
+    return any(isinstance(each, asyncio.Future) and each.cancelled() for each in told)
+
+
+def _plant_answers_by_order_on_a_wire(patch: pytest.MonkeyPatch) -> None:
+    def begin(self: Wire, *arguments: Any) -> None:
+        begin_soundly(self, *arguments)
+        self._pending = _FirstWhoWaits()
+
+    begin_soundly = Wire.__init__
+    patch.setattr(Wire, "__init__", begin)
+
+
+@row(
+    5,
+    {"redis": _plant_answers_by_order_on_a_wire},
+    on=("redis",),
+    shows=("cancelled", ("others go on",)),
+)
+async def what_a_cancelled_command_is_answered_on_a_slow_wire_is_nobody_elses(scene: Scene) -> None:
+    server = urlsplit(scene.url).path
+    async with Proxy(server, f"{server}.slow") as proxy:
+        url = scene.url.replace(server, proxy.path)
+        client = Client(connect_engine(url, scene.clock), scene.clock)
+        async with client, client.session() as session:
+            for limit, name in enumerate("abc", start=1):
+                await session.semaphore(name).create(limit=limit)
+            proxy.delay = DELAY
+            asked = [asyncio.create_task(session.semaphore(name).describe()) for name in "abc"]
+            await asyncio.sleep(DELAY / 2)
+            asked[0].cancel()
+            answers = await scene.soon(asyncio.gather(*asked[1:], return_exceptions=True))
+            assert [getattr(answer, "name", None) for answer in answers] == ["b", "c"]
+            proxy.delay = 0.0
 
 
 def _insist(self: Lease, answer: asyncio.Future[None], error: BaseException | None) -> None:

@@ -77,7 +77,7 @@ _deliver = Committer._deliver
     {"sqlite": replacing(Committer, "_deliver", _deal_out_answers)},
     not_on={
         "memory": "it answers in the call itself: there is no command to cancel",
-        "redis": "tests/engines/redis/test_faults.py asks it, across a slow network",
+        "redis": "tests/corpus/afar.py asks it, across a slow network",
         "etcd": "each command is a call of gRPC's, which matches answers to calls",
         "native": "tests/corpus/afar.py asks it, across a slow network",
         "dflockd": "tests/corpus/lines.py asks it, across a slow network",
