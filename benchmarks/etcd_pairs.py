@@ -1,4 +1,4 @@
-"""The etcd engine in one process, against bare puts on its channel and other libraries' locks.
+"""The etcd engine in one process, against bare puts through grpc.aio and other libraries' locks.
 
 One member on disk, so that a commit costs what it costs. Beside the rates: how even 32 contenders
 are served, and what a hand-off asks of etcd among 4 contenders and among 256, by etcd's own count.
