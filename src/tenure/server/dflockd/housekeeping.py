@@ -97,7 +97,7 @@ async def take_over_orphans(locks: Locks, prefix: str) -> None:
     orphans = [
         each
         for each in sessions
-        if each.description.startswith(prefix) and each.attached is False and each.id not in mine
+        if each.description.startswith(prefix) and each.id not in mine and _is_orphan(each)
     ]
     if not orphans:
         return
@@ -110,6 +110,17 @@ async def take_over_orphans(locks: Locks, prefix: str) -> None:
             continue  # meanwhile
         except TenureError as error:
             locks.context.log(logging.ERROR, "a session could not be taken over", why=error)
+
+
+def _is_orphan(session: SessionDescription) -> bool:
+    """Whether nobody renews it. Not every store sees that at once; who lives renews it often.
+
+    Should a server live and not reach its store, it has promised nothing beyond the leases that the
+    requests tell of, and these are kept.
+    """
+    if session.attached is False:
+        return True
+    return session.silent_for is not None and session.silent_for > session.recovery_window / 2
 
 
 async def _take_over(
