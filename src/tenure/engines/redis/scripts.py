@@ -33,7 +33,7 @@ def _load() -> dict[str, Script]:
     folder = resources.files(__package__) / "lua"
     parts = {
         f"--#{part}\n": (folder / f"{part}.lua").read_text("utf-8")
-        for part in ("head", "body", "rest", "usual", "save")
+        for part in ("head", "body", "rest", "alone", "usual", "save")
     }
     scripts = {}
     for name in _NAMES:

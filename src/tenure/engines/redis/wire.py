@@ -254,6 +254,8 @@ class Wire(asyncio.Protocol):
                 self.give_up(f"the server does not speak Redis's protocol: {error}")
                 return
             if reply is _NOTHING:
+                if not self._alone:
+                    self._soon()  # after whoever has been told now, who may ask for more
                 return
             kind = type(reply)
             if kind is int and pending and not self._reloading:

@@ -41,7 +41,7 @@ end
 local function load_short(found)
   local id, hold, order, joined, data =
     string.match(call('GET', found.key), '^(%d+) (%d+) (%d+) (%d+) ?(.*)$')
-  found.limit, found.held, found.owners, found.whole, found.waiting = WHOLE, 0, 1, true, 0
+  found.owners, found.whole = 1, true
   found.short = {order = order, id = id, hold = hold, data = data}
   found.record = {
     [order] = id .. ' ' .. hold .. ' ' .. WHOLE .. ' ' .. joined .. ' ' .. joined .. ' 0',
@@ -55,7 +55,11 @@ local function load(path, name, place)
   local found = loaded[at]
   if found == nil then
     local key = P .. 'm:' .. at
-    found = {path = path, name = name, key = key, waiters = P .. 'w:' .. at, record = {}, put = {}}
+    found = { -- with room for everything
+      path = path, name = name, key = key, waiters = P .. 'w:' .. at, record = {}, put = {}, held = 0,
+      limit = WHOLE, lasting = false, owners = 0, whole = false, waiting = 0, exact = false,
+      changed = false, short = nil,
+    }
     local order = place and string.match(place, '^%d+')
     local f = (order or call('TYPE', key).ok ~= 'string')
       and redis.pcall('HMGET', key, 'o', 'l', 'h', 'w', 'n', order or 'o')
@@ -106,7 +110,7 @@ local function lengthen(m)
   local short = m.short
   if short then
     call('DEL', m.key)
-    call('HSET', m.key, 'o', 1, 'w', 1, short.order, m.record[short.order])
+    call('HSET', m.key, 'o', '1', 'w', '1', short.order, m.record[short.order])
     if short.data ~= '' then
       call('HSET', m.key, 'D' .. short.order, short.data)
     end
@@ -199,7 +203,7 @@ local function grant_next(m)
   if m.owners == 0 then -- whatever it wants, it fits
     order = call('ZPOPMIN', m.waiters)[1]
   else
-    order = call('ZRANGE', m.waiters, 0, 0)[1]
+    order = call('ZRANGE', m.waiters, '0', '0')[1]
   end
   local r = order and request_in(m, order)
   if not r then
@@ -229,7 +233,7 @@ end
 -- Grant what fits now in every queue that requests have left.
 local function settle()
   for m in pairs(dirty) do
-    while not quarantined and m.waiting > 0 and grant_next(m) do
+    while not (quarantined or m.whole) and m.waiting > 0 and grant_next(m) do
     end
     if not m.lasting and m.owners == 0 and m.waiting == 0 then
       call('DEL', m.key, m.waiters)
@@ -294,8 +298,8 @@ local function expire()
   end
   expired = true
   while true do
-    local x = call('ZRANGE', P .. 'x', 0, 0, 'WITHSCORES')
-    local d = call('ZRANGE', P .. 'd', 0, 0, 'WITHSCORES')
+    local x = call('ZRANGE', P .. 'x', '0', '0', 'WITHSCORES')
+    local d = call('ZRANGE', P .. 'd', '0', '0', 'WITHSCORES')
     local session, waiter = tonumber(x[2] or math.huge), tonumber(d[2] or math.huge)
     if session > now and waiter > now then
       next_due = math.min(session, waiter)
@@ -325,7 +329,7 @@ end
 local function due()
   local first = next_due
   for _, key in ipairs(first and {} or {'x', 'd'}) do
-    local found = call('ZRANGE', P .. key, 0, 0, 'WITHSCORES')
+    local found = call('ZRANGE', P .. key, '0', '0', 'WITHSCORES')
     first = math.min(first or math.huge, tonumber(found[2] or math.huge))
   end
   if quarantined then

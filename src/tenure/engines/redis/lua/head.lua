@@ -4,11 +4,13 @@
 local call, ARGV = redis.call, ARGV
 local P = string.sub(KEYS[1], 1, -5)
 local clock = call('TIME')
-local now = clock[1] * 1000000 + clock[2]
 local instant = clock[1] .. string.sub('000000' .. clock[2], -6) -- now, as text
+local now = instant + 0
 local WHOLE = '18446744073709551615'
-local KEEP = 172800000 -- milliseconds that Redis keeps what no client has looked after
--- A namespace without its epoch, or with another than the client knows, has lost its data.
+local KEEP = '172800000' -- milliseconds that Redis keeps what no client has looked after
+-- A namespace without its epoch, or with another than the client knows, has lost its data. Of "meta": e
+-- epoch, o the last order id, q until when nothing is granted, v until when changes are published, p the
+-- later of both.
 local meta = call('HMGET', KEYS[1], 'e', 'o', 'q', 'v')
 if not meta[1] then
   return {'lost'}

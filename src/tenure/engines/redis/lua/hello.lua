@@ -10,24 +10,26 @@ local call = redis.call
 local P = string.sub(KEYS[1], 1, -5)
 local clock = call('TIME')
 local started = clock[1] * 1000000 + clock[2]
-local m = call('HMGET', KEYS[1], 'e', 'b', 'q', 'g', 'r', 'n')
+local m = call('HMGET', KEYS[1], 'e', 'b', 'q', 'g', 'r', 'n', 'v')
 local window = math.max(tonumber(ARGV[5]), tonumber(m[4] or 0))
 local is_new = not m[1]
 local fresh = ARGV[2] == '1' and ARGV[4] == ''
 local unknown, ended = m[6] == '1', false
+local function quarantine(till) -- until then, and more than the usual case as long as somebody watches
+  local q, p = string.format('%.0f', till), string.format('%.0f', math.max(till, m[7] or 0))
+  call('HSET', KEYS[1], 'p', p, 'q', q, 'n', unknown and '1' or '0')
+end
 if is_new then
   unknown = ARGV[4] == ''
-  local q = fresh and 0 or started + window
-  call('HSET', KEYS[1], 'e', ARGV[3], 'b', string.format('%.0f', started), 'o', 0,
-    'i', string.format('%.0f', math.floor(started / 1000)), 'q', string.format('%.0f', q),
-    'r', ARGV[1], 'g', 0, 'n', unknown and 1 or 0)
+  quarantine(fresh and 0 or started + window)
+  call('HSET', KEYS[1], 'o', '0', 'e', ARGV[3], 'b', string.format('%.0f', started),
+    'i', string.format('%.0f', math.floor(started / 1000)), 'r', ARGV[1], 'g', '0')
   call('HSETNX', P .. 'nodes', '/default', '{}')
 elseif ARGV[4] ~= '' and ARGV[4] ~= m[1] then
-  local q = math.max(tonumber(m[3]), m[2] + window)
-  call('HSET', KEYS[1], 'q', string.format('%.0f', q), 'n', 0)
   unknown = false
+  quarantine(math.max(tonumber(m[3]), m[2] + window))
 elseif fresh and unknown and tonumber(m[3]) > started then
-  call('HSET', KEYS[1], 'q', string.format('%.0f', started))
+  quarantine(started)
   ended = true
 end
 --#head

@@ -8,46 +8,92 @@
 -- Answers a list. For each operation: an order id if granted, {order id, due} if it waits, 0 if refused
 -- or withdrawn, {what is wrong, ...}; behind them, what would have been published to the caller. A lone
 -- number is not put in a list.
---#head
+local call, ARGV = redis.call, ARGV
+local P = string.sub(KEYS[1], 1, -5)
+local WHOLE, KEEP = '18446744073709551615', '172800000' -- as in `head`
 local SMALL = 1024 -- bytes of data that are kept with a mutex in its short form
-local id, token, seen, last = ARGV[1], ARGV[2], ARGV[3] + 0, #ARGV
+local id, token, last = ARGV[1], ARGV[2], #ARGV
 local session = P .. 's:' .. id
-local fields, at = {'a', 'u', 'n'}, 4
-while at <= last do
-  local kind = ARGV[at]
-  if kind == 'm' then
-    at = at + 3
-  else
-    if kind ~= 'e' then
-      fields[#fields + 1] = ARGV[at + 1]
-    end
-    at = at + (kind == 'w' and 2 or 7)
+
+-- The clock is read, and what it bears on looked up, where that matters: to mere releases it does not.
+local meta, instant, now, quarantined, watched
+local function look_around()
+  local clock = call('TIME')
+  instant = #clock[2] == 6 and clock[2] or string.sub('00000' .. clock[2], -6)
+  instant = clock[1] .. instant
+  now = instant + 0
+  if meta[2] > instant then
+    meta = call('HMGET', KEYS[1], 'e', 'o', 'q', 'v')
+    quarantined = meta[3] > instant
+    watched = meta[4] and meta[4] > instant
   end
 end
-local s = call('HMGET', session, unpack(fields))
-local alive = s[1] == token and tonumber(s[2]) > now
-local path, places = s[3], {}
-for each = 4, #fields do
-  places[fields[each]] = s[each] or nil
-end
 
-local answers, put, gone = {}, {}, {} -- what the session's holds become
-local order = meta[2] + 0 -- the last one
+local s, fields, asks, at
+if last == 6 then -- one "m"
+  s, asks = call('HMGET', session, 'a', 'u', 'n'), true
+elseif last == 5 then -- one "w"
+  s = call('HMGET', session, 'a', 'u', 'n', ARGV[5])
+else
+  fields, at = {'a', 'u', 'n', 'c'}, 4
+  while at <= last do
+    local kind = ARGV[at]
+    if kind == 'm' then
+      asks = true
+      at = at + 3
+    else
+      if kind ~= 'e' then
+        fields[#fields + 1] = ARGV[at + 1]
+      end
+      asks = asks or kind ~= 'w'
+      at = at + (kind == 'w' and 2 or 7)
+    end
+  end
+  s = call('HMGET', session, unpack(fields))
+end
+meta = call('HMGET', KEYS[1], 'o', 'p')
+if not meta[1] then
+  return {'lost'}
+end
+local order = asks and math.max(meta[1], ARGV[3]) -- the last one
+local newest -- that is given here, as text
+if asks or meta[2] ~= '0' then
+  look_around()
+end
+local alive = s[1] == token and (not now or s[2] > instant)
+local path = s[3]
+local prefix = alive and P .. 'm:' .. path .. ':'
 local known -- what is known of semaphores, once there is more than the usual case
+--#alone
+local places = {}
+if not fields then
+  places[ARGV[5]] = s[4] or nil
+else
+  for each = 5, #fields do
+    places[fields[each]] = s[each] or nil
+  end
+end
+local answers, put, gone = {}, {}, {} -- what the session's holds become
 at = 4
 if alive then
-  local prefix = P .. 'm:' .. path .. ':'
 --#usual
 end
 if at > last then
 --#save
   return #answers == 1 and answers[1] or answers
 end
+if not now then
+  look_around()
+end
+
+-- A function of its own: in Lua those below are made faster where what they use is not of the same one.
+local function beyond()
 --#body
-if not alive then
+if s[1] ~= token or s[2] <= instant then
   return over(id)
 end
-asker = {id = id, token = token, channel = call('HGET', session, 'c'), places = places}
+local channel = fields and s[4] or call('HGET', session, 'c')
+asker = {id = id, token = token, channel = channel, places = places}
 known = loaded
 
 -- What is wrong with a request, if anything is; and whether it could be granted at once.
@@ -67,8 +113,9 @@ end
 
 -- Put a request at the end of its queue; its order id.
 local function join(m, hold, name, count, data, granted, deadline)
-  order = math.max(order + 1, seen + 1, now)
+  order = math.max(order + 1, now)
   local number = int(order)
+  newest = number
   local r = {
     id = id, hold = hold, count = count, joined = instant, granted = granted and instant or '0',
     deadline = deadline or '0',
@@ -76,9 +123,9 @@ local function join(m, hold, name, count, data, granted, deadline)
   local key = P .. 'm:' .. path .. ':' .. name
   local record = record_of(r)
   if not m then
-    local owners = granted and 1 or 0
-    local whole = granted and count == WHOLE and 1 or 0
-    call('HSET', key, 'o', owners, 'w', whole, 'n', 1 - owners, number, record)
+    local owners, waiting = granted and '1' or '0', granted and '0' or '1'
+    local whole = granted and count == WHOLE and '1' or '0'
+    call('HSET', key, 'o', owners, 'w', whole, 'n', waiting, number, record)
     call('PEXPIRE', key, KEEP)
     loaded[path .. ':' .. name] = nil
   else
@@ -89,7 +136,7 @@ local function join(m, hold, name, count, data, granted, deadline)
       call('HSET', key, 'n', m.waiting, number, record)
     else
       m.owners, m.whole, m.held = m.owners + 1, count == m.limit, m.held + amount(m, count)
-      call('HSET', key, 'o', m.owners, 'w', m.whole and 1 or 0, 'h', int(m.held), number, record)
+      call('HSET', key, 'o', m.owners, 'w', m.whole and '1' or '0', 'h', int(m.held), number, record)
     end
   end
   if data ~= '' then
@@ -177,7 +224,6 @@ local function act()
   return enqueue(hold, name, count, data, timeout, ephemeral == '1')
 end
 
-local prefix = P .. 'm:' .. path .. ':'
 while at <= last do
 --#save
   local well, answer = pcall(act)
@@ -195,3 +241,6 @@ for each = 1, #news do
   answers[#answers + 1] = news[each]
 end
 return answers
+end
+
+return beyond()

@@ -17,6 +17,12 @@ local function whatever_memory()
   call('DEL', P .. 'none')
 end
 
+-- Have changes published for a minute.
+local function be_watched()
+  local till = now + 60000000
+  call('HSET', KEYS[1], 'v', int(till), 'p', int(math.max(till, meta[3])))
+end
+
 -- Give a session its window from now on. What Redis keeps for it gets time to live, twice a day.
 local function touch(id, grace)
   whatever_memory()

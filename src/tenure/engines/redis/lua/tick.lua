@@ -6,7 +6,7 @@
 --#rest
 whatever_memory()
 if ARGV[1] == '1' then
-  call('HSET', KEYS[1], 'v', int(now + 60000000))
+  be_watched()
 end
 expire()
 for at = 2, #ARGV do

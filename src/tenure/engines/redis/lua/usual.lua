@@ -32,7 +32,7 @@ while at <= last do
     if quarantined or (known and known[path .. ':' .. name]) then
       break
     end
-    order = math.max(order + 1, seen + 1, now)
+    order = math.max(order + 1, now)
     local number = order == now and instant or string.format('%.0f', order)
     local record = id .. ' ' .. hold .. ' ' .. number .. ' ' .. instant
     if data ~= '' then
@@ -43,6 +43,7 @@ while at <= last do
       break
     end
     local place = '+' .. number .. ' ' .. name
+    newest = number
     places[hold] = place
     put[#put + 1] = hold
     put[#put + 1] = place

@@ -3,5 +3,5 @@
 --#body
 --#rest
 whatever_memory()
-call('HSET', KEYS[1], 'v', int(now + 60000000))
+be_watched()
 return 0
