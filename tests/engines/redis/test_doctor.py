@@ -35,7 +35,7 @@ def test_a_server_that_works_is_described(durable: Server) -> None:
             found = findings(durable.url)
             assert {each.level for each in found.values()} == {"ok"}
             assert found["contents"].found == (
-                "1 nodes, 1 sessions, 3 semaphores with 2 owners and 0 waiting"
+                "nodes: 1, sessions: 1, semaphores: 3 with 2 owners and 0 waiting"
             )
             assert "appendfsync always" in found["persistence"].found
             durable.tell("SET", "{tenure}:stray", "1")
