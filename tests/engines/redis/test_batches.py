@@ -95,12 +95,16 @@ async def test_the_data_of_a_held_mutex_can_be_replaced(server: Server, data: by
         assert await session.mutex("m").inspect() is None
 
 
-async def test_a_string_that_others_have_by_now_is_left_to_them(server: Server) -> None:
+@pytest.mark.parametrize("others", [0, 2])
+async def test_a_string_that_others_have_by_now_is_left_to_them(
+    server: Server, others: int
+) -> None:
     async with tenure.connect(server.url) as client, client.session() as session:
         lease = await session.mutex("m").lock()
+        released = [lease, *[await session.mutex(f"m{n}").lock() for n in range(others)]]
         server.tell("DEL", "{tenure}:m:/default:m")
         other = await client.mutex("m").lock()
-        await lease.release()
+        await asyncio.gather(*(each.release() for each in released))
         holder = await client.mutex("m").inspect()
         assert holder is not None
         assert holder.fencing_token == other.fencing_token
