@@ -167,6 +167,16 @@ def test_it_works_on_uvloop(server: Server) -> None:
         runner.run(works(f"{server.url}&protocol=2"))
 
 
+async def test_a_count_that_is_true_is_one(server: Server) -> None:
+    async with tenure.connect(server.url) as client, client.session() as session:
+        pool = session.semaphore("pool")
+        await pool.create(limit=True)
+        async with pool.acquire(True):
+            found = await pool.describe(owners=True)
+            assert (found.limit, found.held, found.owners[0].count) == (1, 1, 1)
+        assert (await pool.describe()).held == 0
+
+
 # Replicas
 
 

@@ -20,7 +20,7 @@ def count_text(count: int) -> str:
     """A count for a script: "0" is one that cannot be right, which the script finds in its turn."""
     if count == EPHEMERAL_LIMIT:
         return _WHOLE
-    return str(count) if isinstance(count, int) and 1 <= count <= EPHEMERAL_LIMIT else "0"
+    return f"{count:d}" if isinstance(count, int) and 1 <= count <= EPHEMERAL_LIMIT else "0"
 
 
 def microseconds(timeout: float | None) -> str:

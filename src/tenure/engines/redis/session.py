@@ -74,7 +74,7 @@ class RedisSession(Attachment):
         rules.check_limit(limit, self.path, name)
         rules.check_data(data, self.path, name)
         most = rules.SEMAPHORES_PER_NODE
-        await self._change(name, 0, "create", name, str(limit), data, int(exist_ok), most)
+        await self._change(name, 0, "create", name, f"{limit:d}", data, int(exist_ok), most)
 
     async def update_semaphore(self, name: str, data: bytes) -> None:
         self.check()
