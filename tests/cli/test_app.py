@@ -57,8 +57,7 @@ def test_without_the_extra_it_says_what_to_install(
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err == (
-        "tenure: the command line needs rich; install it with: "
-        "pip install 'tenure[cli]'\n"
+        "tenure: the command line needs rich; install it with: pip install 'tenure[cli]'\n"
     )
 
 
