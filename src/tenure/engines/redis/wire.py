@@ -121,15 +121,16 @@ class Wire(asyncio.Protocol):
             return
         if batch is not None:
             self._close_batch()
-        self._batch = Batch(session, operation)
-        if self._pending or self._out:
-            self._alone = False
-            self._soon()
-        elif self._alone:  # waiting for others would gain nothing
-            self._flush()
-        else:
-            self._alone = True
-            self._soon()
+        batch = Batch(session, operation)
+        if self._alone and not (self._pending or self._out):
+            # Waiting for others would gain nothing.
+            assert self._transport is not None  # as soon as there is anybody who asks
+            self._pending.append(batch)
+            self._transport.write(batch.packed(self._meta))
+            return
+        self._alone = not (self._pending or self._out)
+        self._batch = batch
+        self._soon()
 
     def _close_batch(self) -> None:
         batch, self._batch = self._batch, None
