@@ -240,8 +240,7 @@ class Line:
 
     def _look(self) -> None:
         self._silence = None
-        if self._stream is None or not self._waits:
-            return
+        assert self._stream is not None  # or else nobody would wait
         if self._loop.time() - self._silence_due > self.patience / 2:
             self._mind_silence()  # it was this loop that stood still, and not the server
             return

@@ -137,11 +137,10 @@ class Requests:
         leaving = False
         for member in session.members:
             there = member.holds.get(hold.name)
-            if there is None:
-                if not member.stopping:
-                    return member if lane.free_for(member) else None
-            elif there.state is State.LEAVING:
-                leaving = True  # it will be free, and needs no sibling
+            if there is None and not member.stopping:
+                return member if lane.free_for(member) else None
+            # What is leaving will be free, and needs no sibling.
+            leaving = leaving or (there is not None and there.state is State.LEAVING)
         return session.new_sibling() if lane.idle and not leaving else None
 
     def _acquire(self, hold: Hold, *, first: bool = False) -> None:
