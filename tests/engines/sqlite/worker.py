@@ -251,14 +251,19 @@ class Program:
         await self.engine.aclose()
 
     async def do_fork(self) -> int:
-        """A child that lives on without any of this."""
+        """A child that lives on without any of this, and has let go of it already."""
+        ready, say_ready = os.pipe()
         child = os.fork()
         if child == 0:
             try:
                 os.close(sys.stdout.fileno())
+                os.write(say_ready, b"x")
                 signal.pause()
             finally:
                 os._exit(0)
+        os.read(ready, 1)
+        os.close(ready)
+        os.close(say_ready)
         return child
 
     async def do_inherit(self) -> int:

@@ -82,9 +82,11 @@ async def test_the_end_of_a_session(server: Server, how: str) -> None:
     await engine.aclose()
     store = connect_engine(server.store, SystemClock())
     await store.open()
+    server.stop()  # it tells its store who has gone before it ends, and ends nobody's session
     sessions = await store.list_sessions(DEFAULT_NODE)
     assert how == "detach" or sessions == []
     assert not any(each.attached for each in sessions)
+    server.start()
     await store.aclose()
 
 
