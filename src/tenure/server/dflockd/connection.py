@@ -53,6 +53,23 @@ class Connection(Stream):
         gone: done when the connection is lost.
     """
 
+    __slots__ = (
+        "_counted",
+        "_enqueues",
+        "_greeting",
+        "_inside_tls",
+        "_leaving",
+        "_listener",
+        "_options",
+        "_task",
+        "enqueued",
+        "gone",
+        "holder",
+        "locks",
+        "most_claims",
+        "number",
+    )
+
     def __init__(self, listener: DflockdListener, greeting: Greeting, number: int) -> None:
         super().__init__(listener.context, greeting.peer, COMMANDS)
         self.number = number

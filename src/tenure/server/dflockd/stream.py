@@ -38,6 +38,30 @@ class Stream(asyncio.Protocol):
         commands: what a request is carried out with, as `tenure.server.dflockd.commands` says.
     """
 
+    __slots__ = (
+        "_arrived",
+        "_awaited",
+        "_blocked_at",
+        "_busy",
+        "_commands",
+        "_context",
+        "_going_on",
+        "_heard_at",
+        "_lines",
+        "_loop",
+        "_now",
+        "_over",
+        "_reader",
+        "_reading",
+        "_replies",
+        "_request",
+        "_requests",
+        "_special",
+        "_transport",
+        "_unread",
+        "peer",
+    )
+
     def __init__(
         self,
         context: Context,
