@@ -187,7 +187,9 @@ async def test_an_evicted_holder_ends_its_command(tenure: Tenure) -> None:
 
 def test_who_was_stopped_while_waiting_queues_again(tenure: Tenure) -> None:
     holder = tenure.hold()
-    waiter = tenure.start(*LOCK, *SHORT, "--", "echo", "mine")
+    # Long enough for it to start a command and see it end on a machine with much else to do.
+    window = ("--recovery-window", "3", "--grace", "0.2")
+    waiter = tenure.start(*LOCK, *window, "--", "echo", "mine")
     eventually(lambda: tenure.waiting() == 1)
     waiter.signal(STOP)
     eventually(lambda: tenure.waiting() == 0)  # its window is over
