@@ -16,6 +16,7 @@ from tenure.engines.contract import Place, Removal
 from tenure.engines.native import connect
 from tenure.errors import (
     AuthenticationFailed,
+    EngineError,
     EngineUnavailable,
     SemaphoreExists,
     SemaphoreNotFound,
@@ -300,6 +301,24 @@ async def test_a_server_that_refuses_who_comes_back_is_told_of_in_the_log(
         async with client.mutex("another").lock(timeout=30):
             assert lease.held
         await client.aclose()
+
+
+async def test_what_is_asked_while_the_client_is_closed_fails_at_once(
+    store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served(store) as server:
+        client = tenure.connect(server.address)
+        await client.list_nodes()
+        server.stop()
+    async with asyncio.timeout(30):
+        while "trying again" not in caplog.text:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    asked = asyncio.ensure_future(client.list_nodes())
+    await asyncio.sleep(0)
+    await client.aclose()
+    with pytest.raises(EngineError, match="was closed"):
+        async with asyncio.timeout(5):
+            await asked
 
 
 async def test_without_any_server_opening_says_which_were_tried() -> None:

@@ -207,3 +207,15 @@ async def test_a_grant_is_told_when_a_replica_has_it(server: Server) -> None:
             await works(f"{master.url}&min_replicas=1")
         with pytest.raises(tenure.EngineUnavailable, match="replica"):
             await works(replica.url)
+
+
+async def test_what_is_asked_while_the_client_is_closed_fails_at_once(server: Server) -> None:
+    client = tenure.connect(server.url)
+    await client.list_nodes()
+    server.pause()
+    asked = asyncio.ensure_future(client.list_nodes())
+    await asyncio.sleep(0)
+    await client.aclose()
+    with pytest.raises(tenure.EngineError, match="was closed"):
+        async with asyncio.timeout(5):
+            await asked

@@ -111,6 +111,7 @@ class Link:
             self._lose(self.connection)
         for session in list(self.sessions.values()):
             session.stop()
+        self._up.set()  # who waits for a connection waits in vain
         await self._until_closed()
 
     async def _until_closed(self) -> None:
@@ -134,6 +135,8 @@ class Link:
             async with asyncio.timeout(self.patience):
                 while self.connection is None:
                     await self._up.wait()
+                    if self._running is None:
+                        raise EngineUnavailable(f"{self.address.url} was closed")
                 return self.connection
         except TimeoutError:
             raise EngineUnavailable(

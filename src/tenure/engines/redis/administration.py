@@ -42,6 +42,7 @@ class Administration:
         self.url = address.url
         self._address = address
         self._open = False
+        self._awaited: dict[asyncio.Future[Any], tuple[type[TenureError], str]] = {}
 
     def _opened(self) -> None:
         if not self._open:
@@ -52,6 +53,8 @@ class Administration:
     ) -> asyncio.TimerHandle:
         """What fails an answer that takes too long, unless it is cancelled."""
         patience = self._address.connect_timeout + self._address.patience
+        self._awaited[answer] = kind, path
+        answer.add_done_callback(self._awaited.pop)
 
         def fail() -> None:
             if not answer.done():
@@ -62,6 +65,12 @@ class Administration:
                 )
 
         return self.loop.call_later(patience, fail)
+
+    def fail_awaited(self) -> None:
+        """The engine is closed: no answer comes any more."""
+        for answer, (kind, path) in list(self._awaited.items()):
+            if not answer.done():
+                answer.set_exception(kind(f"{self.url} was closed", node=path))
 
     async def _ask(self, path: str, script: str, *args: str | bytes | int) -> Any:
         """What a script answers to nobody in particular."""

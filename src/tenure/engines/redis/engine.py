@@ -161,6 +161,7 @@ class RedisEngine(Administration):
                 self._timer = None
             self._sessions.clear()
             self._watches.clear()
+            self.fail_awaited()
             if self.confirmer is not None:
                 await self.confirmer.aclose()
             await self.link.aclose()
