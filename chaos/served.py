@@ -44,7 +44,8 @@ class Served(Engine):
                 for word in ("--listen", f"{scheme}://127.0.0.1:{port}")
             ),
         )
-        self._server = Server(command, self._ports[0], folder / "log")
+        # It listens in this order: where it does at the last one, it does at all.
+        self._server = Server(command, self._ports[-1], folder / "log")
         self._network = Proxy(self._ports[0])
 
     @property
