@@ -40,11 +40,11 @@ async def a_command_is_dead_before_another_has_the_lock(scene: Scene) -> None:
     tenure = Tenure(Path(folder.name))
     tenure.environment = {**tenure.environment, "TENURE_URL": scene.url}
     try:
-        window = ("--recovery-window", "1", "--grace", "0.2")
+        window = ("--recovery-window", "2.5", "--grace", "0.2")
         running = await asyncio.to_thread(tenure.start, *listener(*window))
         command = pid_of(await asyncio.to_thread(running.line))
         running.signal(programs.STOP)
-        other = ("run", "--lock", "nightly", "--timeout", f"{1 + scene.patience:g}", "--", "true")
+        other = ("run", "--lock", "nightly", "--timeout", f"{2.5 + scene.patience:g}", "--", "true")
         assert (await asyncio.to_thread(tenure, *other)).returncode == 0
         assert not alive(command)
         running.signal(programs.CONT)
