@@ -5,8 +5,7 @@ Client and server are processes on a core each, both under uvloop. What the boun
 * One task: a pair is two round trips; 2.6 leave 0.6 of one for what both ends compute.
 * Hand-offs: each is a round trip that nothing overlaps with, so that there are about as many a
   second as echoes over *one* connection. Over 32 connections there are many times as many echoes,
-  since they hardly wake anybody. With loops that sleep while they wait about 0.25 can be had, and
-  0.4 is out of reach.
+  since they hardly wake anybody. With a client that sleeps while it waits some 0.3 can be had.
 """
 
 from __future__ import annotations

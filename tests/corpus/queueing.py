@@ -47,7 +47,7 @@ async def a_waiter_learns_that_its_session_is_over(scene: Scene) -> None:
     {
         # By the hour, so that no slow machine makes them rise.
         "": replacing(rules, "next_order_id", lambda last, seen, wall: int(wall // 3600)),
-        "redis": in_lua("math.max(order + 1, seen + 1, now)", "math.floor(now / 3.6e9)"),
+        "redis": in_lua("math.max(order + 1, now)", "math.floor(now / 3.6e9)"),
         "etcd": replacing(WaitingOfEtcd, "order_id", etcd.numbered_by_the_hour),
     },
     not_on={"dflockd": "it has one node; tests/corpus/lines.py asks the rest"},

@@ -75,10 +75,12 @@ async def test_a_leader_that_is_stopped_for_longer_than_the_window_costs_no_leas
             assert await seen.turns() < SOON
             await asyncio.sleep(5)
             assert await seen.turns() < SOON
+            assert seen.sessions == CONTENDERS
         finally:
             leader.resume()
+        # Etcd 3.4 may revoke what has lapsed by the old leader's clock now: who has lost a session
+        # is told so, and comes again.
         assert await seen.turns() < SOON
-    assert seen.sessions == CONTENDERS
 
 
 # Two of three: no quorum
@@ -186,8 +188,8 @@ async def test_a_member_that_the_others_have_lost_makes_nobody_win_and_costs_no_
             async with isolate.inflict(scene):
                 await asyncio.sleep(2)  # it has noticed by then, if it was the leader
                 assert await seen.turns(20) < SOON
-            assert await seen.turns(20) < SOON
-        assert seen.sessions == 8
+                assert seen.sessions == 8
+            assert await seen.turns(20) < SOON  # see above: an old leader is back
     finally:
         await engine.stop()
 

@@ -4,8 +4,11 @@ Rules:
 
 * A round is a call of its own, through one member, for all sessions that are due: what one member
   does not answer holds up nothing else. Who has no proof after a sixth of its window is renewed
-  again, in another round, through another member; the first answer counts, from when it was asked.
-  What the program itself did not run of that time is not counted (see `allowance`).
+  again, in rounds through every member at once: one may be cut off, and one that was asked while
+  there was no leader answers late, but answers who asks anew. The first answer counts, from when
+  it was asked.
+* The member that has not answered is left by then. What the program itself did not run of that time
+  is not counted against it (see `allowance`).
 * A lease can be kept alive by whoever knows its number. Where a session may have been taken over
   (liveness ``window``), it is proven only if its key shows, after the lease was renewed, that it
   has not been.
@@ -41,6 +44,11 @@ _log = logging.getLogger("tenure")
 _LEAST_PATIENCE = 0.2
 """Seconds that a member is given at the least."""
 
+_ATTEMPTS = 2
+"""So often a renewal is repeated: until the next one begins, a third of a window later."""
+
+_SILENT = "a lease was not renewed in time"
+
 
 def _patience(session: EtcdSession) -> float:
     return max(session.window / 6, _LEAST_PATIENCE)
@@ -55,37 +63,42 @@ class Rounds:
         self._members = members
         self._clock = clock
         self._spawn = spawn
-        self._due: dict[EtcdSession, int] = {}
+        self._due: dict[EtcdSession, tuple[int, float]] = {}
 
-    def renew(self, session: EtcdSession, attempt: int = 0) -> None:
+    def renew(self, session: EtcdSession) -> None:
         """Have a session renewed in the next round. At once."""
+        self._put(session, 0, self._clock.now())
+
+    def _put(self, session: EtcdSession, attempt: int, asked: float) -> None:
         if not self._due:
             asyncio.get_running_loop().call_soon(self._begin)
-        self._due[session] = attempt
+        self._due[session] = attempt, asked
 
     def _begin(self) -> None:
         due, self._due = self._due, {}
-        turn, now = self._members.turn, self._clock.now()
+        turn, loop = self._members.turn, asyncio.get_running_loop()
         sessions = [session for session in due if not session.over]
         if not sessions or not len(self._members):
             return
         for session in sessions:
-            give_time(
-                _patience(session),
-                partial(self._settled, session, now),
-                partial(self._elsewhere, session, turn, due[session]),
-            )
+            attempt, asked = due[session]
+            patience, settled = _patience(session), partial(self._settled, session, asked)
+            give_time(patience, settled, partial(self._members.leave, turn, _SILENT))
+            if attempt < _ATTEMPTS:
+                loop.call_later(patience, self._again, session, attempt + 1, asked)
         self._spawn(self._round(turn, sessions))
+        late = [session for session in sessions if due[session][0]]
+        if late:
+            for other in range(1, len(self._members)):
+                self._spawn(self._round(turn + other, late))
 
     def _settled(self, session: EtcdSession, asked: float) -> bool:
         """Whether a session has been proven since, or needs no proof."""
         return session.over or session.proven_at >= asked or not len(self._members)
 
-    def _elsewhere(self, session: EtcdSession, turn: int, attempt: int) -> None:
-        """Renew again, through another member, what this one has not proven."""
-        self._members.leave(turn, "a lease was not renewed in time")
-        if attempt < len(self._members):
-            self.renew(session, attempt + 1)
+    def _again(self, session: EtcdSession, attempt: int, asked: float) -> None:
+        if not self._settled(session, asked):
+            self._put(session, attempt, asked)
 
     async def _round(self, turn: int, sessions: list[EtcdSession]) -> None:
         # No longer than the sessions live, if nobody answers.
