@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -119,47 +121,52 @@ async def _fill(pool: tenure.Semaphore) -> None:
         await pool.update(bytes([number]) * MIB)
 
 
-async def test_what_was_refused_to_leave_leaves_when_it_may() -> None:
+@contextmanager
+def anna_and_root() -> Iterator[tuple[str, str, Callable[[bool], object]]]:
+    """The URLs of two users of a cluster, and what lets the first one in, or not any more."""
     with a_cluster() as cluster:
         cluster.have_users(root="secret", anna="word")
-        host = cluster.members[0].address
-        token = cluster.token("root", "secret")
+        host, token = cluster.members[0].address, cluster.token("root", "secret")
+
+        def may(enter: bool) -> None:
+            what, user = ("grant", "user") if enter else ("revoke", "name")
+            cluster.ask(f"auth/user/{what}", {user: "anna", "role": "root"}, token=token)
+
+        yield f"etcd://anna:word@{host}", f"etcd://root:secret@{host}", may
+
+
+async def test_what_was_refused_to_leave_leaves_when_it_may() -> None:
+    with anna_and_root() as (anna, root, may):
         async with (
-            tenure.connect(f"etcd://anna:word@{host}") as client,
-            tenure.connect(f"etcd://root:secret@{host}") as other,
+            tenure.connect(anna) as client,
+            tenure.connect(root) as other,
             other.mutex("waited for").lock(timeout=30),
         ):
             lease = await client.mutex("m").lock(timeout=30)
             late = asyncio.ensure_future(client.mutex("waited for").lock(timeout=1))
             cancelled = asyncio.ensure_future(client.mutex("waited for").lock())
             await _waiters(other, "waited for", 2)
-            cluster.ask("auth/user/revoke", {"name": "anna", "role": "root"}, token=token)
+            may(False)
             cancelled.cancel()
             with pytest.raises(tenure.AuthenticationFailed, match="read and write"):
                 await lease.release()
             with pytest.raises(tenure.AcquireTimeout):
                 await late
-            cluster.ask("auth/user/grant", {"user": "anna", "role": "root"}, token=token)
+            may(True)
             async with other.mutex("m").lock(timeout=30):
                 await _waiters(other, "waited for", 0)
             assert cancelled.cancelled()
 
 
 async def test_what_was_refused_to_leave_ends_with_its_session() -> None:
-    with a_cluster() as cluster:
-        cluster.have_users(root="secret", anna="word")
-        host = cluster.members[0].address
-        token = cluster.token("root", "secret")
-        async with (
-            tenure.connect(f"etcd://root:secret@{host}") as other,
-            tenure.connect(f"etcd://anna:word@{host}") as client,
-        ):
+    with anna_and_root() as (anna, root, may):
+        async with tenure.connect(root) as other, tenure.connect(anna) as client:
             session = await client.session()
             lease = await session.mutex("m").lock(timeout=30)
-            cluster.ask("auth/user/revoke", {"name": "anna", "role": "root"}, token=token)
+            may(False)
             with pytest.raises(tenure.AuthenticationFailed):
                 await lease.release()
-            cluster.ask("auth/user/grant", {"user": "anna", "role": "root"}, token=token)
+            may(True)
             await session.close()
             async with other.mutex("m").lock(timeout=30):
                 pass

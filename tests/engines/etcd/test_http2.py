@@ -31,7 +31,8 @@ from tenure.engines.etcd.frames import (
     Trouble,
     frame,
 )
-from tenure.engines.etcd.http2 import Connection, Stream
+from tenure.engines.etcd.http2 import Connection
+from tenure.engines.etcd.stream import Stream
 
 HEAD = head("/a/Method", "host:1", secure=False, more=[("te", "trailers"), ("token", "t" * 200)])
 OK = b"\x88"  # the block of ":status: 200", by the static table

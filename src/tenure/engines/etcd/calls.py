@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from tenure.engines.etcd.blocks import Fields
 from tenure.engines.etcd.frames import Trouble
-from tenure.engines.etcd.http2 import Stream
+from tenure.engines.etcd.stream import Stream
 
 __all__ = ["Call", "CallFailed", "Code", "Conversation", "Question", "message"]
 

@@ -2,11 +2,8 @@
 
 As much of RFC 9113 as gRPC needs, made for requests of a few known shapes that are sent very often.
 A `Connection` owns all its state; whoever owns the connection hands it what was read (`receive`),
-and writes what there is to be written (`take`) soon after `speak` was called.
-
-A stream *waits*, where the peer allows no more of them; is *open*; and is *over*, when the peer has
-ended it, or either side has reset it, or the connection is over. It is told of its headers, its
-data and its end, in this order, at once, out of `receive`; when it is over it is told nothing.
+and writes what there is to be written (`take`) soon after `speak` was called. What a stream goes
+through is told in `tenure.engines.etcd.stream`.
 
 Rules:
 
@@ -24,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from tenure.engines.etcd.blocks import Blocks, Fields, Heard
+from tenure.engines.etcd.blocks import Blocks, Heard
 from tenure.engines.etcd.frames import (
     ACK,
     CONTINUATION,
@@ -49,8 +46,9 @@ from tenure.engines.etcd.frames import (
     number_in,
     without_padding,
 )
+from tenure.engines.etcd.stream import ROOM, Stream
 
-__all__ = ["Connection", "Stream"]
+__all__ = ["Connection"]
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -59,53 +57,8 @@ _LARGEST_FRAME = (1 << 24) - 1
 _FIRST_WINDOW = (1 << 16) - 1
 _LARGEST = (1 << 31) - 1  # of windows, and of the numbers of streams
 
-_ROOM, _ROOM_FOR_ALL = 1 << 24, 1 << 28
-"""Bytes that the peer may send, on a stream and on all of them, before it is told to go on."""
-
-
-class Stream:
-    """A request under way; what is done with it derives from this.
-
-    Attributes:
-        number: 0 while it waits.
-        pending: what is yet to be sent.
-        ends: nothing follows what is pending.
-    """
-
-    __slots__ = ("connection", "ends", "head", "number", "pending", "room", "window")
-
-    def __init__(self, head: bytes, pending: bytes = b"", *, ends: bool = False) -> None:
-        self.head = head
-        self.pending = pending
-        self.ends = ends
-        self.number = 0
-        self.window = 0
-        self.room = _ROOM
-        self.connection: Connection | None = None
-
-    def send(self, data: bytes, *, ends: bool = False) -> None:
-        """Send more, or that nothing follows, as soon as the peer has room for it."""
-        self.pending += data
-        self.ends |= ends
-        if self.connection is not None:
-            self.connection.push(self)
-
-    def reset(self, code: Trouble) -> None:
-        """End it, and be told nothing more of it. Safe to call twice."""
-        if self.connection is not None:
-            self.connection.reset(self, code)
-
-    def heard_headers(self, fields: Fields, ended: bool) -> None:
-        """The headers, or, if it is ended, perhaps the trailers."""
-        raise NotImplementedError
-
-    def heard_data(self, data: bytes, ended: bool) -> None:
-        """A part of the body."""
-        raise NotImplementedError
-
-    def lost(self, why: str, *, again: bool) -> None:
-        """There will be no answer. `again`: it was surely not acted upon."""
-        raise NotImplementedError
+_ROOM_FOR_ALL = 1 << 28
+"""Bytes that the peer may send on all streams before it is told to go on."""
 
 
 class Connection:
@@ -146,7 +99,7 @@ class Connection:
         settings = (
             (Setting.HEADER_TABLE_SIZE, 0),
             (Setting.ENABLE_PUSH, 0),
-            (Setting.INITIAL_WINDOW_SIZE, _ROOM),
+            (Setting.INITIAL_WINDOW_SIZE, ROOM),
         )
         self._put(_PREFACE)
         self._put(frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*each) for each in settings)))
@@ -334,8 +287,8 @@ class Connection:
             return
         ended = bool(flags & END_STREAM)
         stream.room -= size
-        if stream.room < _ROOM // 2 and not ended:
-            stream.room += self._more_room(number, _ROOM - stream.room, stream.room)
+        if stream.room < ROOM // 2 and not ended:
+            stream.room += self._more_room(number, ROOM - stream.room, stream.room)
         if flags & PADDED:
             payload = without_padding(payload)
         if ended:

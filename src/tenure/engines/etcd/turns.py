@@ -4,6 +4,10 @@ Each is a task, and begins when the one before it on the same name is done, howe
 once, inside the call, if there is none. Whoever called it awaits a future, and may lose interest:
 the operation goes on. Operations on different names do not wait for each other.
 
+What an operation does before it waits for the first time it does in the task of whoever called it,
+where nothing may ask which task that is (`asyncio.timeout` does): an operation bounds its calls by
+their own timeouts.
+
 Who takes a request out of its queue says so (`leaving`), so that the operation before it may do
 that on its way.
 """
