@@ -32,7 +32,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"core"}),
     frozenset({"wire"}),
     frozenset({"fencing"}),  # of these three it may import what FOR_FENCES says
-    frozenset({"clock", "durations", "fork"}),  # what the engines share, and the core must not see
+    # What the engines share, and the core must not see:
+    frozenset({"busy_poll", "clock", "durations", "fork"}),
     frozenset({"engines"}),
     frozenset({PRIMITIVES}),
     frozenset({"recipes", "blocking", "interop"}),

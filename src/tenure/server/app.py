@@ -17,12 +17,12 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tenure.busy_poll import BusyPoll
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
 from tenure.errors import InvalidArgument, Unsupported
 from tenure.server.addresses import Address
 from tenure.server.auth import Authenticator, read_tokens
-from tenure.server.busy_poll import BusyPoll
 from tenure.server.context import Context
 from tenure.server.examination import examine_files
 from tenure.server.listener import Listener

@@ -47,6 +47,16 @@ def test_a_url_for_tls_has_its_files_and_the_servers_name() -> None:
     assert parse("tenures://a").tls == TlsFiles()
 
 
+@pytest.mark.parametrize("place", ["tenure://a", "tenures://a", "tenure+unix:///run/x.sock"])
+def test_a_url_says_for_how_long_an_answer_is_waited_for_awake(place: str) -> None:
+    assert parse(place).busy_poll == 0.0002
+    assert parse(f"{place}?busy-poll=0").busy_poll == 0
+    assert parse(f"{place}?busy-poll=10000").busy_poll == 0.01
+    for wrong in ("-1", "10001", "1.5", "much"):
+        with pytest.raises(InvalidArgument, match="whole number of microseconds from 0 to 10000"):
+            parse(f"{place}?busy-poll={wrong}")
+
+
 def test_the_token_is_in_the_url_or_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENURE_TOKEN", "from the environment")
     assert parse("tenure://a").token == "from the environment"

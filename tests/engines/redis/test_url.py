@@ -24,6 +24,8 @@ def test_what_is_left_out_has_its_usual_value() -> None:
     assert (address.db, address.password, address.protocol) == (0, "", 3)
     assert address.prefix == "{tenure}:"
     assert not address.fresh
+    assert address.busy_poll == 0.0002
+    assert parse("redis://localhost?busy_poll=0").busy_poll == 0
 
 
 def test_a_socket_is_named_by_its_path() -> None:

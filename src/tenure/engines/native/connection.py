@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import DecodeError, Struct
 
+from tenure.busy_poll import BusyPoll
 from tenure.engines.native.calls import Call
 from tenure.engines.native.hearing import hearing
 from tenure.engines.native.url import Target
@@ -80,6 +81,7 @@ class Connection(asyncio.Protocol):
             wire.Welcome: self._welcomed,
             wire.Bye: self._dismissed,
         }
+        self._poll = BusyPoll(loop.call_soon, link.address.busy_poll)
         self._most = 0
         self._waiting: deque[Call] = deque()
         self._paused = False
@@ -173,6 +175,8 @@ class Connection(asyncio.Protocol):
         if len(self._writer) and transport is not None and not transport.is_closing():
             self._sent_at = self._now()
             transport.write(self._writer.take())
+            if self.calls:
+                self._poll.expect()
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -214,6 +218,7 @@ class Connection(asyncio.Protocol):
                 handle(message)
         except (DecodeError, RecursionError, UnicodeDecodeError) as error:
             self.abort(f"what it says cannot be understood ({error}); {_PERHAPS}")
+        self._poll.came(more=bool(self.calls))
         if self._waiting:
             self._launch_waiting()
 

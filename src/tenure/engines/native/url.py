@@ -6,9 +6,11 @@
     tenures://coord.example                     inside TLS
     tenure+unix:///run/tenure/tenure.sock       a socket on this machine
 
-With ``tenures://`` there may be parameters, as in ``?tls-ca=FILE``: ``tls-ca``, whom to trust
-instead of the system's authorities; ``tls-cert`` and ``tls-key``, a certificate to show; and
-``tls-server-name``, the name that the server's certificate is for, where it is not the host's.
+There may be parameters, as in ``?tls-ca=FILE``. ``busy-poll`` is for how many microseconds, at the
+most, the loop stays awake for an answer, while that pays (200; 0: never). With ``tenures://``,
+``tls-ca`` is whom to trust instead of the system's authorities; ``tls-cert`` and ``tls-key`` are a
+certificate to show; and ``tls-server-name`` is the name that the server's certificate is for, where
+it is not the host's.
 
 A token is a secret: no message, description or log has it, nor anything else of a URL in front
 of the hosts.
@@ -21,12 +23,14 @@ import ssl
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
+from tenure.busy_poll import LONGEST, USUAL
 from tenure.errors import InvalidArgument
 from tenure.wire.places import host_and_port, is_local, parameters, shown, socket_path
 
 __all__ = ["DEFAULT_PORT", "Address", "Target", "TlsFiles", "parse"]
 
 DEFAULT_PORT = 7070
+_BUSY_POLL = "busy-poll"
 _TLS_PARAMETERS = ("tls-ca", "tls-cert", "tls-key", "tls-server-name")
 _LONGEST_TOKEN = 4096
 
@@ -91,6 +95,7 @@ class Address:
         tls: the files for speaking TLS with them; ``None``: they do not.
         server_name: the name that their certificates are for; empty: each one's host.
         token: what shows that the program may come in; empty: nothing.
+        busy_poll: seconds that the loop stays awake for an answer, at the most.
     """
 
     url: str
@@ -98,6 +103,7 @@ class Address:
     tls: TlsFiles | None = None
     server_name: str = ""
     token: str = field(default="", repr=False)
+    busy_poll: float = USUAL / 1e6
 
 
 def parse(url: str) -> Address:
@@ -113,7 +119,8 @@ def parse(url: str) -> Address:
     if "#" in place:
         raise InvalidArgument(f"{safe!r} has a '#', which means nothing here")
     place, _, query = place.partition("?")
-    known = parameters(safe, query, _TLS_PARAMETERS)
+    known = parameters(safe, query, (_BUSY_POLL, *_TLS_PARAMETERS))
+    busy_poll = _busy_poll(safe, known.pop(_BUSY_POLL, str(USUAL)))
     token = _token(safe, user)
     if known and scheme != "tenures":
         raise InvalidArgument(
@@ -122,7 +129,7 @@ def parse(url: str) -> Address:
         )
     if scheme == "tenure+unix":
         target = Target(path=socket_path(safe, place))
-        return Address(f"{scheme}://{place}", (target,), token=token)
+        return Address(f"{scheme}://{place}", (target,), token=token, busy_poll=busy_poll)
     targets = tuple(_target(safe, each) for each in place.removesuffix("/").split(","))
     if len(set(targets)) < len(targets):
         raise InvalidArgument(f"{safe!r} names a server twice")
@@ -132,7 +139,17 @@ def parse(url: str) -> Address:
         _tls(safe, known) if scheme == "tenures" else None,
         known.get("tls-server-name", ""),
         token,
+        busy_poll,
     )
+
+
+def _busy_poll(safe: str, given: str) -> float:
+    if not (given.isascii() and given.isdigit() and int(given) <= LONGEST):
+        raise InvalidArgument(
+            f"{safe!r}: {_BUSY_POLL} is a whole number of microseconds from 0 to {LONGEST}, not "
+            f"{given!r}"
+        )
+    return int(given) / 1e6
 
 
 def _token(safe: str, user: str) -> str:

@@ -102,7 +102,7 @@ async def connect_once(
     loop = asyncio.get_running_loop()
 
     def new() -> Wire:
-        return Wire(meta, pushed, lost)
+        return Wire(meta, pushed, lost, address.busy_poll)
 
     async with in_time(address, place):
         if isinstance(place, str):

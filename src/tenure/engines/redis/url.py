@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from tenure.busy_poll import LONGEST, USUAL
 from tenure.core.rules import MAX_WINDOW
 from tenure.errors import InvalidArgument
 
@@ -20,7 +21,7 @@ _PARAMETERS = (
     *("db", "username", "password", "client_name", "protocol", "ssl", "ssl_ca_certs"),
     *("ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname", "ssl_ca_path"),
     *("socket_timeout", "socket_connect_timeout", "sentinel_username", "sentinel_password"),
-    *("prefix", "fresh", "quarantine", "min_replicas", "eviction"),
+    *("prefix", "fresh", "quarantine", "min_replicas", "eviction", "busy_poll"),
 )
 _REDIS_PORT, _SENTINEL_PORT = 6379, 26379
 
@@ -43,6 +44,7 @@ class Address:
         min_replicas: how many replicas confirm a grant before it is told.
         patience: seconds after which a silent connection is given up, at the most.
         connect_timeout: seconds for one attempt to connect.
+        busy_poll: seconds that the loop stays awake for an answer, at the most.
     """
 
     url: str
@@ -63,6 +65,7 @@ class Address:
     may_evict: bool
     patience: float
     connect_timeout: float
+    busy_poll: float
 
 
 class _Parameters:
@@ -177,6 +180,7 @@ def parse(url: str) -> Address:
         may_evict=query.one_of("eviction", "refuse", "warn") == "warn",
         patience=query.seconds("socket_timeout", 5.0, 0.1, 600.0),
         connect_timeout=query.seconds("socket_connect_timeout", 5.0, 0.1, 600.0),
+        busy_poll=query.whole("busy_poll", USUAL, LONGEST) / 1e6,
     )
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import hiredis
 
+from tenure.busy_poll import BusyPoll
 from tenure.engines.redis.commands import (
     Batch,
     Call,
@@ -55,6 +56,7 @@ class Wire(asyncio.Protocol):
         pushed: hears (channel, message) of what is published.
         lost: called when the connection is gone, with why and with what was not answered and is to
             be sent again.
+        busy_poll: seconds that the loop stays awake for an answer, at the most.
 
     Attributes:
         over: the connection is gone.
@@ -66,6 +68,7 @@ class Wire(asyncio.Protocol):
         meta: str,
         pushed: Callable[[bytes, bytes], None],
         lost: Callable[[str, list[Pending]], None],
+        busy_poll: float,
     ) -> None:
         self.progress = 0
         self._meta = meta
@@ -78,6 +81,7 @@ class Wire(asyncio.Protocol):
         self._flushing = False
         self._alone = True  # the last time that nothing was under way, one operation at a time was
         self._loop = asyncio.get_running_loop()
+        self._poll = BusyPoll(self._loop.call_soon, busy_poll)
         self._transport: asyncio.Transport | None = None
         self._why = ""
         self.over = False
@@ -127,6 +131,7 @@ class Wire(asyncio.Protocol):
             assert self._transport is not None  # as soon as there is anybody who asks
             self._pending.append(batch)
             self._transport.write(batch.packed(self._meta))
+            self._poll.expect()
             return
         self._alone = not (self._pending or self._out)
         self._batch = batch
@@ -207,6 +212,7 @@ class Wire(asyncio.Protocol):
         out, self._out = self._out, []
         if out and self._transport is not None and not self.over:
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+            self._poll.expect()
 
     # What arrives
 
@@ -255,6 +261,7 @@ class Wire(asyncio.Protocol):
                 self.give_up(f"the server does not speak Redis's protocol: {error}")
                 return
             if reply is _NOTHING:
+                self._poll.came(more=bool(pending))
                 if not self._alone:
                     self._soon()  # after whoever has been told now, who may ask for more
                 return
