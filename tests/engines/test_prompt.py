@@ -18,7 +18,7 @@ def answers_of(answer: asyncio.Future[Any]) -> list[asyncio.Future[Any]]:
 
 
 async def test_a_result_is_heard_of_while_it_is_set() -> None:
-    answer: Prompt[int] = Prompt()
+    answer: Prompt[int] = Prompt(asyncio.get_running_loop())
     first, second = answers_of(answer), answers_of(answer)
     answer.set_result(1)
     assert first == second == [answer]
@@ -27,7 +27,7 @@ async def test_a_result_is_heard_of_while_it_is_set() -> None:
 
 
 async def test_a_failure_is_heard_of_at_a_later_turn() -> None:
-    answer: Prompt[int] = Prompt()
+    answer: Prompt[int] = Prompt(asyncio.get_running_loop())
     heard = answers_of(answer)
     answer.set_exception(LookupError("none"))
     assert heard == []
@@ -38,7 +38,7 @@ async def test_a_failure_is_heard_of_at_a_later_turn() -> None:
 
 
 async def test_a_cancellation_is_heard_of_at_a_later_turn_and_once() -> None:
-    answer: Prompt[int] = Prompt()
+    answer: Prompt[int] = Prompt(asyncio.get_running_loop())
     heard = answers_of(answer)
     assert answer.cancel("nobody wants it")
     assert not answer.cancel()
@@ -48,7 +48,7 @@ async def test_a_cancellation_is_heard_of_at_a_later_turn_and_once() -> None:
 
 
 async def test_what_is_there_already_is_heard_of_at_the_next_turn() -> None:
-    answer: Prompt[int] = Prompt()
+    answer: Prompt[int] = Prompt(asyncio.get_running_loop())
     answer.set_result(1)
     heard = answers_of(answer)
     assert heard == []

@@ -20,7 +20,8 @@ __all__ = ["Prompt", "when_answered"]
 
 T = TypeVar("T")
 
-_set_result = asyncio.Future.set_result  # often called, and without the detour of super()
+# Often called, and without the detour of super():
+_init, _set_result = asyncio.Future.__init__, asyncio.Future.set_result
 
 _Hearer: TypeAlias = "Callable[[asyncio.Future[Any]], object]"
 
@@ -28,7 +29,11 @@ _Hearer: TypeAlias = "Callable[[asyncio.Future[Any]], object]"
 class Prompt(asyncio.Future[T]):
     """A future of an answer, for `when_answered`."""
 
-    _hearers: tuple[_Hearer, ...] = ()
+    __slots__ = ("_hearers",)  # a dictionary would take as long to make as the rest
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        _init(self, loop=loop)
+        self._hearers: tuple[_Hearer, ...] = ()
 
     def set_result(self, result: T) -> None:
         _set_result(self, result)

@@ -89,7 +89,7 @@ class Turns:
         leaving: Request | None = None,
     ) -> asyncio.Future[T]:
         """Carry out an operation on a name after those that were called before it."""
-        future: Prompt[T] = Prompt(loop=self._loop)
+        future: Prompt[T] = Prompt(self._loop)
         line = self._lines.get(name)
         before = None if line is None else line[-1][0]
         begun = _Begun(operation()) if before is None else None

@@ -50,7 +50,7 @@ class Operations:
 
     def ask(self, rid: int, message: Struct) -> Call:
         """Ask, now or when there is a connection."""
-        call = Call(rid, message, Prompt(loop=self._loop), self._session)
+        call = Call(rid, message, Prompt(self._loop), self._session)
         self.calls[rid] = call
         self._asked = call.number = number = self._asked + 1
         connection = self._connection

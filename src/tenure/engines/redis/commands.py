@@ -81,6 +81,8 @@ class Operation(Prompt[T]):
         words: what ``operate.lua`` is told of it.
     """
 
+    __slots__ = ("session", "words")
+
     session: Attachment
     words: tuple[str | bytes | int, ...]
 

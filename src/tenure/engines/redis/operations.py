@@ -31,6 +31,8 @@ def microseconds(timeout: float | None) -> str:
 class Enqueue(Operation[Enqueued]):
     """A request joins its queue, or is granted, or refused."""
 
+    __slots__ = ("count", "hold", "name")
+
     session: RedisSession
 
     def __init__(
@@ -43,7 +45,7 @@ class Enqueue(Operation[Enqueued]):
         timeout: float | None,
         ephemeral: bool,
     ) -> None:
-        super().__init__(loop=session.loop)
+        super().__init__(session.loop)
         self.session = session
         self.hold = hold
         self.name = name
@@ -67,10 +69,12 @@ class Enqueue(Operation[Enqueued]):
 class Withdraw(Operation[None]):
     """A request leaves its queue."""
 
+    __slots__ = ()
+
     session: RedisSession
 
     def __init__(self, session: RedisSession, hold: int) -> None:
-        super().__init__(loop=session.loop)
+        super().__init__(session.loop)
         self.session = session
         self.words = ("w", hold)
 
@@ -83,6 +87,8 @@ class Withdraw(Operation[None]):
 
 class WithdrawUnasked(Withdraw):
     """Nobody waits for it."""
+
+    __slots__ = ("hold",)
 
     def __init__(self, session: RedisSession, hold: int) -> None:
         super().__init__(session, hold)
