@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
+from tenure.busy_poll import USUAL
 from tenure.core.rules import check_path
 from tenure.errors import InvalidArgument
 from tenure.server.addresses import TLS_FILES, Address, parse
@@ -134,7 +135,7 @@ SETTINGS: tuple[Setting, ...] = (
         "US",
         "How many microseconds the event loop looks for what comes next before it sleeps, while "
         "that pays; 0: it sleeps at once.",
-        200,
+        USUAL,
     ),
     Setting(
         "loop",

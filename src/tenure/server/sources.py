@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tenure.busy_poll import LONGEST
 from tenure.server.settings import PREFIX, SETTINGS, Given, Setting, Settings, Wrong, put_together
 
 __all__ = ["load"]
@@ -142,9 +143,11 @@ def _of_its_type(setting: Setting, value: object) -> Any:
                 return value
             raise ValueError(f"is a whole number, one or more, not {value!r}")
         case "microseconds":
-            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10_000:
+            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LONGEST:
                 return value
-            raise ValueError(f"is a whole number of microseconds from 0 to 10000, not {value!r}")
+            raise ValueError(
+                f"is a whole number of microseconds from 0 to {LONGEST}, not {value!r}"
+            )
         case "seconds":
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if number and 0 < float(value) < float("inf"):  # type: ignore[arg-type]
