@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -174,11 +175,37 @@ def test_names_become_keys_as_the_originals_do(prefix: str, name: str, key: str)
         ({"lock_ttl": 1.4, "lock_refresh": 1.0}, "at least 0.5 s longer"),
         ({"lock_ttl": -1}, "lock_ttl"),
         ({"name": ""}, "not empty"),
+        ({"key_prefix": None}, "key_prefix is a str"),
+        ({"lock_contents": 1}, "lock_contents is a str or bytes"),
+        ({"redis": "redis://:secret@localhost"}, "not a builtins.str"),
+        ({"redis": redis.Redis()}, "not a redis.client.Redis; for threads"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         ExclusiveLock(**{"name": "nightly", "redis": redis.asyncio.Redis(), **arguments})
+
+
+def test_what_would_never_be_called_is_no_listener() -> None:
+    lock: Any = ExclusiveLock("nightly", redis.asyncio.Redis())
+
+    async def listen(*_: object) -> None: ...
+
+    with pytest.raises(InvalidArgument, match="not 'aquired'"):
+        lock.on("aquired", print)
+    for listener in (listen, None):
+        with pytest.raises(InvalidArgument, match="a listener is a function"):
+            lock.on("acquired", listener)
+
+
+async def test_what_redis_refuses_is_told_without_asking_whether_it_is_there(
+    connected: Connecting,
+) -> None:
+    async with connected() as client:
+        await client.hset(KEY, "of another", "type")
+        with pytest.raises(EngineError, match="WRONGTYPE") as told:
+            await ExclusiveLock("nightly", client).inspect()
+        assert "is Redis there" not in str(told.value)
 
 
 async def test_a_cancelled_acquire_leaves_nothing(connected: Connecting) -> None:

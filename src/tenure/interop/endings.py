@@ -52,6 +52,13 @@ class Endings:
         task.add_done_callback(self._done)
         return task
 
+    def begin_undoing(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """The same for what no further attempt may come before."""
+        undoing = self.begin(work)
+        self._undoing.add(undoing)
+        undoing.add_done_callback(self._undoing.discard)
+        return undoing
+
     async def wait(self) -> None:
         """Wait until all of it is done, however it ended."""
         while self._tasks:
@@ -78,9 +85,7 @@ class Endings:
         try:
             return await asyncio.shield(task)
         except BaseException:
-            undoing = self.begin(_undo(task, undo, halfway))
-            self._undoing.add(undoing)
-            undoing.add_done_callback(self._undoing.discard)
+            undoing = self.begin_undoing(_undo(task, undo, halfway))
             await asyncio.wait([undoing], timeout=PATIENCE)
             raise
 

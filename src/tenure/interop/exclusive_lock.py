@@ -9,23 +9,30 @@ Rules:
 * `ExclusiveLock.held` is what this program may rely on: it ends before the key can have expired,
   by this program's own clock.
 * What a cancelled `acquire` may have obtained is given back, and a cancelled `release` goes on.
+* Each acquisition has contents of its own, unless they were given: what was sent for an earlier one
+  and comes late, a deletion above all, cannot mean it. Where they were given, acquisitions wait for
+  that. They come one after another, so that the undoing of one cannot take another's key.
+* redis-py may send a command once more when the answer was lost. So an acquisition that finds its
+  own contents has succeeded; if they were given, they may be those of somebody else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import re
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from typing import Any, Literal, TypeAlias, get_args
 
 from tenure.clock import Clock, SystemClock
 from tenure.durations import Duration, seconds
-from tenure.errors import EngineError, InvalidArgument, LeaseLost, TenureError
+from tenure.errors import EngineError, InvalidArgument, LeaseLost, Misuse
 from tenure.interop.endings import Endings, margin
-from tenure.interop.redis_py import Redis, RedisError
+from tenure.interop.redis_py import FAILURES, Redis, check_client, what_to_do
 
 __all__ = ["Event", "ExclusiveLock", "Inspection"]
 
@@ -34,6 +41,13 @@ Event: TypeAlias = Literal["acquired", "refreshed", "released", "error"]
 MIN_SLACK = 0.5
 """Seconds by which the time to live is longer than the time between two refreshes, at least."""
 
+_ACQUIRE = """
+if redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2], 'NX') then return 1 end
+if ARGV[3] == '1' and redis.pcall('GET', KEYS[1]) == ARGV[1] then
+  return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+return 0
+"""
 _REFRESH = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -59,6 +73,10 @@ class Inspection:
     ttl: float | None
 
 
+class _Gone(LeaseLost):
+    """The key is there no more, or another's: there is nothing to give back."""
+
+
 class ExclusiveLock:
     """One lock, as one program takes it. It belongs to one event loop.
 
@@ -68,13 +86,20 @@ class ExclusiveLock:
         redis: a client of redis-py's, which stays open.
         lock_ttl: seconds after which the key expires when nobody refreshes it.
         lock_refresh: seconds between two refreshes.
-        lock_contents: what is written into the key. The default is a word that no other lock has.
-            Of those that give the same contents each takes the other's key for its own.
+        lock_contents: what is written into the key. By default each acquisition has a word that
+            no other one has. Of those that give the same contents each takes the other's key for
+            its own, once it holds.
         key_prefix: what the key begins with.
         clock: where time comes from, for tests.
 
+    Attributes:
+        name: what is locked.
+        key: the key in Redis.
+        contents: what was written into the key by the last that acquired through this object.
+
     Raises:
-        InvalidArgument: there is no name, or less than 0.5 s between refresh and expiry.
+        InvalidArgument: there is no name, or less than 0.5 s between refresh and expiry; or
+            something is not of the type that it must be.
     """
 
     def __init__(
@@ -90,6 +115,13 @@ class ExclusiveLock:
     ) -> None:
         if not isinstance(name, str) or not name:
             raise InvalidArgument(f"the name of a lock is a str, and not empty: {name!r}")
+        if not isinstance(key_prefix, str):
+            raise InvalidArgument(f"a key_prefix is a str, not {key_prefix!r}", name=name)
+        if not isinstance(lock_contents, str | bytes | None):
+            raise InvalidArgument(
+                f"lock_contents is a str or bytes, not {lock_contents!r}", name=name
+            )
+        check_client(redis)
         self._ttl = seconds(lock_ttl, "lock_ttl")
         self._interval = seconds(lock_refresh, "lock_refresh")
         if self._ttl - self._interval < MIN_SLACK:
@@ -100,14 +132,18 @@ class ExclusiveLock:
             )
         self.name = name
         self.key = f"{_plain(key_prefix)}:{_plain(name)}"
-        contents = uuid.uuid4().hex if lock_contents is None else lock_contents
-        self.contents = contents.encode() if isinstance(contents, str) else contents
+        self._given = lock_contents.encode() if isinstance(lock_contents, str) else lock_contents
+        self.contents = self._new_contents()
         self._redis: Any = redis
         self._clock = clock or SystemClock()
-        self._until = float("-inf")
+        # No more than half of what is between a refresh and the expiry, or each would be too late.
+        self._life = self._ttl - min(margin(self._ttl), (self._ttl - self._interval) / 2)
+        self._proven = float("-inf")
         self._keeping: asyncio.Task[None] | None = None
         self._endings = Endings()
         self._listeners: dict[Event, list[Callable[..., object]]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._turn: asyncio.Lock
 
     def __repr__(self) -> str:
         return f"<ExclusiveLock {self.key!r}{' held' if self.held else ''}>"
@@ -115,21 +151,29 @@ class ExclusiveLock:
     @property
     def held(self) -> bool:
         """Whether it is held, and cannot have expired yet."""
-        return self._keeping is not None and self._clock.now() < self._until
+        return self._keeping is not None and self._clock.now() < self._proven + self._life
 
     async def acquire(self) -> bool:
-        """Take it if it is free; from then on it is refreshed. False when it is not free.
+        """Take it if it is free; from then on it is refreshed.
+
+        False when it is not free, and so when it is held through this very object, too.
 
         Raises:
             EngineError: Redis cannot be asked.
+            Misuse: the lock is in use on another event loop.
         """
-        sent = self._clock.now()
-        if not await self._endings.attempt(self._set(), self._delete):
-            return False
-        self._until = sent + self._ttl - margin(self._ttl)
-        self._keeping = asyncio.get_running_loop().create_task(
-            self._keep(), name=f"tenure-exclusive-lock-{self.key}"
-        )
+        self._enter_loop()
+        async with self._turn:
+            if self._keeping is not None and not self._keeping.done():
+                return False
+            contents = self._new_contents()
+            obtain, delete = self._obtain(contents), partial(self._delete, contents)
+            if not await self._endings.attempt(obtain, delete):
+                return False
+            self.contents = contents
+            self._keeping = asyncio.get_running_loop().create_task(
+                self._keep(contents), name=f"tenure-exclusive-lock-{self.key}"
+            )
         self._tell("acquired", self.key)
         return True
 
@@ -142,7 +186,7 @@ class ExclusiveLock:
         try:
             async with self._redis.pipeline(transaction=True) as pipeline:
                 contents, ttl = await pipeline.get(self.key).pttl(self.key).execute()
-        except (RedisError, OSError) as error:
+        except FAILURES as error:
             raise self._failed("inspected", error) from error
         if contents is None:
             return None
@@ -154,7 +198,9 @@ class ExclusiveLock:
 
         Raises:
             EngineError: Redis cannot be asked; the key will expire.
+            Misuse: the lock is in use on another event loop.
         """
+        self._enter_loop()
         releasing = self.release_soon()
         if releasing is not None:
             await asyncio.shield(releasing)
@@ -165,8 +211,7 @@ class ExclusiveLock:
         keeping, self._keeping = self._keeping, None
         if keeping is None:
             return None
-        self._until = float("-inf")
-        return self._endings.begin(self._let_go(keeping))
+        return self._endings.begin_undoing(self._let_go(keeping, self.contents))
 
     def on(self, event: Event, listener: Callable[..., object]) -> Callable[[], None]:
         """Have a function called at an event.
@@ -175,11 +220,20 @@ class ExclusiveLock:
         was refreshed, with an exception at an error.
 
         An error ends the hold: `LeaseLost` when the key is not ours any more or cannot be relied
-        on, else what Redis said. Without a listener it is logged.
+        on, else what Redis said. Unless the key is gone or another's, it is given back then, and
+        if that fails, there is another error. Without a listener an error is logged.
 
         Returns:
             what ends it; safe to call twice.
+
+        Raises:
+            InvalidArgument: there is no such event, or what is to be called is not a function, or
+                one that has to be awaited.
         """
+        if event not in get_args(Event):
+            raise InvalidArgument(f"the events of a lock are {get_args(Event)}, not {event!r}")
+        if not callable(listener) or inspect.iscoroutinefunction(listener):
+            raise InvalidArgument(f"a listener is a function, not async, and not {listener!r}")
         listeners = self._listeners.setdefault(event, [])
         listeners.append(listener)
 
@@ -191,74 +245,97 @@ class ExclusiveLock:
 
     # On the way to Redis
 
-    async def _set(self) -> bool:
-        try:
-            done = await self._redis.set(
-                self.key, self.contents, px=round(self._ttl * 1000), nx=True
-            )
-        except (RedisError, OSError) as error:
-            raise self._failed("acquired", error) from error
-        return bool(done)
+    async def _obtain(self, contents: bytes) -> bool:
+        sent = self._clock.now()
+        new = int(self._given is None)
+        obtained = await self._ask("acquired", _ACQUIRE, contents, self._px, new)
+        while obtained and self._clock.now() >= sent + self._life:  # that late, it proves nothing
+            sent = self._clock.now()
+            obtained = await self._refresh(contents)
+        self._proven = sent
+        return obtained
 
-    async def _delete(self) -> bool:
-        try:
-            return bool(await self._redis.eval(_RELEASE, 1, self.key, self.contents))
-        except (RedisError, OSError) as error:
-            raise self._failed("released", error) from error
+    async def _refresh(self, contents: bytes) -> bool:
+        return await self._ask("refreshed", _REFRESH, contents, self._px)
 
-    async def _refresh(self) -> bool:
-        ttl = round(self._ttl * 1000)
+    async def _delete(self, contents: bytes) -> bool:
+        return await self._ask("released", _RELEASE, contents)
+
+    async def _ask(self, what: str, script: str, *arguments: bytes | int) -> bool:
         try:
-            return bool(await self._redis.eval(_REFRESH, 1, self.key, self.contents, ttl))
-        except (RedisError, OSError) as error:
-            raise self._failed("refreshed", error) from error
+            return bool(await self._redis.eval(script, 1, self.key, *arguments))
+        except FAILURES as error:
+            raise self._failed(what, error) from error
+
+    @property
+    def _px(self) -> int:
+        return round(self._ttl * 1000)
 
     def _failed(self, what: str, error: Exception) -> EngineError:
         return EngineError(
-            f"the lock {self.key!r} cannot be {what}: {error} (is Redis there?)", name=self.name
+            f"the lock {self.key!r} cannot be {what}: {error}{what_to_do(error)}", name=self.name
         )
+
+    def _new_contents(self) -> bytes:
+        return uuid.uuid4().hex.encode() if self._given is None else self._given
+
+    def _enter_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            raise Misuse(
+                f"the lock {self.key!r} is in use on another event loop; make one for each loop",
+                name=self.name,
+            )
+        self._loop, self._turn = loop, asyncio.Lock()
 
     # While it is held
 
-    async def _keep(self) -> None:
+    async def _keep(self, contents: bytes) -> None:
         me = asyncio.current_task()
         try:
-            await asyncio.sleep(self._interval)
             while self._keeping is me:
-                await self._keep_once()
-                await asyncio.sleep(self._interval)
-        except TenureError as error:
+                await asyncio.sleep(self._proven + self._interval - self._clock.now())
+                await self._keep_once(contents)
+        except Exception as error:
             if self._keeping is not me:
                 return  # it is being released
             self._keeping = None
-            self._until = float("-inf")
             self._tell("error", error)
-            if not isinstance(error, LeaseLost):
-                self._endings.begin(self._let_go(None))
+            if not isinstance(error, _Gone):
+                self._endings.begin_undoing(self._give_up(contents))
 
-    async def _keep_once(self) -> None:
+    async def _keep_once(self, contents: bytes) -> None:
         sent = self._clock.now()
         try:
-            async with asyncio.timeout(self._until - sent):
-                kept = await self._refresh()
+            async with asyncio.timeout(self._proven + self._life - sent):
+                kept = await self._refresh(contents)
         except TimeoutError:
             raise LeaseLost(
                 f"Redis did not confirm the lock {self.key!r} before it could expire",
                 name=self.name,
             ) from None
         if not kept:
-            raise LeaseLost(
-                f"the key {self.key!r} has expired, or is another holder's", name=self.name
-            )
-        self._until = sent + self._ttl - margin(self._ttl)
+            raise _Gone(f"the key {self.key!r} has expired, or is another holder's", name=self.name)
+        self._proven = sent
         self._tell("refreshed", self.key, self._ttl)
 
-    async def _let_go(self, keeping: asyncio.Task[None] | None) -> None:
-        if keeping is not None:
+    async def _let_go(self, keeping: asyncio.Task[None], contents: bytes) -> None:
+        if not keeping.done():
             keeping.cancel()
             await asyncio.wait([keeping])
-        await self._delete()
+        await self._delete(contents)
         self._tell("released", self.key)
+
+    async def _give_up(self, contents: bytes) -> None:
+        """Nobody has asked for it, so that nobody but listeners hears of it."""
+        try:
+            await self._delete(contents)
+        except EngineError as error:
+            self._tell("error", error)
+        else:
+            self._tell("released", self.key)
 
     def _tell(self, event: Event, *facts: object) -> None:
         listeners = self._listeners.get(event, ())

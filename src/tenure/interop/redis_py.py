@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from tenure.errors import InvalidArgument
+
 try:
+    import redis
     from redis.asyncio import Redis
-    from redis.exceptions import RedisError
+    from redis.exceptions import AuthenticationError, RedisError
+    from redis.exceptions import ConnectionError as RedisConnectionError
+    from redis.exceptions import TimeoutError as RedisTimeoutError
 except ImportError as error:
     raise ImportError(
         "locks that are shared in Redis need the package redis; pip install 'tenure[redis]'"
     ) from error
 
-__all__ = ["Redis", "RedisError"]
+__all__ = ["FAILURES", "Redis", "check_client", "what_to_do"]
+
+FAILURES = (RedisError, OSError)
+"""How redis-py says that Redis, or the way to it, has failed."""
+
+
+def check_client(client: Any) -> None:
+    """Raise `InvalidArgument` for what is no client: a URL, or one that is not for asyncio."""
+    blocks = isinstance(client, redis.Redis | redis.RedisCluster)
+    if blocks or not callable(getattr(client, "eval", None)):
+        raise InvalidArgument(
+            "what reaches Redis is a client for asyncio, a redis.asyncio.Redis, and not a "
+            f"{type(client).__module__}.{type(client).__name__}; for threads, there is "
+            "tenure.interop.blocking"
+        )
+
+
+def what_to_do(error: Exception) -> str:
+    """A question to whoever reads of a failure, if it may be that Redis is not reached."""
+    unreached = isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)
+    return " (is Redis there?)" if unreached and not isinstance(error, AuthenticationError) else ""

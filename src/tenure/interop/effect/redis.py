@@ -16,7 +16,7 @@ from tenure.clock import Clock, SystemClock
 from tenure.durations import Duration, seconds
 from tenure.interop.effect.backing import BackingError
 from tenure.interop.endings import over
-from tenure.interop.redis_py import Redis, RedisError
+from tenure.interop.redis_py import FAILURES, Redis, check_client
 
 __all__ = ["RedisBacking"]
 
@@ -74,6 +74,7 @@ class RedisBacking:
         push_retry: Duration = 0.1,
         clock: Clock | None = None,
     ) -> None:
+        check_client(redis)
         self._redis: Any = redis
         self._prefix = key_prefix
         self._push = push
@@ -99,7 +100,7 @@ class RedisBacking:
                     _RELEASE, 2, self._prefix + key, self._channel(key), permits, holder_id, flag
                 )
             )
-        except (RedisError, OSError) as error:
+        except FAILURES as error:
             raise BackingError("release", error, name=key) from error
 
     async def _run(
@@ -110,7 +111,7 @@ class RedisBacking:
             return await self._redis.eval(
                 script, 1, self._prefix + key, limit, permits, who, round(ttl * 1000), now
             )
-        except (RedisError, OSError) as error:
+        except FAILURES as error:
             raise BackingError(operation, error, name=key) from error
 
     def _channel(self, key: str) -> str:
@@ -143,5 +144,5 @@ class RedisBacking:
                         # That it is subscribed now is a message too: what was released before?
                         if await pubsub.get_message(timeout=None) is not None:
                             notify()
-            except (RedisError, OSError):
+            except FAILURES:
                 await asyncio.sleep(self._push_retry)  # those who wait ask now and then anyway
