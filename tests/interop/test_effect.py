@@ -170,8 +170,13 @@ async def test_a_cancelled_acquisition_leaves_nothing(backings: Backings) -> Non
     [
         ({"key": ""}, "not empty"),
         ({"limit": 0}, "from 1 on"),
-        ({"ttl": 1.0, "refresh_interval": 1.0}, "refreshed more often"),
+        ({"limit": True}, "from 1 on"),
+        ({"ttl": 1.0, "refresh_interval": 1.0}, "more than 0 and less than 0.9 s, not 1 s"),
+        ({"refresh_interval": 0}, "more than 0"),
         ({"ttl": -1.0}, "ttl"),
+        ({"acquire_retry_policy": 0.5}, "a retry policy is a function"),
+        ({"backing_failure_retry_policy": "3"}, "a retry policy is a function"),
+        ({"backing": redis.asyncio.Redis()}, "not in a Redis"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], says: str) -> None:
@@ -181,14 +186,25 @@ def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], says: str) ->
         )
 
 
+def test_a_number_of_attempts_is_a_number() -> None:
+    for times in (-1, "3", True, 1.5):
+        with pytest.raises(InvalidArgument, match="from 0 on"):
+            recurs(times)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="for asyncio"):
+        RedisBacking("redis://localhost")  # type: ignore[arg-type]
+
+
 async def test_permits_that_make_no_sense_are_refused(backings: Backings) -> None:
     async with backings() as backing:
         semaphore = DistributedSemaphore("pool", backing, limit=2)
-        for permits in (0, 3, -1):
+        for permits in (0, 3, -1, True):
             with pytest.raises(InvalidArgument, match="from 1 to the limit"):
                 await semaphore.with_permits(permits, done)
-        with pytest.raises(InvalidArgument, match="identifier"):
+        with pytest.raises(InvalidArgument, match="by their identifier"):
             await semaphore.with_permits(1, done, acquired_externally=True)
+        for identifier in ("", 5):
+            with pytest.raises(InvalidArgument, match="is a str, and not empty"):
+                await semaphore.with_permits(1, done, identifier=identifier)  # type: ignore[arg-type]
 
 
 # On Redis

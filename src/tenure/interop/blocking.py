@@ -26,9 +26,10 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from tenure.blocking.portal import Portal, as_it_is, the_portal
 from tenure.errors import Misuse, SessionClosed
 from tenure.interop import exclusive_lock as exclusive_lock_twins
+from tenure.interop.effect import permits as permits_twins
 from tenure.interop.effect import semaphore as semaphore_twins
+from tenure.interop.effect.permits import LockLost
 from tenure.interop.effect.redis import RedisBacking
-from tenure.interop.effect.semaphore import LockLost
 from tenure.interop.endings import PATIENCE
 from tenure.interop.exclusive_lock import Event, Inspection
 from tenure.interop.redis_py import Redis
@@ -37,7 +38,7 @@ __all__ = ["Connection", "DistributedSemaphore", "ExclusiveLock", "Permits", "Ta
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Permits | None")
-Twin: TypeAlias = "semaphore_twins.Permits | None"
+Twin: TypeAlias = "permits_twins.Permits | None"
 
 
 class _Program:
@@ -344,7 +345,7 @@ class Taking(Generic[P]):
 class Permits:
     """Permits that are held for a block."""
 
-    def __init__(self, twin: semaphore_twins.Permits) -> None:
+    def __init__(self, twin: permits_twins.Permits) -> None:
         self._twin = twin
 
     @property

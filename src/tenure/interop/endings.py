@@ -70,6 +70,7 @@ class Endings:
         undo: Callable[[], Coroutine[Any, Any, object]],
         *,
         halfway: bool = True,
+        given_up: Callable[[], object] = lambda: None,
     ) -> bool:
         """Wait for an attempt to obtain something.
 
@@ -79,20 +80,23 @@ class Endings:
         end; after `PATIENCE`, or when cancelled once more, all this goes on in the background.
 
         An attempt that failed is undone likewise, since its answer may be all that was lost; unless
-        `halfway` is false.
+        `halfway` is false. One that need not go on is told so by `given_up`, and one that has not
+        begun never will.
         """
-        task = self.begin(self._after_what_is_undone(attempt))
+        try:
+            while self._undoing:
+                await asyncio.wait(self._undoing)
+        except BaseException:
+            attempt.close()
+            raise
+        task = self.begin(attempt)
         try:
             return await asyncio.shield(task)
         except BaseException:
+            given_up()
             undoing = self.begin_undoing(_undo(task, undo, halfway))
             await asyncio.wait([undoing], timeout=PATIENCE)
             raise
-
-    async def _after_what_is_undone(self, attempt: Coroutine[Any, Any, bool]) -> bool:
-        if self._undoing:
-            await asyncio.wait(self._undoing)
-        return await attempt
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -124,6 +124,8 @@ class ExclusiveLock:
         check_client(redis)
         self._ttl = seconds(lock_ttl, "lock_ttl")
         self._interval = seconds(lock_refresh, "lock_refresh")
+        if not self._interval:
+            raise InvalidArgument("lock_refresh is more than 0 s", name=name)
         if self._ttl - self._interval < MIN_SLACK:
             raise InvalidArgument(
                 f"lock_ttl ({self._ttl:g} s) is at least {MIN_SLACK:g} s longer than lock_refresh "
@@ -308,14 +310,17 @@ class ExclusiveLock:
 
     async def _keep_once(self, contents: bytes) -> None:
         sent = self._clock.now()
+        left = self._proven + self._life - sent
+        unconfirmed = LeaseLost(
+            f"Redis did not confirm the lock {self.key!r} before it could expire", name=self.name
+        )
+        if left <= 0:
+            raise unconfirmed
         try:
-            async with asyncio.timeout(self._proven + self._life - sent):
+            async with asyncio.timeout(left):
                 kept = await self._refresh(contents)
         except TimeoutError:
-            raise LeaseLost(
-                f"Redis did not confirm the lock {self.key!r} before it could expire",
-                name=self.name,
-            ) from None
+            raise unconfirmed from None
         if not kept:
             raise _Gone(f"the key {self.key!r} has expired, or is another holder's", name=self.name)
         self._proven = sent

@@ -7,16 +7,12 @@ that wait, whoever asks first after a release has it.
 
 from __future__ import annotations
 
-from tenure.interop.effect.backing import Backing, BackingError, PushBacking
+from tenure.interop.effect.backing import Backing, BackingError, LosingBacking, PushBacking
 from tenure.interop.effect.client import ClientBacking
+from tenure.interop.effect.permits import LockLost, Permits
 from tenure.interop.effect.redis import RedisBacking
 from tenure.interop.effect.retry import Retry, recurs, spaced
-from tenure.interop.effect.semaphore import (
-    DistributedSemaphore,
-    LockLost,
-    LockNotAcquired,
-    Permits,
-)
+from tenure.interop.effect.semaphore import DistributedSemaphore, LockNotAcquired
 
 __all__ = [
     "Backing",
@@ -25,6 +21,7 @@ __all__ = [
     "DistributedSemaphore",
     "LockLost",
     "LockNotAcquired",
+    "LosingBacking",
     "Permits",
     "PushBacking",
     "RedisBacking",

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from tenure.errors import EngineError
 
-__all__ = ["Backing", "BackingError", "PushBacking"]
+__all__ = ["Backing", "BackingError", "LosingBacking", "PushBacking"]
 
 
 class BackingError(EngineError):
@@ -52,4 +52,17 @@ class PushBacking(Backing, Protocol):
 
         A connection that breaks is made again; whatever was missed meanwhile counts as a release.
         """
+        ...
+
+
+@runtime_checkable
+class LosingBacking(Backing, Protocol):
+    """A store that knows by itself when permits are lost, between two refreshes too."""
+
+    def is_held(self, key: str, holder_id: str) -> bool:
+        """Whether a holder has not lost its permits; asked from any thread."""
+        ...
+
+    async def wait_lost(self, key: str, holder_id: str) -> object:
+        """Return when a holder has lost its permits."""
         ...

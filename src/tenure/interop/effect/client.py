@@ -34,9 +34,11 @@ class ClientBacking:
         with _explained("try_acquire", key):
             await semaphore.create(limit=limit, exist_ok=True)
             lease = await semaphore.try_acquire(permits, data=holder_id.encode())
-        if lease is None:
-            return False
-        self._leases[key, holder_id] = lease
+            if lease is None:
+                return False
+            if self._leases.setdefault((key, holder_id), lease) is not lease:
+                await lease.release()  # that holder has some already
+                return False
         return True
 
     async def release(self, key: str, holder_id: str, permits: int) -> int:
@@ -52,8 +54,16 @@ class ClientBacking:
 
     async def refresh(self, key: str, holder_id: str, ttl: float, limit: int, permits: int) -> bool:
         del ttl, limit, permits
+        return self.is_held(key, holder_id)
+
+    def is_held(self, key: str, holder_id: str) -> bool:
         lease = self._leases.get((key, holder_id))
         return lease is not None and lease.held
+
+    async def wait_lost(self, key: str, holder_id: str) -> None:
+        lease = self._leases.get((key, holder_id))
+        if lease is not None:
+            await lease.wait_lost()
 
     async def get_count(self, key: str, ttl: float) -> int:
         del ttl

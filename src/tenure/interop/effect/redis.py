@@ -3,6 +3,9 @@
 Permit i of a holder is the member ``<holder id>_<i>``, its score the milliseconds at which it was
 acquired or refreshed, by the clock of the program that did. A permit whose score is older than
 the caller's time to live is removed by whoever comes next.
+
+redis-py may send a command once more when the answer was lost. An acquisition knows its first self
+by the score, which has decimals for that: a holder's own permits would count against it.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ return 1
 """
 _ACQUIRE = (
     _PURGE
+    + "local since = redis.call('ZSCORE', KEYS[1], ARGV[3] .. '_0')\n"
+    + "if since and tonumber(since) == tonumber(ARGV[5]) then return 1 end\n"
     + "if redis.call('ZCARD', KEYS[1]) + tonumber(ARGV[2]) > tonumber(ARGV[1]) then return 0 end"
     + _SCORE
 )
@@ -106,7 +111,7 @@ class RedisBacking:
     async def _run(
         self, operation: str, script: str, key: str, limit: int, permits: int, who: str, ttl: float
     ) -> Any:
-        now = int(self._clock.wall() * 1000)
+        now = f"{self._clock.wall() * 1000:.3f}"
         try:
             return await self._redis.eval(
                 script, 1, self._prefix + key, limit, permits, who, round(ttl * 1000), now

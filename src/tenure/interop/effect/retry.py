@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from tenure.durations import Duration, seconds
+from tenure.errors import InvalidArgument
 
 __all__ = ["Retry", "recurs", "spaced"]
 
@@ -23,4 +24,6 @@ def spaced(interval: Duration) -> Retry:
 
 def recurs(times: int) -> Retry:
     """So many further attempts, at once."""
+    if not isinstance(times, int) or isinstance(times, bool) or times < 0:
+        raise InvalidArgument(f"a number of attempts is a whole one from 0 on, not {times!r}")
     return lambda: itertools.repeat(0.0, times)

@@ -2,13 +2,9 @@
 
 Rules:
 
-* Permits are refreshed from the moment in which they were acquired, by a task that ends with
-  their block. When they are lost, when the backing fails for good or did not answer before they
-  could have expired, the body of the block is cancelled, and the block raises `LockLost`.
 * Permits are entered in the very step in which the answer is heard that they were acquired.
 * What a cancelled acquisition may have obtained is given back before the cancellation goes on, if
-  the store answers soon; the giving back of a block goes on when its end is cancelled.
-  `DistributedSemaphore.aclose` waits for what is left of both.
+  the store answers soon. `DistributedSemaphore.aclose` waits for what is left of it, and of blocks.
 * An acquisition that failed halfway is not repeated blindly: the holder's own permits would count
   against it. So a further attempt asks first whether they are there.
 """
@@ -16,29 +12,23 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 from tenure.clock import Clock, SystemClock
 from tenure.durations import Duration, seconds
-from tenure.errors import AcquireTimeout, InvalidArgument, LeaseLost, TenureError
+from tenure.errors import AcquireTimeout, InvalidArgument
 from tenure.interop.effect.backing import Backing, BackingError, PushBacking
+from tenure.interop.effect.permits import Permits, in_time
 from tenure.interop.effect.retry import Retry, recurs, spaced
 from tenure.interop.endings import Endings, margin
-from tenure.scope import Scope
 
-__all__ = ["DistributedSemaphore", "LockLost", "LockNotAcquired", "Permits"]
+__all__ = ["DistributedSemaphore", "LockNotAcquired"]
 
 T = TypeVar("T")
-
-
-class LockLost(LeaseLost):
-    """Permits were lost while their block believed to hold them."""
 
 
 class LockNotAcquired(AcquireTimeout):
@@ -63,7 +53,8 @@ class DistributedSemaphore:
         clock: where time comes from, for tests.
 
     Raises:
-        InvalidArgument: no key, no permits, or a refresh that comes too late.
+        InvalidArgument: no key, no permits, or a refresh that comes too late; or something is not
+            of the type that it must be.
     """
 
     def __init__(
@@ -80,7 +71,19 @@ class DistributedSemaphore:
     ) -> None:
         if not isinstance(key, str) or not key:
             raise InvalidArgument(f"the key of a semaphore is a str, and not empty: {key!r}")
-        if not isinstance(limit, int) or limit < 1:
+        if not callable(getattr(backing, "try_acquire", None)):
+            raise InvalidArgument(
+                "permits are in a backing, a RedisBacking or a ClientBacking for example, and not "
+                f"in a {type(backing).__name__}",
+                name=key,
+            )
+        for policy in (acquire_retry_policy, backing_failure_retry_policy):
+            if policy is not None and not callable(policy):
+                raise InvalidArgument(
+                    f"a retry policy is a function, as spaced(0.5) gives one, not {policy!r}",
+                    name=key,
+                )
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
             raise InvalidArgument(f"a limit is a whole number from 1 on, not {limit!r}", name=key)
         self.key = key
         self.limit = limit
@@ -90,10 +93,11 @@ class DistributedSemaphore:
             if refresh_interval is None
             else seconds(refresh_interval, "refresh_interval")
         )
-        if self.refresh_interval >= self.ttl - margin(self.ttl):
+        longest = self.ttl - margin(self.ttl)
+        if not 0 < self.refresh_interval < longest:
             raise InvalidArgument(
-                f"permits that live for {self.ttl:g} s are refreshed more often than every "
-                f"{self.refresh_interval:g} s",
+                f"the refresh_interval of permits that live for {self.ttl:g} s is more than 0 and "
+                f"less than {longest:g} s, not {self.refresh_interval:g} s",
                 name=key,
             )
         self._backing = backing
@@ -185,7 +189,7 @@ class DistributedSemaphore:
     # How it is done
 
     def _wanted(self, count: int, identifier: str | None, externally: bool) -> Permits:
-        if not isinstance(count, int) or not 1 <= count <= self.limit:
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= self.limit:
             raise InvalidArgument(
                 f"permits are a whole number from 1 to the limit, which is {self.limit}, not "
                 f"{count!r}",
@@ -195,6 +199,10 @@ class DistributedSemaphore:
             raise InvalidArgument(
                 "permits that were acquired elsewhere are taken over by their identifier",
                 name=self.key,
+            )
+        if identifier is not None and (not isinstance(identifier, str) or not identifier):
+            raise InvalidArgument(
+                f"an identifier is a str, and not empty: {identifier!r}", name=self.key
             )
         return Permits(self, count, identifier or str(uuid.uuid4()))
 
@@ -230,7 +238,10 @@ class DistributedSemaphore:
 
     async def _try(self, wanted: Permits, externally: bool) -> bool:
         return await self._endings.attempt(
-            self._obtain(wanted, externally), partial(self._release, wanted), halfway=not externally
+            self._obtain(wanted, externally),
+            partial(self._release, wanted),
+            halfway=not externally,
+            given_up=wanted.given_up.set,
         )
 
     async def _obtain(self, wanted: Permits, externally: bool) -> bool:
@@ -248,7 +259,7 @@ class DistributedSemaphore:
                 wanted.live_until(sent)
             return obtained
 
-        return await self._persist(ask)
+        return await self._persist(ask, wanted.given_up)
 
     async def _refresh(self, held: Permits) -> bool:
         asked = (self.key, held.identifier, self.ttl, self.limit, held.count)
@@ -258,122 +269,16 @@ class DistributedSemaphore:
         asked = (self.key, held.identifier, held.count)
         await self._persist(partial(self._backing.release, *asked))
 
-    async def _persist(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _persist(
+        self, ask: Callable[[], Coroutine[Any, Any, T]], given_up: asyncio.Event | None = None
+    ) -> T:
+        """Ask, and ask again as the policy says; not again when it is given up."""
         pauses = iter(self._failure_retry())
+        given_up = given_up or asyncio.Event()
         while True:
             try:
                 return await ask()
             except BackingError:
                 pause = next(pauses, None)
-                if pause is None:
+                if pause is None or await in_time(given_up.wait(), pause):
                     raise
-            await asyncio.sleep(pause)
-
-
-class Permits:
-    """Permits that are held for a block.
-
-    Attributes:
-        count: how many.
-        identifier: who holds them: whoever is given it can take them over.
-        loss: how they were lost.
-    """
-
-    def __init__(self, semaphore: DistributedSemaphore, count: int, identifier: str) -> None:
-        self.count = count
-        self.identifier = identifier
-        self.loss: LockLost | None = None
-        self._semaphore = semaphore
-        self._until = float("-inf")
-        self._scope = Scope(self)
-        self._keeping: asyncio.Task[None] | None = None
-        self._lost = asyncio.Event()
-
-    def __repr__(self) -> str:
-        held = "held" if self.held else "not held"
-        return f"<{self.count} permits of {self._semaphore.key!r}, {held} by {self.identifier!r}>"
-
-    @property
-    def held(self) -> bool:
-        """Whether they are held, and cannot have expired yet."""
-        now = self._semaphore._clock.now()
-        return self._keeping is not None and self.loss is None and now < self._until
-
-    def check(self) -> None:
-        """Raise `LockLost` unless they are held; for loops, and for threads."""
-        if self.loss is not None:
-            raise self.loss
-        if not self.held:
-            raise LockLost(f"permits of {self._semaphore.key!r} are not held any more")
-
-    async def wait_lost(self) -> LockLost:
-        """Wait until they are lost, and return how."""
-        await self._lost.wait()
-        assert self.loss is not None
-        return self.loss
-
-    def live_until(self, sent: float) -> None:
-        """They were acquired or refreshed by what was sent then."""
-        ttl = self._semaphore.ttl
-        self._until = sent + ttl - margin(ttl)
-
-    async def __aenter__(self) -> Permits:
-        self._scope.enter()
-        self._keeping = asyncio.get_running_loop().create_task(
-            self._keep(), name=f"tenure-permits-{self._semaphore.key}"
-        )
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        ours = self._scope.exit(error)
-        keeping, self._keeping = self._keeping, None
-        assert keeping is not None
-        await asyncio.shield(self._semaphore._endings.begin(self._let_go(keeping)))
-        if self.loss is not None:
-            if error is None or ours:
-                raise self.loss
-            error.add_note(f"meanwhile: {self.loss}")
-
-    async def _let_go(self, keeping: asyncio.Task[None]) -> None:
-        keeping.cancel()
-        await asyncio.wait([keeping])
-        with contextlib.suppress(BackingError):  # their time to live ends them
-            await self._semaphore._release(self)
-
-    async def _keep(self) -> None:
-        key = self._semaphore.key
-        try:
-            await self._keep_once()
-            while self._keeping is not None:
-                await asyncio.sleep(self._semaphore.refresh_interval)
-                await self._keep_once()
-        except LockLost as loss:
-            self.loss = loss
-        except TenureError as failure:
-            self.loss = LockLost(f"permits of {key!r} could not be refreshed: {failure}", name=key)
-            self.loss.__cause__ = failure
-        self._lost.set()
-        self._scope.trigger()
-
-    async def _keep_once(self) -> None:
-        semaphore = self._semaphore
-        sent = semaphore._clock.now()
-        try:
-            async with asyncio.timeout(self._until - sent):
-                kept = await semaphore._refresh(self)
-        except TimeoutError:
-            raise LockLost(
-                f"permits of {semaphore.key!r} were not confirmed before they could expire",
-                name=semaphore.key,
-            ) from None
-        if not kept:
-            raise LockLost(
-                f"permits of {semaphore.key!r} have expired, or somebody has removed them",
-                name=semaphore.key,
-            )
-        self.live_until(sent)
