@@ -254,6 +254,16 @@ async def test_lost_permits_stop_the_work(connected: Connecting) -> None:
         assert held is not None
         with pytest.raises(LockLost):
             held.check()
+
+        async def ask() -> None:
+            async with semaphore.take(1) as held:
+                await eye.delete(KEY)
+                await held.wait_lost()
+                held.check()
+
+        with pytest.raises(LockLost) as told:
+            await ask()
+        assert not hasattr(told.value, "__notes__")  # that it was lost is said once
         assert await held.wait_lost() is held.loss
 
 

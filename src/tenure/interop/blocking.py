@@ -22,6 +22,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
+from weakref import WeakSet
 
 from tenure.blocking.portal import Portal, as_it_is, the_portal
 from tenure.errors import Misuse, SessionClosed
@@ -42,12 +43,15 @@ Twin: TypeAlias = "permits_twins.Permits | None"
 
 
 class _Program:
-    """What the loop's thread serves: a connection, and all that was made on it."""
+    """What the loop's thread serves: a connection, and all that was used of what was made on it.
+
+    What nobody else keeps, a lock that is held and an interrupted take included, is not kept here.
+    """
 
     def __init__(self, url: str, options: dict[str, Any]) -> None:
         self.redis = Redis.from_url(url, **options)
-        self.locks: list[exclusive_lock_twins.ExclusiveLock] = []
-        self.semaphores: list[semaphore_twins.DistributedSemaphore] = []
+        self.locks = WeakSet[exclusive_lock_twins.ExclusiveLock]()
+        self.semaphores = WeakSet[semaphore_twins.DistributedSemaphore]()
         self._holding: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
 
@@ -79,12 +83,15 @@ class _Program:
                 task.cancel()
             if self._holding:
                 await asyncio.wait(self._holding)
-            for lock in self.locks:
-                await lock.release()
-            for semaphore in self.semaphores:
+            releases = [lock.release() for lock in self.locks]
+            failures = await asyncio.gather(*releases, return_exceptions=True)
+            for semaphore in list(self.semaphores):
                 await semaphore.aclose()
         finally:
             await self.redis.aclose()
+        for failure in failures:
+            if failure is not None:
+                raise failure
 
 
 def connect(url: str, **options: Any) -> Connection:
@@ -112,7 +119,6 @@ class Connection:
     def exclusive_lock(self, name: str, **how: Any) -> ExclusiveLock:
         """An `ExclusiveLock`, with the arguments of `tenure.interop.exclusive_lock`'s."""
         lock = exclusive_lock_twins.ExclusiveLock(name, self._program.redis, **how)
-        self._program.locks.append(lock)
         return ExclusiveLock(self._portal, self._program, lock)
 
     def semaphore(
@@ -121,11 +127,14 @@ class Connection:
         """A `DistributedSemaphore`, with the arguments of `tenure.interop.effect`'s."""
         backing = RedisBacking(self._program.redis, key_prefix=key_prefix, push=push)
         semaphore = semaphore_twins.DistributedSemaphore(key, backing, **how)
-        self._program.semaphores.append(semaphore)
         return DistributedSemaphore(self._portal, self._program, semaphore)
 
     def close(self) -> None:
-        """Release the locks that are held, and close the connection. Safe to call twice."""
+        """Release the locks that are held, and close the connection. Safe to call twice.
+
+        Raises:
+            EngineError: a lock could not be released; it will expire. The connection is closed.
+        """
         try:
             self._portal.give_back(self._program.aclose)
         finally:
@@ -179,6 +188,7 @@ class ExclusiveLock:
 
     async def _acquire(self) -> bool:
         self._program.check_open()
+        self._program.locks.add(self._twin)
         return await self._twin.acquire()
 
     def _undo(self, acquired: bool) -> None:
@@ -187,7 +197,11 @@ class ExclusiveLock:
 
     def inspect(self) -> Inspection | None:
         """What is in the key, whoever wrote it. Raises `EngineError`."""
-        return self._portal.call(self._twin.inspect)
+        return self._portal.call(self._inspect)
+
+    async def _inspect(self) -> Inspection | None:
+        self._program.check_open()
+        return await self._twin.inspect()
 
     def release(self) -> None:
         """Give it back, if it is held. Raises `EngineError`."""
@@ -226,9 +240,8 @@ class DistributedSemaphore:
             "identifier": identifier,
             "acquired_externally": acquired_externally,
         }
-        return Taking(
-            self._portal, self._program, partial(self._twin.take, permits, **how), _permits
-        )
+        take = partial(self._twin.take, permits, **how)
+        return Taking(self._portal, self._program, self._twin, take, _permits)
 
     def try_take(
         self, permits: int, *, identifier: str | None = None, acquired_externally: bool = False
@@ -238,9 +251,8 @@ class DistributedSemaphore:
             "identifier": identifier,
             "acquired_externally": acquired_externally,
         }
-        return Taking(
-            self._portal, self._program, partial(self._twin.try_take, permits, **how), _perhaps
-        )
+        take = partial(self._twin.try_take, permits, **how)
+        return Taking(self._portal, self._program, self._twin, take, _perhaps)
 
     def with_permits(self, permits: int, work: Callable[[], T], **how: Any) -> T:
         """Wait for permits, do the work in this thread, and give them back."""
@@ -256,7 +268,11 @@ class DistributedSemaphore:
 
     def current_count(self) -> int:
         """How many permits are held. Raises `BackingError`."""
-        return self._portal.call(self._twin.current_count)
+        return self._portal.call(self._current_count)
+
+    async def _current_count(self) -> int:
+        self._program.check_open()
+        return await self._twin.current_count()
 
 
 class Taking(Generic[P]):
@@ -269,11 +285,13 @@ class Taking(Generic[P]):
         self,
         portal: Portal,
         program: _Program,
+        twin: semaphore_twins.DistributedSemaphore,
         take: Callable[[], AbstractAsyncContextManager[Twin]],
         handle: Callable[[Twin], P],
     ) -> None:
         self._portal = portal
         self._program = program
+        self._twin = twin
         self._take = take
         self._handle = handle
         self._holding: asyncio.Task[None] | None = None
@@ -299,6 +317,7 @@ class Taking(Generic[P]):
         self._program.check_open()
         if self._holding is not None:
             raise Misuse("permits are taken for one block; take them anew for another one")
+        self._program.semaphores.add(self._twin)
         taken: asyncio.Future[Twin] = asyncio.get_running_loop().create_future()
         self._holding = holding = self._program.hold(self._hold(taken))
         holding.add_done_callback(lambda _: taken.cancel())
@@ -339,7 +358,8 @@ class Taking(Generic[P]):
         except LockLost as loss:
             if error is None:
                 raise
-            error.add_note(f"meanwhile: {loss}")
+            if error is not loss:
+                error.add_note(f"meanwhile: {loss}")
 
 
 class Permits:

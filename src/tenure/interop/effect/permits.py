@@ -123,7 +123,8 @@ class Permits:
         if self.loss is not None:
             if error is None or ours:
                 raise self.loss
-            error.add_note(f"meanwhile: {self.loss}")
+            if error is not self.loss:
+                error.add_note(f"meanwhile: {self.loss}")
 
     async def _let_go(self, keeping: asyncio.Task[None]) -> None:
         keeping.cancel()
