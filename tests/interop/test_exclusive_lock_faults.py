@@ -225,3 +225,27 @@ def test_a_lock_that_a_loop_left_held_can_be_released_and_acquired_in_the_next_o
     for release in (True, False):
         asyncio.run(leave())
         asyncio.run(find(release=release))
+
+
+@pytest.mark.parametrize("again", ["release", "acquire"])
+async def test_a_release_that_failed_can_be_made_good(again: str) -> None:
+    async with a_place() as place:
+        lock = place.lock()
+        heard = Heard(lock)
+        assert await lock.acquire()
+        place.proxy.refuses = True
+        place.proxy.cut()
+        with pytest.raises(EngineError, match="cannot be released"):
+            await lock.release()
+        await lock.release()  # it is not held any more: what fails here is an event
+        assert [said[0] for said in heard.said] == ["acquired", "error"]
+        with pytest.raises(EngineError, match="cannot be released"):
+            await lock.acquire()
+        place.proxy.refuses = False
+        assert await place.contents() is not None
+        if again == "acquire":
+            assert await lock.acquire()
+            assert await place.contents() == lock.contents
+        await lock.release()
+        assert await place.contents() is None
+        assert heard.said[-1] == ("released", KEY)

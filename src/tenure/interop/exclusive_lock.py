@@ -142,6 +142,7 @@ class ExclusiveLock:
         self._life = self._ttl - min(margin(self._ttl), (self._ttl - self._interval) / 2)
         self._proven = float("-inf")
         self._keeping: asyncio.Task[None] | None = None
+        self._left: bytes | None = None  # contents that could not be deleted
         self._endings = Endings()
         self._listeners: dict[Event, list[Callable[..., object]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -168,6 +169,8 @@ class ExclusiveLock:
         async with self._turn:
             if self._keeping is not None and not self._keeping.done():
                 return False
+            if self._left is not None:
+                await asyncio.shield(self._endings.begin_undoing(self._delete(self._left)))
             contents = self._new_contents()
             obtain, delete = self._obtain(contents), partial(self._delete, contents)
             if not await self._endings.attempt(obtain, delete):
@@ -199,7 +202,8 @@ class ExclusiveLock:
         """Give it back, if it is held. Safe to call twice.
 
         Raises:
-            EngineError: Redis cannot be asked; the key will expire.
+            EngineError: Redis cannot be asked; the key will expire, unless a further `release` or
+                `acquire` of this object deletes it.
             Misuse: the lock is in use on another event loop.
         """
         self._enter_loop()
@@ -212,7 +216,8 @@ class ExclusiveLock:
         """Begin to give it back; the lock sees to the end of what is returned."""
         keeping, self._keeping = self._keeping, None
         if keeping is None:
-            return None
+            left = self._left
+            return None if left is None else self._endings.begin_undoing(self._give_up(left))
         return self._endings.begin_undoing(self._let_go(keeping, self.contents))
 
     def on(self, event: Event, listener: Callable[..., object]) -> Callable[[], None]:
@@ -261,7 +266,15 @@ class ExclusiveLock:
         return await self._ask("refreshed", _REFRESH, contents, self._px)
 
     async def _delete(self, contents: bytes) -> bool:
-        return await self._ask("released", _RELEASE, contents)
+        try:
+            deleted = await self._ask("released", _RELEASE, contents)
+        except EngineError:
+            if self._given is None:
+                self._left = contents
+            raise
+        if contents == self._left:
+            self._left = None
+        return deleted
 
     async def _ask(self, what: str, script: str, *arguments: bytes | int) -> bool:
         try:
