@@ -15,6 +15,8 @@ class Proxy:
     Attributes:
         delay: seconds by which each answer comes late.
         swallows: whether answers are lost.
+        mute: the number of a connection on which nothing is passed on any more; 1 for the first.
+        accepted: how many connections there have been.
         refuses: whether new connections are cut at once.
         passed: how many times something was passed on to the server.
         late: how many answers were made to come late, so far.
@@ -24,6 +26,8 @@ class Proxy:
         self.path = path
         self.delay = 0.0
         self.swallows = False
+        self.mute = 0
+        self.accepted = 0
         self.refuses = False
         self.passed = 0
         self.late = 0
@@ -72,18 +76,26 @@ class Proxy:
         if self.refuses:
             writer.transport.abort()
             return
+        self.accepted = number = self.accepted + 1
         there, back = await asyncio.open_unix_connection(self._server_path)
         self._writers |= {writer, back}
         for source, sink, answers in ((reader, back, False), (there, writer, True)):
-            task = asyncio.create_task(self._pass_on(source, sink, answers=answers))
+            task = asyncio.create_task(self._pass_on(number, source, sink, answers=answers))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _pass_on(
-        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, answers: bool
+        self,
+        number: int,
+        source: asyncio.StreamReader,
+        sink: asyncio.StreamWriter,
+        *,
+        answers: bool,
     ) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(65536):
+                if number == self.mute:
+                    continue
                 if answers and self.swallows:
                     self._swallowed.set()
                     continue

@@ -115,3 +115,24 @@ async def test_a_step_back_takes_nothing_away(clocked: Clocked) -> None:
         async with asyncio.timeout(PATIENCE), await waiting as later:
             assert later.fencing_token > lease.fencing_token
         await session.close()
+
+
+async def test_who_watches_misses_nothing_when_the_clock_is_set(clocked: Clocked) -> None:
+    async with (
+        tenure.connect(clocked.url) as one,
+        tenure.connect(clocked.url) as other,
+        one.session(recovery_window=1800) as writer,
+        other.session(recovery_window=1800) as reader,
+    ):
+        await writer.semaphore("s").create(1)
+        watches = [each.semaphore("s").watch(data=True) for each in (writer, reader)]
+        for states in watches:
+            assert (await anext(states)).data == b""
+        clocked.step(
+            1200
+        )  # changes are not published any more, until somebody says that he watches
+        await writer.semaphore("s").update(b"new")
+        async with asyncio.timeout(PATIENCE):
+            for states in watches:
+                assert (await anext(states)).data == b"new"
+                await states.aclose()

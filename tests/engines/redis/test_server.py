@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import tenure
-from tests.engines.redis.helpers import is_waited_for, replicates
+from tests.engines.redis.helpers import is_waited_for, replicates, until
 from tests.engines.redis.servers import Server, a_server, free_port
 from tests.guarantees import REDIS, guarantee
 from tests.server.certificates import Authority
@@ -110,6 +110,19 @@ async def test_nobody_there_is_said_at_once() -> None:
         await works(f"redis://localhost:{free_port()}")
 
 
+async def test_what_cannot_be_the_name_of_a_host_is_said() -> None:
+    with pytest.raises(tenure.EngineUnavailable, match="not the name of a host"):
+        await works("redis://redis..example.org")
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_an_account_that_may_not_hear_anything_is_told_so(protocol: int) -> None:
+    with a_server("--user", *"job on >word ~* +@all resetchannels".split()) as server:
+        url = f"{server.url}&protocol={protocol}&username=job&password=word"
+        with pytest.raises(tenure.AuthenticationFailed, match=r"permissions .* channels .*; give"):
+            await works(url)
+
+
 async def test_a_database_that_is_not_there_is_said(server: Server) -> None:
     with pytest.raises(tenure.EngineError, match="no database 99; choose one below"):
         await works(f"{server.url}&db=99")
@@ -207,6 +220,45 @@ async def test_a_grant_is_told_when_a_replica_has_it(server: Server) -> None:
             await works(f"{master.url}&min_replicas=1")
         with pytest.raises(tenure.EngineUnavailable, match="replica"):
             await works(replica.url)
+
+
+async def test_a_grant_that_is_evicted_while_replicas_confirm_it_is_lost() -> None:
+    port = free_port()
+    with a_server(port=port) as master, a_server("--replicaof", f"127.0.0.1 {port}") as replica:
+        await replicates(replica)
+        async with (
+            tenure.connect(master.url) as eye,
+            tenure.connect(f"{master.url}&min_replicas=1") as client,
+        ):
+            async with client.mutex("m").lock(timeout=30):
+                pass
+            replica.pause()
+            locking = asyncio.ensure_future(client.mutex("m").lock(timeout=30))
+            try:
+                holder = None
+                while holder is None:
+                    holder = await eye.mutex("m").inspect()
+                assert not locking.done()
+                assert await eye.evict("/default", "m", holder.fencing_token)
+                async with eye.mutex("m").lock(timeout=30):
+                    replica.resume()
+                    lease = await locking
+                    async with asyncio.timeout(30):
+                        assert "evicted" in str(await lease.wait_lost())
+            finally:
+                replica.resume()
+
+
+async def test_a_confirmation_that_cannot_be_asked_for_leaves_no_connection_behind() -> None:
+    with a_server("--user", *"anna on >word ~* &* +@all".split()) as server:
+        url = f"{server.url}&username=anna&password=word&min_replicas=1"
+        async with tenure.connect(url) as client, client.session() as session:
+            server.tell("ACL", "SETUSER", "anna", "resetpass", ">another")
+            for _ in range(3):
+                with pytest.raises(tenure.EngineError, match="WRONGPASS"):
+                    await session.mutex("m").lock()
+            await until(lambda: str(server.tell("CLIENT", "LIST")).count(" addr=") == 2)
+            server.tell("ACL", "SETUSER", "anna", "resetpass", ">word")
 
 
 async def test_what_is_asked_while_the_client_is_closed_fails_at_once(server: Server) -> None:

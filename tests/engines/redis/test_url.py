@@ -78,6 +78,7 @@ def test_tls_checks_the_server_unless_told_otherwise() -> None:
         ("redis://localhost/zero", "a database is a number"),
         ("redis://localhost/1?db=2", "two databases"),
         ("redis://localhost:port", "not a host and a port"),
+        ("redis://[::1", r"as in \[::1\]:6379"),
         ("redis://localhost?prefix={a}", "no braces"),
         ("redis://localhost?quarantine=9999", "a number from 1 to 1800"),
         ("redis://localhost?min_replicas=some", "a number from 0 to 100"),

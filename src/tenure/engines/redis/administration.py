@@ -10,7 +10,7 @@ from typing import Any
 from tenure.core import rules
 from tenure.engines.redis import describe
 from tenure.engines.redis.attachment import not_found
-from tenure.engines.redis.commands import Call, Refusal
+from tenure.engines.redis.commands import Call, Reading, Refusal
 from tenure.engines.redis.link import Link
 from tenure.engines.redis.scripts import SCRIPTS
 from tenure.engines.redis.url import Address
@@ -74,6 +74,15 @@ class Administration:
 
     async def _ask(self, path: str, script: str, *args: str | bytes | int) -> Any:
         """What a script answers to nobody in particular."""
+        return await self._asked(Call, path, script, *args)
+
+    async def _read(self, path: str, script: str, *args: str | bytes | int) -> Any:
+        """The same, where the answer may be large."""
+        return await self._asked(Reading, path, script, *args)
+
+    async def _asked(
+        self, kind: type[Call], path: str, script: str, *args: str | bytes | int
+    ) -> Any:
         self._opened()
         future: asyncio.Future[Any] = self.loop.create_future()
 
@@ -81,7 +90,7 @@ class Administration:
             if not future.done():
                 future.set_result(reply)
 
-        self.link.send(Call(SCRIPTS[script], None, args, answered))
+        self.link.send(kind(SCRIPTS[script], None, args, answered))
         late = self.limit(future, EngineError, path)
         try:
             reply = await future
@@ -106,7 +115,7 @@ class Administration:
         rules.check_path(path)
         done = False
         while not done:  # until nobody else has altered it meanwhile
-            _, old = await self._ask(path, "admin", "config", path)
+            _, old = await self._read(path, "admin", "config", path)
             new = describe.config_text(rules.merge_config(describe.config(old), config))
             reply = await self._ask(path, "admin", "alter", path, new, old)
             done = reply[0] == b"ok"
@@ -124,34 +133,34 @@ class Administration:
 
     async def describe_node(self, path: str) -> NodeDescription:
         rules.check_path(path)
-        _, config, sessions, semaphores = await self._ask(path, "admin", "node", path)
+        _, config, sessions, semaphores = await self._read(path, "admin", "node", path)
         return NodeDescription(path, describe.config(config), sessions, semaphores)
 
     async def list_nodes(self) -> Sequence[str]:
-        _, paths = await self._ask("", "admin", "nodes", "")
+        _, paths = await self._read("", "admin", "nodes", "")
         return sorted(path.decode() for path in paths)
 
     async def list_semaphores(
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:
         rules.check_path(path)
-        _, found = await self._ask(path, "describe", "", path, int(owners or waiters))
+        _, found = await self._read(path, "describe", "", path, int(owners or waiters))
         described = [describe.semaphore(each, owners=owners, waiters=waiters) for each in found]
         return sorted(described, key=lambda each: each.name)
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         rules.check_path(path)
-        _, found = await self._ask(path, "admin", "sessions", path)
+        _, found = await self._read(path, "admin", "sessions", path)
         return describe.sessions(path, found)
 
     async def end_session(self, path: str, session_id: int) -> bool:
         rules.check_path(path)
-        reply = await self._ask(path, "admin", "end", path, session_id)
+        reply = await self._ask(path, "admin", "end", path, str(session_id))
         return bool(reply[1])
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
         rules.check_path(path)
-        reply = await self._ask(path, "admin", "evict", path, name, order_id)
+        reply = await self._ask(path, "admin", "evict", path, name, str(order_id))
         if reply[0] == b"missing":
             rules.check_name(name, path)
             raise not_found(name, path)

@@ -1,8 +1,9 @@
 """What is asked of the server, before it is bytes, and who hears the answer.
 
-A `Call` is one script. An `Operation` is one of what sessions do all the time; those that a session
-asks for in one go are one script, a `Batch`, and each hears its part of the answer. Both are sent
-again on another connection when this one breaks before the answer; `Words` and `Once` are not.
+A `Call` is one script; a `Reading` is one that may be in vain. An `Operation` is one of what
+sessions do all the time; those that a session asks for in one go are one script, a `Batch`, and
+each hears its part of the answer. All of them are sent again on another connection when this one
+breaks before the answer; `Words`, a `Subscription` and `Once` are not.
 """
 
 from __future__ import annotations
@@ -19,7 +20,19 @@ from tenure.engines.redis.scripts import SCRIPTS, Script
 if TYPE_CHECKING:
     from tenure.engines.redis.attachment import Attachment
 
-__all__ = ["Batch", "Call", "Once", "Operation", "Pending", "Refusal", "Words", "never", "pack"]
+__all__ = [
+    "Batch",
+    "Call",
+    "Once",
+    "Operation",
+    "Pending",
+    "Reading",
+    "Refusal",
+    "Subscription",
+    "Words",
+    "never",
+    "pack",
+]
 
 T = TypeVar("T")
 
@@ -30,6 +43,8 @@ pack = cast("Callable[[tuple[str | bytes | int, ...]], bytes]", hiredis.pack_com
 """The bytes of a command; what hiredis declares as its argument's type is a tuple of one."""
 
 _OPERATE = SCRIPTS["operate"]
+
+_MOST_BREAKS = 5
 
 
 class Pending(Protocol):
@@ -71,6 +86,31 @@ class Call:
                 *self.args,
             )
         return pack(words)
+
+
+class Reading(Call):
+    """A script whose answer may be large, and that does no harm if nobody hears it.
+
+    An answer longer than ``client-output-buffer-limit pubsub`` breaks the connection, each time
+    that it is asked for. Who asks is told so, since nobody would get anything else done.
+    """
+
+    __slots__ = ("_breaks",)
+
+    def __init__(
+        self,
+        script: Script,
+        session: Attachment | None,
+        args: tuple[str | bytes | int, ...],
+        answered: Callable[[Any], None],
+    ) -> None:
+        super().__init__(script, session, args, answered)
+        self._breaks = 0
+
+    def broken(self) -> bool:
+        """A connection broke before the answer; whether that was once too often."""
+        self._breaks += 1
+        return self._breaks >= _MOST_BREAKS
 
 
 class Operation(Prompt[T]):
@@ -157,6 +197,21 @@ class Words:
         """The connection is gone, and this is not sent again on another one."""
         if not self.reply.done():
             self.reply.set_exception(ConnectionResetError(why))
+
+
+class Subscription(Words):
+    """Hearing of what is published on some channels; the server confirms each by itself."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, channels: tuple[str, ...], reply: asyncio.Future[Any]) -> None:
+        super().__init__(("SUBSCRIBE", *channels), reply)
+        self._left = len(channels)
+
+    def confirmed(self) -> bool:
+        """One of them is; whether that was the last one."""
+        self._left -= 1
+        return self._left == 0
 
 
 class Once(Words):

@@ -108,9 +108,13 @@ class Confirmer:
             wire = await connect_once(
                 self._address, self._server.place, self._meta, _unheard, self._lost
             )
-            await greet(wire, self._address, protocol=2)
-            if self._address.db:
-                await wire.ask("SELECT", self._address.db)
+            try:
+                await greet(wire, self._address, protocol=2)
+                if self._address.db:
+                    await wire.ask("SELECT", self._address.db)
+            except BaseException:
+                wire.give_up("the greeting failed")
+                raise
             self._wire = wire
         return self._wire
 

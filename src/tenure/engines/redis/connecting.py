@@ -164,6 +164,11 @@ class in_time:  # noqa: N801  it reads as a word of the statement around it
                 f"{self._address.url}: no answer from {where} within "
                 f"{self._address.connect_timeout:g} s; {_slow(self._address)}"
             ) from late
+        if isinstance(error, UnicodeError):  # of a name that cannot be looked up
+            raise EngineUnavailable(
+                f"{self._address.url}: {where} is not the name of a host; a part between two dots "
+                "has 1 to 63 characters"
+            ) from error
         if isinstance(error, OSError) and not isinstance(error, TenureError):
             raise EngineUnavailable(
                 f"{self._address.url}: {where} cannot be reached: {error}"

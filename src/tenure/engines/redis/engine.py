@@ -80,7 +80,8 @@ class RedisEngine(Administration):
         self._thread = 0
         self._sessions: dict[str, RedisSession] = {}  # by each token that it may have
         self._watches: dict[str, list[_Watch]] = {}
-        self._unheard = False  # the store has refused to publish changes
+        self._unheard = False  # changes may have been made that the store did not publish
+        self._published_until = 0  # by its clock, as far as this engine has seen to that
         self._heard: list[tuple[bytes, bytes]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
@@ -240,7 +241,7 @@ class RedisEngine(Administration):
         if self.confirmer is not None:
             self.confirmer.serve(server)
         if self._watches:
-            await wire.run("watch", None)
+            self._watched(await wire.run("watch", None))
         self._proofs = []
         sessions = list(dict.fromkeys(self._sessions.values()))
         await asyncio.gather(*(self._reattach(wire, session) for session in sessions))
@@ -328,12 +329,14 @@ class RedisEngine(Administration):
 
     def _ticked(self, reply: Any) -> None:
         if isinstance(reply, list):
-            _, epoch, due, quarantine = reply
+            _, epoch, due, quarantine, published = reply
             if epoch.decode() != self.epoch:
                 self.link.give_up("the server has lost its data")
                 return
             self._quarantined_until = self.clock.now() + quarantine / 1e6
             self.expect(due)
+            if published:
+                self._watched(published)
             if self._unheard:
                 self._look_again()
         else:
@@ -377,7 +380,12 @@ class RedisEngine(Administration):
         return partial(self._unwatch, channel, watch)
 
     def _watched(self, reply: Any) -> None:
-        if reply != 0:
+        if isinstance(reply, list):
+            now, until = reply
+            # Nobody saw to it where all stood still for a minute, or that clock was set.
+            self._unheard = self._unheard or now > self._published_until > 0
+            self._published_until = until
+        else:
             self._unheard = True
 
     def _unwatch(self, channel: str, watch: _Watch) -> None:

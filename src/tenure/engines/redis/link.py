@@ -8,7 +8,8 @@ Rules:
   and has not been answered. It is sent, in that order, when every session is attached anew.
 * Attempts are repeated after a pause that grows, with some jitter.
 * Where pushes do not come on the connection of the commands (RESP2) a second one hears them; the
-  end of either is the end of both. Commands then wait until subscriptions are confirmed.
+  end of either is the end of both. Commands then wait until subscriptions are confirmed. It is
+  made to say something now and then, since nobody would notice its end otherwise.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import asyncio
 import logging
 import random
 from collections import deque
+from functools import partial
 from typing import Any, Protocol
 
 from tenure.engines.redis.commands import Batch, Operation, Pending, Refusal
-from tenure.engines.redis.connecting import Server, connect, connect_once, greet
+from tenure.engines.redis.connecting import Server, connect, connect_once, greet, translated
 from tenure.engines.redis.url import Address
 from tenure.engines.redis.wire import Wire
-from tenure.errors import EngineError, EngineUnavailable, TenureError
+from tenure.errors import EngineUnavailable, TenureError
 
 __all__ = ["Client", "Link"]
 
@@ -118,21 +120,24 @@ class Link:
         ears = self._ears
         if ears is None:
             return
-        ears.subscribe(channel)
         if ears is not self._wire:
             self._gates += 1
-            ears.subscribed().add_done_callback(self._confirmed)
+        ears.subscribe(channel).add_done_callback(partial(self._confirmed, ears))
 
     def unsubscribe(self, channel: str) -> None:
         self._channels.pop(channel, None)
         if self._ears is not None:
             self._ears.unsubscribe(channel)
 
-    def _confirmed(self, told: asyncio.Future[None]) -> None:
-        if told.cancelled() or told.exception() is not None:
-            return  # with the connection, which takes the gate along
-        self._gates -= 1
-        self._send_waiting()
+    def _confirmed(self, ears: Wire, told: asyncio.Future[Any]) -> None:
+        error = told.exception()
+        if ears is not self._ears:
+            return  # a gate goes with its connection
+        if error is not None:
+            self._drop(str(error))
+        elif ears is not self._wire:
+            self._gates -= 1
+            self._send_waiting()
 
     def _send_waiting(self) -> None:
         while self._waiting and self._wire is not None and not self._gates:
@@ -142,9 +147,12 @@ class Link:
         """Whether something has arrived since the last call, if anything was to arrive."""
         if self._wire is None or self._ears is None:
             return True
-        before = self._progress
-        self._progress = (self._wire.progress, self._ears.progress)
-        return self._progress != before or not self._wire.waits
+        before, self._progress = self._progress, (self._wire.progress, self._ears.progress)
+        one, other = (now > then for now, then in zip(self._progress, before, strict=True))
+        alive = (one or not self._wire.waits) and (other or not self._ears.waits)
+        if self._ears is not self._wire and not self._ears.waits:
+            self._ears.subscribe(next(iter(self._channels))).add_done_callback(_heard)
+        return alive
 
     def give_up(self, why: str) -> None:
         """Take the connection for dead, and make another one."""
@@ -211,14 +219,14 @@ class Link:
                 if ears is not wire:
                     await greet(ears, self._address, protocol=2)
                 await self._client.prepare(wire, server)
-                if self._channels:
-                    ears.subscribe(*self._channels)
-                    if ears is not wire:
-                        await ears.subscribed()
+                heard: set[str] = set()
+                while missing := [each for each in self._channels if each not in heard]:
+                    heard.update(missing)  # and others are asked for meanwhile
+                    await ears.subscribe(*missing)
         except TimeoutError as error:
             raise EngineUnavailable(f"{self._address.url} does not answer") from error
         except Refusal as refusal:
-            raise EngineError(f"{self._address.url} cannot be used: {refusal}") from refusal
+            raise translated(self._address, refusal) from refusal
         if wire.over or ears.over:
             raise EngineUnavailable(f"{self._address.url} closed the connection")
 
@@ -233,3 +241,8 @@ class Link:
         self._why = why
         self._gone.set()
         self._client.lost(why)
+
+
+def _heard(told: asyncio.Future[Any]) -> None:
+    """It has been answered, or the connection is gone."""
+    told.exception()

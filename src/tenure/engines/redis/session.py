@@ -12,7 +12,7 @@ from tenure.core import rules
 from tenure.engines.contract import Answer, Attach, Enqueued, Place, Removal, SessionEvents
 from tenure.engines.redis import describe
 from tenure.engines.redis.attachment import Attachment, ignore, settle
-from tenure.engines.redis.commands import Call
+from tenure.engines.redis.commands import Call, Reading
 from tenure.engines.redis.operations import (
     Enqueue,
     Withdraw,
@@ -94,7 +94,7 @@ class RedisSession(Attachment):
         rules.check_name(name, self.path)
         told: asyncio.Future[Any] = self.loop.create_future()
         wanted = int(owners or waiters)
-        self._send(Call(SCRIPTS["describe"], self, (wanted, name), partial(settle, told)))
+        self._send(Reading(SCRIPTS["describe"], self, (wanted, name), partial(settle, told)))
         reply = await told
         error = self._wrong(reply)
         if error is None and reply[0] != b"ok":
@@ -163,6 +163,8 @@ class RedisSession(Attachment):
                     return
                 holds[hold] = OWNS
             asked.settle(Enqueued(_GRANTED, reply))
+            if self._early:
+                self._push_early(hold)
         elif type(reply) is list and type(reply[0]) is int:
             order_id, due = reply
             self._engine.saw(order_id)
@@ -173,13 +175,16 @@ class RedisSession(Attachment):
                     self.loop.call_soon(self._fresh.clear)
                 self._fresh.add(hold)
             asked.settle(Enqueued(Place.WAITING, order_id))
-            early = self._early.pop(hold, None)
-            if early is not None:
-                self.loop.call_soon(self.push, *early)
+            self._push_early(hold)
         else:
             self.holds.pop(hold, None)
             error = self._wrong(reply)
             asked.fail(error or self._error(reply[0], reply, asked.name, asked.count))
+
+    def _push_early(self, hold: int) -> None:
+        early = self._early.pop(hold, None)
+        if early is not None:
+            self.loop.call_soon(self.push, *early)
 
     def _place(self, hold: int, standing: int) -> bool:
         """Note what is known of a hold; false if it has been withdrawn meanwhile."""
@@ -191,7 +196,8 @@ class RedisSession(Attachment):
     def _confirmed_at_once(self, asked: Enqueue, order_id: int, error: EngineError | None) -> None:
         if error is None:
             self._place(asked.hold, OWNS)
-            asked.settle(Enqueued(Place.GRANTED, order_id))
+            asked.settle(Enqueued(_GRANTED, order_id))
+            self._push_early(asked.hold)
         else:
             if self.holds.pop(asked.hold, None) is not None:
                 self._withdraw_unasked(asked.hold)
@@ -369,7 +375,7 @@ class RedisSession(Attachment):
                     self.push(*push)
             settle(told, reply)
 
-        self._send(Call(SCRIPTS["begin"], self, (), begun))
+        self._send(Reading(SCRIPTS["begin"], self, (), begun))
         self._raise(await told)
 
     async def _ask(self, script: str) -> Any:

@@ -127,7 +127,13 @@ class _Parameters:
 
 def parse(url: str) -> Address:
     """Understand a URL."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # which may quote a password
+        raise InvalidArgument(
+            f"the {url.partition(':')[0]}:// URL names no host: in brackets stands an IPv6 "
+            "address, as in [::1]:6379"
+        ) from None
     if "@" not in parts.netloc and "@" in url and ":" in parts.netloc:
         _check_no_secret(parts)
     safe = _without_secrets(parts)

@@ -30,7 +30,9 @@ from tenure.engines.redis.commands import (
     Once,
     Operation,
     Pending,
+    Reading,
     Refusal,
+    Subscription,
     Words,
     never,
     pack,
@@ -88,8 +90,6 @@ class Wire(asyncio.Protocol):
         self._unscripted: list[Pending] = []
         self._held_back: list[Pending] = []  # what was asked for since then
         self._reloading = False
-        self._unconfirmed: set[bytes] = set()
-        self._confirming: list[asyncio.Future[None]] = []
 
     # What is asked
 
@@ -106,10 +106,13 @@ class Wire(asyncio.Protocol):
             self._close_batch()
             self._held_back.append(call)
         else:
-            self._close_batch()
+            try:
+                packed = call.packed(self._meta)
+            except (TypeError, ValueError) as error:  # nothing is sent, and no reply will come
+                call.answered(Refusal(f"it cannot be sent: {error}"))
+                return
+            self._write(packed)
             self._pending.append(call)
-            self._out.append(call.packed(self._meta))
-            self._soon()
 
     def operate(self, operation: Operation[Any]) -> None:
         """Send an operation, with others of its session."""
@@ -129,8 +132,8 @@ class Wire(asyncio.Protocol):
         if self._alone and not (self._pending or self._out):
             # Waiting for others would gain nothing.
             assert self._transport is not None  # as soon as there is anybody who asks
-            self._pending.append(batch)
             self._transport.write(batch.packed(self._meta))
+            self._pending.append(batch)
             self._poll.expect()
             return
         self._alone = not (self._pending or self._out)
@@ -142,8 +145,8 @@ class Wire(asyncio.Protocol):
         if batch is not None and self._reloading:
             self._held_back.append(batch)
         elif batch is not None:
-            self._pending.append(batch)
             self._out.append(batch.packed(self._meta))
+            self._pending.append(batch)
 
     def ask(self, *words: str | bytes | int) -> asyncio.Future[Any]:
         """The reply to a plain command."""
@@ -170,19 +173,11 @@ class Wire(asyncio.Protocol):
         """Give the server all scripts."""
         return asyncio.gather(*(self.ask("SCRIPT", "LOAD", each.text) for each in SCRIPTS.values()))
 
-    def subscribe(self, *channels: str) -> None:
-        """Hear of what is published there from now on."""
-        self._unconfirmed.update(channel.encode() for channel in channels)
-        self._write(pack(("SUBSCRIBE", *channels)))
-
-    def subscribed(self) -> asyncio.Future[None]:
-        """Done when the server has confirmed every subscription until now."""
-        future = self._loop.create_future()
-        if self._unconfirmed:
-            self._confirming.append(future)
-        else:
-            future.set_result(None)
-        return future
+    def subscribe(self, *channels: str) -> asyncio.Future[Any]:
+        """Hear of what is published there; done when the server has confirmed that."""
+        confirmed = self._loop.create_future()
+        self.send(Subscription(channels, confirmed))
+        return confirmed
 
     def unsubscribe(self, channel: str) -> None:
         self._write(pack(("UNSUBSCRIBE", channel)))
@@ -225,22 +220,26 @@ class Wire(asyncio.Protocol):
         self._why = why
         self._close_batch()
         again: list[Pending] = []
-        for call in (*self._pending, *self._unscripted, *self._held_back):
+        for call in (*self._unscripted, *self._pending, *self._held_back):
             if isinstance(call, Words):
                 call.fail(why)
             elif isinstance(call, Batch):
                 for operation in call.operations:
                     operation.again()
                     again.append(Batch(call.session, operation))
+            elif isinstance(call, Reading) and call.broken():
+                call.answered(
+                    Refusal(
+                        f"each time that this was asked the connection broke ({why}); is the "
+                        "answer longer than 'client-output-buffer-limit pubsub' allows? With "
+                        "?protocol=2 that does not matter"
+                    )
+                )
             else:
                 again.append(call)
-        for future in self._confirming:
-            if not future.done():
-                future.set_exception(ConnectionResetError(why))
         self._pending.clear()
         self._unscripted.clear()
         self._held_back.clear()
-        self._confirming.clear()
         self._lost(why, again)
 
     def _again(self, call: Pending) -> None:
@@ -268,8 +267,10 @@ class Wire(asyncio.Protocol):
             kind = type(reply)
             if kind is int and pending and not self._reloading:
                 pending.popleft().answered(reply)
-            elif kind is hiredis.PushNotification or (not pending and kind is list):
-                self._push(reply)
+            elif kind is hiredis.PushNotification or (
+                kind is list and (not pending or type(pending[0]) is Subscription)
+            ):
+                self._push(pending, reply)
             elif not pending:
                 self.give_up(f"the server said what nobody had asked for: {reply!r}")
             elif kind is Refusal:
@@ -277,33 +278,33 @@ class Wire(asyncio.Protocol):
             elif kind is list and reply and reply[0] == b"lost":
                 self.give_up("the server has lost its data")
             else:
-                pending.popleft().answered(reply)
-                if self._reloading and not pending:
-                    self._reload()
+                self._answer(pending, reply)
 
-    def _push(self, reply: list[Any]) -> None:
+    def _push(self, pending: deque[Pending], reply: list[Any]) -> None:
         if reply[0] == b"message":
             self._pushed(reply[1], reply[2])
         elif reply[0] == b"subscribe":
-            self._unconfirmed.discard(reply[1])
-            if not self._unconfirmed:
-                for future in self._confirming:
-                    if not future.done():
-                        future.set_result(None)
-                self._confirming.clear()
+            call = pending[0]
+            assert isinstance(call, Subscription)  # it is confirmed where its reply would be
+            if call.confirmed():
+                self._answer(pending, None)
+
+    def _answer(self, pending: deque[Pending], reply: Any) -> None:
+        pending.popleft().answered(reply)
+        if self._reloading and not pending:
+            self._reload()
 
     def _refused(self, pending: deque[Pending], refusal: Refusal) -> None:
         word = str(refusal).partition(" ")[0]
         if word in _UNUSABLE:
             self.give_up(str(refusal))
             return
-        call = pending.popleft()
-        if word == "NOSCRIPT":
-            self._unscripted.append(call)
-            self._reloading = True
-        else:
-            call.answered(refusal)
-        if self._reloading and not pending:
+        if word != "NOSCRIPT":
+            self._answer(pending, refusal)
+            return
+        self._unscripted.append(pending.popleft())
+        self._reloading = True
+        if not pending:
             self._reload()
 
     def _reload(self) -> None:

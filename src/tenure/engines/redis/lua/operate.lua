@@ -131,6 +131,9 @@ local function join(m, hold, name, count, data, granted, deadline)
   else
     lengthen(m)
     m.record[number] = record
+    if not m.lasting then -- no session that lives long need ever have been in this queue
+      call('PEXPIRE', key, KEEP)
+    end
     if not granted then
       m.waiting = m.waiting + 1
       call('HSET', key, 'n', m.waiting, number, record)
@@ -145,9 +148,7 @@ local function join(m, hold, name, count, data, granted, deadline)
   if not granted then
     local waiters = P .. 'w:' .. path .. ':' .. name
     call('ZADD', waiters, number, number)
-    if not m or m.waiting == 1 then -- later each session that waits sees to that
-      call('PEXPIRE', waiters, KEEP)
-    end
+    call('PEXPIRE', waiters, KEEP)
     if deadline then
       call('ZADD', P .. 'd', deadline, due_member(number, r))
       call('PEXPIRE', P .. 'd', KEEP)

@@ -17,10 +17,11 @@ local function whatever_memory()
   call('DEL', P .. 'none')
 end
 
--- Have changes published for a minute.
+-- Have changes published for a minute; what time it is, and until when that is.
 local function be_watched()
   local till = now + 60000000
   call('HSET', KEYS[1], 'v', int(till), 'p', int(math.max(till, meta[3])))
+  return {now, till}
 end
 
 -- Give a session its window from now on. What Redis keeps for it gets time to live, twice a day.

@@ -1,13 +1,11 @@
 -- Ends what has run out, and grants what a quarantine held up. ARGV: "node:name" of each semaphore
 -- that somebody waits for; before them "1" if the client watches anything.
--- Answers {"ok", epoch, due, quarantine that is left}.
+-- Answers {"ok", epoch, due, quarantine that is left, what `be_watched` says, if it does}.
 --#head
 --#body
 --#rest
 whatever_memory()
-if ARGV[1] == '1' then
-  be_watched()
-end
+local published = ARGV[1] == '1' and be_watched() or {}
 expire()
 for at = 2, #ARGV do
   local path, name = string.match(ARGV[at], '^([^:]*):(.*)$')
@@ -17,4 +15,4 @@ for at = 2, #ARGV do
   end
 end
 settle()
-return {'ok', meta[1], due(), quarantined and meta[3] - now or 0}
+return {'ok', meta[1], due(), quarantined and meta[3] - now or 0, published}

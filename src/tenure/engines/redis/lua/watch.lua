@@ -1,7 +1,7 @@
 -- Somebody watches: for a minute changes are published, and each tick of theirs adds to that.
+-- Answers what `be_watched` says.
 --#head
 --#body
 --#rest
 whatever_memory()
-be_watched()
-return 0
+return be_watched()
