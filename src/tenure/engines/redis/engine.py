@@ -163,9 +163,9 @@ class RedisEngine(Administration):
             self._sessions.clear()
             self._watches.clear()
             self.fail_awaited()
+            await self.link.aclose()  # first: nobody is granted anything any more
             if self.confirmer is not None:
                 await self.confirmer.aclose()
-            await self.link.aclose()
             await self.renewer.aclose()
 
     def is_in_loop(self) -> bool:
