@@ -1,8 +1,8 @@
 """A client: one program's way to one store.
 
-It owns what outlives a single call: the engine, the keeper that renews its sessions, the
-sessions themselves, the implicit one included, and the tasks that finish what a cancelled caller
-began. `aclose` ends all of it.
+It owns what outlives a single call: the engine, the sessions (`tenure.attaching` makes them, and
+`tenure.sessions` the implicit one), the keeper that renews them, the tasks that finish what a
+cancelled caller began (`tenure.tasks`), and the listeners to its events. `aclose` ends all of it.
 """
 
 from __future__ import annotations
@@ -10,38 +10,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
-from functools import partial
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import ref
+from typing import TYPE_CHECKING, TypeVar
 
 from tenure import fork
+from tenure.attaching import Asked, attach
 from tenure.clock import Clock, SystemClock
-from tenure.core import rules
-from tenure.durations import Duration, seconds
+from tenure.durations import Duration
 from tenure.election import Election
 from tenure.engines import connect_engine
-from tenure.engines.contract import Attach, Engine
-from tenure.errors import (
-    EngineUnavailable,
-    InvalidArgument,
-    Misuse,
-    SessionClosed,
-    Unsupported,
-)
+from tenure.engines.contract import Engine
+from tenure.errors import InvalidArgument, Misuse, SessionClosed
 from tenure.keeper import Keeper
-from tenure.loss import OnLoss, check_policy
+from tenure.listeners import Listeners
+from tenure.loss import OnLoss
 from tenure.model import DEFAULT_NODE, Capabilities
 from tenure.mutex import Mutex
 from tenure.nodes import Nodes
 from tenure.once import Once
-from tenure.resume import ResumeToken, new_key
+from tenure.resume import ResumeToken
 from tenure.scope import note_failure
 from tenure.semaphore import Semaphore
 from tenure.session import Session
 from tenure.sessions import Attempts, ImplicitSession
+from tenure.tasks import Tasks, failure_of
 
 if TYPE_CHECKING:
     from tenure.events import EventStream
@@ -99,15 +92,14 @@ class Client(Nodes):
         self._engine = engine
         self._born = fork.generation()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._keeper: Keeper  # set with the loop
+        self._keeper: Keeper  # this and the next are set with the loop
+        self._tasks: Tasks
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._closed = False
         self._sessions: dict[Session, None] = {}
         self._implicit = ImplicitSession(self, DEFAULT_WINDOW)
-        self._streams: set[ref[EventStream]] = set()
-        self._beginnings: set[asyncio.Task[Any]] = set()
-        self._endings: set[asyncio.Task[Any]] = set()
+        self._listeners = Listeners()
 
     def __repr__(self) -> str:
         return f"<Client {self.url}{' (closed)' if self._closed else ''}>"
@@ -174,22 +166,17 @@ class Client(Nodes):
 
     def _end_sessions(self) -> None:
         for session in list(self._sessions):
-            session._end_now(session._closed())
+            session._ending.by_program()
 
     async def _close(self) -> None:
         failures: list[Exception] = []
         try:
-            while self._beginnings:
-                for beginning in self._beginnings:
-                    beginning.cancel()
-                await asyncio.wait(self._beginnings)
-            self._end_sessions()  # those that came into being meanwhile
-            while self._endings:
-                done, _ = await asyncio.wait(self._endings)
-                failures += [error for error in map(_failure, done) if isinstance(error, Exception)]
+            if self._loop is not None:
+                await self._tasks.cancel_beginnings()
+                self._end_sessions()  # those that came into being meanwhile
+                failures += await self._tasks.wait_for_endings()
         finally:
-            for stream in self._listening():
-                stream._close()
+            self._listeners.close()
             if self._loop is not None:
                 await self._keeper.aclose()
         try:
@@ -209,9 +196,10 @@ class Client(Nodes):
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._keeper = Keeper(self.clock, self._loop, self._stalled)
+            self._tasks = Tasks(self._loop)
         opening = self._opening
-        if opening is None or (opening.done() and _failure(opening) is not None):
-            opening = self._opening = self._begin(self._engine.open())
+        if opening is None or (opening.done() and failure_of(opening) is not None):
+            opening = self._opening = self._tasks.begin(self._engine.open())
         await self._outcome(opening)
         return self._engine
 
@@ -222,29 +210,6 @@ class Client(Nodes):
                 f"the client of {self.url} belongs to another event loop; call "
                 "tenure.connect() in this one"
             )
-
-    # Tasks of the client's own, so that what a cancelled caller began has an owner
-
-    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task that `aclose` cancels.
-
-        Those who wait for it are told how it ends (`_outcome`); when nobody does any more, its
-        failure is nobody's business.
-        """
-        task = self._own(work, self._beginnings)
-        task.add_done_callback(_failure)
-        return task
-
-    def _see_through(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task that `aclose` waits for."""
-        return self._own(work, self._endings)
-
-    def _own(self, work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
-        assert self._loop is not None
-        task = self._loop.create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        return task
 
     async def _outcome(self, beginning: asyncio.Task[T]) -> T:
         """What became of it, for anyone who waits; a cancelled waiter does not stop it."""
@@ -315,44 +280,16 @@ class Client(Nodes):
                 is no resume token.
             Unsupported: the engine has no sessions that can be resumed.
         """
-        how, policy, stall = _how(path, recovery_window, description, on_loss, max_stall)
+        asked = Asked.of(path, recovery_window, description, on_loss, max_stall)
         if resume is not None:
-            how = _resumed(how, ResumeToken.parse(resume), assume_dead)
+            asked = asked.resuming(ResumeToken.parse(resume), assume_dead=assume_dead)
         elif resumable:
-            how = replace(how, liveness="window", key=new_key())
-        return self._session((how, policy, stall))
+            asked = asked.resumable()
+        return attach(self, asked)
 
-    def _session(self, how: tuple[Attach, OnLoss, float]) -> Once[Session]:
-        if how[0].liveness == "window" and not self.capabilities.resume:
-            raise Unsupported(
-                f"{self.url} has no sessions that can be resumed; "
-                "sqlite://, redis://, etcd:// and tenure:// have",
-                node=how[0].node,
-            )
-        return Once(f"the session on {how[0].node}", self._attach, *how)
-
-    async def _attach(self, how: Attach, on_loss: OnLoss, max_stall: float) -> Session:
-        """A new session; a cancelled call leaves none behind."""
-        await self._opened()
-        attaching = self._begin(self._attach_now(how, on_loss, max_stall))
-        try:
-            return await self._outcome(attaching)
-        except (asyncio.CancelledError, GeneratorExit):
-            self._soon(partial(_abandon, attaching, detach=how.session_id is not None))
-            raise
-
-    async def _attach_now(self, how: Attach, on_loss: OnLoss, max_stall: float) -> Session:
-        session = Session(self, how, on_loss, max_stall)
-        session._start(await self._engine.attach(how, session))
-        if not session._proven():
-            raise EngineUnavailable(
-                f"attaching a session on {how.node} took longer than it lives without contact: "
-                f"{session._ended}",
-                node=how.node,
-            )
+    def _keep_session(self, session: Session) -> None:
         self._sessions[session] = None
         self._keeper.add(session)
-        return session
 
     def _forget_session(self, session: Session) -> None:
         self._sessions.pop(session, None)
@@ -382,8 +319,8 @@ class Client(Nodes):
 
         The arguments are those of `session`.
         """
-        how = _how(path, recovery_window, description, on_loss, max_stall)
-        return Attempts(lambda: self._session(how))
+        asked = Asked.of(path, recovery_window, description, on_loss, max_stall)
+        return Attempts(lambda: attach(self, asked))
 
     async def run(
         self,
@@ -443,61 +380,4 @@ class Client(Nodes):
         fork.check(self._born, f"the client of {self.url}")
         if self._closed:
             raise self._closed_error()
-        from tenure.events import EventStream  # see `Session._tell`
-
-        return EventStream(size, self._streams)
-
-    def _listening(self) -> list[EventStream]:
-        """The streams of events that somebody may still read."""
-        return [stream for known in tuple(self._streams) if (stream := known()) is not None]
-
-
-def _how(
-    path: str,
-    recovery_window: Duration,
-    description: str,
-    on_loss: OnLoss,
-    max_stall: Duration | None,
-) -> tuple[Attach, OnLoss, float]:
-    """How a session is asked for, checked."""
-    rules.check_path(path)
-    window = seconds(recovery_window, "a recovery window")
-    rules.check_window(window, path)
-    rules.check_description(description, path)
-    check_policy(on_loss)
-    stall = 2 * window if max_stall is None else seconds(max_stall, "max_stall")
-    return Attach(path, window, description), on_loss, stall
-
-
-def _resumed(how: Attach, token: ResumeToken, assume_dead: bool) -> Attach:
-    """How a session is to be taken over."""
-    if how.node not in {DEFAULT_NODE, token.node}:
-        raise InvalidArgument(
-            f"the session to resume is on {token.node}, not on {how.node}: leave the path out",
-            node=how.node,
-        )
-    return Attach(
-        token.node,
-        token.recovery_window,
-        liveness="window",
-        key=token.key,
-        session_id=token.session_id,
-        assume_dead=assume_dead,
-    )
-
-
-def _failure(task: asyncio.Task[Any]) -> BaseException | None:
-    """Why a task that is done has no result."""
-    return asyncio.CancelledError() if task.cancelled() else task.exception()
-
-
-def _abandon(attaching: asyncio.Task[Session], *, detach: bool) -> None:
-    """Nobody wants the session any more; one that was there before stays for the next."""
-    attaching.add_done_callback(partial(_end_at_once, detach=detach))
-    attaching.cancel()
-
-
-def _end_at_once(attaching: asyncio.Task[Session], *, detach: bool) -> None:
-    if _failure(attaching) is None:
-        session = attaching.result()
-        session._end_now(session._closed(), detach=detach)
+        return self._listeners.open(size)

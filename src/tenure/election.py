@@ -108,7 +108,7 @@ class Election:
         """
         session = await self._source._obtain()
         try:
-            described = await session._until_over(
+            described = await session._ending.race(
                 session._engine.describe_semaphore(self.name, owners=True, waiters=False)
             )
         except SemaphoreNotFound:
@@ -147,7 +147,7 @@ class Election:
     async def _prepare(self, session: Session) -> None:
         """Create the semaphore when missing; it must be one of limit 1."""
         try:
-            await session._until_over(
+            await session._ending.race(
                 session._engine.create_semaphore(self.name, 1, b"", exist_ok=True)
             )
         except SemaphoreExists as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from tenure.errors import InvalidArgument, LeaseLost
 
 if TYPE_CHECKING:
-    from tenure.lease import Lease
+    from tenure.requested import Requested
 
 __all__ = ["LOSS_EXIT_STATUS", "OnLoss", "carry_out", "check_policy", "lost_error"]
 
@@ -48,7 +48,7 @@ def carry_out(policy: OnLoss, loss: LeaseLost) -> None:
             _log.exception("the on_loss callback for %r failed", loss.name)
 
 
-def lost_error(lease: Lease, reason: str, cause: BaseException | None) -> LeaseLost:
+def lost_error(lease: Requested, reason: str, cause: BaseException | None) -> LeaseLost:
     """The loss of a lease, with its reason and, when it is the session's end, its cause."""
     error = LeaseLost(
         f"the lease of {lease.name!r} on {lease.node} is lost: {reason}; "

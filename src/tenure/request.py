@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 from tenure.durations import Duration, seconds
 from tenure.engines.contract import Enqueued, Place, Removal, when_answered
 from tenure.errors import AcquireTimeout, SelfDeadlock
-from tenure.lease import ASKED, HELD, WAITING, Lease
+from tenure.lease import Lease
 from tenure.loss import OnLoss, check_policy
 from tenure.model import EPHEMERAL_LIMIT
+from tenure.requested import ASKED, HELD, WAITING
 from tenure.scope import entered_scopes, note_failure
 
 if TYPE_CHECKING:
@@ -276,7 +277,7 @@ async def _check_self_deadlock(lease: Lease) -> None:
         if lease._count == EPHEMERAL_LIMIT:
             raise _self_deadlock(lease)
         return
-    described = await session._until_over(
+    described = await session._ending.race(
         session._engine.describe_semaphore(lease.name, owners=True, waiters=True)
     )
     mine = 0

@@ -167,7 +167,7 @@ class Semaphore:
         """
         self._check_lasting("needs no creation: its first request makes it")
         session = await self._source._obtain()
-        await session._until_over(
+        await session._ending.race(
             session._engine.create_semaphore(self.name, limit, data, exist_ok=exist_ok)
         )
 
@@ -180,7 +180,7 @@ class Semaphore:
         """
         self._check_lasting("has no data of its own: a lease's data is changed by Lease.update")
         session = await self._source._obtain()
-        await session._until_over(session._engine.update_semaphore(self.name, data))
+        await session._ending.race(session._engine.update_semaphore(self.name, data))
 
     async def delete(self, *, force: bool = False) -> None:
         """Delete the semaphore.
@@ -194,7 +194,7 @@ class Semaphore:
             SemaphoreBusy: it has owners or waiters, and `force` is false.
         """
         session = await self._source._obtain()
-        await session._until_over(session._engine.delete_semaphore(self.name, force=force))
+        await session._ending.race(session._engine.delete_semaphore(self.name, force=force))
 
     async def describe(
         self, *, owners: bool = False, waiters: bool = False

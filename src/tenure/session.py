@@ -11,42 +11,34 @@ States, as `Session.state` tells them::
 Rules:
 
 * The deadline is that of the latest proof (`tenure.proof`), on the holder's own clock.
-* The end is final and happens once, whoever notices first: the keeper's thread, its timer, a
-  call that reads the clock, or the store. `_begin_end` may run in any thread; it makes every
-  held lease lost and carries out their policies. `_finish_end` runs on the loop; it cancels
-  bodies, wakes whoever waits for anything of this session, and has the engine's session closed.
+* The end is final and happens once, whoever notices first (`tenure.ending`).
 * The session's loop owns everything else here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from tenure import fork
 from tenure.election import Election
+from tenure.ending import Ending
 from tenure.engines.contract import Attach, EngineSession, Enqueued, Place, Removal
-from tenure.errors import (
-    EngineError,
-    InvalidArgument,
-    Misuse,
-    SessionClosed,
-    SessionExpired,
-    Unsupported,
-)
-from tenure.lease import LOST, Lease
+from tenure.errors import InvalidArgument, Misuse, SessionExpired, Unsupported
+from tenure.lease import Lease
+from tenure.listeners import EventKind
 from tenure.loss import OnLoss
 from tenure.model import Recovered
 from tenure.mutex import Mutex
 from tenure.proof import Proof
 from tenure.request import Wanted
+from tenure.requested import Requested
 from tenure.resume import ResumeToken
 from tenure.scope import Scope, note_failure
 from tenure.semaphore import Semaphore
@@ -55,29 +47,9 @@ from tenure.withdrawal import Withdrawals
 if TYPE_CHECKING:
     from tenure.client import Client
 
-__all__ = ["ORIGIN", "Session", "SessionState"]
-
-T = TypeVar("T")
+__all__ = ["Session", "SessionState"]
 
 SessionState = Literal["connecting", "attached", "detached", "expired", "closed"]
-
-_EventKind = Literal[
-    "Acquired",
-    "LoopStalled",
-    "Lost",
-    "Released",
-    "Renewed",
-    "SessionAttached",
-    "SessionClosed",
-    "SessionDetached",
-    "SessionExpired",
-    "TimedOut",
-]
-
-ORIGIN = "_origin"
-"""The attribute of a raised copy of a session's end that holds the original."""
-
-_log = logging.getLogger("tenure")
 
 
 class Session:
@@ -102,6 +74,7 @@ class Session:
         self._key = how.key
         self._resumable = how.liveness == "window"
         self._client = client
+        self._listeners = client._listeners
         self._now = client.clock.now
         self._born = fork.generation()
         self._loop = asyncio.get_running_loop()
@@ -110,23 +83,16 @@ class Session:
         self._contact: Literal["connecting", "attached", "detached"] = "connecting"
         self._proof = Proof(how.recovery_window)
         self._until = -inf  # the proof's deadline while it is not over; changed under the lock
-        self._ended: SessionExpired | SessionClosed | None = None
-        self._end_lock = threading.Lock()
-        self._finished = False
-        self._detaching = False
-        self._leaving: asyncio.Task[None]  # set by _finish_end
-        self._closers = 0  # who waits for it
+        self._ending = Ending(self)
         self._leases: dict[int, Lease] = {}
         self._recovered: dict[int, Recovered] = {}
-        # Sets that keep their order: who came first is told first.
-        self._pending: dict[Scope, None] = {}
-        self._watchers: dict[Callable[[], None], None] = {}
+        self._watchers: dict[Callable[[], None], None] = {}  # a set that keeps its order
         self._withdrawals = Withdrawals(self)
         self._last_hold = 0
         self._scope: Scope | None = None
 
     def __repr__(self) -> str:
-        return f"<Session {self.id} on {self.node}{'' if self._ended is None else ' (over)'}>"
+        return f"<Session {self.id} on {self.node}{'' if self._ending.why is None else ' (over)'}>"
 
     # What a program asks
 
@@ -140,9 +106,9 @@ class Session:
         """One of ``connecting, attached, detached, expired, closed``. Reads the clock."""
         if self._proven():
             return self._contact
-        if isinstance(self._ended, SessionExpired):
+        if isinstance(self._ending.why, SessionExpired):
             return "expired"
-        return "detached" if self._detaching else "closed"
+        return "detached" if self._ending.detached else "closed"
 
     @property
     def deadline(self) -> float:
@@ -203,7 +169,8 @@ class Session:
         Raises:
             EngineError: the store failed; it will end the session when its window is over.
         """
-        await self._end(self._closed())
+        self._ending.by_program()
+        await self._ending.told()
 
     async def detach(self) -> None:
         """Leave without ending the session: it keeps its places until its window is over.
@@ -212,8 +179,8 @@ class Session:
         process. From this object's view it is over: leases count as lost, because nobody
         proves them.
         """
-        why = SessionClosed(f"the session on {self.node} was detached", node=self.node)
-        await self._end(why, detach=True)
+        self._ending.by_program(detach=True)
+        await self._ending.told()
 
     async def __aenter__(self) -> Session:
         self._alive()
@@ -228,7 +195,7 @@ class Session:
     def _enter(self) -> None:
         self._scope = Scope(self)
         self._scope.enter(asyncio.current_task(self._loop))
-        if isinstance(self._ended, SessionExpired):
+        if isinstance(self._ending.why, SessionExpired):
             self._scope.trigger()  # between its attaching and now
 
     async def __aexit__(
@@ -244,19 +211,19 @@ class Session:
             )
         ours = self._scope.exit(error)
         if isinstance(error, GeneratorExit):  # nothing can be awaited, in whatever thread
-            self._client._soon(partial(self._end_now, self._closed()))
+            self._client._soon(self._ending.by_program)
             return
         try:
             if self.state == "expired":
                 pass
             elif isinstance(error, asyncio.CancelledError):
-                self._end_now(self._closed())  # who cancels does not wait for the store
+                self._ending.by_program()  # who cancels does not wait for the store
             else:
                 await self.close()
         except Exception as failure:
             note_failure(error, failure, f"closing the session on {self.node}")
-        if isinstance(self._ended, SessionExpired) and (error is None or ours):
-            raise self._end_error()
+        if isinstance(self._ending.why, SessionExpired) and (error is None or ours):
+            raise self._ending.error()
 
     # For the primitives
 
@@ -271,7 +238,7 @@ class Session:
             Misuse: it is used in a forked child, or on another event loop.
         """
         if not self._proven():
-            raise self._end_error()
+            raise self._ending.error()
         if asyncio.get_running_loop() is not self._loop:
             self._check_loop()
         return self
@@ -292,51 +259,20 @@ class Session:
             fork.check(self._born, f"the session on {self.node}")
         if self._now() < self._until:
             return True
-        if self._ended is None:
+        if self._ending.why is None:
             self.lapse()
         return False
 
     def _measure(self) -> None:
         """The proof has changed."""
-        with self._end_lock:
-            if self._ended is None:
+        with self._ending.lock:
+            if self._ending.why is None:
                 self._until = self._proof.deadline
-
-    async def _until_over(self, operation: Awaitable[T]) -> T:
-        """What the store answers, or the session's end, whichever comes first."""
-        scope = Scope(self)
-        scope.enter(asyncio.current_task(self._loop))
-        self._pending[scope] = None
-        try:
-            answer = await operation
-        except BaseException as error:
-            if scope.exit(error):
-                raise self._end_error() from None
-            if isinstance(error, SessionExpired):
-                raise self._over(error) from None
-            raise
-        finally:
-            self._pending.pop(scope, None)
-        scope.exit(None)
-        return answer
-
-    def _over(self, error: SessionExpired) -> SessionExpired | SessionClosed:
-        """The store refused an operation because the session is over; returns what to raise."""
-        self.ended(error)
-        return self._end_error()
-
-    def _end_error(self) -> SessionExpired | SessionClosed:
-        """Why the session is over, to raise: a copy that leads back to it."""
-        ended = self._ended
-        assert ended is not None
-        error = type(ended)(str(ended), node=ended.node)
-        error.__dict__[ORIGIN] = ended
-        return error
 
     def _request(self, wanted: Wanted) -> Lease:
         """A new request of this session, numbered before anything is sent."""
-        if self._ended is not None:  # since it was obtained: nobody would hear of the request
-            raise self._end_error()
+        if self._ending.why is not None:  # since it was obtained: nobody would hear of the request
+            raise self._ending.error()
         if wanted.stop_time:
             self._check_stop_time(wanted)
         self._last_hold = hold = self._last_hold + 1
@@ -367,32 +303,28 @@ class Session:
         lease._answer(Enqueued(Place.GRANTED if found.granted else Place.WAITING, found.order_id))
         return lease
 
-    def _hold_stop_time(self, lease: Lease) -> None:
+    def _hold_stop_time(self, lease: Requested) -> None:
         """Lose the lease, and all else, earlier by its stop time; so prove anew, and more often."""
         self._proof.add_stop_time(lease._hold, lease._wanted.stop_time)
         self._measure()
         self.renew()
         self._client._keeper.reschedule()
 
-    def _drop_stop_time(self, lease: Lease) -> None:
+    def _drop_stop_time(self, lease: Requested) -> None:
         """The lease is over. Safe for one that was never held."""
         self._proof.drop_stop_time(lease._hold)
         self._measure()
 
-    def _forget(self, lease: Lease) -> None:
+    def _forget(self, lease: Requested) -> None:
         """The request is in no queue any more."""
         self._leases.pop(lease._hold, None)
         if lease._wanted.stop_time:
             self._drop_stop_time(lease)
 
-    def _tell(self, kind: _EventKind, *facts: object) -> None:
+    def _tell(self, kind: EventKind, *facts: object) -> None:
         """Tell whoever listens; `facts` are the fields that this kind of event adds."""
-        if self._client._streams:
-            from tenure import events  # takes long, so that only who listens imports it
-
-            event = getattr(events, kind)(self.node, self.id, *facts)
-            for stream in self._client._listening():
-                stream._put(event)
+        if self._listeners.streams:
+            self._listeners.tell(kind, self.node, self.id, *facts)
 
     # What the engine tells (`SessionEvents`); on the loop, except `proven`
 
@@ -402,7 +334,7 @@ class Session:
         if at > self._proof.at and (connecting or self._proven()):  # it does not revive
             self._proof.at = at
             self._measure()
-            if self._client._streams and not connecting:
+            if self._listeners.streams and not connecting:
                 self._client._soon(partial(self._tell, "Renewed", self.deadline))
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
@@ -426,21 +358,20 @@ class Session:
 
     def detached(self) -> None:
         """The contact is broken."""
-        if self._contact == "attached" and self._ended is None:
+        if self._contact == "attached" and self._ending.why is None:
             self._contact = "detached"
             self._tell("SessionDetached")
 
     def attached(self) -> None:
         """The contact is back."""
-        if self._contact == "detached" and self._ended is None:
+        if self._contact == "detached" and self._ending.why is None:
             self._contact = "attached"
             self._tell("SessionAttached")
             self.renew()
 
     def ended(self, error: SessionExpired) -> None:
         """The session is over by the store's word."""
-        self._begin_end(error)
-        self._finish_end()
+        self._ending.by_store(error)
 
     # What the keeper asks (`Kept`); from any thread
 
@@ -459,20 +390,9 @@ class Session:
 
     def lapse(self) -> None:
         """The deadline has passed: end the session."""
-        self._begin_end(
-            SessionExpired(
-                f"the session on {self.node} could not be proven alive within its recovery "
-                f"window of {self.recovery_window:g} s (the store was out of reach, or this "
-                "program was stopped or stalled)",
-                node=self.node,
-            )
-        )
-        if threading.get_ident() == self._thread and self._loop.is_running():
-            self._finish_end()
-        else:
-            self._client._soon(self._finish_end)
+        self._ending.by_clock()
 
-    # The beginning and the end
+    # The beginning
 
     def _start(self, engine: EngineSession) -> None:
         """The engine has attached the session."""
@@ -480,90 +400,7 @@ class Session:
         # No attachment numbers its requests as a former one did.
         self._last_hold = (engine.attach_number - 1) << 32
         self._contact = "attached"
-        if self._ended is not None:
-            self._finish_end()
+        if self._ending.why is not None:
+            self._ending.finish()
         else:
             self._tell("SessionAttached")
-
-    def _closed(self) -> SessionClosed:
-        return SessionClosed(f"the session on {self.node} was closed", node=self.node)
-
-    async def _end(self, why: SessionClosed, *, detach: bool = False) -> None:
-        self._end_now(why, detach=detach)
-        self._closers += 1
-        try:
-            await asyncio.wait([self._leaving])
-        finally:
-            self._closers -= 1
-        self._leaving.result()
-
-    def _end_now(self, why: SessionClosed, *, detach: bool = False) -> None:
-        """End it by the program's will; the store is told in the background."""
-        fork.check(self._born, f"the session on {self.node}")
-        self._check_loop()
-        self._begin_end(why)
-        self._finish_end(detach=detach)
-
-    def _begin_end(self, why: SessionExpired | SessionClosed) -> None:
-        """Fix why the session is over, and make its leases lost. From any thread; once."""
-        with self._end_lock:
-            if self._ended is not None:
-                return
-            self._ended = why
-            self._until = -inf
-        for lease in list(self._leases.values()):
-            self._lose(lease)
-
-    def _lose(self, lease: Lease) -> None:
-        """The session is over, and so is the lease if it was held. From any thread."""
-        assert self._ended is not None
-        lease._lose(str(self._ended), self._ended)
-
-    def _finish_end(self, *, detach: bool = False) -> None:
-        """Tell everyone concerned, and have the engine's session closed. On the loop; once."""
-        if self._finished or self._contact == "connecting":
-            return
-        self._finished = True
-        expired = isinstance(self._ended, SessionExpired)
-        self._client._forget_session(self)
-        if expired:
-            self._tell("SessionExpired", str(self._ended))
-            me = None
-        else:
-            self._detaching = detach
-            self._tell("SessionClosed")
-            me = asyncio.current_task()  # who closes it knows, and is not cancelled
-        for lease in list(self._leases.values()):
-            lease._fail(None)
-            self._lose(lease)  # if it was granted since the end began
-            if lease._state is LOST:
-                lease._announce_loss(but_not=me)
-            else:
-                lease._wake()  # whoever waits for its withdrawal
-        self._leases.clear()
-        self._recovered.clear()
-        for scope in self._pending:
-            scope.trigger()
-        self._withdrawals.stop()
-        for changed in list(self._watchers):
-            changed()
-        if expired and self._scope is not None:
-            self._scope.trigger()
-        self._leaving = self._client._see_through(self._leave())
-
-    async def _leave(self) -> None:
-        try:
-            # Later than that it is over in the store, whatever that says.
-            async with asyncio.timeout(self.recovery_window):
-                await (self._engine.detach() if self._detaching else self._engine.close())
-        except Exception as error:
-            failure = EngineError(
-                f"the store could not be told that the session on {self.node} is over "
-                f"({str(error) or 'no answer'}); it will end when its window of "
-                f"{self.recovery_window:g} s has passed",
-                node=self.node,
-            )
-            heard = self._closers or self._client._closed
-            if heard and not isinstance(self._ended, SessionExpired):
-                raise failure from error
-            _log.warning("%s", failure)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from tenure.ending import ORIGIN
 from tenure.errors import LeaseLost, SessionExpired
 from tenure.model import DEFAULT_NODE
-from tenure.session import ORIGIN, Session
+from tenure.session import Session
 
 if TYPE_CHECKING:
     from tenure.client import Client
@@ -45,7 +46,7 @@ class ImplicitSession:
         if session is not None:
             return session
         if self._attaching is None or self._attaching.done():
-            self._attaching = self._client._begin(self._attach())
+            self._attaching = self._client._tasks.begin(self._attach())
         return await self._client._outcome(self._attaching)
 
     async def _attach(self) -> Session:
@@ -104,4 +105,4 @@ def _is_expiry_of(session: Session, error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(_is_expiry_of(session, each) for each in error.exceptions)
     origin = error.__cause__ if isinstance(error, LeaseLost) else error.__dict__.get(ORIGIN)
-    return origin is session._ended and isinstance(origin, SessionExpired)
+    return origin is session._ending.why and isinstance(origin, SessionExpired)

@@ -146,7 +146,7 @@ class Watch(Generic[T]):
                 self._name, data=self._data, owners=self._owners, changed=self._changed.set
             )
         except SessionExpired as error:
-            raise session._over(error) from None
+            raise session._ending.by_store(error) from None
         session._watchers[self._changed.set] = None
         self._session = session
 
@@ -161,7 +161,7 @@ async def described_now(
         InvalidArgument: there is one, and it was asked for as ephemeral.
     """
     try:
-        described = await session._until_over(
+        described = await session._ending.race(
             session._engine.describe_semaphore(name, owners=owners, waiters=waiters)
         )
     except SemaphoreNotFound:

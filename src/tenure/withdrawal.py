@@ -16,7 +16,7 @@ from tenure.engines.contract import when_answered
 from tenure.errors import SessionExpired
 
 if TYPE_CHECKING:
-    from tenure.lease import Lease
+    from tenure.requested import Requested
     from tenure.session import Session
 
 __all__ = ["Withdrawals"]
@@ -34,7 +34,7 @@ class Withdrawals:
         self._session = session
         self._again: set[asyncio.Task[None]] = set()
 
-    def begin(self, lease: Lease) -> asyncio.Future[None] | None:
+    def begin(self, lease: Requested) -> asyncio.Future[None] | None:
         """Take a request out of its queue.
 
         Returns:
@@ -49,7 +49,7 @@ class Withdrawals:
             fork.check(session._born, f"the session on {session.node}")
         if lease._wanted.stop_time:
             session._drop_stop_time(lease)
-        if session._ended is not None:
+        if session._ending.why is not None:
             return None  # its end releases everything
         try:
             answer = session._engine.withdraw(lease._hold)
@@ -70,20 +70,20 @@ class Withdrawals:
         for task in self._again:
             task.cancel()
 
-    def failed(self, lease: Lease, error: BaseException) -> None:
+    def failed(self, lease: Requested, error: BaseException) -> None:
         """The store's answer to one is an error."""
         if isinstance(error, SessionExpired):
             self._session.ended(error)
-        elif self._session._ended is None:
+        elif self._session._ending.why is None:
             self._try_again(lease)
 
-    def _try_again(self, lease: Lease) -> None:
+    def _try_again(self, lease: Requested) -> None:
         self._session._leases.pop(lease._hold, None)  # nobody waits for it any longer
-        task = self._session._client._see_through(self._repeat(lease))
+        task = self._session._client._tasks.see_through(self._repeat(lease))
         self._again.add(task)
         task.add_done_callback(self._again.discard)
 
-    async def _repeat(self, lease: Lease) -> None:
+    async def _repeat(self, lease: Requested) -> None:
         session = self._session
         pause = FIRST_PAUSE
         while True:

@@ -177,8 +177,8 @@ async def what_a_cancelled_command_is_answered_on_a_slow_wire_is_nobody_elses(sc
 
 
 def _insist(self: Lease, answer: asyncio.Future[None], error: BaseException | None) -> None:
-    if self.session._ended is not None:
-        raise self.session._end_error() from error
+    if self.session._ending.why is not None:
+        raise self.session._ending.error() from error
     answer.result()
 
 

@@ -98,7 +98,7 @@ async def the_bodys_error_is_the_one_that_is_raised(scene: Scene) -> None:
 
 def _proven_for_ever(self: Session) -> bool:
     fork.check(self._born, "the session")
-    return self._ended is None
+    return self._ending.why is None
 
 
 believes_for_ever = together(

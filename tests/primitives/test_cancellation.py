@@ -243,7 +243,7 @@ async def nothing_is_left(place: Place) -> None:
         assert await place.world.queue(name) == [], name
     for session in place.client._sessions:
         assert session._leases == {}
-        assert session._pending == {}
+        assert session._ending._racing == {}
         assert session._watchers == {}
     assert place.world.scopes.count == 0
     assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()

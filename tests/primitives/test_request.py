@@ -233,10 +233,10 @@ async def test_a_granted_request_whose_session_has_ended_is_no_lease(world: Worl
         session = await client.session(recovery_window=10)
         acquiring = asyncio.create_task(session.mutex("m").lock())
         await turns(3)
-        session._begin_end(SessionExpired("the keeper's thread found it so"))
+        session._ending.begin(SessionExpired("the keeper's thread found it so"))
         with pytest.raises((SessionExpired, LeaseLost)):
             await acquiring
-        session._finish_end()
+        session._ending.finish()
         assert engine.calls.count("enqueue") == 1
 
 
@@ -354,10 +354,10 @@ async def test_one_given_up_between_the_beginning_and_the_rest_of_the_end_is_gon
         session = await client.session()
         acquiring = asyncio.create_task(session.mutex("m").lock())
         await turns()
-        session._begin_end(SessionExpired("by the keeper's thread"))
+        session._ending.begin(SessionExpired("by the keeper's thread"))
         acquiring.cancel()
         await asyncio.wait([acquiring])
-        session._finish_end()
+        session._ending.finish()
         await turns()
         assert "withdraw" not in engine.calls
         assert [request.order_id for request in await world.queue("m")] == [held.fencing_token]

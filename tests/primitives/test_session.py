@@ -107,7 +107,7 @@ async def test_one_that_has_expired_is_not_left_behind(world: World) -> None:
     client, engine = world.slow(0)
     async with client:
         session = await client.session()
-        session._begin_end(SessionExpired("by the keeper's thread"))
+        session._ending.begin(SessionExpired("by the keeper's thread"))
         await session.detach()
         assert state_of(session) == "expired"
         assert engine.calls[-1] == "close"
@@ -514,7 +514,7 @@ async def test_a_deadline_found_by_another_thread_ends_it_on_its_own_loop(
                 thread = threading.Thread(target=session.lapse)
                 thread.start()
                 thread.join()
-                assert not session._finished
+                assert not session._ending.finished
                 await for_ever()
         assert any(isinstance(event, events.SessionExpired) for event in stream._events)
 
@@ -526,13 +526,13 @@ async def test_a_grant_that_crosses_the_end_is_lost(world: World, clock: Virtual
         engine.back.flowing = False
         acquiring = asyncio.create_task(session.mutex("m").lock())
         await turns(2)
-        session._begin_end(SessionExpired("by the keeper's thread"))
+        session._ending.begin(SessionExpired("by the keeper's thread"))
         engine.back.flowing = True
         await turns(1)  # the grant comes between the beginning and the rest of the end
         (lease,) = session._leases.values()
         assert lease._state.value == "held"
         assert not lease.held
-        session._finish_end()
+        session._ending.finish()
         assert isinstance(lease.loss, LeaseLost)
         with pytest.raises((LeaseLost, SessionExpired)):
             await acquiring

@@ -269,5 +269,5 @@ def loss_around(task: asyncio.Task[object]) -> Exception | None:
             if owner._scope is scope and owner.loss is not None:
                 return owner._why_not_held()
         elif isinstance(owner, Session) and owner._scope is scope and owner.state == "expired":
-            return owner._end_error()
+            return owner._ending.error()
     return None

@@ -20,7 +20,7 @@ def abandon(session: twins.Session, *, detach: bool = False) -> None:
     """What undoes the attaching of a session, or its entering."""
     if session._scope is not None:
         session._scope.exit(None)
-    session._end_now(session._closed(), detach=detach)
+    session._ending.by_program(detach=detach)
 
 
 @mirrors(twins.Session)

@@ -16,7 +16,8 @@ from tenure.core import rules
 from tenure.core.node import Store
 from tenure.core.queue import Request as Placed
 from tenure.core.queue import Semaphore
-from tenure.lease import Lease, State
+from tenure.lease import Lease
+from tenure.requested import State
 from tenure.session import Session
 from tenure.testing import VirtualClock, run
 from tenure.testing.history import History, Journal, Record, Request, check
@@ -208,7 +209,7 @@ def tokens_fall(patch: pytest.MonkeyPatch) -> None:
 
 def a_holder_never_learns(patch: pytest.MonkeyPatch) -> None:
     """No deadline is looked at; only what the store says ends a session."""
-    patch.setattr(Session, "_proven", lambda self: self._ended is None)
+    patch.setattr(Session, "_proven", lambda self: self._ending.why is None)
 
 
 def an_update_is_forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,124 @@
+"""How a session comes to be: what is asked for, and its attaching.
+
+The engine attaches it in a task that the client owns (`tenure.tasks`). A caller that is cancelled
+meanwhile leaves nothing behind: the session is closed as soon as it is there, or detached if it
+was there before and is only taken over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from tenure.core import rules
+from tenure.durations import Duration, seconds
+from tenure.engines.contract import Attach
+from tenure.errors import EngineUnavailable, InvalidArgument, Unsupported
+from tenure.loss import OnLoss, check_policy
+from tenure.model import DEFAULT_NODE
+from tenure.once import Once
+from tenure.resume import ResumeToken, new_key
+from tenure.session import Session
+from tenure.tasks import failure_of
+
+if TYPE_CHECKING:
+    from tenure.client import Client
+
+__all__ = ["Asked", "attach"]
+
+
+class Asked(NamedTuple):
+    """How a session is asked for, checked."""
+
+    how: Attach
+    on_loss: OnLoss
+    max_stall: float
+
+    @classmethod
+    def of(
+        cls,
+        path: str,
+        recovery_window: Duration,
+        description: str,
+        on_loss: OnLoss,
+        max_stall: Duration | None,
+    ) -> Asked:
+        """From the arguments of `Client.session`."""
+        rules.check_path(path)
+        window = seconds(recovery_window, "a recovery window")
+        rules.check_window(window, path)
+        rules.check_description(description, path)
+        check_policy(on_loss)
+        stall = 2 * window if max_stall is None else seconds(max_stall, "max_stall")
+        return cls(Attach(path, window, description), on_loss, stall)
+
+    def resumable(self) -> Asked:
+        """A session that survives its program."""
+        return self._replace(how=replace(self.how, liveness="window", key=new_key()))
+
+    def resuming(self, token: ResumeToken, *, assume_dead: bool) -> Asked:
+        """The session of that token, which is taken over."""
+        node = self.how.node
+        if node not in {DEFAULT_NODE, token.node}:
+            raise InvalidArgument(
+                f"the session to resume is on {token.node}, not on {node}: leave the path out",
+                node=node,
+            )
+        how = Attach(
+            token.node,
+            token.recovery_window,
+            liveness="window",
+            key=token.key,
+            session_id=token.session_id,
+            assume_dead=assume_dead,
+        )
+        return self._replace(how=how)
+
+
+def attach(client: Client, asked: Asked) -> Once[Session]:
+    """A new session of that client, or one that it takes over, to be awaited or entered."""
+    node = asked.how.node
+    if asked.how.liveness == "window" and not client.capabilities.resume:
+        raise Unsupported(
+            f"{client.url} has no sessions that can be resumed; "
+            "sqlite://, redis://, etcd:// and tenure:// have",
+            node=node,
+        )
+    return Once(f"the session on {node}", _attach, client, asked)
+
+
+async def _attach(client: Client, asked: Asked) -> Session:
+    await client._opened()
+    attaching = client._tasks.begin(_attach_now(client, asked))
+    try:
+        return await client._outcome(attaching)
+    except (asyncio.CancelledError, GeneratorExit):
+        there_before = asked.how.session_id is not None
+        client._soon(partial(_abandon, attaching, detach=there_before))
+        raise
+
+
+async def _attach_now(client: Client, asked: Asked) -> Session:
+    session = Session(client, *asked)
+    session._start(await client._engine.attach(asked.how, session))
+    if not session._proven():
+        raise EngineUnavailable(
+            f"attaching a session on {session.node} took longer than it lives without contact: "
+            f"{session._ending.why}",
+            node=session.node,
+        )
+    client._keep_session(session)
+    return session
+
+
+def _abandon(attaching: asyncio.Task[Session], *, detach: bool) -> None:
+    """Nobody wants the session any more."""
+    attaching.add_done_callback(partial(_end_at_once, detach=detach))
+    attaching.cancel()
+
+
+def _end_at_once(attaching: asyncio.Task[Session], *, detach: bool) -> None:
+    if failure_of(attaching) is None:
+        attaching.result()._ending.by_program(detach=detach)

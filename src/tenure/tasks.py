@@ -1,0 +1,65 @@
+"""The tasks of a client's own, so that what a cancelled caller began has an owner.
+
+* A *beginning* makes what its callers wait for: the opened engine, an attached session. Who waits
+  for it is told how it ended, and does not stop it by being cancelled; when nobody waits any more,
+  its failure is nobody's business. A client that is closed cancels it.
+* An *ending* tells the store that something is over. A client that is closed waits for it, and
+  raises its failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+__all__ = ["Tasks", "failure_of"]
+
+T = TypeVar("T")
+
+
+class Tasks:
+    """The beginnings and endings of one client, on its loop."""
+
+    __slots__ = ("_beginnings", "_endings", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._beginnings: set[asyncio.Task[Any]] = set()
+        self._endings: set[asyncio.Task[Any]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that `cancel_beginnings` cancels."""
+        task = self._own(work, self._beginnings)
+        task.add_done_callback(failure_of)  # it is looked at, so that asyncio does not report it
+        return task
+
+    def see_through(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that `wait_for_endings` waits for."""
+        return self._own(work, self._endings)
+
+    def _own(self, work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
+        task = self._loop.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        return task
+
+    async def cancel_beginnings(self) -> None:
+        """Cancel all of them, and wait until they are over."""
+        while self._beginnings:
+            for beginning in self._beginnings:
+                beginning.cancel()
+            await asyncio.wait(self._beginnings)
+
+    async def wait_for_endings(self) -> list[Exception]:
+        """Wait for all of them; returns how they failed."""
+        failures: list[Exception] = []
+        while self._endings:
+            done, _ = await asyncio.wait(self._endings)
+            failures += [error for error in map(failure_of, done) if isinstance(error, Exception)]
+        return failures
+
+
+def failure_of(task: asyncio.Task[Any]) -> BaseException | None:
+    """Why a task that is done has no result."""
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
