@@ -5,8 +5,8 @@ A test that is `async def` is run here, on an event loop of its own, without a p
 - asyncio's debug mode is on, unless the test is marked ``no_debug``;
 - a test that leaves a task running fails, and so does one during which something failed with
   nobody to tell (what the loop's exception handler hears of);
-- a fixture named ``loop_factory``, where a test asks for one, makes the loop: that is how a
-  test gets a loop whose time is virtual;
+- a fixture named ``loop_factory``, where a test asks for one, makes the loop: that of this file
+  is one whose time is virtual, and ``clock`` is that time;
 - with Hypothesis, every example gets a loop of its own.
 
 No test sees the TENURE_URL or the state folder of the person who runs it.
@@ -20,10 +20,13 @@ import gc
 import inspect
 import os
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tenure.testing import VirtualClock
 
 # In CI every run tries the same examples, so that a red run is about the change. Elsewhere each
 # run tries new ones. Time per example means nothing on a busy machine.
@@ -99,3 +102,19 @@ def nothing_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
             patch.delenv(name)
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    """Time that passes when nothing else is to do."""
+    from tenure.testing import VirtualClock  # not before coverage looks
+
+    return VirtualClock()
+
+
+@pytest.fixture
+def loop_factory(clock: VirtualClock) -> LoopFactory:
+    """Has the test that asks for it run in that time."""
+    from tenure.testing import VirtualLoop
+
+    return lambda: VirtualLoop(clock)

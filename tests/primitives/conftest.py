@@ -7,20 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tenure.testing.clock import VirtualClock, VirtualLoop
+from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    """Time that passes when nothing else is to do."""
-    return VirtualClock()
-
-
 @pytest.fixture(autouse=True)
-def loop_factory(clock: VirtualClock) -> Callable[[], asyncio.AbstractEventLoop]:
+def virtual_time(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
     """Every coroutine test here runs on the virtual clock."""
-    return lambda: VirtualLoop(clock)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.testing.clock import VirtualClock, VirtualLoop
+from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World
 
 _numbers = itertools.count(1)
@@ -31,16 +31,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'store.db'}"
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def loop_factory(clock: VirtualClock) -> Callable[[], asyncio.AbstractEventLoop]:
-    return lambda: VirtualLoop(clock)
 
 
 @pytest.fixture

@@ -8,21 +8,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tenure.engines.etcd.allowance import give_time
-from tenure.testing import VirtualClock, VirtualLoop
+from tenure.testing import VirtualClock
 
 pytestmark = pytest.mark.usefixtures("loop_factory")
 
 GIVEN = 1.0
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def loop_factory(clock: VirtualClock) -> Callable[[], asyncio.AbstractEventLoop]:
-    return lambda: VirtualLoop(clock)
 
 
 async def spent_after(

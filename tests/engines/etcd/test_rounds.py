@@ -13,22 +13,12 @@ import pytest
 
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.renewing import Rounds
-from tenure.testing import VirtualClock, VirtualLoop
+from tenure.testing import VirtualClock
 
 pytestmark = pytest.mark.usefixtures("loop_factory")
 
 WINDOW = 6.0
 PATIENCE = WINDOW / 6
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def loop_factory(clock: VirtualClock) -> Callable[[], asyncio.AbstractEventLoop]:
-    return lambda: VirtualLoop(clock)
 
 
 class Silence:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
+from typing import NamedTuple
 
 import pytest
 
@@ -23,14 +25,14 @@ from tenure.errors import (
 )
 from tenure.events import SessionAttached
 from tenure.model import DEFAULT_NODE
-from tenure.testing.program import answer_of, raises
-from tenure.testing.stage import WINDOW
+from tenure.testing.program import Program, answer_of, raises
+from tenure.testing.stage import WINDOW, Stage
 from tests.corpus.subjects import SystemClockThatSteps
-from tests.engines.native.cable import on_a_cable
+from tests.engines.native.cable import Cable, on_a_cable
 from tests.engines.native.test_lost_connections import back
 from tests.engines.stores import a_file
 from tests.guarantees import guarantee
-from tests.server.served import served
+from tests.server.served import Served, served
 from tests.server.serving import serving
 
 
@@ -86,74 +88,92 @@ def place_of(address: str) -> str:
     return address.rpartition("/")[2]
 
 
-async def test_what_a_restarted_server_never_answered_is_found_in_the_queue(store: str) -> None:
+class Scene(NamedTuple):
+    """A server, a program that reaches it through a cable, and another that does without."""
+
+    store: str
+    server: Served
+    stage: Stage
+    cable: Cable
+    program: Program
+    other: Program
+
+    @asynccontextmanager
+    async def restart(self) -> AsyncIterator[None]:
+        """The server is lost, with all that was not heard of it, and another is in its place."""
+        self.server.stop()
+        self.cable.deaf = False
+        with served(self.store, url=self.server.address):
+            yield
+            await self.stage.aclose()
+
+
+@asynccontextmanager
+async def a_scene(store: str) -> AsyncIterator[Scene]:
     with served(store) as server:
-        address = server.address
-        async with on_a_cable(address) as (stage, cable, engine):
+        async with on_a_cable(server.address) as (stage, cable, engine):
             program, other = await stage.program(engine=engine), await stage.program()
-            await other.create("pool", 2)
-            held = await program.enqueue("pool")
-            cable.deaf = True
-            granted = program.send("pool")
-            waiting = program.send("pool")
-            given_up = program.send("pool")
-            release = program.send_withdrawal(held)
-            gone = program.send_withdrawal(given_up)
-            created = asyncio.create_task(other.create("another", 1))
+            yield Scene(store, server, stage, cable, program, other)
 
-            async def done() -> bool:
-                owners, waiters = await stage.queue("pool")
-                return owners == [program.id] * 2 and not waiters
 
-            await stage.until(done, "the server's doing it all")
-            await created
-            server.stop()
-            cable.deaf = False
-            with served(store, url=address):
-                for sent in (granted, waiting, given_up):
-                    await sent.answered()
-                await answer_of(release)
-                await answer_of(gone)
-                assert (granted.place, waiting.place) == (Place.GRANTED, Place.GRANTED)
-                await stage.settle()
-                await stage.aclose()
+async def test_what_a_restarted_server_never_answered_is_found_in_the_queue(store: str) -> None:
+    async with a_scene(store) as scene:
+        _, _, stage, cable, program, other = scene
+        await other.create("pool", 2)
+        held = await program.enqueue("pool")
+        cable.deaf = True
+        granted = program.send("pool")
+        waiting = program.send("pool")
+        given_up = program.send("pool")
+        release = program.send_withdrawal(held)
+        gone = program.send_withdrawal(given_up)
+        created = asyncio.create_task(other.create("another", 1))
+
+        async def done() -> bool:
+            owners, waiters = await stage.queue("pool")
+            return owners == [program.id] * 2 and not waiters
+
+        await stage.until(done, "the server's doing it all")
+        await created
+        async with scene.restart():
+            for sent in (granted, waiting, given_up):
+                await sent.answered()
+            await answer_of(release)
+            await answer_of(gone)
+            assert (granted.place, waiting.place) == (Place.GRANTED, Place.GRANTED)
+            await stage.settle()
 
 
 async def test_changes_that_a_lost_server_had_made_and_not_answered_are_made_once(
     store: str,
 ) -> None:
     """Of an owner and of a waiter: to shrink again by what was asked for would be refused."""
-    with served(store) as server:
-        address = server.address
-        async with on_a_cable(address) as (stage, cable, engine):
-            program, other = await stage.program(engine=engine), await stage.program()
-            await other.create("pool", 4)
-            owned = await program.enqueue("pool", 4)
-            waiting = await program.enqueue("pool", 3)
-            cable.deaf = True
-            changes = [
-                program.session.alter(owned.hold, count=3, data=None),
-                program.session.alter(owned.hold, count=2, data=b"less"),
-                program.session.alter(waiting.hold, count=2, data=None),
+    async with a_scene(store) as scene:
+        _, _, stage, cable, program, other = scene
+        await other.create("pool", 4)
+        owned = await program.enqueue("pool", 4)
+        waiting = await program.enqueue("pool", 3)
+        cable.deaf = True
+        changes = [
+            program.session.alter(owned.hold, count=3, data=None),
+            program.session.alter(owned.hold, count=2, data=b"less"),
+            program.session.alter(waiting.hold, count=2, data=None),
+        ]
+
+        async def changed() -> bool:
+            return (await other.describe("pool")).held == 4
+
+        await stage.until(changed, "the server's doing it all")
+        async with scene.restart():
+            for each in changes:
+                await answer_of(each)
+            await waiting.granted()
+            found = await other.describe("pool")
+            assert [(each.count, each.data) for each in found.owners] == [
+                (2, b"less"),
+                (2, b""),
             ]
-
-            async def changed() -> bool:
-                return (await other.describe("pool")).held == 4
-
-            await stage.until(changed, "the server's doing it all")
-            server.stop()
-            cable.deaf = False
-            with served(store, url=address):
-                for each in changes:
-                    await answer_of(each)
-                await waiting.granted()
-                found = await other.describe("pool")
-                assert [(each.count, each.data) for each in found.owners] == [
-                    (2, b"less"),
-                    (2, b""),
-                ]
-                await stage.settle()
-                await stage.aclose()
+            await stage.settle()
 
 
 async def test_what_happened_while_there_was_no_server_is_told_afterwards(store: str) -> None:
@@ -230,30 +250,25 @@ async def test_who_comes_back_after_its_window_takes_nothing_from_its_successor(
 async def test_what_a_lost_server_has_created_and_deleted_is_created_and_deleted(
     store: str,
 ) -> None:
-    with served(store) as server:
-        address = server.address
-        async with on_a_cable(address) as (stage, cable, engine):
-            program, other = await stage.program(engine=engine), await stage.program()
-            await other.create("old", 1)
-            cable.deaf = True
-            creating = asyncio.create_task(program.create("new", 2, b"data"))
-            deleting = asyncio.create_task(program.session.delete_semaphore("old", force=False))
+    async with a_scene(store) as scene:
+        _, _, stage, cable, program, other = scene
+        await other.create("old", 1)
+        cable.deaf = True
+        creating = asyncio.create_task(program.create("new", 2, b"data"))
+        deleting = asyncio.create_task(program.session.delete_semaphore("old", force=False))
 
-            async def done() -> bool:
-                found = await stage.eye.list_semaphores(DEFAULT_NODE, owners=False, waiters=False)
-                return [each.name for each in found] == ["new"]
+        async def done() -> bool:
+            found = await stage.eye.list_semaphores(DEFAULT_NODE, owners=False, waiters=False)
+            return [each.name for each in found] == ["new"]
 
-            await stage.until(done, "the server's doing it")
-            server.stop()
-            cable.deaf = False
-            with served(store, url=address):
-                await creating
-                await deleting
-                with raises(SemaphoreExists):
-                    await program.create("new", 2, b"data")
-                with raises(SemaphoreNotFound):
-                    await program.session.delete_semaphore("old", force=False)
-                await stage.aclose()
+        await stage.until(done, "the server's doing it")
+        async with scene.restart():
+            await creating
+            await deleting
+            with raises(SemaphoreExists):
+                await program.create("new", 2, b"data")
+            with raises(SemaphoreNotFound):
+                await program.session.delete_semaphore("old", force=False)
 
 
 async def test_of_several_servers_all_are_tried_when_one_cannot_be_reached(store: str) -> None:

@@ -7,7 +7,7 @@ after a time that the test says.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -18,23 +18,13 @@ from tenure.engines.ydb.channel import Channel, OutOfReach
 from tenure.engines.ydb.line import Line
 from tenure.engines.ydb.messages import Message, pb
 from tenure.engines.ydb.strand import Strand
-from tenure.testing import VirtualClock, VirtualLoop
+from tenure.testing import VirtualClock
 
 pytestmark = pytest.mark.usefixtures("loop_factory")
 
 Response = pb.SessionResponse
 WINDOW = 12.0
 PATIENCE = WINDOW / 6
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def loop_factory(clock: VirtualClock) -> Callable[[], asyncio.AbstractEventLoop]:
-    return lambda: VirtualLoop(clock)
 
 
 class Peer:

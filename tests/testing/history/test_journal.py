@@ -34,16 +34,6 @@ _stores = itertools.count()
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def loop_factory(clock: VirtualClock) -> Callable[[], VirtualLoop]:
-    return lambda: VirtualLoop(clock)
-
-
-@pytest.fixture
 def records(loop_factory: Callable[[], VirtualLoop]) -> list[Record]:
     """What is recorded, in virtual time."""
     return []
