@@ -15,7 +15,8 @@ import pytest
 import tenure
 from tenure import blocking
 from tenure.blocking.agent import Call
-from tenure.blocking.portal import SWITCH_INTERVAL, the_portal
+from tenure.blocking.portal import the_portal
+from tenure.blocking.turning import SWITCH_INTERVAL
 from tenure.errors import InvalidArgument, LeaseReleased, Misuse, SessionClosed, Unsupported
 from tests.blocking.helpers import Thread, is_free, is_held, until, waiting
 from tests.guarantees import MEMORY, guarantee
@@ -98,7 +99,7 @@ def test_a_call_that_the_last_turn_of_the_thread_carries_out_starts_none(
     client, portal = blocking.connect(url), the_portal()
     released = client.mutex("a").lock()
     released.release()
-    ensure_running = portal._ensure_running
+    start = portal._turning.start
     turning, ended = threading.Event(), threading.Event()
 
     def stay() -> None:
@@ -108,12 +109,12 @@ def test_a_call_that_the_last_turn_of_the_thread_carries_out_starts_none(
     def be_late(call: Call | None = None) -> None:
         ended.set()
         until(lambda: not portal._calls)  # the thread has carried it out, and ends
-        ensure_running(call)
+        start(call)
 
     portal._post(stay)
     turning.wait(30)
     portal._discard(client._twin)  # nobody needs the thread any more, which is in its last turn
-    monkeypatch.setattr(portal, "_ensure_running", be_late)
+    monkeypatch.setattr(portal._turning, "start", be_late)
     released.release()
     monkeypatch.undo()
     until(lambda: loop_threads() == 0)

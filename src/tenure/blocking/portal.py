@@ -9,18 +9,13 @@ Rules:
 
 * `call` and its like are the only way in. They refuse to be used from a thread that runs an event
   loop, and from a forked child.
-* `_lock` guards whether the thread runs. A call announces itself in `_calls` before it looks for
-  the thread; whoever ends the thread does it the other way round. So no call is left waiting.
-  One that comes while the thread ends may be carried out by its last turn: then it needs no other.
-* The thread is a daemon, and the interpreter's exit closes what is open (`_at_exit`), within
-  `EXIT_PATIENCE`: a client that somebody forgot cannot hang the exit.
+* A call announces itself in `_calls` before it looks for the thread, which ends when there is no
+  call and no client (`tenure.blocking.turning`). One that comes while the thread ends may be
+  carried out by its last turn: then it needs no other.
+* The interpreter's exit closes what is open (`_at_exit`), within `EXIT_PATIENCE`: a client
+  that somebody forgot cannot hang the exit.
 * After a fork the child forgets the parent's portal, and never closes its loop, whose selector
   it shares with the parent.
-
-Threads that compute in short slices would starve the loop's thread: Python lets whoever waits for
-the interpreter ask for it only after the switch interval, and a thread that lets go and comes
-back each millisecond is mostly there first. Renewals have been seen to be seconds late. So the
-switch interval is at most `SWITCH_INTERVAL` while the thread runs, and what it was afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +25,6 @@ import atexit
 import contextlib
 import logging
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
@@ -41,6 +35,7 @@ from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 from tenure import fork
 from tenure.blocking.agent import Agent, Call, loss_around
 from tenure.blocking.bell import Bell
+from tenure.blocking.turning import Loop, LoopThread, Turning
 from tenure.errors import Misuse, SessionClosed
 from tenure.scope import note_failure
 
@@ -52,10 +47,7 @@ Kind: TypeAlias = type[BaseException] | None
 Error: TypeAlias = BaseException | None
 Trace: TypeAlias = TracebackType | None
 
-__all__ = ["EXIT_PATIENCE", "SWITCH_INTERVAL", "Portal", "Served", "as_it_is", "the_portal"]
-
-SWITCH_INTERVAL = 0.0005
-"""Seconds; what `sys.setswitchinterval` is set to while the loop's thread runs."""
+__all__ = ["EXIT_PATIENCE", "Portal", "Served", "as_it_is", "the_portal"]
 
 EXIT_PATIENCE = 5.0
 """Seconds for which the exit of the interpreter waits for clients to be closed."""
@@ -69,58 +61,6 @@ class Served(Protocol):
     _closing: asyncio.Task[None] | None
 
     async def aclose(self) -> None: ...
-
-
-class _Loop(asyncio.SelectorEventLoop):
-    """An event loop that is its process's own: a forked child must not take it apart."""
-
-    def __init__(self) -> None:
-        self._born = fork.generation()
-        super().__init__()
-
-    def close(self) -> None:
-        if fork.generation() == self._born:
-            super().close()
-
-    def __del__(self) -> None:
-        if fork.generation() == self._born:
-            super().__del__()
-
-    def forget(self) -> None:
-        """Let go of what would warn, in a forked child, that nobody has closed it."""
-        for name in ("_ssock", "_csock"):
-            getattr(self, name).close()
-
-
-class _LoopThread(threading.Thread):
-    """Turns the loop, after another one has ended, until it is told that it `ended` itself."""
-
-    def __init__(self, loop: _Loop, before: _LoopThread | None) -> None:
-        super().__init__(name="tenure-blocking", daemon=True)
-        self._loop = loop
-        self._before = before
-        self._begun: bool | None = None
-        self._beginning = threading.Lock()
-        self.ended = False
-
-    def begins(self, begun: bool) -> bool:
-        """Settle whether it is to turn the loop; the first word counts, and is returned.
-
-        Whoever was interrupted while it started it cannot tell whether it did.
-        """
-        with self._beginning:
-            if self._begun is None:
-                self._begun = begun
-            return self._begun
-
-    def run(self) -> None:
-        if not self.begins(True):
-            return
-        if self._before is not None:
-            self._before.join()
-            self._before = None
-        while not self.ended:  # perhaps it was the one before that was to stop
-            self._loop.run_forever()
 
 
 class _Mine:
@@ -154,11 +94,8 @@ class Portal:
 
     def __init__(self) -> None:
         self._born = fork.generation()
-        self._loop = _Loop()
-        self._lock = threading.RLock()  # a signal handler may make a call of its own
-        self._thread: _LoopThread | None = None
-        self._before: _LoopThread | None = None  # it may still be about to end
-        self._interval_before = 0.0
+        self._loop = Loop()
+        self._turning = Turning(self._loop, self._is_needed)
         self._clients: set[Served] = set()
         self._calls: set[Call] = set()
         self._agents: set[Agent] = set()
@@ -176,7 +113,7 @@ class Portal:
         self.check_caller()
         try:
             self._clients.add(client)
-            self._ensure_running()
+            self._turning.start()
         except BaseException:
             self._discard(client)
             raise
@@ -200,9 +137,12 @@ class Portal:
             if not let_go:  # this call, or the one that closes it, was interrupted
                 self._post(closing.add_done_callback, lambda _: self._discard(client))
 
-    def _discard(self, client: Served) -> _LoopThread | None:
+    def _is_needed(self) -> bool:
+        return bool(self._clients or self._calls)
+
+    def _discard(self, client: Served) -> LoopThread | None:
         self._clients.discard(client)
-        return self._stop_if_idle()
+        return self._turning.stop_if_idle()
 
     # Calls, from any thread but the loop's
 
@@ -310,8 +250,8 @@ class Portal:
             self._calls.add(call)
             self._inbox.append((agent.take, call))
             self._bell.ring()
-            if self._thread is None:
-                self._ensure_running(call)
+            if self._turning.thread is None:
+                self._turning.start(call)
             while not call.over:  # an earlier call that was interrupted may have rung too
                 agent.bell.wait()
             if call.error is None:
@@ -345,12 +285,12 @@ class Portal:
                     self._calls.add(call)
                 self._inbox.append((agent.abandon, call))  # a second time does nothing
                 self._bell.ring()
-                self._ensure_running()
+                self._turning.start()
                 call.settled.wait()
             except BaseException as another:
                 # The first is on its way already, and leaves nothing behind.
                 interruption.add_note(f"and meanwhile: {another!r}")
-                if self._thread is None:
+                if self._turning.thread is None:
                     # There can be no thread any more, as late in the interpreter's exit.
                     call.over = True
                     self._calls.discard(call)
@@ -426,59 +366,15 @@ class Portal:
         # It is over already: a call that is neither announced nor over was not announced yet.
         self._calls.discard(call)
         if not self._clients:
-            self._stop_if_idle()
+            self._turning.stop_if_idle()
 
-    # The thread
-
-    def _ensure_running(self, call: Call | None = None) -> None:
-        """Start the thread, unless it runs; or that call is over, and nobody would end it again."""
-        with self._lock:
-            if self._thread is not None or (call is not None and call.over):
-                return
-            thread = _LoopThread(self._loop, self._before)
-            self._interval_before = sys.getswitchinterval()
-            try:
-                self._thread = thread
-                if self._interval_before > SWITCH_INTERVAL:
-                    sys.setswitchinterval(SWITCH_INTERVAL)
-                thread.start()
-            except BaseException:  # there can be no more threads; or this one was interrupted
-                if not thread.begins(False):
-                    self._thread = None
-                    self._restore_interval()
-                raise
-
-    def _stop_if_idle(self) -> _LoopThread | None:
-        """End the thread if nobody needs it; returns the thread that ends."""
-        with self._lock:
-            thread = self._thread
-            if thread is None:
-                return None
-            try:
-                # First of all: whoever announces a call too late to be seen sees that none runs.
-                self._thread = None
-                if not self._clients and not self._calls:
-                    self._before = thread
-                    self._restore_interval()
-                    thread.ended = True
-            finally:  # even if this was interrupted
-                if thread.ended:
-                    self._loop.call_soon_threadsafe(self._loop.stop)
-                else:
-                    self._thread = thread
-            return thread if thread.ended else None
-
-    def _restore_interval(self) -> None:
-        """Set the switch interval to what it was, unless the program has set it meanwhile."""
-        if self._interval_before > SWITCH_INTERVAL == sys.getswitchinterval():
-            sys.setswitchinterval(self._interval_before)
+    # The end
 
     def _at_exit(self) -> None:
         """The interpreter exits: close what somebody forgot to close."""
         if fork.generation() != self._born:
             return
-        with self._lock:
-            thread = self._thread or self._before
+        thread = self._turning.last()
         if thread is not None:
             self._post(self._in_background, self._close_all)
             thread.join(EXIT_PATIENCE)
@@ -490,9 +386,7 @@ class Portal:
 
     def _forget(self) -> None:
         """In a forked child: be silent about what is not the child's to close."""
-        if self._thread is not None:
-            self._restore_interval()
-        self._loop.forget()
+        self._turning.forget()
         for agent in self._agents:
             agent.forget()
 

@@ -1,0 +1,156 @@
+"""The thread that turns the event loop behind `tenure.blocking`, and when there is one.
+
+It runs as long as the loop is needed, by the word of the portal that has the loop. Rules:
+
+* A lock guards whether the thread runs. Whoever needs it makes that known before it looks for the
+  thread; whoever ends the thread does it the other way round. So nobody is left waiting.
+* One thread at a time turns the loop: the next waits for the end of the one before.
+* The thread is a daemon.
+
+Threads that compute in short slices would starve this one: Python lets whoever waits for the
+interpreter ask for it only after the switch interval, and a thread that lets go and comes back
+each millisecond is mostly there first. Renewals have been seen to be seconds late. So the switch
+interval is at most `SWITCH_INTERVAL` while the thread runs, and what it was afterwards.
+
+A signal handler may raise between any two lines of what runs in a program's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable
+
+from tenure import fork
+from tenure.blocking.agent import Call
+
+__all__ = ["SWITCH_INTERVAL", "Loop", "LoopThread", "Turning"]
+
+SWITCH_INTERVAL = 0.0005
+"""Seconds; what `sys.setswitchinterval` is set to while the loop's thread runs."""
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop that is its process's own: a forked child must not take it apart."""
+
+    def __init__(self) -> None:
+        self._born = fork.generation()
+        super().__init__()
+
+    def close(self) -> None:
+        if fork.generation() == self._born:
+            super().close()
+
+    def __del__(self) -> None:
+        if fork.generation() == self._born:
+            super().__del__()
+
+    def forget(self) -> None:
+        """Let go of what would warn, in a forked child, that nobody has closed it."""
+        for name in ("_ssock", "_csock"):
+            getattr(self, name).close()
+
+
+class LoopThread(threading.Thread):
+    """Turns the loop, after another one has ended, until it is told that it `ended` itself."""
+
+    def __init__(self, loop: Loop, before: LoopThread | None) -> None:
+        super().__init__(name="tenure-blocking", daemon=True)
+        self._loop = loop
+        self._before = before
+        self._begun: bool | None = None
+        self._beginning = threading.Lock()
+        self.ended = False
+
+    def begins(self, begun: bool) -> bool:
+        """Settle whether it is to turn the loop; the first word counts, and is returned.
+
+        Whoever was interrupted while it started it cannot tell whether it did.
+        """
+        with self._beginning:
+            if self._begun is None:
+                self._begun = begun
+            return self._begun
+
+    def run(self) -> None:
+        if not self.begins(True):
+            return
+        if self._before is not None:
+            self._before.join()
+            self._before = None
+        while not self.ended:  # perhaps it was the one before that was to stop
+            self._loop.run_forever()
+
+
+class Turning:
+    """Starts and ends the threads of one loop.
+
+    Args:
+        needed: whether the loop must turn. Asked under the lock.
+
+    Attributes:
+        thread: the one that runs.
+    """
+
+    def __init__(self, loop: Loop, needed: Callable[[], bool]) -> None:
+        self.thread: LoopThread | None = None
+        self._loop = loop
+        self._needed = needed
+        self._lock = threading.RLock()  # a signal handler may make a call of its own
+        self._before: LoopThread | None = None  # it may still be about to end
+        self._interval_before = 0.0
+
+    def start(self, call: Call | None = None) -> None:
+        """Start the thread, unless it runs; or that call is over, and nobody would end it again."""
+        with self._lock:
+            if self.thread is not None or (call is not None and call.over):
+                return
+            thread = LoopThread(self._loop, self._before)
+            self._interval_before = sys.getswitchinterval()
+            try:
+                self.thread = thread
+                if self._interval_before > SWITCH_INTERVAL:
+                    sys.setswitchinterval(SWITCH_INTERVAL)
+                thread.start()
+            except BaseException:  # there can be no more threads; or this one was interrupted
+                if not thread.begins(False):
+                    self.thread = None
+                    self._restore_interval()
+                raise
+
+    def stop_if_idle(self) -> LoopThread | None:
+        """End the thread if nobody needs it; returns the thread that ends."""
+        with self._lock:
+            thread = self.thread
+            if thread is None:
+                return None
+            try:
+                # First of all: whoever needs it, and is too late to be seen, sees that none runs.
+                self.thread = None
+                if not self._needed():
+                    self._before = thread
+                    self._restore_interval()
+                    thread.ended = True
+            finally:  # even if this was interrupted
+                if thread.ended:
+                    self._loop.call_soon_threadsafe(self._loop.stop)
+                else:
+                    self.thread = thread
+            return thread if thread.ended else None
+
+    def last(self) -> LoopThread | None:
+        """The thread that runs, or the last that did."""
+        with self._lock:
+            return self.thread or self._before
+
+    def forget(self) -> None:
+        """In a forked child: there is no thread to turn the loop, which is the parent's."""
+        if self.thread is not None:
+            self._restore_interval()
+        self._loop.forget()
+
+    def _restore_interval(self) -> None:
+        """Set the switch interval to what it was, unless the program has set it meanwhile."""
+        if self._interval_before > SWITCH_INTERVAL == sys.getswitchinterval():
+            sys.setswitchinterval(self._interval_before)
