@@ -10,10 +10,10 @@ import pytest
 
 import tenure
 from tenure.engines.etcd import semaphores, transactions, wire
+from tenure.engines.etcd.answers import Event
 from tenure.engines.etcd.request import Request
 from tenure.engines.etcd.waiting import Waiting
 from tenure.engines.etcd.watching import Watch, Watching
-from tenure.engines.etcd.wire import Event
 
 __all__ = [
     "create_whatever_is_there",

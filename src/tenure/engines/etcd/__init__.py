@@ -4,12 +4,13 @@ The keys of etcd are the truth, and its transactions the only way in which they 
 is a lease. A request is a key under it, and its place in the queue the revision at which that was
 created. Who waits watches what stands before it.
 
-From the bottom up: ``url`` says where the members are, ``wire`` what is said to them, ``keys``
-where everything lies; ``frames``, ``blocks``, ``http2`` and ``calls`` are as much of gRPC as that
-needs, ``channel`` is the way to one member and ``members`` are all of them, ``watching`` is the one
-stream of watches, and ``renewing`` keeps leases alive; ``requests``, ``semaphores`` and ``lookout``
-are what a session does, ``session`` is one attachment, ``attaching`` how one comes about; ``admin``
-is for nodes and administrators, ``doctor`` for examinations, and ``engine`` holds it all together.
+From the bottom up: ``url`` says where the members are, ``wire`` what is said to them and
+``answers`` what they say, in ``protobuf``, ``keys`` where everything lies; ``frames``, ``blocks``,
+``http2`` and ``calls`` are as much of gRPC as that needs, ``channel`` is the way to one member and
+``members`` are all of them, ``watching`` is the one stream of watches, and ``renewing`` keeps
+leases alive; ``requests``, ``semaphores`` and ``lookout`` are what a session does, ``session`` is
+one attachment, ``attaching`` how one comes about; ``admin`` is for nodes and administrators,
+``doctor`` for examinations, and ``engine`` holds it all together.
 
 Rules:
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tenure.core import rules
-from tenure.engines.etcd import wire
+from tenure.engines.etcd import answers, wire
+from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.joining import not_found
 from tenure.engines.etcd.keys import EVICTED, Entry, Record, config, config_text, name_in, queues
 from tenure.engines.etcd.members import Lost, Refused
 from tenure.engines.etcd.semaphores import all_under, described, note
-from tenure.engines.etcd.wire import KeyValue
 from tenure.errors import EngineError, NodeBusy, NodeExists, NodeNotFound
 from tenure.model import NodeConfig, NodeDescription, SemaphoreDescription, SessionDescription
 
@@ -40,14 +40,14 @@ class Patient:
         self._until = engine.clock.now() + engine.address.connect_timeout + engine.patience
         self._pause = _FIRST_PAUSE
 
-    async def read(self, *parts: bytes) -> wire.Answer:
+    async def read(self, *parts: bytes) -> answers.Answer:
         """What there is at one revision of a majority. Raises `Refused`, `EngineError`."""
         while True:
             answer = await self.try_(wire.txn((), parts))
             if answer is not None:
                 return answer
 
-    async def try_(self, request: bytes) -> wire.Answer | None:
+    async def try_(self, request: bytes) -> answers.Answer | None:
         """What a transaction answers; ``None``, after a pause, if nothing."""
         try:
             return await self._engine.txn(request, self._engine.patience)
@@ -277,7 +277,7 @@ def _silence(engine: EtcdEngine) -> Callable[[int], asyncio.Task[float | None]]:
             )
         except (Lost, Refused):
             return None
-        lease = wire.read_lease(answer)
+        lease = answers.read_lease(answer)
         return float(max(0, lease.granted - lease.left - 1)) if lease.left >= 0 else None
 
     return lambda number: engine.spawn(silence(number))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tenure.core import rules
 from tenure.engines.contract import Attach, SessionEvents
-from tenure.engines.etcd import wire
+from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.admin import no_node
 from tenure.engines.etcd.keys import Record, queues
 from tenure.engines.etcd.limits import check_sessions, count
@@ -76,7 +76,7 @@ class _Trying:
         await asyncio.sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
-    async def txn(self, request: bytes) -> wire.Answer | None:
+    async def txn(self, request: bytes) -> answers.Answer | None:
         """What a transaction answers; ``None``, after a pause, if nothing."""
         try:
             return await self._engine.txn(request, self._engine.patience)
@@ -236,7 +236,7 @@ async def _unheard_for(engine: EtcdEngine, number: int) -> float:
         answer = await engine.call(wire.TIME_TO_LIVE, wire.time_to_live(number), engine.patience)
     except (Lost, Refused):
         return 0.0
-    lease = wire.read_lease(answer)
+    lease = answers.read_lease(answer)
     return max(0.0, lease.granted - lease.left - 1.0) if lease.left >= 0 else 0.0
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from tenure.clock import SystemClock
 from tenure.engines.contract import Finding
-from tenure.engines.etcd import wire
+from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.keys import Keys
 from tenure.engines.etcd.members import Lost, Members, Refused, failure
 from tenure.engines.etcd.url import Address, parse
@@ -69,7 +69,7 @@ async def _member(members: Members, turn: int, address: Address) -> Finding:
     except TenureError as error:
         return Finding("failure", what, f"{endpoint}: {error}")
     took = clock.now() - began
-    version, trouble = wire.read_string(answer, 2), wire.read_string(answer, 8)
+    version, trouble = answers.read_string(answer, 2), answers.read_string(answer, 8)
     told = f"{endpoint}: etcd {version}, answers in {took * 1000:.0f} ms"
     if trouble:
         return Finding("failure", what, f"{told}: {trouble}", "see etcdctl alarm list")
@@ -111,7 +111,7 @@ async def _majority(members: Members, address: Address) -> Finding:
             told = failure(address.url, error) if isinstance(error, Refused) else error
             return Finding("failure", what, str(told))
         else:
-            base, nodes = wire.read_answer(data).parts
+            base, nodes = answers.read_answer(data).parts
             prefix = address.prefix.rstrip("/")
             if base.first is None:
                 return Finding("ok", what, f"there is one; nothing is under {prefix}", absent=True)

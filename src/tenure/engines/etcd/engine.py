@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from tenure.clock import Clock
 from tenure.engines.contract import Attach, SessionEvents
-from tenure.engines.etcd import admin, attaching, wire
+from tenure.engines.etcd import admin, answers, attaching, wire
 from tenure.engines.etcd.admin import Patient
 from tenure.engines.etcd.keys import Keys, Name, config_text
 from tenure.engines.etcd.lookout import Lookout
@@ -136,7 +136,7 @@ class EtcdEngine:
             left = max(until - self.clock.now(), 0.1)
             within = min(left, self.patience)
             try:
-                version = wire.read_string(await self._members.call(wire.STATUS, b"", within), 2)
+                version = answers.read_string(await self._members.call(wire.STATUS, b"", within), 2)
                 self._check_version(version)
                 answer = await self.txn(hello, within)
             except Lost as lost:
@@ -229,9 +229,9 @@ class EtcdEngine:
 
     # Asking
 
-    async def txn(self, request: bytes, timeout: float) -> wire.Answer:
+    async def txn(self, request: bytes, timeout: float) -> answers.Answer:
         """What a transaction answers. Raises `Lost`, `Refused`, `AuthenticationFailed`."""
-        answer = wire.read_answer(await self._members.call(wire.TXN, request, timeout))
+        answer = answers.read_answer(await self._members.call(wire.TXN, request, timeout))
         self.revision = max(self.revision, answer.revision)
         return answer
 

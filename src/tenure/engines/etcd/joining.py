@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from tenure.core import rules
 from tenure.engines.etcd import wire
+from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.keys import Entry, entries, limit_of, number_owning
 from tenure.engines.etcd.request import Request
 from tenure.engines.etcd.transactions import LARGE, Transactions
 from tenure.engines.etcd.waiting import Waiting
-from tenure.engines.etcd.wire import KeyValue
 from tenure.errors import SemaphoreNotFound
 from tenure.model import EPHEMERAL_LIMIT
 

@@ -26,7 +26,7 @@ from urllib.parse import quote, unquote
 
 from tenure.core.rules import fits
 from tenure.engines.etcd import wire
-from tenure.engines.etcd.wire import KeyValue
+from tenure.engines.etcd.answers import KeyValue
 from tenure.model import EPHEMERAL_LIMIT, Liveness, NodeConfig
 
 __all__ = [

@@ -17,10 +17,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tenure.engines.etcd import wire
+from tenure.engines.etcd.answers import Event
 from tenure.engines.etcd.keys import Entry, Name, limit_of, number_owning, queues
 from tenure.engines.etcd.members import Refused
 from tenure.engines.etcd.watching import Watch
-from tenure.engines.etcd.wire import Event
 from tenure.errors import TenureError
 from tenure.model import EPHEMERAL_LIMIT
 

@@ -16,7 +16,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 
-from tenure.engines.etcd import wire
+from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.calls import CallFailed, Code, Conversation
 from tenure.engines.etcd.channel import Channel, Metadata
 from tenure.engines.etcd.url import Address
@@ -274,4 +274,4 @@ class Members:
             ) from refused
         except _Stale as stale:
             raise Lost(str(stale)) from stale
-        return wire.read_string(answer, 2)
+        return answers.read_string(answer, 2)

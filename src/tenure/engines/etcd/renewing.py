@@ -27,7 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tenure.clock import Clock
-from tenure.engines.etcd import wire
+from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.allowance import give_time
 from tenure.engines.etcd.calls import CallFailed
 from tenure.engines.etcd.members import Lost, Members, Refused, trouble_of
@@ -126,7 +126,7 @@ class Rounds:
                 data = await call.read()
                 if data is None:
                     raise Lost("the member ended the renewal")
-                lease = wire.read_lease(data)
+                lease = answers.read_lease(data)
                 session, at = asked.pop(lease.number)
                 if lease.left <= 0:
                     session.end("its lease has run out, or was revoked")
@@ -144,7 +144,7 @@ class Rounds:
     async def _check_attached(self, turn: int, session: EtcdSession, at: float) -> None:
         request = wire.range_(session.key)
         answer = await self._members.call_member(turn, wire.RANGE, request, _patience(session))
-        if session.judge(wire.read_range(answer).first):
+        if session.judge(answers.read_range(answer).first):
             session.prove(at)
 
 
@@ -245,14 +245,14 @@ class Renewer:
                 call.write(wire.lease(number))
             call.done_writing()
             while (data := await call.read()) is not None:
-                lease = wire.read_lease(data)
+                lease = answers.read_lease(data)
                 session = asked.get(lease.number)
                 if session is None or lease.left <= 0 or session.over:
                     continue
                 if session.resumable:
                     request = wire.range_(session.key)
                     found = await members.call_member(turn, wire.RANGE, request, _patience(session))
-                    if not session.is_mine(wire.read_range(found).first):
+                    if not session.is_mine(answers.read_range(found).first):
                         continue  # the loop will hear of it
                 session.prove(at)
                 proven.add(session)

@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING
 
 from tenure.core import rules
 from tenure.engines.contract import Enqueued, Place, Removal
+from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.joining import Joining
 from tenure.engines.etcd.keys import DELETED, EVICTED, Name, Queue
 from tenure.engines.etcd.request import Request
 from tenure.engines.etcd.transactions import LARGE, Transactions
 from tenure.engines.etcd.waiting import Waiting, heard
-from tenure.engines.etcd.wire import KeyValue
 from tenure.errors import LeaseReleased
 from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, Recovered, Unchanged
 

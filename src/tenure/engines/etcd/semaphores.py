@@ -13,12 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from tenure.core import rules
-from tenure.engines.etcd import wire
+from tenure.engines.etcd import answers, wire
+from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.joining import not_found
 from tenure.engines.etcd.keys import DELETED, Entry, Name, Queue, entries, limit_value, queues
 from tenure.engines.etcd.limits import check_semaphores
 from tenure.engines.etcd.members import Refused
-from tenure.engines.etcd.wire import KeyValue
 from tenure.errors import SemaphoreBusy, SemaphoreExists
 from tenure.model import RequestDescription, SemaphoreDescription
 
@@ -35,7 +35,7 @@ _FIRST_PAGE, _MOST_IN_PAGE, _SMALL_PAGE = 8, 4096, 256 * 1024
 class Reader(Protocol):
     """Who asks for what there is."""
 
-    async def read(self, *parts: bytes) -> wire.Answer:
+    async def read(self, *parts: bytes) -> answers.Answer:
         """What there is at one revision of a majority."""
         ...
 

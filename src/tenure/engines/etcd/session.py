@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.core import rules
 from tenure.engines.contract import Answer, Enqueued, SessionEvents
-from tenure.engines.etcd import leaving, semaphores, wire
+from tenure.engines.etcd import answers, leaving, semaphores, wire
+from tenure.engines.etcd.answers import Event, KeyValue
 from tenure.engines.etcd.keys import Name, Queue, Record
 from tenure.engines.etcd.members import Lost, Refused, failure
 from tenure.engines.etcd.requests import Requests
 from tenure.engines.etcd.turns import Turns
-from tenure.engines.etcd.wire import Event, KeyValue
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
 
@@ -141,7 +141,7 @@ class EtcdSession:
 
     # Asking
 
-    async def ask(self, build: Callable[[], bytes]) -> tuple[wire.Answer, bool]:
+    async def ask(self, build: Callable[[], bytes]) -> tuple[answers.Answer, bool]:
         """What a transaction answers, and whether it may have been carried out before.
 
         It compares `mine`, and reads the session's key first where something does not hold.
@@ -175,7 +175,7 @@ class EtcdSession:
             self.end("its lease has run out, or was revoked")
         return self._why_over or self._gone()
 
-    async def read(self, *parts: bytes) -> wire.Answer:
+    async def read(self, *parts: bytes) -> answers.Answer:
         """What there is at one revision of a majority; asked until it is answered.
 
         Raises:

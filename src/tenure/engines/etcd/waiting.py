@@ -19,11 +19,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tenure.engines.etcd import wire
+from tenure.engines.etcd.answers import Event
 from tenure.engines.etcd.keys import EVICTED, Entry, entries, number_owning
 from tenure.engines.etcd.members import Refused
 from tenure.engines.etcd.request import Request
 from tenure.engines.etcd.transactions import Transactions
-from tenure.engines.etcd.wire import Event
 from tenure.errors import TenureError
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 
-from tenure.engines.etcd import wire
+from tenure.engines.etcd import answers, wire
+from tenure.engines.etcd.answers import Event, WatchAnswer
 from tenure.engines.etcd.calls import CallFailed, Code, Conversation
 from tenure.engines.etcd.members import Lost, Members, trouble_of
-from tenure.engines.etcd.wire import Event, WatchAnswer
 from tenure.errors import TenureError
 
 __all__ = ["Watch", "Watching"]
@@ -227,7 +227,7 @@ class Watching:
             raise trouble if isinstance(trouble, Lost) else Lost(str(trouble)) from failed
         if data is None:
             raise Lost("the member ended the stream of watches")
-        return wire.read_watch(data)
+        return answers.read_watch(data)
 
     def _hear(self, answer: WatchAnswer) -> bool:
         """Pass on what the member says; whether it says that the stream is up."""

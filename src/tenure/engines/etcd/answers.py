@@ -1,0 +1,242 @@
+"""What etcd answers, and tells its watchers, decoded by hand (`tenure.engines.etcd.wire` says why).
+
+It becomes slotted objects with the few fields that are used. Other fields are skipped, except in a
+key with its value, whose fields are all known.
+"""
+
+from __future__ import annotations
+
+from tenure.engines.etcd.protobuf import fields, long
+
+__all__ = [
+    "Answer",
+    "Event",
+    "KeyValue",
+    "Lease",
+    "WatchAnswer",
+    "read_answer",
+    "read_lease",
+    "read_range",
+    "read_string",
+    "read_watch",
+]
+
+_HEADER, _SUCCEEDED = b"\x0a", b"\x10\x01"
+
+
+class KeyValue:
+    """A key with its value, when it was created and last put, and how often since."""
+
+    __slots__ = ("created", "key", "lease", "modified", "value", "version")
+
+    def __init__(self, data: bytes) -> None:
+        self.key = self.value = b""
+        self.created = self.modified = self.version = self.lease = 0
+        for field, value in fields(data):
+            setattr(self, _OF_KEY_VALUE[field], value)
+
+
+_OF_KEY_VALUE = {
+    1: "key",
+    2: "created",
+    3: "modified",
+    4: "version",
+    5: "value",
+    6: "lease",
+}
+
+
+class Answer:
+    """What a transaction, or a part of one, answers.
+
+    Attributes:
+        revision: of the store, when it was carried out.
+        ok: whether everything that was compared held.
+        parts: what each of the things that were done answered; decoded when it is asked for.
+        rest: what they are decoded from.
+        found: the keys that were read.
+        count: how many there are (of a range), or were deleted.
+        more: whether there are more than were asked for.
+    """
+
+    __slots__ = ("_parts", "count", "found", "more", "ok", "rest", "revision")
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.ok = False
+        self.rest = b""
+        self._parts: list[Answer] | None = None
+        self.found: list[KeyValue] = []
+        self.count = 0
+        self.more = False
+
+    @property
+    def parts(self) -> list[Answer]:
+        if self._parts is None:
+            self._parts = [
+                _read_part(value)
+                for field, value in fields(self.rest)
+                if field == 3 and isinstance(value, bytes)
+            ]
+        return self._parts
+
+    @property
+    def first(self) -> KeyValue | None:
+        """The first key that was read."""
+        return self.found[0] if self.found else None
+
+
+def read_answer(data: bytes) -> Answer:
+    """A TxnResponse."""
+    answer = Answer()
+    if data[:1] == _HEADER and data[1] < 0x80:  # as it always is; the rest can wait
+        start = 2 + data[1]
+        answer.revision = _revision(data[2:start])
+        answer.ok = data[start : start + 2] == _SUCCEEDED
+        answer.rest = data[start:]
+    else:
+        for field, value in fields(data):
+            if field == 1:
+                assert isinstance(value, bytes)
+                answer.revision = _revision(value)
+            elif field == 2:
+                answer.ok = bool(value)
+        answer.rest = data
+    return answer
+
+
+def _read_part(data: bytes) -> Answer:
+    """A ResponseOp."""
+    for kind, value in fields(data):
+        assert isinstance(value, bytes)
+        if kind == 1:
+            return read_range(value)
+        if kind == 4:
+            return read_answer(value)
+        if kind == 3:
+            answer = Answer()
+            for field, number in fields(value):
+                if field == 2:
+                    assert isinstance(number, int)
+                    answer.count = number
+            return answer
+    return Answer()
+
+
+def read_range(data: bytes) -> Answer:
+    """A RangeResponse."""
+    answer = Answer()
+    for field, value in fields(data):
+        if field == 2:
+            assert isinstance(value, bytes)
+            answer.found.append(KeyValue(value))
+        elif field == 1:
+            assert isinstance(value, bytes)
+            answer.revision = _revision(value)
+        elif field == 3:
+            answer.more = bool(value)
+        elif field == 4:
+            assert isinstance(value, int)
+            answer.count = value
+    return answer
+
+
+def _revision(header: bytes) -> int:
+    """Of all its fields, which are numbers, the third."""
+    at = 0
+    while at < len(header):
+        field = header[at] >> 3
+        number = header[at + 1]
+        at += 2
+        if number >= 0x80:
+            number, at = long(header, at, number)
+        if field == 3:
+            return number
+    return 0
+
+
+class Lease:
+    """What is answered about a lease: its number, the seconds that it still has, and had."""
+
+    __slots__ = ("granted", "left", "number")
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.left = 0
+        self.granted = 0
+
+
+def read_lease(data: bytes) -> Lease:
+    """A LeaseGrantResponse, LeaseKeepAliveResponse or LeaseTimeToLiveResponse."""
+    lease = Lease()
+    for field, value in fields(data):
+        if isinstance(value, int):
+            if field == 2:
+                lease.number = value
+            elif field == 3:
+                lease.left = value - (1 << 64) if value >> 63 else value
+            elif field == 4:
+                lease.granted = value
+    return lease
+
+
+def read_string(data: bytes, wanted: int) -> str:
+    """A field of text."""
+    for field, value in fields(data):
+        if field == wanted:
+            assert isinstance(value, bytes)
+            return value.decode()
+    return ""
+
+
+class Event:
+    """A key that was put, or deleted (then it has a key and a revision, and nothing else)."""
+
+    __slots__ = ("deleted", "kv")
+
+    def __init__(self, data: bytes) -> None:
+        self.deleted = False
+        for field, value in fields(data):
+            if field == 1:
+                self.deleted = bool(value)
+            elif field == 2:
+                assert isinstance(value, bytes)
+                self.kv = KeyValue(value)
+
+
+class WatchAnswer:
+    """One message of a stream of watches."""
+
+    __slots__ = ("canceled", "compacted", "created", "events", "number", "reason", "revision")
+
+    def __init__(self) -> None:
+        self.number = self.revision = self.compacted = 0
+        self.created = self.canceled = False
+        self.reason = ""
+        self.events: list[Event] = []
+
+
+def read_watch(data: bytes) -> WatchAnswer:
+    """A WatchResponse."""
+    answer = WatchAnswer()
+    for field, value in fields(data):
+        if field == 11:
+            assert isinstance(value, bytes)
+            answer.events.append(Event(value))
+        elif field == 1:
+            assert isinstance(value, bytes)
+            answer.revision = _revision(value)
+        elif field == 2:
+            assert isinstance(value, int)
+            answer.number = value if value < 1 << 63 else value - (1 << 64)  # -1 is none
+        elif field == 3:
+            answer.created = bool(value)
+        elif field == 4:
+            answer.canceled = bool(value)
+        elif field == 5:
+            assert isinstance(value, int)
+            answer.compacted = value
+        elif field == 6:
+            assert isinstance(value, bytes)
+            answer.reason = value.decode()
+    return answer
