@@ -52,6 +52,12 @@ def pair() -> Iterator[tuple[Server, Server, str]]:
                 sentinel.stdout.read()
 
 
+async def test_a_sentinel_is_not_taken_for_a_server(pair: tuple[Server, Server, str]) -> None:
+    _, _, url = pair
+    with pytest.raises(tenure.EngineUnavailable, match=r"a sentinel .* write redis\+sentinel://"):
+        await tenure.connect(url.replace("+sentinel", "").replace("/jobs", "")).list_nodes()
+
+
 @guarantee("restarted", "kept", "tokens rise", on=REDIS)
 async def test_a_failover_keeps_what_the_replica_has(pair: tuple[Server, Server, str]) -> None:
     master, replica, url = pair

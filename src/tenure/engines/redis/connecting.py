@@ -79,6 +79,11 @@ async def connect(address: Address, meta: str, pushed: Pushed, lost: Lost) -> tu
             if address.db:
                 await wire.ask("SELECT", address.db)
             role = await wire.ask("ROLE")
+            if role[0] == b"sentinel":
+                raise EngineUnavailable(
+                    f"{address.url}: there is a sentinel at {shown(place)}; write "
+                    "redis+sentinel://, and behind the host the name under which it knows the server"
+                )
             if role[0] != b"master":
                 raise EngineUnavailable(
                     f"{address.url}: the server at {shown(place)} is a replica; name its "
