@@ -82,7 +82,7 @@ async def connect(address: Address, meta: str, pushed: Pushed, lost: Lost) -> tu
             if role[0] == b"sentinel":
                 raise EngineUnavailable(
                     f"{address.url}: there is a sentinel at {shown(place)}; write "
-                    "redis+sentinel://, and behind the host the name under which it knows the server"
+                    "redis+sentinel://, and behind the host the name that it gives the server"
                 )
             if role[0] != b"master":
                 raise EngineUnavailable(
