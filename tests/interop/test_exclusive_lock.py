@@ -174,6 +174,7 @@ def test_names_become_keys_as_the_originals_do(prefix: str, name: str, key: str)
     [
         ({"lock_ttl": 1.4, "lock_refresh": 1.0}, "at least 0.5 s longer"),
         ({"lock_ttl": -1}, "lock_ttl"),
+        ({"lock_refresh": 0}, "more than 0 s"),
         ({"name": ""}, "not empty"),
         ({"key_prefix": None}, "key_prefix is a str"),
         ({"lock_contents": 1}, "lock_contents is a str or bytes"),

@@ -17,6 +17,7 @@ from tenure.errors import EngineError, LeaseLost, Misuse
 from tenure.interop.exclusive_lock import ExclusiveLock
 from tests.engines.redis.proxy import Proxy
 from tests.engines.redis.servers import a_folder, shared
+from tests.interop.test_effect_faults import Jumping
 from tests.interop.test_exclusive_lock import Heard, is_held
 from tests.interop.test_interrupted import is_late
 
@@ -249,3 +250,35 @@ async def test_a_release_that_failed_can_be_made_good(again: str) -> None:
         await lock.release()
         assert await place.contents() is None
         assert heard.said[-1] == ("released", KEY)
+
+
+async def test_a_lock_does_not_outlive_a_suspended_machine() -> None:
+    async with a_place() as place:
+        clock = Jumping()
+        lock = place.lock(lock_refresh=0.05, clock=clock)
+        heard = Heard(lock)
+        assert await lock.acquire()
+        clock.suspended = 3600.0
+        assert not is_held(lock)
+        _, error = await heard.until("error")
+        assert "did not confirm" in str(error)
+        await heard.until("released")
+        assert "refreshed" not in [said[0] for said in heard.said]
+
+
+async def test_a_listener_that_fails_harms_nobody_and_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with a_place() as place:
+        lock = place.lock(lock_refresh=0.05)
+        off = lock.on("acquired", lambda key: 1 / 0)
+        heard = Heard(lock)
+        assert await lock.acquire()
+        assert "listener to 'acquired'" in caplog.text
+        await heard.until("refreshed")
+        off()
+        off()
+        await lock.release()
+        assert await lock.acquire()
+        assert caplog.text.count("ZeroDivisionError") == 1
+        await lock.release()

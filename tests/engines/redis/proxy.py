@@ -33,6 +33,7 @@ class Proxy:
         self.late = 0
         self._server_path = server
         self._writers: set[asyncio.StreamWriter] = set()
+        self._ended: list[asyncio.StreamWriter] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
         self._swallowed = asyncio.Event()
@@ -58,11 +59,15 @@ class Proxy:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        for writer in self._ended:
+            with contextlib.suppress(OSError):  # or it would be told when it is collected
+                await writer.wait_closed()
 
     def cut(self) -> None:
         """Break every connection."""
         for writer in self._writers:
             writer.transport.abort()
+        self._ended += self._writers
         self._writers.clear()
 
     async def lose_an_answer(self) -> None:
