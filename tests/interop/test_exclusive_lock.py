@@ -209,6 +209,17 @@ async def test_what_redis_refuses_is_told_without_asking_whether_it_is_there(
         assert "is Redis there" not in str(told.value)
 
 
+async def test_a_wrong_password_is_told_without_asking_either() -> None:
+    with a_redis() as url:
+        async with redis.asyncio.Redis.from_url(url) as client:
+            await client.config_set("requirepass", "right")
+        once = Retry(NoBackoff(), 0)
+        async with redis.asyncio.Redis.from_url(url, password="wrong", retry=once) as client:
+            with pytest.raises(EngineError, match="password") as told:
+                await ExclusiveLock("nightly", client).acquire()
+            assert "is Redis there" not in str(told.value)
+
+
 async def test_a_cancelled_acquire_leaves_nothing(connected: Connecting) -> None:
     async with connected() as one, connected() as two:
         await one.ping()

@@ -37,4 +37,8 @@ def check_client(client: Any) -> None:
 def what_to_do(error: Exception) -> str:
     """A question to whoever reads of a failure, if it may be that Redis is not reached."""
     unreached = isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)
-    return " (is Redis there?)" if unreached and not isinstance(error, AuthenticationError) else ""
+    # redis-py says of a wrong password that it could not connect, because of it.
+    refused = isinstance(error, AuthenticationError) or isinstance(
+        error.__cause__, AuthenticationError
+    )
+    return " (is Redis there?)" if unreached and not refused else ""
