@@ -81,6 +81,7 @@ class Keeper:
         self._sessions: dict[Kept, None] = {}
         self._last_turn = clock.now()
         self._timer: asyncio.TimerHandle | None = None
+        self._wake = 0.0  # when it fires
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._look = threading.Event()
@@ -98,7 +99,9 @@ class Keeper:
                     target=self._run_thread, name="tenure-keeper", daemon=True
                 )
                 self._thread.start()
-        self.reschedule()
+        self._look.set()
+        if self._timer is None or min(session.renew_at, session.deadline) < self._wake:
+            self._turn()
 
     def reschedule(self) -> None:
         """Look again at what is due when. On the loop."""
@@ -144,6 +147,7 @@ class Keeper:
             self._timer.cancel()
             self._timer = None
         if self._sessions:
+            self._wake = wake
             self._timer = self._loop.call_later(wake - now, self._turn)
 
     # In the thread

@@ -117,6 +117,32 @@ async def test_several_sessions_have_their_own_times(clock: VirtualClock) -> Non
     await kept.aclose()
 
 
+async def test_a_session_more_is_not_a_look_at_all_the_others(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    def deadline(session: Fake) -> float:
+        nonlocal looks
+        looks += 1
+        return session.proof + session.span
+
+    monkeypatch.setattr(Fake, "deadline", property(deadline))
+    kept = make(clock)
+    first = Fake(clock)
+    kept.add(first)
+    for _ in range(100):
+        kept.add(Fake(clock))
+    assert looks < 400
+    soonest = Fake(clock, window=0.6)
+    kept.add(soonest)
+    await asyncio.sleep(0.5)
+    assert soonest.renewals == pytest.approx([1000.2, 1000.4])
+    await asyncio.sleep(3)
+    assert len(first.renewals) == 1
+    await kept.aclose()
+
+
 async def test_a_deadline_that_comes_nearer_is_seen_when_the_keeper_is_told(
     clock: VirtualClock,
 ) -> None:
