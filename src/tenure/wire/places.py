@@ -11,9 +11,10 @@ from urllib.parse import unquote
 
 from tenure.errors import InvalidArgument
 
-__all__ = ["host_and_port", "is_local", "parameters", "shown", "socket_path"]
+__all__ = ["host_and_port", "is_host", "is_local", "parameters", "shown", "socket_path"]
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_LONGEST_LABEL = 63  # characters between two dots, of which there are some
 
 
 def host_and_port(url: str, place: str, default: int, *, lowest: int = 1) -> tuple[str, int]:
@@ -37,13 +38,19 @@ def host_and_port(url: str, place: str, default: int, *, lowest: int = 1) -> tup
         host, _, port = place.partition(":")
         if ":" in port:
             raise InvalidArgument(f"{url!r}: write an IPv6 address in brackets, as in [::1]:7070")
-        if host and not _HOST.fullmatch(host):
+        if host and not is_host(host):
             raise InvalidArgument(f"{url!r}: {host!r} is not the name or the address of a host")
     if not port:
         return host, default
     if not (port.isascii() and port.isdigit() and lowest <= int(port) < 1 << 16):
         raise InvalidArgument(f"{url!r}: {port!r} is no port; a port is {lowest} to 65535")
     return host, int(port)
+
+
+def is_host(text: str) -> bool:
+    """Whether that can be the name of a host, or an IPv4 address."""
+    labels = text.split(".")
+    return bool(_HOST.fullmatch(text)) and all(0 < len(x) <= _LONGEST_LABEL for x in labels)
 
 
 def shown(host: str, port: int) -> str:

@@ -58,6 +58,8 @@ def test_certificates_are_for_etcds() -> None:
         ("etcd://a?timeout=never", "timeout"),
         ("etcd://a?timeout=0", "timeout"),
         ("etcd://a:0", "port"),
+        ("etcd://a..b", "is not a host"),
+        (f"etcd://{64 * 'a'}.b", "is not a host"),
         ("etcd://a:b", "port"),
         ("etcd://a b", "not a host"),
         ("etcd://a,,b", "not a host"),

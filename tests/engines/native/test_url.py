@@ -82,7 +82,7 @@ def test_the_token_is_in_the_url_or_in_the_environment(monkeypatch: pytest.Monke
             ",a",
             "a,a",
         ),
-        *("a#b", "a?tls-ca=x", "a?unknown=x", "-a", "a?tls-ca"),
+        *("a#b", "a?tls-ca=x", "a?unknown=x", "-a", "a..b", 64 * "a", "a?tls-ca"),
     ],
 )
 def test_what_is_wrong_with_a_url_is_told_without_its_token(rest: str) -> None:

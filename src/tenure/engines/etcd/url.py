@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from tenure.errors import InvalidArgument
+from tenure.wire.places import is_host
 
 __all__ = ["Address", "parse"]
 
@@ -32,7 +33,7 @@ _OPTIONS = {
 }
 _SECRET = frozenset({"password"})
 _FILES = ("root_certificates", "certificate_chain", "private_key")
-_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
+_IN_BRACKETS = re.compile(r"\[[0-9A-Fa-f:.]+\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def _endpoint(shown: str, host: str) -> str:
         name, colon, port = host.rpartition(":")
         if not colon:
             name, port = host, ""
-    if not _HOST.fullmatch(name):
+    if not (is_host(name) or _IN_BRACKETS.fullmatch(name)):
         raise InvalidArgument(f"{shown}: {host!r} is not a host, such as one.example.org:{_PORT}")
     if not port and not host.endswith(":"):
         return f"{name}:{_PORT}"
