@@ -90,7 +90,7 @@ async def test_a_leader_that_is_stopped_for_longer_than_the_window_costs_no_leas
 async def test_a_quorum_that_is_back_within_the_window_was_never_missed(
     cluster: Cluster, url: str
 ) -> None:
-    async with contest(url, window=10, contenders=CONTENDERS) as seen:
+    async with contest(url, window=20, contenders=CONTENDERS) as seen:
         for member in cluster.members[:2]:
             member.pause()
         await asyncio.sleep(2)
