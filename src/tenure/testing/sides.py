@@ -51,9 +51,9 @@ def known(fact: T | None) -> T | Unknown:
 
 
 def placed(request: Request) -> tuple[Place, bool | Unknown]:
-    """What `enqueue` answered; a waiter's order id may be unknown."""
-    waits = request.place is Place.WAITING
-    return request.place, Unknown() if waits else request.order_id is None
+    """What `enqueue` answered; the order id of who waits, or has left already, may be unknown."""
+    unknown = request.place is Place.WAITING or request.withdrawn
+    return request.place, Unknown() if unknown else request.order_id is None
 
 
 def same_removal(one: Request, other: Request) -> bool:
