@@ -46,6 +46,7 @@ def test_a_store_that_works_is_tried_out(tenure: Tenure) -> None:
     rows = found(tenure)
     assert {each["level"] for each in rows.values()} <= {"ok", "warning"}
     assert rows["URL"]["found"] == f"{tenure.url}  (from TENURE_URL)"
+    assert "the WAL-reset bug" in rows["checkpoints"]["found"]
     assert rows["contents"]["found"] == "schema 2; nodes: 1, sessions: 0, requests: 0"
     assert rows["in use"]["found"] == "by nobody else"
     assert rows["lock"]["found"].startswith("locked and released in ")

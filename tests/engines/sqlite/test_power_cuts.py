@@ -167,7 +167,7 @@ async def recorded(path: Path, *durabilities: str, rounds: int = 3, keys: int = 
             await hand_around(workers, range(rounds), keys)
             for engine in engines:
                 engine.store._checkpointer.close()
-                engine.store._checkpointer._move()  # all of it, so that the log begins anew
+                engine.store._checkpointer.checkpoint()  # all of it, so that the log begins anew
             await hand_around(workers, range(rounds, 2 * rounds), keys)
             end = len(log)
     return log[:end]

@@ -1,8 +1,22 @@
-"""Moving what commits leave in SQLite's log into the database, beside the event loop.
+"""Checkpoints of SQLite's write-ahead log, in a thread beside the event loop.
 
-By itself SQLite does that in some commit, every now and then, and waits for the disk in it. Here a
-thread does it, while others go on committing. Only should the log have grown long all the same (it
-can be begun anew only at a moment when all of it has been moved), a commit does the rest.
+By itself SQLite runs a checkpoint in some commit, every now and then, and that commit waits for the
+disk. Here a thread does it, while commits go on. The log can only be restarted at a moment when all
+of it has been copied to the database. Should it grow long all the same, a commit does the rest.
+
+SQLite 3.7.0 to 3.51.2 has a defect, which its documentation calls the WAL-reset bug. A checkpoint
+reads the log's length. A commit of another connection then restarts the log, unseen by the
+checkpoint, which goes on to record the former length as copied. A later checkpoint skips as many
+frames of the restarted log, and the commits in them are lost.
+
+Rule: a checkpoint runs only while a read transaction of another connection is open, which began
+before it. That excludes the bug, whatever the library's version and whatever other programs do:
+
+* If the reader reads from the log, no commit can restart the log until the reader ends.
+* If the whole log had been copied when the reader began, the reader reads the database alone. A
+  commit may then restart the log, but no checkpoint can copy anything until the reader ends.
+
+A checkpoint in a commit needs no reader: it runs in the turn, in which no other program commits.
 """
 
 from __future__ import annotations
@@ -25,7 +39,7 @@ commit only a few times each take their share."""
 
 
 class Checkpointer:
-    """Sees to the log on behalf of one engine."""
+    """Runs the checkpoints of one engine."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -34,25 +48,32 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
 
     def count(self) -> None:
-        """There was a commit."""
+        """Note a commit, and start a checkpoint when one is due."""
         self._left -= 1
         if self._left <= 0 and (self._thread is None or not self._thread.is_alive()):
             self._left = _EVERY
-            self._thread = threading.Thread(
-                target=self._move, name="tenure-sqlite-checkpoint", daemon=True
+            thread = threading.Thread(
+                target=self.checkpoint, name="tenure-sqlite-checkpoint", daemon=True
             )
-            self._thread.start()
+            # Where no thread can be started, the commit stands and the log grows until the next.
+            with contextlib.suppress(RuntimeError, MemoryError):
+                thread.start()
+                self._thread = thread
 
-    def _move(self) -> None:
-        # Whatever fails here is tried again the next time, and told by a commit.
-        with contextlib.suppress(sqlite3.Error, TenureError), self._guard:
-            connection = schema.connect(self._address)
-            try:
-                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            finally:
-                connection.close()
+    def checkpoint(self) -> None:
+        """Run a checkpoint now, in the calling thread."""
+        # Whatever fails here is tried again the next time, and reported by a commit.
+        with (
+            contextlib.suppress(sqlite3.Error, TenureError),
+            self._guard,
+            contextlib.closing(schema.connect(self._address)) as reader,
+            contextlib.closing(schema.connect(self._address)) as connection,
+        ):
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # begins the reading
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
     def close(self) -> None:
-        """Wait until it is done."""
+        """Wait until no checkpoint runs."""
         if self._thread is not None:
             self._thread.join()

@@ -34,6 +34,7 @@ from tenure.engines.sqlite.files import (
     system_error,
     user,
 )
+from tenure.engines.sqlite.library import examine_library
 from tenure.engines.sqlite.life import boot_id
 from tenure.engines.sqlite.url import Address, parse
 from tenure.errors import TenureError
@@ -58,6 +59,7 @@ def examine(url: str) -> Iterator[Finding]:
     except TenureError as error:
         yield _refused("address", error)
         return
+    yield examine_library()
     folder = os.path.dirname(address.path)
     there = os.path.lexists(address.path)
     refused = False
