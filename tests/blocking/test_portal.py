@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 
 import tenure
 from tenure import blocking
+from tenure.blocking import callers
 from tenure.blocking.agent import Call
 from tenure.blocking.portal import the_portal
 from tenure.blocking.turning import SWITCH_INTERVAL
@@ -42,6 +44,30 @@ def test_one_thread_serves_from_the_first_connect_to_the_last_close(url: str) ->
     with blocking.connect(url) as third:
         assert loop_threads() == 1
         third.list_nodes()
+
+
+def test_close_ends_the_thread_even_when_the_loop_lags_behind_the_caller(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = blocking.connect(url)
+    client.list_nodes()
+    portal = client._portal
+    lagged = threading.Event()
+
+    def lag(call: Call) -> None:
+        """The caller goes on before the loop has put the call aside."""
+        agent.bell.ring()
+        if call.over and client._twin._closed:
+            deadline = time.monotonic() + 5
+            until(lambda: portal._turning.thread is None or time.monotonic() > deadline)
+            lagged.set()
+        portal._finished(call)
+
+    agent = portal._mine().next()
+    monkeypatch.setattr(agent, "_finished", lag)
+    client.close()
+    assert loop_threads() == 0
+    assert lagged.is_set()
 
 
 def test_it_comes_again_for_a_call_that_comes_late(url: str) -> None:
@@ -200,44 +226,99 @@ def test_a_cancellation_before_a_call_is_not_for_the_call(client: blocking.Clien
 # Who may call
 
 
-@pytest.mark.no_debug
-async def test_async_code_is_told_to_use_tenure_itself(url: str) -> None:
-    with pytest.raises(Misuse, match="use tenure itself"):
-        blocking.connect(url)
+@pytest.fixture
+def not_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has not been warned of a blocked event loop."""
+    monkeypatch.setattr(callers, "_warned", False)
 
 
-def test_a_client_is_not_used_in_an_event_loops_thread(client: blocking.Client) -> None:
+@pytest.mark.usefixtures("not_warned")
+def test_a_thread_that_runs_an_event_loop_is_warned_once_and_served(url: str) -> None:
+    async def cell_of_a_notebook() -> int:
+        with blocking.connect(url) as client:
+            with client.mutex("a").lock(timeout=10) as lease:
+                assert lease.held
+            with client.session() as session, session.mutex("a").lock() as lease:
+                return lease.fencing_token
+
+    with pytest.warns(RuntimeWarning, match="blocks this thread's event loop") as warnings:
+        assert asyncio.run(cell_of_a_notebook()) > 0
+    assert [warning.filename for warning in warnings] == [__file__]
+
+
+@pytest.mark.usefixtures("not_warned")
+def test_a_client_is_shared_by_threads_with_and_without_an_event_loop(
+    client: blocking.Client,
+) -> None:
     lease = client.mutex("a").lock()
-    entered = client.mutex("b").lock()
 
     async def use() -> None:
-        for call in (client.list_nodes, client.mutex("c").lock, lease.release, lease.__enter__):
-            with pytest.raises(Misuse, match="event loop"):
-                call()
-        with pytest.raises(Misuse, match="event loop"):
-            entered.__exit__(None, None, None)
-        error = KeyError()
-        entered.__exit__(KeyError, error, None)
-        assert "event loop" in error.__notes__[0]
-        assert await asyncio.to_thread(client.list_nodes)
+        with pytest.warns(RuntimeWarning, match="shown once"):
+            assert client.mutex("a").try_lock() is None
+        lease.release()
+        assert await asyncio.to_thread(client.list_nodes) == ["/default"]
 
-    with entered:
+    with client.mutex("b").lock() as entered:
         asyncio.run(use())
-    lease.release()
+        assert entered.held
+    assert is_free(client, "a")
 
 
-def test_a_callback_of_a_loss_is_told_too(client: blocking.Client, eye: blocking.Client) -> None:
-    told: list[BaseException] = []
+def test_a_callback_on_the_portals_own_thread_is_refused(
+    client: blocking.Client, eye: blocking.Client
+) -> None:
+    errors: list[BaseException] = []
 
     def lost(_: tenure.LeaseLost) -> None:
         try:
             client.list_nodes()
         except Misuse as misuse:
-            told.append(misuse)
+            errors.append(misuse)
 
     lease = client.mutex("a").lock(on_loss=lost)
     eye.evict("/default", "a", lease.fencing_token)
-    until(lambda: told)
+    until(lambda: errors)
+    assert "hand the call to another thread" in str(errors[0])
+
+
+# Greenlets
+
+
+def with_gevent(patch: str, body: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of two workers that gevent has patched."""
+    pytest.importorskip("gevent", reason="pip install gevent")
+    program = (
+        f"import gevent.monkey\ngevent.monkey.patch_all({patch})\nimport gevent\n"
+        "from tenure import blocking\n"
+        "def work(number):\n"
+        "    with blocking.connect('memory://') as client, client.mutex('a').lock(timeout=30):\n"
+        "        print('worked', number, flush=True)\n" + body
+    )
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_greenlets_in_the_place_of_threads_are_refused_with_the_remedy() -> None:
+    done = with_gevent("", "gevent.joinall([gevent.spawn(work, 1)], raise_error=True)\n")
+    assert done.returncode == 1
+    assert "Unsupported: tenure.blocking needs threads of the operating system" in done.stderr
+    assert "patch_all(thread=False, select=False)" in done.stderr
+
+
+def test_the_remedy_for_gevent_works() -> None:
+    done = with_gevent(
+        "thread=False, select=False",
+        "pool = gevent.get_hub().threadpool\n"
+        "greenlets = [gevent.spawn(pool.apply, work, (number,)) for number in range(2)]\n"
+        "gevent.joinall(greenlets, raise_error=True)\n",
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["worked 0", "worked 1"]
 
 
 # Many threads

@@ -49,8 +49,9 @@ def connect(url: str | None = None, *, clock: Clock | None = None) -> Client:
 
     Raises:
         InvalidArgument: the URL is wrong.
-        Unsupported: no engine is installed for its scheme.
-        Misuse: the calling thread runs an event loop.
+        Unsupported: no engine is installed for its scheme, or threads have been replaced with
+            greenlets (gevent, eventlet).
+        Misuse: it is called by a callback on the background thread.
     """
     portal = the_portal()
     portal.check_caller()

@@ -7,8 +7,8 @@ answer that it would get in async code.
 
 Rules:
 
-* `call` and its like are the only way in. They refuse to be used from a thread that runs an event
-  loop, and from a forked child.
+* `call` and its like are the only way in. They refuse to be used from the portal's own thread and
+  from a forked child (`tenure.blocking.callers`).
 * A call announces itself in `_calls` before it looks for the thread, which ends when there is no
   call and no client (`tenure.blocking.turning`). One that comes while the thread ends may be
   carried out by its last turn: then it needs no other.
@@ -35,6 +35,7 @@ from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 from tenure import fork
 from tenure.blocking.agent import Agent, Call, loss_around
 from tenure.blocking.bell import Bell
+from tenure.blocking.callers import check_event_loop, check_threads
 from tenure.blocking.turning import Loop, LoopThread, Turning
 from tenure.errors import Misuse, SessionClosed
 from tenure.scope import note_failure
@@ -147,21 +148,17 @@ class Portal:
     # Calls, from any thread but the loop's
 
     def check_caller(self) -> None:
-        """Raise unless the calling thread may wait.
+        """Raise unless the calling thread may wait; warn if it runs an event loop.
 
         Raises:
-            Misuse: it runs an event loop, or it is in a forked child.
+            Misuse: it is the portal's own thread, or it is in a forked child.
             SessionClosed: the interpreter exits, and has closed all clients.
         """
         if fork.generation() != self._born:
             fork.check(self._born, "what tenure.blocking made")
         if self._loop.is_closed():
             raise SessionClosed("this program ends, and its clients have been closed")
-        if asyncio._get_running_loop() is not None:
-            raise Misuse(
-                "tenure.blocking would stop this thread's event loop while it waits; in async code "
-                "use tenure itself, or call this in a thread (asyncio.to_thread)"
-            )
+        check_event_loop(self._loop)
 
     def call(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Have a coroutine function called on the loop, wait for it, and give what it gives."""
@@ -254,6 +251,8 @@ class Portal:
                 self._turning.start(call)
             while not call.over:  # an earlier call that was interrupted may have rung too
                 agent.bell.wait()
+            # The loop does so too, perhaps later; a close must not count its own call as needed.
+            self._calls.discard(call)
             if call.error is None:
                 given = call.result if handle is None else handle(self, call.result)
             mine.free.append(agent)
@@ -415,8 +414,13 @@ _making = threading.Lock()
 
 
 def the_portal() -> Portal:
-    """This process's portal."""
+    """This process's portal.
+
+    Raises:
+        Unsupported: threads have been replaced with greenlets.
+    """
     global _portal  # noqa: PLW0603  one for the process is the point
+    check_threads()
     with _making:
         if _portal is None:
             _portal = Portal()

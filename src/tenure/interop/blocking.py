@@ -99,7 +99,7 @@ def connect(url: str, **options: Any) -> Connection:
 
     Raises:
         ValueError: the URL is wrong.
-        Misuse: the calling thread runs an event loop.
+        Unsupported: threads have been replaced with greenlets (gevent, eventlet).
     """
     portal = the_portal()
     portal.check_caller()

@@ -1,0 +1,85 @@
+"""Checks on the threads that call `tenure.blocking`.
+
+A call blocks its thread until the portal's own thread has answered. So the portal's thread may not
+call, and a thread that runs an event loop blocks that loop. Libraries that replace threads with
+greenlets leave no second thread that could answer, so that a call would hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import warnings
+
+from tenure.errors import Misuse, Unsupported
+
+__all__ = ["check_event_loop", "check_threads"]
+
+_PATCHERS = {
+    "gevent": ("gevent.monkey", "is_module_patched", ("threading", "select")),
+    "eventlet": ("eventlet.patcher", "is_monkey_patched", ("thread", "select")),
+}
+"""Libraries that replace threads: the module and function that report it, and what to ask for."""
+
+_REMEDIES = {
+    "gevent": "call monkey.patch_all(thread=False, select=False), and use tenure.blocking in "
+    "gevent's thread pool: gevent.get_hub().threadpool.apply(function)",
+    "eventlet": "call monkey_patch(thread=False, select=False), and use tenure.blocking in "
+    "eventlet's thread pool: eventlet.tpool.execute(function)",
+}
+
+_warned = False
+
+
+def check_threads() -> None:
+    """Check that threads are threads of the operating system.
+
+    Raises:
+        Unsupported: a library has replaced them with greenlets.
+    """
+    for library, (module, function, parts) in _PATCHERS.items():
+        patcher = sys.modules.get(module)
+        if patcher is not None and any(getattr(patcher, function)(part) for part in parts):
+            raise Unsupported(
+                f"tenure.blocking needs threads of the operating system, and {library} has "
+                f"replaced them: {_REMEDIES[library]}"
+            )
+
+
+def check_event_loop(portals: asyncio.AbstractEventLoop) -> None:
+    """Warn once when the calling thread runs an event loop, which the call will block.
+
+    Args:
+        portals: the portal's own loop.
+
+    Raises:
+        Misuse: the caller runs on the portal's loop, which could never answer.
+    """
+    global _warned  # noqa: PLW0603  one warning for the process is the point
+    running = asyncio._get_running_loop()
+    if running is None:
+        return
+    if running is portals:
+        raise Misuse(
+            "tenure.blocking was called on its own event loop (by a callback such as on_loss), "
+            "where it would wait for itself: hand the call to another thread"
+        )
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            "tenure.blocking blocks this thread's event loop while it waits; in async code use "
+            "tenure itself, or call this in a thread (asyncio.to_thread). In a notebook this is "
+            "harmless. This warning is shown once",
+            RuntimeWarning,
+            stacklevel=_program_level(),
+        )
+
+
+def _program_level() -> int:
+    """The stack level of the nearest frame outside tenure, as `warnings.warn` counts from here."""
+    level = 2
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("tenure."):
+        frame = frame.f_back
+        level += 1
+    return level
