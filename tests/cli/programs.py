@@ -167,6 +167,34 @@ def alive(pid: int) -> bool:
     return False
 
 
+def state(pid: int) -> str:
+    """The state of a process as in ps; empty when there is none."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def child_of(pid: int) -> int:
+    """The only child of a process."""
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
+
+
+def guards_of(running: Running) -> tuple[int, int]:
+    """The watchdog and the guardian of a `tenure run` whose command has started."""
+    watchdog = child_of(running.process.pid)
+    return watchdog, child_of(watchdog)
+
+
+def together(*pids: int) -> None:
+    """Kill processes at once: none of them does anything after the first is dead."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: all(state(pid) == "T" for pid in pids))
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
 def listener(*options: str) -> list[str]:
     """The arguments that run a command which says what signals it gets."""
     return ["run", "--lock", "nightly", *options, "--", sys.executable, "-c", LISTENER]

@@ -144,6 +144,33 @@ def test_quiet_leaves_it_to_the_exit_code(tenure: Tenure) -> None:
     assert (done.returncode, done.stderr) == (75, "")
 
 
+def test_verbose_names_the_holder_and_the_place_in_the_queue(tenure: Tenure) -> None:
+    holder = tenure.hold()
+    first = tenure.start(*LOCK, "--", "true")
+    eventually(lambda: tenure.waiting() == 1)
+    second = tenure.start(*LOCK, "--verbose", "--", "true")
+    assert second.process.stderr is not None
+    lines = (line for line in second.process.stderr if " waiting for " in line)
+    assert re.fullmatch(
+        r"tenure: waiting for 'nightly' on /default: held by .*pid \d+.* tenure run sh.* for .* s; "
+        r"place 2 of 2 in the queue\n",
+        next(lines),
+    )
+    holder.say("0")
+    assert first.end() == (0, "")
+    code, said = second.end()
+    assert code == 0
+    assert "tenure: acquired 'nightly' on /default after " in said
+
+
+def test_without_a_terminal_a_wait_is_silent(tenure: Tenure) -> None:
+    holder = tenure.hold()
+    waiter = tenure.start(*LOCK, "--", "sleep", "0")
+    eventually(lambda: tenure.waiting() == 1)
+    holder.say("0")
+    assert waiter.end() == (0, "")
+
+
 @pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "USR1"])
 def test_a_signal_ends_the_wait(tenure: Tenure, name: str) -> None:
     tenure.hold()

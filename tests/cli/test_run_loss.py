@@ -17,8 +17,10 @@ from tests.cli.programs import (
     Tenure,
     alive,
     eventually,
+    guards_of,
     listener,
     pid_of,
+    together,
 )
 from tests.guarantees import SQLITE, guarantee
 
@@ -49,13 +51,6 @@ def family(*options: str) -> list[str]:
     return [*LOCK, *options, "--", sys.executable, "-c", FAMILY]
 
 
-def guardian_of(pid: int) -> int:
-    """The guardian that is the only child of a `tenure run`."""
-    with open(f"/proc/{pid}/task/{pid}/children") as children:
-        (guardian,) = children.read().split()
-    return int(guardian)
-
-
 @guarantee("killed", "one owner", "nothing leaks", on=SQLITE)
 def test_a_killed_run_takes_all_of_its_command_with_it(tenure: Tenure) -> None:
     running = tenure.start(*family())
@@ -82,12 +77,9 @@ def test_the_lock_of_a_killed_run_passes_on_to_who_waits(tenure: Tenure) -> None
 
 def test_the_lock_stays_with_a_command_that_has_outlived_everybody(tenure: Tenure) -> None:
     unbound = "import ctypes; ctypes.CDLL(None).prctl(1, 0)  # the parent-death signal\n"
-    running = tenure.start(*LOCK, "--", sys.executable, "-c", unbound + LISTENER)
+    running = tenure.start(*LOCK, "--no-cgroup", "--", sys.executable, "-c", unbound + LISTENER)
     pid = pid_of(running.line())
-    guardian = guardian_of(running.process.pid)
-    running.signal(STOP)  # else it would kill the command of a dead guardian
-    os.kill(guardian, KILL)
-    running.signal(KILL)
+    together(running.process.pid, *guards_of(running))
     running.process.wait()
     try:
         # A dead process gives its locks up at once; this one's command has inherited its.
@@ -139,27 +131,27 @@ def test_a_stop_shorter_than_the_window_is_no_loss(tenure: Tenure) -> None:
 def test_a_dead_guardian_means_a_dead_command(tenure: Tenure) -> None:
     running = tenure.start(*listener())
     pid = pid_of(running.line())
-    guardian = guardian_of(running.process.pid)
+    _, guardian = guards_of(running)
     running.signal(STOP)
     os.kill(guardian, KILL)
-    eventually(lambda: not alive(pid))  # the kernel's doing
+    eventually(lambda: not alive(pid))  # by the kernel
     running.signal(CONT)
     assert running.end()[0] == 128 + KILL
 
 
-def test_a_guardian_and_a_run_that_were_both_stopped_kill_first(tenure: Tenure) -> None:
+def test_all_guards_stopped_means_that_the_command_outlives_the_lock(tenure: Tenure) -> None:
     running = tenure.start(*listener(*SHORT))
     pid = pid_of(running.line())
-    guardian = guardian_of(running.process.pid)
-    running.signal(STOP)
-    os.kill(guardian, STOP)
-    # The lock passes on, because its holder has not been heard of within its window. That the
-    # command lives on is what a stopped guardian makes possible.
+    guards = guards_of(running)
+    for each in (running.process.pid, *guards):
+        os.kill(each, STOP)
+    # The lock passes on, because its holder has not been heard of within its window.
     assert tenure(*LOCK, "--timeout", "30", "--", "true").returncode == 0
     assert alive(pid)
     running.signal(CONT)
     eventually(lambda: not alive(pid))
-    os.kill(guardian, CONT)
+    for each in guards:
+        os.kill(each, CONT)
     assert running.end()[0] == 79
 
 

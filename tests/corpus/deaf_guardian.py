@@ -1,12 +1,13 @@
 """A planted defect: `tenure run` with a guardian that leaves the deadline to `tenure run`.
 
 ``deaf_guardian.py tenure ARGUMENTS...`` is the command line with such a guardian. Run with other
-arguments this file is that guardian: it is started by its path and finds no modules, so that what
-it changes is named by an environment variable.
+arguments this file is that guardian: it is started by its path, and the original is named by an
+environment variable.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 import sys
@@ -24,15 +25,10 @@ def main() -> None:
         guarded.GUARDIAN = Path(__file__)
         del sys.argv[1]
         sys.exit(command_line())
-    module = runpy.run_path(os.environ[_ORIGINAL])
-    look = module["Guardian"].look
-
-    def look_at_no_deadline(self: object) -> object:
-        self.deadline = float("inf")  # type: ignore[attr-defined]
-        return look(self)
-
-    module["Guardian"].look = look_at_no_deadline
-    module["main"](sys.argv[1:])
+    runpy.run_path(os.environ[_ORIGINAL])  # finds the guardian's modules, and does no more
+    deadline = importlib.import_module("guard.processes").Deadline
+    deadline.at = property(lambda _: float("inf"), deadline.at.fset)
+    importlib.import_module("guard.watchdog").main(sys.argv[1:])
 
 
 if __name__ == "__main__":

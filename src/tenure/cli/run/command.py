@@ -29,9 +29,10 @@ class _WithStatusTable(click.Command):
     cls=_WithStatusTable,
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     epilog="When the lease cannot be proven any more, the command gets SIGTERM --grace before the "
-    "deadline, and SIGKILL at the deadline, with all its descendants; daemons (setsid, and no "
-    "parent left) are on their own. What it has asked others to do, a database, a container, "
-    "another host, goes on: give those TENURE_FENCING_TOKEN to compare.",
+    "deadline, and SIGKILL at the deadline, with all its descendants. Daemons (setsid, and no "
+    "parent left) end with a lost lock; they are left alone when the command ends by itself. What "
+    "it has asked others to do, a database, a container, another host, goes on: give those "
+    "TENURE_FENCING_TOKEN to compare.",
 )
 @click.option(
     "--lock",
@@ -88,6 +89,25 @@ class _WithStatusTable(click.Command):
 )
 @click.option("--data", metavar="TEXT", default="", help="What others see of this holder.")
 @click.option("--quiet", "-q", is_flag=True, help="Say nothing when it is not free.")
+@click.option(
+    "--verbose",
+    "-v",
+    is_flag=True,
+    help="Say what it waits for, and how the command is contained. A terminal gets the first.",
+)
+@click.option(
+    "--pass-credentials",
+    "credentials",
+    is_flag=True,
+    help="Leave TENURE_TOKEN, and the passwords in TENURE_URL, in COMMAND's environment.",
+)
+@click.option(
+    "--no-cgroup",
+    "cgroup",
+    flag_value=False,
+    default=True,
+    help="Do not put COMMAND into a cgroup of its own.",
+)
 @url_option
 @click.argument(
     "command",

@@ -1,10 +1,11 @@
-"""The command as `tenure run` sees it: a process behind a guardian (`tenure.cli.run.guardian`)."""
+"""The command as `tenure run` sees it: a process behind a guardian (`tenure.cli.run.guard`)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,9 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CannotRun", "Ending", "GuardedCommand"]
+from tenure.cli.run.guard.cgroup import Cgroup
+from tenure.cli.run.guard.processes import SWEEP, become_subreaper, descendants, send
 
-GUARDIAN = Path(__file__).with_name("guardian.py")
+__all__ = ["CannotGuard", "CannotRun", "Ending", "GuardedCommand", "check_interpreter"]
+
+GUARDIAN = Path(__file__).with_name("guard") / "__main__.py"
 
 
 class CannotRun(Exception):
@@ -24,6 +28,24 @@ class CannotRun(Exception):
     def __init__(self, errno: int) -> None:
         super().__init__(os.strerror(errno))
         self.errno = errno
+
+
+class CannotGuard(Exception):
+    """The guardian could not be started, so the command was not run."""
+
+
+def check_interpreter() -> str:
+    """Return the Python interpreter that runs the guardian.
+
+    Raises:
+        CannotGuard: there is none.
+    """
+    interpreter = sys.executable
+    if not interpreter:
+        raise CannotGuard("Python does not know its own interpreter (sys.executable is empty)")
+    if shutil.which(interpreter) is None:
+        raise CannotGuard(f"the interpreter {interpreter} is missing or cannot be executed")
+    return interpreter
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +60,30 @@ class GuardedCommand:
     """A command under a guardian. `start` makes one.
 
     Args:
+        cgroup: the command's own, if it has one.
         stopped: called with the signal when the command was stopped.
         stuck: called with process ids that live on after SIGKILL.
+        apart: called when the command could not enter the cgroup, with the reason.
     """
 
     def __init__(
         self,
-        guardian: subprocess.Popen[bytes],
+        watchdog: subprocess.Popen[bytes],
         control: socket.socket,
+        cgroup: Cgroup | None,
         *,
         stopped: Callable[[int], None],
         stuck: Callable[[str], None],
+        apart: Callable[[str], None],
     ) -> None:
         self.group: int | None = None  # the command's process group, once it is started
-        self._guardian = guardian
+        self._watchdog = watchdog
         self._control = control
+        self._cgroup = cgroup
         self._stopped = stopped
         self._stuck = stuck
+        self._apart = apart
+        self._alone: asyncio.Task[None] | None = None
         self._heard = b""
         self._loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[Ending] = self._loop.create_future()
@@ -70,42 +99,56 @@ class GuardedCommand:
         grace: float,
         foreground: bool,
         inherit: int | None,
+        cgroup: Cgroup | None,
         stopped: Callable[[int], None],
         stuck: Callable[[str], None],
+        apart: Callable[[str], None],
     ) -> GuardedCommand:
-        """Start a command.
+        """Start a command. The calling process has no other children.
 
         Args:
             deadline: when it is killed, on the boot-time clock, unless `extend` moves that.
             grace: seconds before that when it is asked to end.
             foreground: it gets the terminal.
             inherit: a descriptor that it keeps open until it ends.
+            cgroup: what it is put into.
+            stopped, stuck, apart: see the class.
+
+        Raises:
+            CannotGuard: there is no interpreter for the guardian.
         """
+        interpreter = check_interpreter()
         here, there = socket.socketpair()
         here.setblocking(False)
-        kept = [] if inherit is None else [os.dup(inherit)]
+        lock = None if cgroup is None else cgroup.lock
+        kept = [os.dup(each) for each in (inherit, lock) if each is not None]
+        become_subreaper()
         try:
             for descriptor in [there.fileno(), *kept]:
                 os.set_inheritable(descriptor, True)
-            guardian = subprocess.Popen(
+            watchdog = subprocess.Popen(
                 [
-                    *(sys.executable, "-I", "-S", str(GUARDIAN)),
+                    *(interpreter, "-I", "-S", str(GUARDIAN)),
                     *(str(there.fileno()), repr(deadline), repr(grace)),
                     "foreground" if foreground else "background",
+                    *(("", "-1") if cgroup is None else (str(cgroup.path), str(kept[-1]))),
                     *command,
                 ],
                 env=environment,
                 close_fds=False,  # the descriptors that `tenure run` was given are the command's
                 process_group=0,  # what the terminal sends is not for the guardian
             )
-        except BaseException:
+        except BaseException as error:
             here.close()
+            become_subreaper(be=False)
+            if isinstance(error, OSError):
+                raise CannotGuard(f"{interpreter} cannot be executed: {error.strerror}") from error
             raise
         finally:
             there.close()
             for descriptor in kept:
                 os.close(descriptor)
-        return cls(guardian, here, stopped=stopped, stuck=stuck)
+        return cls(watchdog, here, cgroup, stopped=stopped, stuck=stuck, apart=apart)
 
     def extend(self, deadline: float) -> None:
         """The lease is proven further."""
@@ -116,27 +159,34 @@ class GuardedCommand:
         self._say(f"signal {number}")
 
     def kill(self) -> None:
-        """The lock is lost: end everything at once. From any thread; safe to call twice."""
+        """End everything at once: the lock is lost. From any thread; safe to call twice."""
         self._say("kill")
-        if self.group is not None and not self._ending.done():
-            with contextlib.suppress(OSError):  # beside the guardian, which may be stopped itself
-                os.killpg(self.group, signal.SIGKILL)
+        if not self._ending.done():  # beside the guardian, which may be stopped itself
+            if self._cgroup is not None:
+                self._cgroup.kill()
+            if self.group is not None:
+                with contextlib.suppress(OSError):
+                    os.killpg(self.group, signal.SIGKILL)
 
     async def ended(self) -> Ending:
         """Wait for the end of the command and of what it left running.
 
         Raises:
             CannotRun: it was never started.
+            CannotGuard: the guardian was never started.
         """
         return await asyncio.shield(self._ending)
 
     async def aclose(self) -> None:
-        """Kill what still runs, and see the guardian end."""
+        """Kill what still runs, and wait for its end."""
         if not self._ending.done():
             self.kill()
-            with contextlib.suppress(CannotRun):
+            with contextlib.suppress(CannotRun, CannotGuard):
                 await self.ended()
-        self._guardian.wait()
+        # Everything has ended, and that is all that the watchdog was for. It may be stopped.
+        self._watchdog.kill()
+        self._watchdog.wait()
+        become_subreaper(be=False)
 
     def _say(self, line: str) -> None:
         with contextlib.suppress(OSError):  # the end of the guardian is noticed by listening
@@ -150,17 +200,18 @@ class GuardedCommand:
         except OSError:
             said = b""
         if not said:
-            # The guardian was killed, and the kernel killed the command with it.
-            self.kill()
-            self._end(Ending(128 + signal.SIGKILL, lost=False))
+            self._abandoned()
             return
         *lines, self._heard = (self._heard + said).split(b"\n")
         for line in lines:
             word, _, value = line.decode().partition(" ")
             if word == "started":
                 self.group = int(value)
+            elif word == "cgroup":
+                self._cgroup = None
+                self._apart(os.strerror(int(value)))
             elif word == "failed":
-                self._fail(int(value))
+                self._fail(CannotRun(int(value)))
             elif word == "stopped":
                 self._stopped(int(value))
             elif word == "stuck":
@@ -170,14 +221,47 @@ class GuardedCommand:
                 code = os.waitstatus_to_exitcode(status)
                 self._end(Ending(code if code >= 0 else 128 - code, bool(lost)))
 
-    def _fail(self, errno: int) -> None:
+    def _abandoned(self) -> None:
+        """End everything here: guardian and watchdog are both gone, and have not reported."""
         self._close()
-        self._ending.set_exception(CannotRun(errno))
+        if self.group is None:
+            status = self._watchdog.wait()
+            how = f"signal {-status}" if status < 0 else f"exit code {status}"
+            self._fail(CannotGuard(f"its guardian, run by {sys.executable}, ended with {how}"))
+        else:
+            self._alone = self._loop.create_task(self._end_alone())
+
+    async def _end_alone(self) -> None:
+        try:
+            while self._kill_descendants():  # noqa: ASYNC110  no event tells of their ends
+                await asyncio.sleep(SWEEP)
+        except Exception as error:
+            self._fail(error)
+        if self._cgroup is not None:
+            self._cgroup.remove()
+        self._end(Ending(128 + signal.SIGKILL, lost=False))
+
+    def _kill_descendants(self) -> bool:
+        """Send SIGKILL to everything; false when nothing is left."""
+        self.kill()
+        try:
+            left = descendants(os.getpid())
+        except OSError:  # no /proc here: the process group was all that can be reached
+            return False
+        send(left, signal.SIGKILL)
+        return bool(left) or (self._cgroup is not None and self._cgroup.populated)
+
+    def _fail(self, error: Exception) -> None:
+        self._close()
+        if not self._ending.done():
+            self._ending.set_exception(error)
 
     def _end(self, ending: Ending) -> None:
         self._close()
-        self._ending.set_result(ending)
+        if not self._ending.done():
+            self._ending.set_result(ending)
 
     def _close(self) -> None:
-        self._loop.remove_reader(self._control)
-        self._control.close()
+        if self._control.fileno() >= 0:
+            self._loop.remove_reader(self._control)
+            self._control.close()

@@ -25,11 +25,19 @@ from typing import Literal, Protocol, cast
 import click
 
 import tenure
-from tenure.cli.look import who
 from tenure.cli.mistakes import Mistake
 from tenure.cli.output import duration
-from tenure.cli.run.guarded import CannotRun, Ending, GuardedCommand
+from tenure.cli.run.environment import environment_of
+from tenure.cli.run.guard.cgroup import Cgroup, NoCgroup, end_abandoned, make, parent_of
+from tenure.cli.run.guarded import (
+    CannotGuard,
+    CannotRun,
+    Ending,
+    GuardedCommand,
+    check_interpreter,
+)
 from tenure.cli.run.jobcontrol import JobControl
+from tenure.cli.run.waiting import Notices, held_by
 from tenure.cli.status import Status, after_signal
 from tenure.cli.store import open_store
 
@@ -40,9 +48,6 @@ LEAD = 0.05
 
 ADVICE = "; stop what it protects, somebody else may hold it already"
 """What a loss says to a program; here it has been done."""
-
-PATIENCE = 1.0
-"""Seconds of waiting after which a person at a terminal is told what for."""
 
 ENDING = (
     signal.SIGINT,
@@ -82,6 +87,9 @@ class Job:
     window: float
     grace: float
     quiet: bool
+    verbose: bool = False
+    credentials: bool = False  # whether the command gets those of `tenure run`
+    cgroup: bool = True  # whether the command gets a cgroup of its own, where that is possible
 
 
 class Holder:
@@ -90,6 +98,7 @@ class Holder:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._command: GuardedCommand | None = None
+        self._cgroup: Cgroup | None = None
         self._interrupted_by: int | None = None
 
     async def run(self) -> int:
@@ -103,6 +112,7 @@ class Holder:
 
         on_signals(ENDING, interrupt)
         code: int | None = None
+        self._contain()
         try:
             async with open_store(create=True) as client:
                 code = await self._with_client(client)
@@ -115,7 +125,49 @@ class Holder:
                 raise
             # The end of this process releases all. The command has run: its exit code counts.
             say(str(error))
+        finally:
+            if self._cgroup is not None:
+                self._cgroup.remove()
+                self._cgroup.close()
         return code
+
+    def _contain(self) -> None:
+        """Make a cgroup for the command, and end what others of ours have left without a holder."""
+        try:
+            check_interpreter()
+        except CannotGuard as failure:
+            raise self._not_guarded(failure) from None
+        try:
+            parent = parent_of()
+            for name in end_abandoned(parent):
+                self._tell(f"ended the processes of a killed 'tenure run' ({name})")
+            if not self._job.cgroup:
+                raise NoCgroup("--no-cgroup")
+            self._cgroup = make(parent)
+        except NoCgroup as reason:
+            self._apart(str(reason))
+        else:
+            self._tell(
+                f"the command gets a cgroup of its own, {self._cgroup.path}: all of its processes "
+                "end with the lock"
+            )
+
+    def _apart(self, reason: str) -> None:
+        self._tell(
+            f"no cgroup for the command ({reason}): its descendants are ended one by one. Were "
+            "'tenure run' and both of its guards killed at once, they would live on"
+        )
+
+    def _tell(self, text: str) -> None:
+        if self._job.verbose:
+            say(text)
+
+    def _not_guarded(self, failure: CannotGuard) -> Mistake:
+        return Mistake(
+            Status.NOT_EXECUTABLE,
+            f"{self._job.command[0]} cannot be guarded, and was not run: {failure}. Run tenure "
+            "with an installed Python.",
+        )
 
     async def _with_client(self, client: tenure.Client) -> int:
         job = self._job
@@ -125,6 +177,8 @@ class Holder:
         except CannotRun as failure:
             status = Status.NOT_FOUND if failure.errno == errno.ENOENT else Status.NOT_EXECUTABLE
             raise Mistake(status, f"{job.command[0]}: {failure}") from None
+        except CannotGuard as failure:
+            raise self._not_guarded(failure) from None
         if ending.lost and lease.loss is None:
             say(
                 f"the lease of {lease.name!r} on {lease.node} could not be proven in time; "
@@ -142,8 +196,11 @@ class Holder:
 
     async def _acquire(self, client: tenure.Client) -> tenure.Lease:
         job = self._job
-        notice = asyncio.create_task(self._notice(client))
+        notices = Notices(client, job.name, job.node, say)
+        person = job.verbose or (not job.quiet and sys.stderr.isatty())
+        notice = asyncio.create_task(notices.follow()) if person else None
         now = client.clock.now
+        asked_at = now()
         until = None if job.timeout is None else now() + job.timeout
         timeout = job.timeout
         try:
@@ -151,8 +208,13 @@ class Holder:
                 session = await client.session(
                     job.node, recovery_window=job.window, description=_description(job)
                 )
+                notices.session = session
                 try:
-                    return await self._request(session, timeout)
+                    lease = await self._request(session, timeout)
+                    self._tell(
+                        f"acquired {job.name!r} on {job.node} after {duration(now() - asked_at)}"
+                    )
+                    return lease
                 except tenure.SessionExpired as expired:
                     # We were stopped, or suspended. Nothing was held yet: queue again.
                     say(f"{expired}; queueing again")
@@ -169,8 +231,9 @@ class Holder:
                 else f"{job.name!r} on {job.node} is not free{waited}{held}{waiting}",
             ) from None
         finally:
-            notice.cancel()
-            await asyncio.wait([notice])
+            if notice is not None:
+                notice.cancel()
+                await asyncio.wait([notice])
 
     async def _request(self, session: tenure.Session, timeout: float | None) -> tenure.Lease:
         job = self._job
@@ -206,14 +269,6 @@ class Holder:
                 f"there is no semaphore {job.name!r} on {job.node}; --limit N creates it",
             ) from None
 
-    async def _notice(self, client: tenure.Client) -> None:
-        """Tell a person at a terminal what is being waited for."""
-        job = self._job
-        if not job.quiet and sys.stderr.isatty():
-            await asyncio.sleep(PATIENCE)
-            held, _ = await _who_holds(client, job)
-            say(f"waiting for {job.name!r} on {job.node}{held}")
-
     def _lost(self, _loss: tenure.LeaseLost) -> None:
         """The lease is lost. From any thread."""
         if self._command is not None:
@@ -226,13 +281,15 @@ class Holder:
         control = JobControl()
         self._command = command = GuardedCommand.start(
             job.command,
-            os.environ | _environment(lease),
+            environment_of(lease, os.environ, credentials=job.credentials),
             deadline=lease.deadline - LEAD,
             grace=job.grace,
             foreground=control.in_foreground,
             inherit=inherit,
+            cgroup=self._cgroup,
             stopped=control.stopped,
             stuck=lambda pids: say(f"SIGKILL has not ended these processes yet: {pids}"),
+            apart=self._apart,
         )
         control.command = command
         try:
@@ -271,13 +328,6 @@ def _liveness(client: tenure.Client) -> int | None:
     return None if offered is None else int(offered())
 
 
-def _environment(lease: tenure.Lease) -> dict[str, str]:
-    about = {"TENURE_NAME": lease.name, "TENURE_NODE": lease.node}
-    with contextlib.suppress(tenure.Unsupported):  # a store without order
-        about["TENURE_FENCING_TOKEN"] = str(lease.fencing_token)
-    return about
-
-
 def _description(job: Job) -> str:
     """What others see of our session. No arguments: they may be secret."""
     program = Path(job.command[0]).name
@@ -292,7 +342,4 @@ async def _who_holds(client: tenure.Client, job: Job) -> tuple[str, str]:
         return "", ""
     if not described.owners:
         return "", ""
-    first = described.owners[0]
-    since = "" if first.since is None else f" for {duration(first.since)}"
-    more = f" and {len(described.owners) - 1} more" if len(described.owners) > 1 else ""
-    return f": held by {who(first)}{since}{more}", f", {len(described.waiters)} waiting"
+    return held_by(described), f", {len(described.waiters)} waiting"

@@ -1,26 +1,26 @@
-"""What stands between `tenure run` and its command, and ends the command in time.
+"""The guardian: the command's parent, which ends the command in time.
 
-This file is run as a program of its own, by its path, and imports nothing but the standard
-library, so that it starts quickly. It is the command's parent. `tenure run` holds the lease, and
-says over a socket until when; the guardian alone decides when the command must end, so that a
-`tenure run` that is stopped, stalled or killed cannot keep it from doing so.
+`tenure run` holds the lease and sends its deadline over a socket. The guardian alone decides when
+the command must end, so that a `tenure run` that is stopped, stalled or killed cannot keep it from
+doing so.
 
 Rules:
 
-* Guarded is the command with all its descendants, except daemons: what called setsid() and has
-  outlived its parents. (Linux; elsewhere, the command's process group.)
+* Guarded are the command and all its descendants. Daemons (they called setsid() and have outlived
+  their parents) are left alone when the command ends by itself, and guarded when the lock is lost.
+  (Linux; elsewhere, the command's process group is guarded.)
 * At `deadline - grace` the guarded get SIGTERM, at the deadline SIGKILL, until none is left.
-  The lock counts as lost from the first of these on, and no later deadline is heard.
-* When the socket closes, `tenure run` is dead: SIGKILL at once. When the guardian itself dies,
-  the kernel kills the command (PR_SET_PDEATHSIG).
+  The lock counts as lost from the first of these on, and later deadlines are ignored.
+* When the socket closes, `tenure run` is dead: SIGKILL at once. When the guardian dies, the kernel
+  kills the command (PR_SET_PDEATHSIG), and the watchdog kills the rest.
 * When the command has ended, what it left running is ended as well: SIGTERM, and SIGKILL after
   the grace. Only then is the end reported, so that the lock can be released.
 * The deadline is on the clock that counts while the machine is suspended, which no timer
-  follows; so the clock is looked at every second.
+  follows; so the clock is read every second.
 
-Lines that it hears: ``deadline SECONDS``, ``signal NUMBER``, ``kill``.
-Lines that it says: ``started PID``, ``failed ERRNO``, ``stopped SIGNAL``, ``stuck PID...``,
-``ended WAIT-STATUS LOST``.
+Lines received: ``deadline SECONDS``, ``signal NUMBER``, ``kill``.
+Lines sent: ``cgroup ERRNO`` (the command could not enter it), ``started PID``, ``failed ERRNO``,
+``stopped SIGNAL``, ``stuck PID...``, ``ended WAIT-STATUS LOST``.
 """
 
 from __future__ import annotations
@@ -30,20 +30,28 @@ import os
 import select
 import signal
 import socket
-import sys
-import time
 from collections.abc import Mapping
 
-CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-TICK = 1.0
-"""Seconds between two looks at the clock, at the most."""
-SWEEP = 0.02
-"""Seconds between two looks at what is being ended."""
+from .cgroup import Cgroup
+from .processes import (
+    PR_SET_PDEATHSIG,
+    SWEEP,
+    TICK,
+    Deadline,
+    become_subreaper,
+    descendants,
+    now,
+    prctl,
+    send,
+    wake_on_child,
+)
+
+__all__ = ["Guardian", "Signals", "ignore_signals"]
+
 STUCK = 1.0
 """Seconds after SIGKILL when what is still there is reported."""
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
+Signals = Mapping[signal.Signals, object]
 
 # They reach the command through `tenure run`.
 NOT_FOR_THE_GUARDIAN = (
@@ -62,58 +70,29 @@ NOT_FOR_THE_GUARDIAN = (
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
-def now() -> float:
-    """The clock of the deadlines."""
-    return time.clock_gettime(CLOCK)
-
-
-def prctl(option: int, value: int) -> None:
-    """Linux only; elsewhere it does nothing."""
-    if sys.platform.startswith("linux"):
-        import ctypes
-
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-def descendants(guarded: set[int]) -> dict[int, int]:
-    """The living descendants that are no daemons, or are `guarded`: process id to group."""
-    session = os.getsid(0)
-    groups: dict[int, int] = {}
-    daemons: set[int] = set()
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdecimal():
-            continue
-        with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", "rb") as file:
-            state, *numbers = file.read().rpartition(b")")[2].split()[:4]
-            parent, group, its_session = map(int, numbers)
-            if state not in {b"Z", b"X"}:
-                pid = int(entry)
-                groups[pid] = group
-                children.setdefault(parent, []).append(pid)
-                if its_session != session:
-                    daemons.add(pid)
-    # Whose parents are gone has become our child.
-    look_at = [pid for pid in children.get(os.getpid(), ()) if pid not in daemons - guarded]
-    found: dict[int, int] = {}
-    while look_at:
-        pid = look_at.pop()
-        found[pid] = groups[pid]
-        look_at += children.get(pid, ())
-    return found
+def ignore_signals() -> Signals:
+    """Ignore what is meant for the command; returns what was in force before."""
+    return {each: signal.signal(each, signal.SIG_IGN) for each in NOT_FOR_THE_GUARDIAN}
 
 
 class Guardian:
-    """The command, what is known of it, and what is being done about it."""
+    """The command's parent: starts it, signals it, ends it."""
 
     def __init__(
-        self, control: socket.socket, deadline: float, grace: float, *, foreground: bool
+        self,
+        control: socket.socket,
+        deadline: Deadline,
+        grace: float,
+        *,
+        foreground: bool,
+        cgroup: Cgroup | None,
     ) -> None:
         self.control = control
         self.heard: bytes | None = b""  # the beginning of a line; None when the socket is closed
         self.deadline = deadline
         self.grace = grace
         self.foreground = foreground
+        self.cgroup = cgroup
         self.child = 0
         self.status: int | None = None  # of the command, once it has ended
         self.guarded: set[int] = set()  # what has got a signal to end, as long as it lives
@@ -125,34 +104,60 @@ class Guardian:
 
     # The command
 
-    def start(self, command: list[str]) -> int:
+    def run(self, command: list[str], original: Signals) -> None:
+        """Run the command to its end, and report that."""
+        wake = wake_on_child()
+        become_subreaper()
+        if errno := self.start(command, original):
+            self._close_cgroup()
+            self.say(f"failed {errno}")
+            return
+        self.say(f"started {self.child}")
+        self.watch_over(wake)
+        self._close_cgroup()
+        self.say(f"ended {self.status} {int(self.lost)}")
+
+    def _close_cgroup(self) -> None:
+        if self.cgroup is not None:
+            self.cgroup.remove()
+
+    def start(self, command: list[str], original: Signals) -> int:
         """Start the command; returns 0, or the errno of why that failed."""
-        original = {each: signal.signal(each, signal.SIG_IGN) for each in NOT_FOR_THE_GUARDIAN}
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
-        failure, says_failure = os.pipe()
+        report, reports = os.pipe()
         me = os.getpid()
         self.child = os.fork()
         if self.child == 0:
             try:
-                self._prepare(original, me)
+                self._prepare(original, me, reports)
                 os.execvp(command[0], command)  # noqa: S606  what it is for
             except OSError as error:
-                os.write(says_failure, str(error.errno).encode())
+                os.write(reports, f"failed {error.errno}\n".encode())
             finally:
                 os._exit(127)
-        os.close(says_failure)
+        os.close(reports)
         with contextlib.suppress(OSError):  # the child does it too; one of them comes first
             os.setpgid(self.child, self.child)
         # Closed by the exec. (One from a dead network mount keeps us here: no command runs yet.)
-        errno = os.read(failure, 16)
-        os.close(failure)
-        return int(errno or 0)
+        with open(report, encoding="ascii") as lines:
+            said = dict(line.split() for line in lines)
+        if "cgroup" in said:
+            self._close_cgroup()
+            self.cgroup = None
+            self.say(f"cgroup {said['cgroup']}")
+        if "failed" not in said:
+            self.deadline.group = self.child
+        return int(said.get("failed", 0))
 
-    def _prepare(self, original: Mapping[signal.Signals, object], parent: int) -> None:
-        """What the child does before it becomes the command."""
+    def _prepare(self, original: Signals, parent: int, reports: int) -> None:
+        """Make the child ready to become the command."""
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the request was in force
             os._exit(127)
+        if self.cgroup is not None:
+            try:
+                self.cgroup.enter()
+            except OSError as error:
+                os.write(reports, f"cgroup {error.errno}\n".encode())
         os.setpgid(0, 0)
         if self.foreground:
             with contextlib.suppress(OSError):  # no stop: SIGTTOU is still ignored
@@ -186,9 +191,13 @@ class Guardian:
                 os.killpg(self.child, number)
 
     def left(self) -> dict[int, int]:
-        """What is left of the guarded."""
+        """Find what is left of the guarded: process id to process group."""
+        session = None if self.lost else os.getsid(0)
         try:
-            return descendants(self.guarded)
+            left = descendants(os.getpid(), session=session, known=self.guarded)
+            if self.lost and self.cgroup is not None:
+                left = dict.fromkeys(self.cgroup.processes(), -1) | left
+            return left
         except OSError:  # no /proc here
             return {self.child: self.child} if self.status is None else {}
 
@@ -196,12 +205,11 @@ class Guardian:
         """Send a signal to all that is guarded; false when nothing is left."""
         left = self.left()
         self.guarded = set(left)
+        if number == signal.SIGKILL and self.lost and self.cgroup is not None:
+            self.cgroup.kill()
         self.send(number)
-        for pid, group in left.items():
-            with contextlib.suppress(OSError):
-                if group != self.child or self.status is not None:
-                    os.kill(pid, number)
-                os.kill(pid, signal.SIGCONT)  # what is stopped could not act on SIGTERM
+        send([pid for pid in left if left[pid] != self.child or self.status is not None], number)
+        send(left, signal.SIGCONT)  # what is stopped could not act on SIGTERM
         return bool(left)
 
     # What `tenure run` says, and hears
@@ -226,7 +234,7 @@ class Guardian:
         for line in lines:
             word, _, value = line.decode().partition(" ")
             if word == "deadline" and not self.lost:
-                self.deadline = float(value)
+                self.deadline.at = float(value)
             elif word == "signal":
                 self.send(int(value))
             elif word == "kill":
@@ -243,8 +251,9 @@ class Guardian:
         """Do what is due; returns the seconds until the next look, or ``None`` when all is over."""
         alone = self.reap()
         at = now()
-        if at >= self.deadline - self.grace and not self.lost:
-            self.lose(self.deadline)
+        deadline = self.deadline.at
+        if at >= deadline - self.grace and not self.lost:
+            self.lose(deadline)
         if self.status is not None:
             if alone or not self.left():
                 return None
@@ -257,7 +266,7 @@ class Guardian:
                 self.asked = True
                 self.end(signal.SIGTERM)
             return SWEEP
-        return min(TICK, self.deadline - self.grace - at)
+        return min(TICK, deadline - self.grace - at)
 
     def _kill(self, at: float) -> None:
         if self.killing_since is None:
@@ -276,36 +285,3 @@ class Guardian:
                 os.read(wake, 4096)
             if self.control.fileno() in ready:
                 self.listen()
-
-
-def wake_on_child() -> int:
-    """A descriptor that becomes readable when a child ends or stops."""
-    wake, wakes = os.pipe()
-    os.set_blocking(wake, False)
-    os.set_blocking(wakes, False)
-    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    return wake
-
-
-def main(arguments: list[str]) -> None:
-    """Run what `tenure.cli.run.guarded` asks for."""
-    control, deadline, grace, place, *command = arguments
-    guardian = Guardian(
-        socket.socket(fileno=int(control)),
-        float(deadline),
-        float(grace),
-        foreground=place == "foreground",
-    )
-    guardian.control.set_inheritable(False)
-    wake = wake_on_child()
-    if errno := guardian.start(command):
-        guardian.say(f"failed {errno}")
-        return
-    guardian.say(f"started {guardian.child}")
-    guardian.watch_over(wake)
-    guardian.say(f"ended {guardian.status} {int(guardian.lost)}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,0 +1,13 @@
+"""Entry point of the watchdog and its guardian; `tenure.cli.run.guarded` runs this file."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+# By path, and in Python's isolated mode, the folder is no package that could be imported.
+sys.path.append(str(Path(__file__).parent.parent))
+
+if __name__ == "__main__":
+    importlib.import_module("guard.watchdog").main(sys.argv[1:])

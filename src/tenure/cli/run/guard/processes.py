@@ -1,0 +1,137 @@
+"""Processes: the clock of their deadlines, their descendants, and the signals that end them."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import struct
+import sys
+import time
+from collections.abc import Iterable
+
+__all__ = [
+    "SWEEP",
+    "TICK",
+    "Deadline",
+    "become_subreaper",
+    "descendants",
+    "now",
+    "prctl",
+    "send",
+    "wake_on_child",
+]
+
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+TICK = 1.0
+"""Seconds between two looks at the clock, at the most; no timer counts a suspension."""
+SWEEP = 0.02
+"""Seconds between two looks at processes that are being ended."""
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def now() -> float:
+    """Read the clock of the deadlines."""
+    return time.clock_gettime(CLOCK)
+
+
+def prctl(option: int, value: int) -> None:
+    """Set an attribute of this process. Linux only; elsewhere it does nothing."""
+    if sys.platform.startswith("linux"):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def become_subreaper(*, be: bool = True) -> None:
+    """Adopt descendants whose parents end, or stop doing so. Linux only."""
+    prctl(PR_SET_CHILD_SUBREAPER, int(be))
+
+
+def descendants(
+    root: int, *, session: int | None = None, known: Iterable[int] = ()
+) -> dict[int, int]:
+    """Find the living descendants of a process: process id to process group.
+
+    Args:
+        root: the process, which is not in the result.
+        session: leave out daemons: children of `root` outside this session, with their
+            descendants. ``None`` leaves out none.
+        known: processes that are no daemons, whatever their session is.
+
+    Raises:
+        OSError: there is no /proc here.
+    """
+    groups: dict[int, int] = {}
+    apart: set[int] = set()
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal():
+            continue
+        with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", "rb") as file:
+            state, *numbers = file.read().rpartition(b")")[2].split()[:4]
+            parent, group, its_session = map(int, numbers)
+            if state not in {b"Z", b"X"}:
+                pid = int(entry)
+                groups[pid] = group
+                children.setdefault(parent, []).append(pid)
+                if session is not None and its_session != session:
+                    apart.add(pid)
+    # A process whose parents have ended is a child of the root, which is a subreaper.
+    daemons = apart.difference(known)
+    look_at = [pid for pid in children.get(root, ()) if pid not in daemons]
+    found: dict[int, int] = {}
+    while look_at:
+        pid = look_at.pop()
+        found[pid] = groups[pid]
+        look_at += children.get(pid, ())
+    return found
+
+
+def send(pids: Iterable[int], number: int) -> None:
+    """Send a signal to processes that may have ended, or may not be ours to signal."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
+
+
+def wake_on_child() -> int:
+    """Return a descriptor that becomes readable when a child ends or stops."""
+    wake, wakes = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return wake
+
+
+class Deadline:
+    """The deadline and the command's process group, in memory that forked processes share."""
+
+    _LAYOUT = struct.Struct("dq")
+
+    def __init__(self, at: float) -> None:
+        self._memory = mmap.mmap(-1, self._LAYOUT.size)
+        self.group = 0  # until the command is started
+        self.at = at
+
+    @property
+    def at(self) -> float:
+        """The deadline, on `now`'s clock."""
+        return float(self._LAYOUT.unpack_from(self._memory)[0])
+
+    @at.setter
+    def at(self, at: float) -> None:
+        struct.pack_into("d", self._memory, 0, at)
+
+    @property
+    def group(self) -> int:
+        """The command's process group, or 0."""
+        return int(self._LAYOUT.unpack_from(self._memory)[1])
+
+    @group.setter
+    def group(self, group: int) -> None:
+        struct.pack_into("q", self._memory, 8, group)

@@ -1,0 +1,74 @@
+"""Notices about the wait: the holder, and the place in the queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NoReturn
+
+import tenure
+from tenure.cli.look import who
+from tenure.cli.output import duration
+
+__all__ = ["Notices", "held_by"]
+
+PATIENCE = 1.0
+"""Seconds of waiting before the first notice."""
+
+INTERVAL = 5.0
+"""Seconds between two looks at the queue after that."""
+
+
+class Notices:
+    """Lines for a person about a request that waits.
+
+    Attributes:
+        session: of the request, once it is attached.
+    """
+
+    def __init__(
+        self, client: tenure.Client, name: str, node: str, say: Callable[[str], None]
+    ) -> None:
+        self.session: tenure.Session | None = None
+        self._client = client
+        self._name = name
+        self._node = node
+        self._say = say
+        self._told: object = None
+
+    async def follow(self) -> NoReturn:
+        """Print a line now and then, whenever the holder or the place has changed."""
+        pause = PATIENCE
+        while True:
+            await asyncio.sleep(pause)
+            pause = INTERVAL
+            try:
+                described = await self._client.describe_semaphore(self._name, self._node)
+            except tenure.TenureError as error:
+                self._tell(type(error), f": {error}")
+                continue
+            place = self._place(described)
+            about = ([owner.order_id for owner in described.owners], place)
+            self._tell(about, held_by(described) + place)
+
+    def _place(self, described: tenure.SemaphoreDescription) -> str:
+        session = None if self.session is None else self.session.id
+        for at, waiter in enumerate(described.waiters, 1):
+            if waiter.session_id == session:
+                return f"; place {at} of {len(described.waiters)} in the queue"
+        return ""
+
+    def _tell(self, about: object, text: str) -> None:
+        if about != self._told:
+            self._told = about
+            self._say(f"waiting for {self._name!r} on {self._node}{text}")
+
+
+def held_by(described: tenure.SemaphoreDescription) -> str:
+    """Describe the holders, as the end of a message; empty when none is known."""
+    if not described.owners:
+        return ""
+    first = described.owners[0]
+    since = "" if first.since is None else f" for {duration(first.since)}"
+    more = f" and {len(described.owners) - 1} more" if len(described.owners) > 1 else ""
+    return f": held by {who(first)}{since}{more}"
