@@ -6,8 +6,10 @@ import importlib
 import sys
 from pathlib import Path
 
+FOLDER = Path(__file__).parent
+
 # By path, and in Python's isolated mode, the folder is no package that could be imported.
-sys.path.append(str(Path(__file__).parent.parent))
+sys.path.append(str(FOLDER.parent))
 
 if __name__ == "__main__":
-    importlib.import_module("guard.watchdog").main(sys.argv[1:])
+    importlib.import_module(f"{FOLDER.name}.watchdog").main(sys.argv[1:])
