@@ -207,7 +207,7 @@ def test_the_help_has_every_setting_and_the_exit_codes(tenure: Tenure) -> None:
     ("missing", "options", "said"),
     [
         ("msgspec", ["--listen", "tenure://127.0.0.1:0"], "pip install 'tenure[server]'"),
-        ("ydb", ["--listen", "ydb://127.0.0.1:0"], "pip install 'tenure[server]'"),
+        ("ydb", ["--listen", "ydb://127.0.0.1:0"], "pip install 'tenure[server-ydb]'"),
         ("uvloop", ["--loop", "uvloop"], "pip install uvloop"),
     ],
 )

@@ -37,16 +37,16 @@ def test_the_examples_print_what_they_say(redis_url: str, program: str, printed:
 
 
 @pytest.mark.parametrize(
-    ("missing", "program"),
+    ("missing", "extra", "program"),
     [
-        ("redis", "import tenure.interop.effect"),
-        ("redis", "import tenure.interop.blocking"),
-        ("hiredis", "import tenure; tenure.connect('redis://localhost')"),
-        ("hiredis", "from tenure.engines import diagnose; diagnose('redis://localhost')"),
+        ("redis", "interop", "import tenure.interop.effect"),
+        ("redis", "interop", "import tenure.interop.blocking"),
+        ("hiredis", "redis", "import tenure; tenure.connect('redis://localhost')"),
+        ("hiredis", "redis", "from tenure.engines import diagnose; diagnose('redis://localhost')"),
     ],
 )
 def test_a_package_that_is_missing_is_named_with_what_installs_it(
-    missing: str, program: str
+    missing: str, extra: str, program: str
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.modules[{missing!r}] = None; {program}"],
@@ -55,4 +55,4 @@ def test_a_package_that_is_missing_is_named_with_what_installs_it(
         timeout=60,
         check=False,
     )
-    assert f"the package {missing}; pip install 'tenure[redis]'" in done.stderr
+    assert f"the package {missing}; pip install 'tenure[{extra}]'" in done.stderr

@@ -204,6 +204,6 @@ def _factory(address: Address) -> Callable[..., Any]:
             raise
         raise Unsupported(
             f"{address.url} needs {missing}, which is not installed; install it with: "
-            "pip install 'tenure[server]'"
+            f"pip install 'tenure[{'server-ydb' if address.protocol == 'ydb' else 'server'}]'"
         ) from error
     return factory

@@ -4,8 +4,9 @@ Permit i of a holder is the member ``<holder id>_<i>``, its score the millisecon
 acquired or refreshed, by the clock of the program that did. A permit whose score is older than
 the caller's time to live is removed by whoever comes next.
 
-redis-py may send a command once more when the answer was lost. An acquisition knows its first self
-by the score, which has decimals for that: a holder's own permits would count against it.
+Scores are whole milliseconds, as the Node.js library writes them. redis-py may send a command again
+when its answer was lost. The second copy of an acquisition finds all its permits with its own score,
+and succeeds; otherwise the holder's own permits would count against it.
 """
 
 from __future__ import annotations
@@ -34,8 +35,12 @@ return 1
 """
 _ACQUIRE = (
     _PURGE
-    + "local since = redis.call('ZSCORE', KEYS[1], ARGV[3] .. '_0')\n"
-    + "if since and tonumber(since) == tonumber(ARGV[5]) then return 1 end\n"
+    + "local sent = true\n"
+    + "for i = 0, tonumber(ARGV[2]) - 1 do\n"
+    + "  local score = redis.call('ZSCORE', KEYS[1], ARGV[3] .. '_' .. i)\n"
+    + "  sent = sent and score and tonumber(score) == tonumber(ARGV[5])\n"
+    + "end\n"
+    + "if sent then return 1 end\n"
     + "if redis.call('ZCARD', KEYS[1]) + tonumber(ARGV[2]) > tonumber(ARGV[1]) then return 0 end"
     + _SCORE
 )
@@ -111,7 +116,7 @@ class RedisBacking:
     async def _run(
         self, operation: str, script: str, key: str, limit: int, permits: int, who: str, ttl: float
     ) -> Any:
-        now = f"{self._clock.wall() * 1000:.3f}"
+        now = int(self._clock.wall() * 1000)
         try:
             return await self._redis.eval(
                 script, 1, self._prefix + key, limit, permits, who, round(ttl * 1000), now
