@@ -48,10 +48,9 @@ def distributions(requirement: Requirement) -> set[str]:
         name = canonicalize_name(each.name)
         if name == "tenure":
             waiting += [Requirement(line) for extra in each.extras for line in EXTRAS[extra]]
-        elif each.marker is None or each.marker.evaluate({"extra": ""}):
-            if name not in found:
-                found.add(name)
-                waiting += [Requirement(line) for line in requires(name) or ()]
+        elif name not in found and (each.marker is None or each.marker.evaluate({"extra": ""})):
+            found.add(name)
+            waiting += [Requirement(line) for line in requires(name) or ()]
     return found
 
 

@@ -128,7 +128,10 @@ def test_tokens_and_certificates_are_examined(tenure: Tenure) -> None:
     assert "for server.test, localhost, 127.0.0.1 until " in certificate["found"]
     assert "clients need one too" in certificate["found"]
     assert TOKEN not in json.dumps(told)
-    assert not found(told, "warning")
+    # SQLite's own version may be one to warn of, which depends on the machine.
+    assert not [
+        x for x in told["findings"] if x["level"] == "warning" and x["what"] != "checkpoints"
+    ]
 
     Path(pair.key).chmod(0o644)
     tokens.chmod(0o644)

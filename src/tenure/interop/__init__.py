@@ -2,7 +2,7 @@
 
 They hold what those libraries hold, no more. `docs/interop.md` says of each what is safe, and
 beside whom. `exclusive_lock` and `effect` keep their locks in Redis, with no queue and no fencing
-token, and are made of a client in the manner of redis-py (``tenure[interop]``); `dflockd` is made of
+token, through a client in the manner of redis-py (``tenure[interop]``). `dflockd` is built from
 tenure's primitives on ``dflockd://``.
 """
 

@@ -4,9 +4,9 @@ Permit i of a holder is the member ``<holder id>_<i>``, its score the millisecon
 acquired or refreshed, by the clock of the program that did. A permit whose score is older than
 the caller's time to live is removed by whoever comes next.
 
-Scores are whole milliseconds, as the Node.js library writes them. redis-py may send a command again
-when its answer was lost. The second copy of an acquisition finds all its permits with its own score,
-and succeeds; otherwise the holder's own permits would count against it.
+Scores are whole milliseconds, as the Node.js library writes them. redis-py may send a command
+again when its answer was lost. The second copy of an acquisition finds all its permits with its
+own score, and succeeds; otherwise the holder's own permits would count against it.
 """
 
 from __future__ import annotations
