@@ -73,7 +73,7 @@ def test_every_node_is_listed_or_one(tenure: Tenure) -> None:
 def test_where_there_is_nothing_it_says_what_to_try(tenure: Tenure) -> None:
     tenure.inside("node", "create", "/billing")
     assert tenure("ls").stdout == (
-        "nothing is held, awaited or stored (/billing, /default)\n"
+        f"nothing is held, awaited or stored (/billing, /default) in {tenure.url}\n"
         "try: tenure run --lock demo -- sleep 60 &  then: tenure ls\n"
     )
     assert tenure.json("ls", "/billing") == {
@@ -87,6 +87,18 @@ def test_before_the_first_use_there_is_nothing_and_nothing_is_made(tenure: Tenur
     assert done.stdout.startswith("nothing is held")
     assert tenure.json("ls") == {"nodes": []}
     assert list(tenure.folder.iterdir()) == []
+
+
+def test_a_relative_url_is_shown_with_its_absolute_path(tenure: Tenure) -> None:
+    here = {**tenure.environment, "TENURE_URL": "sqlite:///jobs.db"}
+    absolute = f"sqlite:///{tenure.folder}/jobs.db"
+    with on_terminal([*TENURE, "sem", "create", "gpu", "--limit", "2"], here, tenure.folder) as it:
+        it.rest()
+    with on_terminal([*TENURE, "ls"], here, tenure.folder, columns=200) as screen:
+        assert f"store: {absolute}" in screen.rest()
+    (tenure.folder / "elsewhere").mkdir()
+    with on_terminal([*TENURE, "ls"], here, tenure.folder / "elsewhere", columns=300) as screen:
+        assert f"in sqlite:///{tenure.folder}/elsewhere/jobs.db" in screen.rest()
 
 
 def test_a_mistyped_file_is_not_made(tenure: Tenure) -> None:

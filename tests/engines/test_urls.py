@@ -15,7 +15,14 @@ import tenure
         ("redis:/host", "write redis://host"),
         ("redis:host:6379", "write redis://host:6379"),
         ("etcds//host", "write etcds://host"),
-        ("sqlite:/jobs.db", "write sqlite:///jobs.db"),
+        ("sqlite:jobs.db", "write sqlite:///jobs.db"),
+        (
+            "sqlite:/data/x.db",
+            (
+                "write sqlite:////data/x.db for the absolute path /data/x.db, or "
+                "sqlite:///data/x.db for a path that counts from the current folder"
+            ),
+        ),
         ("C:/jobs.db", "for a file write sqlite:///C:/jobs.db"),
     ],
 )

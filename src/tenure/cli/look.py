@@ -27,7 +27,7 @@ from tenure.cli.output import (
     shown_data,
     table,
 )
-from tenure.cli.store import NoStoreYet, open_store
+from tenure.cli.store import NoStoreYet, open_store, shown_url
 from tenure.core.rules import EXACT
 from tenure.model import EPHEMERAL_LIMIT
 
@@ -61,6 +61,7 @@ def ls(node: str | None, *, as_json: bool) -> None:
     if as_json:
         print_json({"nodes": [node_json(described, there) for described, there in nodes]})
     elif is_terminal():
+        say(f"store: {safe(shown_url())}", style="dim")
         for at, (described, there) in enumerate(nodes):
             if at:
                 say()
@@ -102,7 +103,7 @@ def _sessions(count: int | None) -> str:
 
 def _say_empty(paths: Sequence[str], only: str | None) -> None:
     where = f"on {only}" if only is not None else f"({', '.join(paths) or 'nothing yet'})"
-    say(f"nothing is held, awaited or stored {where}")
+    say(f"nothing is held, awaited or stored {where} in {safe(shown_url())}")
     say("try: tenure run --lock demo -- sleep 60 &  then: tenure ls")
 
 

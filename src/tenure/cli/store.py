@@ -12,8 +12,9 @@ import click
 import tenure
 from tenure.cli.mistakes import Mistake
 from tenure.cli.status import Status
+from tenure.doctor import without_secrets
 
-__all__ = ["NoStoreYet", "asked_for", "chosen_url", "did_you_mean", "open_store"]
+__all__ = ["NoStoreYet", "asked_for", "chosen_url", "did_you_mean", "open_store", "shown_url"]
 
 
 class NoStoreYet(Mistake):
@@ -31,6 +32,20 @@ def chosen_url() -> str:
             "use sqlite:///FILE",
         )
     return url
+
+
+def shown_url() -> str:
+    """The chosen store for a person: with an absolute path, and without secrets."""
+    url = chosen_url()
+    if _is_sqlite(url):
+        from tenure.engines.sqlite.url import parse
+
+        url = parse(url).url
+    return without_secrets(url)
+
+
+def _is_sqlite(url: str) -> bool:
+    return url.partition(":")[0].lower() == "sqlite"
 
 
 def asked_for() -> str | None:
@@ -63,7 +78,7 @@ async def open_store(
 
 
 def _check_there(url: str) -> None:
-    if url.partition(":")[0].lower() != "sqlite":
+    if not _is_sqlite(url):
         return
     from tenure.engines.sqlite.url import parse
 

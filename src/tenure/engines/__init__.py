@@ -79,8 +79,15 @@ def _connector(url: str) -> Connector:
 def _without_scheme(url: str) -> str:
     if not url:
         return "the URL is empty; write for example sqlite:///jobs.db or memory://"
-    slip = re.fullmatch(r"([\w+]+)(?::/?|//)(.+)", url)  # a colon or a slash is missing
+    slip = re.fullmatch(r"([\w+]+)(:/?|//)(.+)", url)  # a colon or a slash is missing
     if slip is not None and slip[1] in schemes():
-        slashes = "///" if slip[1] == "sqlite" else "//"
-        return f"{url!r} is no URL; write {slip[1]}:{slashes}{slip[2]}"
+        scheme, written, rest = slip.groups()
+        if scheme != "sqlite":
+            return f"{url!r} is no URL; write {scheme}://{rest}"
+        if written == ":":
+            return f"{url!r} is no URL; write sqlite:///{rest}"
+        return (
+            f"{url!r} is no URL; write sqlite:////{rest} for the absolute path /{rest}, or "
+            f"sqlite:///{rest} for a path that counts from the current folder"
+        )
     return f"{url!r} is not a URL with a scheme; for a file write sqlite:///{url}"

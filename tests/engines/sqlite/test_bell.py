@@ -70,6 +70,7 @@ async def test_without_a_socket_the_tick_must_do(
 ) -> None:
     monkeypatch.setattr("tenure.engines.sqlite.bell._LONGEST", 10**6)  # as if there were no /proc
     folder = tmp_path / ("x" * 200)
+    folder.mkdir()
     url = f"sqlite:///{folder}/store.db"
     async with program(url) as one, program(url) as other:
         assert [name for name in os.listdir(f"{folder}/store.db.tenure") if "sock" in name] == []

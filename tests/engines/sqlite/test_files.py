@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import stat
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,11 +15,34 @@ from pathlib import Path
 
 import pytest
 
-from tenure.engines.sqlite import files
+from tenure.engines.sqlite import files, filesystems, folders
 from tenure.engines.sqlite.url import Address, parse
 from tenure.errors import AuthenticationFailed, EngineError, Unsupported
-from tests.engines.sqlite.helpers import opened, program
+from tenure.model import NodeConfig
+from tests.engines.sqlite.helpers import attached, opened, program
 
+PREPARES = """
+import sys
+from tenure.engines.sqlite import files
+from tenure.engines.sqlite.url import parse
+files.prepare(parse(sys.argv[1]))
+"""
+PREPARES_IN_NAMESPACE = """
+import ctypes, grp, os, pwd, sys
+from tenure.engines.sqlite import files
+from tenure.engines.sqlite.url import parse
+libc, user = ctypes.CDLL(None), int(sys.argv[2])
+os.setgroups([])
+os.setresgid(user, user, user)
+os.setresuid(user, user, user)
+libc.prctl(4, 1)  # PR_SET_DUMPABLE, or the next file would belong to root
+if libc.unshare(0x10000000):  # CLONE_NEWUSER
+    sys.exit("no user namespace")
+with open("/proc/self/uid_map", "w") as map:
+    map.write(f"{user} {user} 1")
+assert os.stat("/").st_uid == 65534
+files.prepare(parse(sys.argv[1]))
+"""
 ALICE, BOB, STAFF = 61001, 61002, 61003
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users, as only root can")
@@ -53,6 +78,13 @@ def a_usual_umask() -> Iterator[None]:
     os.umask(before)
 
 
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the default store, the only one that is made; it is missing."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "tenure"
+
+
 def mode_of(path: object) -> int:
     return stat.S_IMODE(os.lstat(str(path)).st_mode)
 
@@ -65,11 +97,11 @@ def refused(url: str, kind: type[Exception], says: str) -> None:
 # What is made
 
 
-async def test_everything_is_private_unless_shared(tmp_path: Path) -> None:
-    database = tmp_path / "a" / "b" / "store.db"
+async def test_everything_is_private_unless_shared(state: Path) -> None:
+    database = state / "b" / "store.db"
     async with program(f"sqlite:///{database}") as one:
         await one.enqueue(1, "x")
-        for folder in (tmp_path / "a", database.parent, f"{database}.tenure"):
+        for folder in (state, database.parent, f"{database}.tenure"):
             assert mode_of(folder) == 0o700
         names = os.listdir(f"{database}.tenure")
         assert sorted(names) == ["1.live", "1.sock", "turn.lock"]
@@ -80,9 +112,9 @@ async def test_everything_is_private_unless_shared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mode", "folders"), [("0660", 0o770), ("0666", 0o777)])
 async def test_everything_has_the_mode_whatever_the_umask(
-    tmp_path: Path, mode: str, folders: int
+    state: Path, mode: str, folders: int
 ) -> None:
-    database = tmp_path / "a" / "store.db"
+    database = state / "store.db"
     async with program(f"sqlite:///{database}?mode={mode}") as one:
         await one.enqueue(1, "x")
         for folder in (database.parent, f"{database}.tenure"):
@@ -180,7 +212,6 @@ async def test_the_files_of_another_users_death_can_be_cleared_away(common: Path
 def test_a_folder_where_one_may_not_write_is_a_clear_error(common: Path) -> None:
     with as_user(ALICE):
         refused(f"sqlite:///{common}/store.db", AuthenticationFailed, "permission denied")
-        refused(f"sqlite:///{common}/a/store.db", AuthenticationFailed, "permission denied")
 
 
 @needs_root
@@ -196,6 +227,77 @@ async def test_a_file_that_cannot_be_written_is_a_clear_error(common: Path) -> N
         refused(f"sqlite:///{database}", AuthenticationFailed, "its mode is 0400")
 
 
+# Where a folder is missing
+
+
+@pytest.mark.parametrize("mode", ["", "?mode=0660"])
+def test_a_missing_folder_is_an_error_with_the_command_that_makes_it(
+    tmp_path: Path, mode: str
+) -> None:
+    folder = tmp_path / "a" / "b"
+    url = f"sqlite:///{folder}/store.db{mode}"
+    bits = 2770 if mode else 700
+    refused(url, EngineError, rf"no folder {folder} .*mkdir -p -m {bits} {folder}\)")
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "a").mkdir()
+    folder.mkdir(mode=0o700)
+    files.prepare(parse(url))
+
+
+def test_a_relative_path_is_shown_as_an_absolute_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused("sqlite:///data/jobs.db", EngineError, f"no folder {tmp_path}/data ")
+    caplog.set_level(logging.INFO, "tenure.sqlite")
+    files.prepare(parse("sqlite:///jobs.db"))
+    files.prepare(parse("sqlite:///jobs.db"))
+    assert caplog.messages == [f"created the store {tmp_path}/jobs.db"]
+
+
+# One file, one name
+
+
+def test_a_file_with_a_hard_link_is_refused_by_either_name(tmp_path: Path) -> None:
+    files.prepare(parse(f"sqlite:///{tmp_path}/a.db"))
+    os.link(tmp_path / "a.db", tmp_path / "b.db")
+    for name in ("a", "b"):
+        path = tmp_path / f"{name}.db"
+        refused(f"sqlite:///{path}", EngineError, rf"2 names \(hard links\).*samefile {path}")
+    assert not (tmp_path / "b.db.tenure").exists()
+    (tmp_path / "a.db").unlink()
+    files.prepare(parse(f"sqlite:///{tmp_path}/b.db"))
+
+
+async def test_a_session_ends_when_its_file_gets_a_hard_link(tmp_path: Path) -> None:
+    async with opened(f"sqlite:///{tmp_path}/a.db") as engine:
+        one = await attached(engine)
+        await one.enqueue(1, "x")
+        os.link(tmp_path / "a.db", tmp_path / "b.db")
+        await one.ended()
+        assert "hard links" in str(one.heard.end)
+        with pytest.raises(EngineError, match="hard links"):
+            await engine.create_node("/new", NodeConfig(), exist_ok=False)
+        os.unlink(tmp_path / "b.db")
+
+
+@needs_root
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mounts a file over another")
+def test_a_file_that_is_mounted_elsewhere_is_refused_there(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.db", tmp_path / "second db"
+    first.touch(0o600)
+    second.touch(0o600)
+    mounted = f"mount --bind '{first}' '{second}' && exec \"$@\""
+    command = ["unshare", "-m", "sh", "-c", mounted, "sh", sys.executable, "-c", PREPARES]
+    done = subprocess.run(
+        [*command, f"sqlite:///{tmp_path}/second%20db"], capture_output=True, text=True, check=False
+    )
+    if "permission" in done.stderr.lower():
+        pytest.skip("may not mount anything here")
+    assert "is mounted by itself" in done.stderr
+    assert "mount the folder" in done.stderr
+
+
 # Who could put something in its place
 
 
@@ -205,13 +307,15 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int)
     os.chown(tmp_path, -1, os.getegid())
     who = "everyone" if mode & 2 else "its group"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "_is_private_group", lambda _: False)
+        patch.setattr(folders, "_is_private_group", lambda _: False)
         refused(f"sqlite:///{tmp_path}/store.db", AuthenticationFailed, f"{who} can write")
 
 
 def test_it_is_accepted_when_it_is_sticky_or_shared_on_purpose(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
+    tmp_path.chmod(0o770)
     files.prepare(parse(f"sqlite:///{tmp_path}/shared.db?mode=0660"))
+    tmp_path.chmod(0o777)
+    files.prepare(parse(f"sqlite:///{tmp_path}/everyones.db?mode=0666"))
     tmp_path.chmod(0o1777)
     files.prepare(parse(f"sqlite:///{tmp_path}/store.db"))
 
@@ -222,6 +326,106 @@ def test_a_group_that_is_its_users_alone_is_not_others(tmp_path: Path) -> None:
     files.prepare(parse(f"sqlite:///{tmp_path}/store.db"))
     os.chown(tmp_path, 0, STAFF)  # a group that nobody has named
     refused(f"sqlite:///{tmp_path}/store.db", AuthenticationFailed, "its group can write")
+
+
+@needs_root
+def test_every_folder_on_the_way_is_looked_at(common: Path) -> None:
+    folder = common / "a" / "b" / "c"
+    folder.mkdir(parents=True, mode=0o755)
+    url = f"sqlite:///{folder}/store.db"
+    files.prepare(parse(url))
+    (common / "a").chmod(0o777)
+    refused(url, AuthenticationFailed, rf"everyone .*{common}/a, .*chmod go-w {common}/a\)")
+    (common / "a").chmod(0o755)
+    os.chown(common / "a" / "b", BOB, BOB)
+    refused(url, AuthenticationFailed, f"folder {common}/a/b belongs to the user {BOB}, who could")
+    os.chown(common / "a" / "b", 0, STAFF)
+    (common / "a" / "b").chmod(0o775)
+    refused(url, AuthenticationFailed, f"its group can write to the folder {common}/a/b, ")
+
+
+@needs_root
+def test_a_sticky_folder_is_its_owners_to_change(common: Path) -> None:
+    sticky = common / "sticky"
+    folder = sticky / "a"
+    folder.mkdir(parents=True, mode=0o755)
+    sticky.chmod(0o1777)
+    files.prepare(parse(f"sqlite:///{folder}/store.db"))
+    files.prepare(parse(f"sqlite:///{sticky}/store.db"))
+    os.chown(sticky, BOB, BOB)
+    for where in (folder, sticky):
+        refused(f"sqlite:///{where}/store.db", AuthenticationFailed, f"{sticky} belongs to the")
+    os.chown(sticky, 0, 0)
+    os.chown(folder, BOB, BOB)
+    refused(f"sqlite:///{folder}/store.db", AuthenticationFailed, f"{folder} belongs to the user")
+
+
+@needs_root
+def test_the_way_through_a_link_is_looked_at_too(common: Path) -> None:
+    (common / "open").mkdir()
+    (common / "open").chmod(0o777)
+    (common / "open" / "real").mkdir(mode=0o755)
+    (common / "link").symlink_to("open/../open/real")
+    refused(
+        f"sqlite:///{common}/link/store.db", AuthenticationFailed, f"folder {common}/open, and so"
+    )
+    (common / "open").chmod(0o755)
+    files.prepare(parse(f"sqlite:///{common}/link/store.db"))
+    os.lchown(common / "link", BOB, BOB)
+    refused(
+        f"sqlite:///{common}/link/store.db",
+        AuthenticationFailed,
+        f"symbolic link {common}/link belongs to the user {BOB}",
+    )
+
+
+def test_links_that_lead_in_a_circle_are_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match=r"[Tt]oo many"):
+        folders.check_folders(f"{tmp_path}/a", parse(f"sqlite:///{tmp_path}/a/store.db"))
+
+
+@needs_root
+def test_a_shared_store_trusts_its_owners_and_its_group_and_no_other(common: Path) -> None:
+    home = common / "alice"
+    folder = home / "shared"
+    folder.mkdir(parents=True)
+    os.chown(home, ALICE, STAFF)
+    home.chmod(0o2775)
+    os.chown(folder, ALICE, STAFF)
+    folder.chmod(0o2770)
+    url = f"sqlite:///{folder}/store.db?mode=0660"
+    files.prepare(parse(url))
+    with as_user(BOB, STAFF):
+        files.prepare(parse(url))
+    os.chown(home, ALICE, BOB)
+    home.chmod(0o775)
+    refused(url, AuthenticationFailed, f"its group can write to the folder {home}, ")
+    home.chmod(0o757)
+    refused(url, AuthenticationFailed, rf"everyone .*chmod o-w {home}\), use a folder of your own$")
+    folder.chmod(0o2777)
+    files.prepare(parse(f"sqlite:///{folder}/everyones.db?mode=0666"))
+
+
+@needs_root
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="makes a user namespace")
+def test_a_container_without_root_on_the_host_can_have_a_store(common: Path) -> None:
+    # There "/" belongs to a user from outside, who has no number inside.
+    home = common / "alice"
+    home.mkdir()
+    home.chmod(0o755)
+    os.chown(home, ALICE, ALICE)
+    done = subprocess.run(
+        [sys.executable, "-c", PREPARES_IN_NAMESPACE, f"sqlite:///{home}/store.db", str(ALICE)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "no user namespace" in done.stderr:
+        pytest.skip("may not make a user namespace here")
+    assert done.stderr == ""
+    assert (home / "store.db").exists()
 
 
 def test_a_symbolic_link_is_refused(tmp_path: Path) -> None:
@@ -289,25 +493,32 @@ def test_a_name_that_is_too_long_is_a_clear_error(tmp_path: Path) -> None:
 # Where it is
 
 
-@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p"])
-def test_a_network_file_system_is_refused(
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "afs"),
+        *("9p", "virtiofs", "vboxsf", "fuse.vmhgfs-fuse", "vmhgfs", "prl_fs"),
+        *("fuse.sshfs", "fuse.glusterfs", "fuse.rclone", "fuse.s3fs", "fuse.ceph-fuse"),
+    ],
+)
+def test_a_file_system_that_other_machines_share_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(files, "file_system", lambda _: kind)
-    refused(f"sqlite:///{tmp_path}/store.db", Unsupported, "network file system")
+    monkeypatch.setattr(filesystems, "file_system", lambda _: kind)
+    refused(f"sqlite:///{tmp_path}/store.db", Unsupported, "do not hold between machines")
     assert not (tmp_path / "store.db").exists()
 
 
-@pytest.mark.parametrize("kind", ["ext4", "tmpfs", "fuse.mergerfs", ""])
+@pytest.mark.parametrize("kind", ["ext4", "tmpfs", "fuse.mergerfs", "fuseblk", "weed", ""])
 def test_others_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(files, "file_system", lambda _: kind)
+    monkeypatch.setattr(filesystems, "file_system", lambda _: kind)
     files.prepare(parse(f"sqlite:///{tmp_path}/store.db"))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_the_kernel_tells_the_file_system() -> None:
-    assert files.file_system("/proc") == "proc"
-    assert files.file_system("/dev/shm") == "tmpfs"
+    assert filesystems.file_system("/proc") == "proc"
+    assert filesystems.file_system("/dev/shm") == "tmpfs"
 
 
 @pytest.mark.parametrize(
@@ -328,9 +539,9 @@ def test_what_the_system_refuses_is_said_with_what_to_do(
 
 
 def test_two_that_make_the_same_file_at_once_do_not_mind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"sqlite:///{tmp_path}/a/store.db"
+    url = f"sqlite:///{state}/store.db"
     mkdir, create = os.mkdir, files._create
 
     def slower_mkdir(path: str, mode: int = 0o777) -> None:
@@ -344,24 +555,24 @@ def test_two_that_make_the_same_file_at_once_do_not_mind(
     monkeypatch.setattr(os, "mkdir", slower_mkdir)
     monkeypatch.setattr(files, "_create", slower_create)
     files.prepare(parse(url))
-    assert os.path.isfile(tmp_path / "a" / "store.db")
+    assert os.path.isfile(state / "store.db")
 
 
 def test_a_folder_that_cannot_be_synced_is_an_error_only_where_that_was_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(_: int) -> None:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
     monkeypatch.setattr("tenure.engines.sqlite.files.os.fsync", fails)
-    files.prepare(parse(f"sqlite:///{tmp_path}/a/store.db"))
-    refused(f"sqlite:///{tmp_path}/b/store.db?durability=full", EngineError, "Invalid argument")
+    files.prepare(parse(f"sqlite:///{state}/a/store.db"))
+    refused(f"sqlite:///{state}/b/store.db?durability=full", EngineError, "Invalid argument")
 
 
 def test_a_folder_that_somebody_makes_just_now_is_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "a"
+    folder = state
     isdir = os.path.isdir
 
     def made_after_the_first_look(path: str) -> bool:

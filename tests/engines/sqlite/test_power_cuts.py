@@ -240,7 +240,8 @@ async def test_after_a_power_cut_the_store_goes_on_with_higher_tokens(
 async def test_the_names_of_new_files_are_on_disk_before_anything_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database = tmp_path / "a" / "b" / "store.db"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    database = tmp_path / "tenure" / "b" / "store.db"
     synced: dict[str, set[str]] = {}
     fsync = os.fsync
 
@@ -251,8 +252,8 @@ async def test_the_names_of_new_files_are_on_disk_before_anything_is_told(
 
     monkeypatch.setattr("tenure.engines.sqlite.files.os.fsync", noted)
     log = await recorded(database, "full", rounds=1)
-    assert "a" in synced[str(tmp_path)]
-    assert "b" in synced[str(tmp_path / "a")]
+    assert "tenure" in synced[str(tmp_path)]
+    assert "b" in synced[str(tmp_path / "tenure")]
     assert "store.db" in synced[str(database.parent)]
     told = next(number for number, word in enumerate(log) if isinstance(word, Told))
     names = [word.names for word in log[:told] if isinstance(word, disk.SyncFolder)]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import tenure
 from tenure.clock import SystemClock
 from tenure.engines.sqlite import connect
 from tenure.engines.sqlite.url import parse
@@ -29,6 +30,20 @@ def test_a_relative_path_counts_from_where_the_program_was_when_it_connected(
     address = parse("sqlite:///jobs.db")
     monkeypatch.chdir("/")
     assert address.path == f"{tmp_path}/jobs.db"
+
+
+def test_the_url_that_is_shown_has_an_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    shown = f"sqlite:///{tmp_path}/a%20b/jobs.db"
+    assert parse("sqlite:///jobs.db").url == shown
+    assert parse("sqlite:///jobs.db?mode=0660").url == f"{shown}?mode=0660"
+    assert parse(shown).url == shown
+    assert parse(parse("sqlite:///50%25%FF.db").url) == parse("sqlite:///50%25%FF.db")
+    assert tenure.connect("sqlite:///jobs.db").url == shown
 
 
 @pytest.mark.parametrize(
@@ -66,7 +81,7 @@ def test_durability_is_process_unless_it_is_full() -> None:
         ("sqlite:////", "names no file"),
         ("sqlite:///?mode=0600", "names no file"),
         ("sqlite://jobs.db", "names a host"),
-        ("sqlite://localhost/jobs.db", "third slash"),
+        ("sqlite://data/jobs.db", "sqlite:////data/jobs.db for an absolute one"),
         ("sqlite:///:memory:", "memory://"),
         ("sqlite://:memory:", "memory://"),
         ("sqlite:////var/lib/", "names a folder"),

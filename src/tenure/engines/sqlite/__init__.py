@@ -29,12 +29,7 @@ def connect(url: str, clock: Clock) -> Engine:
         InvalidArgument: there is something wrong with the URL.
         Unsupported: on Windows, which has neither the locks nor the sockets for this.
     """
-    try:
-        import fcntl  # noqa: F401  only to see whether this system has it
-    except ImportError as error:
-        raise Unsupported(
-            "sqlite:// needs Linux or macOS; here use redis://, etcd:// or a tenure:// server"
-        ) from error
+    _check_platform()
     from tenure.engines.sqlite.engine import SqliteEngine
     from tenure.engines.sqlite.url import parse
 
@@ -42,7 +37,23 @@ def connect(url: str, clock: Clock) -> Engine:
 
 
 def diagnose(url: str) -> Iterable[Finding]:
-    """What `tenure doctor` tells of a file, and of where it is."""
+    """What `tenure doctor` tells of a file, and of where it is.
+
+    Raises:
+        Unsupported: as `connect`.
+    """
+    _check_platform()
     from tenure.engines.sqlite.doctor import examine
 
     return examine(url)
+
+
+def _check_platform() -> None:
+    try:
+        import fcntl  # noqa: F401  only to see whether this system has it
+    except ImportError as error:
+        raise Unsupported(
+            "sqlite:// needs Linux or macOS (Windows has neither the locks nor the sockets for "
+            "it); use memory:// within one program, a server (redis://, etcd:// or tenure://), or "
+            "WSL"
+        ) from error

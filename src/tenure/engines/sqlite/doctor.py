@@ -26,14 +26,14 @@ from collections.abc import Callable, Iterator
 from tenure.engines.contract import Finding, Level
 from tenure.engines.sqlite import schema
 from tenure.engines.sqlite.files import (
-    check_file_system,
-    check_parent,
     check_trusted,
     check_usable,
-    file_system,
+    may_make_folder,
+    no_folder,
     system_error,
-    user,
 )
+from tenure.engines.sqlite.filesystems import check_file_system, file_system
+from tenure.engines.sqlite.folders import check_folders, user
 from tenure.engines.sqlite.library import examine_library
 from tenure.engines.sqlite.life import boot_id
 from tenure.engines.sqlite.url import Address, parse
@@ -121,8 +121,10 @@ def _folder(folder: str, standing: str, address: Address) -> Iterator[Finding]:
         )
     else:
         try:
-            if standing == folder:
-                check_parent(folder, address)
+            if standing != folder and not may_make_folder(folder):
+                raise no_folder(folder, address)
+            with system_error(f"cannot examine the folder {standing}"):
+                check_folders(standing, address)
         except TenureError as error:
             yield _refused("folder", error)
         else:

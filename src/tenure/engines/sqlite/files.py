@@ -8,7 +8,11 @@ Rules:
 * What we make is private (0600, folders 0700), unless the URL's ``mode`` shares it. The umask
   has no say.
 * What somebody else owns is never changed, and is used only when ``mode`` says that it is
-  shared. A folder where others could put a file in the place of ours is refused likewise.
+  shared. Folders in which others could exchange a file are refused likewise (`folders`).
+* A database has one name. SQLite finds its log, and tenure its folder, by the name, so that two
+  names of one file (a hard link, a file mounted elsewhere) would be two stores in one file.
+* A folder is made only in the user's state folder, where the default store is. Elsewhere a missing
+  folder is more likely a mistake, and would silently split one store into two.
 * What we make is on disk, by its name, before it is used (a new file is in its folder only when
   that has been synced as well; SQLite does that for its own).
 * The database is looked at by its name and never opened here: closing it would drop the locks
@@ -19,38 +23,32 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import stat
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tenure.engines.sqlite.filesystems import check_file_system, is_mount_point
+from tenure.engines.sqlite.folders import check_folders, user
 from tenure.engines.sqlite.url import Address
-from tenure.errors import AuthenticationFailed, EngineError, TenureError, Unsupported
+from tenure.errors import AuthenticationFailed, EngineError, TenureError
 
 __all__ = [
     "Place",
-    "check_file_system",
-    "check_parent",
+    "check_one_name",
     "check_trusted",
     "check_usable",
     "explain",
-    "file_system",
+    "may_make_folder",
+    "no_folder",
     "prepare",
     "share_side_files",
     "system_error",
-    "user",
 ]
 
-_NETWORK = frozenset(
-    "9p acfs afs beegfs ceph cifs coda davfs gfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs3 nfs4 "
-    "ocfs2 orangefs pvfs2 smb smb2 smb3 smbfs".split()
-)
-_NETWORK_FUSE = frozenset(
-    "cephfs cifs davfs2 gcsfuse glusterfs goofys gvfsd-fuse juicefs lustre mfs nfs rclone s3fs "
-    "seaweedfs smb smbnetfs sshfs".split()
-)
+log = logging.getLogger("tenure.sqlite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,8 @@ def prepare(address: Address) -> Place:
     parent = os.path.dirname(path)
     with system_error(f"cannot make the folder {parent}"):
         _make_folders(parent, address)
-    check_parent(parent, address)
+    with system_error(f"cannot examine the folder {parent}"):
+        check_folders(parent, address)
     check_file_system(parent)
     with system_error(f"cannot make {path}"):
         status = _database(path, address)
@@ -157,13 +156,16 @@ def _sync_folder(folder: str, address: Address) -> None:
 
 
 def _make_folders(folder: str, address: Address) -> None:
-    missing = []
+    missing: list[str] = []
+    asked = folder
     while not os.path.isdir(folder):
         # Looked at once more: somebody else may have made it just now.
         if os.path.lexists(folder) and not os.path.isdir(folder):
             raise EngineError(f"{folder} is not a folder, so that nothing can be put into it")
         missing.append(folder)
         folder = os.path.dirname(folder)
+    if missing and not may_make_folder(asked):
+        raise no_folder(asked, address)
     for each in reversed(missing):
         try:
             _make_folder(each, address)
@@ -171,32 +173,20 @@ def _make_folders(folder: str, address: Address) -> None:
             continue
 
 
-def check_parent(parent: str, address: Address) -> None:
-    """Whether nobody else can put a file in the place of this one."""
-    status = os.stat(parent)
-    if address.shared or status.st_mode & stat.S_ISVTX:
-        return
-    others = status.st_mode & stat.S_IWOTH
-    group = status.st_mode & stat.S_IWGRP and not _is_private_group(status)
-    if others or group:
-        raise AuthenticationFailed(
-            f"{'everyone' if others else 'its group'} can write to the folder {parent}, and so "
-            "could put another file in the place of this one; use a folder of your own, or share "
-            "the file on purpose (?mode=0660)"
-        )
+def may_make_folder(folder: str) -> bool:
+    """Return whether a missing folder is made: in the state folder of `tenure.default_url`."""
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    own = os.path.abspath(os.path.join(home, "tenure"))
+    return folder == own or folder.startswith(own + "/")
 
 
-def _is_private_group(status: os.stat_result) -> bool:
-    """Whether the group is its user's own: of the same name, and without other members."""
-    import grp
-    import pwd
-
-    try:
-        group = grp.getgrgid(status.st_gid)
-        owner = pwd.getpwuid(status.st_uid)
-    except KeyError:
-        return False
-    return group.gr_name == owner.pw_name and set(group.gr_mem) <= {owner.pw_name}
+def no_folder(folder: str, address: Address) -> EngineError:
+    """Return the error of a folder that is missing and is not made."""
+    mode = f"{_folder_mode(address):o}"
+    return EngineError(
+        f"there is no folder {folder} for {address.path}; check the URL (a relative path counts "
+        f"from the working directory), or make it (mkdir -p -m {mode} {folder})"
+    )
 
 
 def _make_own_folder(folder: str, database: os.stat_result, address: Address) -> None:
@@ -260,18 +250,35 @@ def check_trusted(path: str, status: os.stat_result, address: Address) -> None:
     """Whether the database is a file that nobody has tampered with."""
     if stat.S_ISLNK(status.st_mode):
         raise AuthenticationFailed(
-            f"{path} is a symbolic link, which somebody may have put there; name the file itself"
+            f"{path} is a symbolic link, which another user may have put there; name the file "
+            f"itself ({os.path.realpath(path)})"
         )
     if stat.S_ISDIR(status.st_mode):
         raise EngineError(f"{path} is a folder; add the name of a file to it")
     if not stat.S_ISREG(status.st_mode):
         raise EngineError(f"{path} is not a regular file")
+    check_one_name(path, status)
+    if is_mount_point(path):
+        raise EngineError(
+            f"{path} is mounted by itself, and a program that reaches the file by another path has "
+            "a queue of its own; mount the folder that it is in"
+        )
     _check_owner(path, status, address)
     mode = stat.S_IMODE(status.st_mode)
     if not address.shared and mode & 0o022:
         raise AuthenticationFailed(
             f"others can write to {path} (its mode is {mode:04o}): open it as shared "
             f"(?mode={0o666 if mode & 0o002 else 0o660:04o}), or make it private (chmod 600)"
+        )
+
+
+def check_one_name(path: str, status: os.stat_result) -> None:
+    """Refuse a database with hard links."""
+    if status.st_nlink > 1:
+        raise EngineError(
+            f"{path} has {status.st_nlink} names (hard links), and a program that opens it by "
+            "another name has a queue of its own; remove the other names (find / -xdev -samefile "
+            f"{path}) or copy the file"
         )
 
 
@@ -298,6 +305,7 @@ def _create(path: str, address: Address) -> None:
     finally:
         os.close(fd)
     _sync_folder(os.path.dirname(path), address)
+    log.info("created the store %s", path)
 
 
 def _check_side_file(path: str, database: os.stat_result, address: Address) -> None:
@@ -321,44 +329,3 @@ def _check_owner(path: str, status: os.stat_result, address: Address) -> None:
 
 def _may(path: str, what: int) -> bool:
     return os.access(path, what, effective_ids=os.access in os.supports_effective_ids)
-
-
-def user(uid: int) -> str:
-    """A user's name, or what can be said of one that has none."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"the user {uid}"
-
-
-# File systems
-
-
-def check_file_system(folder: str) -> None:
-    """Whether the locks of a folder's file system hold."""
-    kind = file_system(folder)
-    name = kind.removeprefix("fuse.")
-    if name in (_NETWORK_FUSE if kind.startswith("fuse.") else _NETWORK):
-        raise Unsupported(
-            f"{folder} is on a network file system ({kind}), whose locks do not hold between "
-            "hosts; use a local folder, or redis://, etcd:// or a tenure:// server"
-        )
-
-
-def file_system(folder: str) -> str:
-    """The type of the file system of a folder, or an empty string where that is not told."""
-    if not sys.platform.startswith("linux"):
-        return ""
-    device = os.stat(folder).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
-            for line in mounts:
-                fields, _, described = line.partition(" - ")
-                if fields.split(" ", 3)[2] == wanted:
-                    return described.split(" ", 1)[0]
-    except OSError:
-        return ""
-    return ""

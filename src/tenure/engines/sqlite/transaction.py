@@ -21,7 +21,7 @@ from typing import Any
 from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines.sqlite import schema
-from tenure.engines.sqlite.files import Place
+from tenure.engines.sqlite.files import Place, check_one_name
 from tenure.engines.sqlite.forking import Guard
 from tenure.engines.sqlite.life import Life, Lives
 from tenure.errors import EngineError
@@ -213,6 +213,7 @@ class Transaction:
                 f"{self._path} was {'removed' if status is None else 'replaced'} while in use: "
                 "what was held through it protects nothing any more; connect again"
             )
+        check_one_name(self._path, status)
 
     def commit(self) -> None:
         """Make it true."""

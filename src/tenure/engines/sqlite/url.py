@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from tenure.errors import InvalidArgument
 
@@ -24,7 +24,7 @@ class Address:
     """A URL, understood.
 
     Attributes:
-        url: as it was given.
+        url: as it was given, with an absolute path.
         path: of the database, absolute.
         mode: the permissions of every file of the store.
         durability: ``"process"``: a commit survives the death of every process; ``"full"``: it
@@ -53,7 +53,8 @@ def parse(url: str) -> Address:
         raise InvalidArgument(f"{url!r} would be one program's own; use memory://")
     if host:
         raise InvalidArgument(
-            f"{url!r} names a host, {host!r}; a path begins after the third slash: {_EXAMPLES}"
+            f"{url!r} names a host, {host!r}; write sqlite:///{host}{slash}{path} for a path that "
+            f"counts from the current folder, or sqlite:////{host}{slash}{path} for an absolute one"
         )
     if not slash or not path.strip("/"):
         raise InvalidArgument(f"{url!r} names no file: {_EXAMPLES}")
@@ -70,9 +71,12 @@ def parse(url: str) -> Address:
     durability = options.get("durability", "process")
     if durability not in _DURABILITIES:
         raise InvalidArgument(f"{url!r}: durability is process or full, not {durability!r}")
+    absolute = os.path.abspath(decoded)
+    if absolute != decoded:
+        url = f"sqlite:///{quote(os.fsencode(absolute))}{'?' if query else ''}{query}"
     return Address(
         url,
-        os.path.abspath(decoded),
+        absolute,
         _mode(url, options.get("mode")),
         "full" if durability == "full" else "process",
     )
