@@ -22,6 +22,7 @@ from tenure.election import Election
 from tenure.engines import connect_engine
 from tenure.engines.contract import Engine
 from tenure.errors import InvalidArgument, Misuse, SessionClosed
+from tenure.handles import AsyncHandle
 from tenure.keeper import Keeper
 from tenure.listeners import Listeners
 from tenure.loss import OnLoss
@@ -80,7 +81,7 @@ def connect(url: str | None = None, *, clock: Clock | None = None) -> Client:
     return Client(connect_engine(url if url is not None else default_url(), clock), clock)
 
 
-class Client(Nodes):
+class Client(Nodes, AsyncHandle):
     """A program's way to one store. `connect` makes one. It belongs to one event loop.
 
     Attributes:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import InvalidArgument, SemaphoreExists, SemaphoreNotFound
+from tenure.handles import Handle
 from tenure.lease import Lease
 from tenure.loss import OnLoss
 from tenure.model import Leader, SemaphoreDescription
@@ -47,7 +48,7 @@ class Leadership(Lease):
         await self.release()
 
 
-class Election:
+class Election(Handle):
     """An election on a node.
 
     Attributes:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from weakref import ref
 
+from tenure.handles import AsyncHandle
+
 __all__ = [
     "Acquired",
     "Event",
@@ -112,7 +114,7 @@ class LoopStalled(Event):
     seconds: float
 
 
-class EventStream:
+class EventStream(AsyncHandle):
     """A bounded stream of events: an async iterator and an async context manager.
 
     Attributes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
+from tenure.handles import Handle
 from tenure.lease import Lease
 from tenure.loss import OnLoss
 from tenure.model import EPHEMERAL_LIMIT, MutexHolder
@@ -19,7 +20,7 @@ from tenure.watch import described_now
 __all__ = ["Mutex"]
 
 
-class Mutex:
+class Mutex(Handle):
     """A mutex on a node. Not re-entrant.
 
     A mutex and a service registry of one name cannot be told apart; call a registry by the

@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from tenure.errors import Misuse
+from tenure.handles import AsyncHandle
 
 __all__ = ["Once"]
 
@@ -27,7 +28,7 @@ class _Block(Protocol):
 B = TypeVar("B", bound=_Block)
 
 
-class Once(Coroutine[Any, Any, B], Generic[B]):
+class Once(AsyncHandle, Coroutine[Any, Any, B], Generic[B]):
     """A coroutine that is also a context manager; either way it runs once.
 
     ``x = await call()`` gives the object; ``async with call() as x`` gives it and enters it.
@@ -48,6 +49,12 @@ class Once(Coroutine[Any, Any, B], Generic[B]):
 
     def __repr__(self) -> str:
         return f"<{self._what}{', to be awaited or entered' if self._function else ''}>"
+
+    if not TYPE_CHECKING:
+
+        def __enter__(self):
+            self._function = None  # the error says what was wrong with the call; no warning, too
+            super().__enter__()
 
     def _start(self) -> Coroutine[Any, Any, B]:
         function, self._function = self._function, None

@@ -33,6 +33,7 @@ from tenure.errors import (
     SessionClosed,
     SessionExpired,
 )
+from tenure.handles import AsyncHandle
 from tenure.loss import carry_out, lost_error
 from tenure.scope import Scope, note_failure
 
@@ -59,7 +60,7 @@ ASKED, WAITING, HELD, RELEASED, LOST, GONE = State
 _GRANTED, _REFUSED = Place.GRANTED, Place.REFUSED
 
 
-class Requested:
+class Requested(AsyncHandle):
     """One request of a session, and what has become of it.
 
     Attributes:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import AcquireTimeout, InvalidArgument, Misuse
+from tenure.handles import AsyncHandle, Handle
 from tenure.lease import Lease
 from tenure.loss import OnLoss
 from tenure.model import SemaphoreDescription
@@ -30,7 +31,7 @@ __all__ = ["Semaphore", "Ticket", "recover"]
 L = TypeVar("L", bound=Lease)
 
 
-class Ticket(Generic[L]):
+class Ticket(AsyncHandle, Generic[L]):
     """A place in a queue, and the way to the lease that comes of it.
 
     `Semaphore.enqueue` gives one; so does `recover`, for what a resumed session still had.
@@ -121,7 +122,7 @@ class Ticket(Generic[L]):
             raise lease._why_not_held()
 
 
-class Semaphore:
+class Semaphore(Handle):
     """A counting semaphore on a node.
 
     It lasts until it is deleted, and must be created before it is used. Its limit never

@@ -31,6 +31,7 @@ from tenure.election import Election
 from tenure.ending import Ending
 from tenure.engines.contract import Attach, EngineSession, Enqueued, Place, Removal
 from tenure.errors import InvalidArgument, Misuse, SessionExpired, Unsupported
+from tenure.handles import AsyncHandle
 from tenure.lease import Lease
 from tenure.listeners import EventKind
 from tenure.loss import OnLoss
@@ -52,7 +53,7 @@ __all__ = ["Session", "SessionState"]
 SessionState = Literal["connecting", "attached", "detached", "expired", "closed"]
 
 
-class Session:
+class Session(AsyncHandle):
     """A program's session on a node. `Client.session` makes one.
 
     ``async with client.session(...) as session`` closes it at the end of the block, and cancels

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tenure.ending import ORIGIN
 from tenure.errors import LeaseLost, SessionExpired
+from tenure.handles import AsyncHandle
 from tenure.model import DEFAULT_NODE
 from tenure.session import Session
 
@@ -71,7 +72,7 @@ class Attempts:
         return self._attempt
 
 
-class Attempt:
+class Attempt(AsyncHandle):
     """One attempt of `Client.sessions`: a session's block that may be repeated."""
 
     def __init__(self, attach: Callable[[], Once[Session]]) -> None:

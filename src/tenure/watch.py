@@ -20,6 +20,7 @@ from tenure.errors import (
     SessionExpired,
     TenureError,
 )
+from tenure.handles import AsyncHandle
 from tenure.model import EPHEMERAL_LIMIT, SemaphoreDescription
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ __all__ = ["Watch", "described_now"]
 T = TypeVar("T")
 
 
-class Watch(Generic[T]):
+class Watch(AsyncHandle, Generic[T]):
     """A stream of states: an async iterator and an async context manager.
 
     It starts with the current state. States that are equal are told once. It ends with

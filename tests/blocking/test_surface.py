@@ -23,6 +23,7 @@ from tenure.blocking.mirror import BACK, DIFFERENT, RENAMED, Mirror
 from tenure.blocking.session import Attempts
 from tenure.blocking.watch import EventStream, Watch
 from tenure.engines.contract import SessionEvents
+from tenure.handles import AsyncHandle
 from tenure.keeper import Kept
 
 PAIRS: dict[type, type] = {
@@ -68,7 +69,7 @@ def names_there(kind: type) -> dict[str, object]:
     """The public names of an asynchronous class, by their names in the blocking one."""
     found: dict[str, object] = {}
     for part in reversed(kind.__mro__[:-1]):
-        if not part.__module__.startswith("tenure"):
+        if not part.__module__.startswith("tenure") or part in AsyncHandle.__mro__:
             continue
         for name, thing in vars(part).items():
             if is_public(name) and not inspect.ismemberdescriptor(thing):

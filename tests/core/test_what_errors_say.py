@@ -238,7 +238,11 @@ NAMED: list[tuple[Call, type[TenureError], str, str]] = [
                 ],
             ),
             ("new", OF_DATA, [lambda s: s.store.create(s.node, "new", 1, HUGE, exist_ok=False)]),
-            ("pool", "data is bytes, not str; encode it first", [lambda s: s.alter(data="text")]),
+            (
+                "pool",
+                "data is bytes, not str: pass text.encode()",
+                [lambda s: s.alter(data="text")],
+            ),
             (
                 "new",
                 "a limit is a whole number from 1 to 2^64-1, not 0",

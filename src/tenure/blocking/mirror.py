@@ -13,9 +13,11 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tenure.blocking.portal import Portal
+from tenure.errors import Misuse
+from tenure.handles import Handle
 
 __all__ = ["DIFFERENT", "RENAMED", "Mirror", "mirrors"]
 
@@ -40,7 +42,7 @@ T = TypeVar("T")
 C = TypeVar("C", bound=type)
 
 
-class Mirror(Generic[T]):
+class Mirror(Handle, Generic[T]):
     """A thread's handle on something of the asynchronous API."""
 
     __slots__ = ("__weakref__", "_portal", "_twin")
@@ -57,6 +59,15 @@ class Mirror(Generic[T]):
 
     def __hash__(self) -> int:
         return hash(id(self._twin))
+
+    # Type checkers do not see these two, so that they report the mistake themselves.
+    if not TYPE_CHECKING:
+
+        async def __aenter__(self):
+            raise Misuse(f"{self!r} is entered with 'with'; for 'async with', import tenure")
+
+        async def __aexit__(self, *_):
+            """Never called, since entering raises; Python looks for it first."""
 
 
 def mirrors(twin: type) -> Callable[[C], C]:

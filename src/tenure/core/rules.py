@@ -108,7 +108,10 @@ def check_data(data: bytes, node: str | None = None, name: str | None = None) ->
     """Data of a semaphore or a request: at most 1 MiB of bytes."""
     if not isinstance(data, bytes):
         raise InvalidArgument(
-            f"data is bytes, not {type(data).__name__}; encode it first", node=node, name=name
+            f"data is bytes, not {type(data).__name__}: pass "
+            f"{'text.encode()' if isinstance(data, str) else 'bytes(...)'}",
+            node=node,
+            name=name,
         )
     if len(data) > DATA_BYTES:
         raise InvalidArgument(
