@@ -113,11 +113,10 @@ def _not_run(found: list[Module]) -> Iterator[str]:
     yield ""
     names = {module.name for module in found}
     missing = [
-        f"`tenure/{path.relative_to(ROOT / 'src' / 'tenure')}`"
+        f"`{name}`"
         for group in groups().values()
-        for pattern in group.modules
-        for path in sorted((ROOT / "src" / "tenure").glob(pattern))
-        if f"tenure/{path.relative_to(ROOT / 'src' / 'tenure')}" not in names
+        for path in group.paths()
+        if (name := str(path.relative_to(ROOT / "src"))) not in names
         and path.name != "__init__.py"
     ]
     part = [f"`{module.name}`" for module in found if module.tried < module.all]

@@ -21,6 +21,11 @@ class Group:
     tests: tuple[str, ...]
     without: str
 
+    def paths(self, package: Path = ROOT / "src" / "tenure") -> list[Path]:
+        """The modules' source files, sorted. Bytecode beside them does not count."""
+        found = {path for pattern in self.modules for path in package.glob(pattern)}
+        return sorted(path for path in found if path.suffix == ".py")
+
     @property
     def folder(self) -> Path:
         """Where mutmut works: a copy of the repository, for this group alone."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tests.mutation.document import DOCUMENT, rendered, unexplained
-from tests.mutation.groups import ROOT, groups
+from tests.mutation.groups import ROOT, Group, groups
 from tests.mutation.mutants import Mutant, look_up
 from tests.mutation.results import modules
 
@@ -43,9 +44,18 @@ def test_what_was_tried_is_killed_ended_or_listed() -> None:
 def test_every_group_names_modules_and_tests_that_there_are() -> None:
     for group in groups().values():
         for pattern in group.modules:
-            assert list((ROOT / "src" / "tenure").glob(pattern)), pattern
+            assert replace(group, modules=(pattern,)).paths(), pattern
         for test in group.tests:
             assert (ROOT / test).exists(), test
+
+
+def test_a_group_has_source_files_alone(tmp_path: Path) -> None:
+    """Python writes its bytecode beside the sources, unless the environment forbids it."""
+    (tmp_path / "core" / "__pycache__").mkdir(parents=True)
+    for name in ("core/rules.py", "core/__pycache__/rules.cpython-311.pyc", "core/py.typed"):
+        (tmp_path / name).touch()
+    group = Group("core", ("core/*", "core/r*"), tests=(), without="")
+    assert group.paths(tmp_path) == [tmp_path / "core" / "rules.py"]
 
 
 def test_a_mutant_is_known_by_what_it_changes(tmp_path: Path) -> None:
