@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.clean_up import clean_up_with
+
 __all__ = ["a_postgres", "a_redis"]
 
 _PATIENCE = 60  # seconds for a command that starts or ends a server
@@ -31,10 +33,8 @@ def _program(name: str) -> str:
 def _a_folder() -> Iterator[Path]:
     """One with a short name, since that of a socket is limited to some 100 characters."""
     folder = Path(tempfile.mkdtemp(prefix="tenure-"))
-    try:
+    with clean_up_with(lambda: shutil.rmtree(folder)):
         yield folder
-    finally:
-        shutil.rmtree(folder)
 
 
 @contextmanager
@@ -57,11 +57,8 @@ def a_redis() -> Iterator[str]:
                     break
             else:
                 pytest.fail(f"redis-server does not start:\n{''.join(said)}")
-            try:
+            with clean_up_with(server.kill):
                 yield f"unix://{socket}"
-            finally:
-                server.kill()
-                server.stdout.read()
 
 
 @contextmanager
@@ -99,7 +96,6 @@ def a_postgres() -> Iterator[str]:
         options = f"-c listen_addresses= -c fsync=off -c unix_socket_directories={folder}"
         control = _program("pg_ctl")
         tell(control, "start", "--wait", "--pgdata", str(data), "--options", options)
-        try:
+        stop = (control, "stop", "--wait", "--pgdata", str(data), "--mode", "immediate")
+        with clean_up_with(lambda: tell(*stop)):
             yield f"postgresql://tenure@/postgres?host={folder}"
-        finally:
-            tell(control, "stop", "--wait", "--pgdata", str(data), "--mode", "immediate")

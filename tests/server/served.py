@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from tenure.server.context import Authenticator
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
+from tests.clean_up import clean_up_with
 from tests.server.talking import PATIENCE, serving
 
 __all__ = ["Served", "served"]
@@ -99,7 +100,5 @@ def served(
 ) -> Iterator[Served]:
     """A server on that store, for as long as the block lasts."""
     server = Served(store, limits=limits, authenticator=authenticator, **more).start()
-    try:
+    with clean_up_with(server.stop):
         yield server
-    finally:
-        server.stop()

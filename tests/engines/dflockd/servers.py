@@ -33,6 +33,7 @@ from tenure.server.context import Anybody, Authenticator, Context
 from tenure.server.dflockd.listener import DflockdListener
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.limits import Limits
+from tests.clean_up import clean_up_with
 
 __all__ = ["Early", "InThread", "OwnProcess", "Server", "early_server", "free_port"]
 
@@ -222,11 +223,9 @@ class Early(_Process):
 def early_server(*options: str) -> Iterator[Early]:
     """A running one; skips the test where it cannot be had."""
     server = Early(*options)
-    try:
+    with clean_up_with(server.kill):
         server.start()
         yield server
-    finally:
-        server.kill()
 
 
 @functools.cache

@@ -33,6 +33,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clean_up import clean_up_with
 from tests.server.certificates import Authority, Pair
 
 __all__ = ["Cluster", "Member", "a_cluster", "a_prefix", "free_port", "program", "shared"]
@@ -386,10 +387,8 @@ def a_folder(*, on_disk: bool = False) -> Iterator[Path]:
     memory = Path("/dev/shm")
     place = memory if memory.is_dir() and not on_disk else None
     folder = Path(tempfile.mkdtemp(prefix="tenure-", dir=place))
-    try:
+    with clean_up_with(lambda: shutil.rmtree(folder, ignore_errors=True)):
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -412,11 +411,9 @@ def a_cluster(
         cluster = Cluster(
             [Member(folder, f"m{n}", *options, secrets=secrets) for n in range(1, members + 1)]
         )
-        try:
+        with clean_up_with(cluster.kill):
             cluster.start()
             yield cluster
-        finally:
-            cluster.kill()
 
 
 @functools.cache

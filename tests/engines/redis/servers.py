@@ -24,6 +24,7 @@ import pytest
 import redis
 
 from tenure.engines.redis.url import parse
+from tests.clean_up import clean_up_with
 
 __all__ = ["Server", "a_namespace", "a_server", "forget_as_in_a_failover", "free_port", "shared"]
 
@@ -151,10 +152,8 @@ def forget_as_in_a_failover(url: str, session: int, name: str) -> None:
 def a_folder() -> Iterator[Path]:
     """One with a short name, since that of a socket is limited to some 100 characters."""
     folder = Path(tempfile.mkdtemp(prefix="tenure-"))
-    try:
+    with clean_up_with(lambda: shutil.rmtree(folder, ignore_errors=True)):
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -162,11 +161,9 @@ def a_server(*options: str, port: int = 0) -> Iterator[Server]:
     """A running server; the block may stop it and start it again."""
     with a_folder() as folder:
         server = Server(folder, *options, port=port)
-        try:
+        with clean_up_with(server.kill):
             server.start()
             yield server
-        finally:
-            server.kill()
 
 
 @functools.cache

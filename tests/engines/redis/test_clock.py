@@ -11,6 +11,7 @@ import pytest
 
 import tenure
 from tenure.fencing import Fence, StaleToken
+from tests.clean_up import clean_up_with
 from tests.engines.redis.helpers import PATIENCE, is_waited_for
 from tests.engines.redis.servers import Server, a_folder
 from tests.guarantees import REDIS, broken, guarantee
@@ -60,11 +61,9 @@ class Clocked(Server):
 def clocked() -> Iterator[Clocked]:
     with a_folder() as folder:
         server = Clocked(folder)
-        try:
+        with clean_up_with(server.kill):
             server.start()
             yield server
-        finally:
-            server.kill()
 
 
 @broken("wall clock", "kept", on=REDIS)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import tenure
+from tests.clean_up import clean_up_with
 from tests.engines.redis.helpers import is_waited_for, replicates, until
 from tests.engines.redis.servers import Server, a_folder, a_server, free_port, program
 from tests.guarantees import REDIS, guarantee
@@ -38,18 +39,12 @@ def pair() -> Iterator[tuple[Server, Server, str]]:
             text=True,
         ) as sentinel:
             assert sentinel.stdout is not None
-            try:
+            with clean_up_with(sentinel.kill):
                 for line in sentinel.stdout:  # it knows the replica from then on
                     if "+slave slave" in line:
                         break
-                yield (
-                    master,
-                    replica,
-                    f"redis+sentinel://127.0.0.1:{sentinel_port}/jobs?fresh=true",
-                )
-            finally:
-                sentinel.kill()
-                sentinel.stdout.read()
+                url = f"redis+sentinel://127.0.0.1:{sentinel_port}/jobs?fresh=true"
+                yield master, replica, url
 
 
 async def test_a_sentinel_is_not_taken_for_a_server(pair: tuple[Server, Server, str]) -> None:
