@@ -9,6 +9,8 @@ A test that is `async def` is run here, on an event loop of its own, without a p
   is one whose time is virtual, and ``clock`` is that time;
 - with Hypothesis, every example gets a loop of its own.
 
+A run that hangs is ended, with the name of the test; see `tests.hang_guard`.
+
 No test sees the TENURE_URL or the state folder of the person who runs it.
 """
 
@@ -24,6 +26,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import settings
+
+from tests.hang_guard.plugin import HangGuard
 
 if TYPE_CHECKING:
     from tenure.testing import VirtualClock
@@ -62,6 +66,11 @@ def run(
     gc.collect()  # a task in a cycle tells of its error only when it is collected
     if left or unheard:
         raise LeftBehind("\n".join(left + unheard))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have a guard end the run if it hangs."""
+    config.pluginmanager.register(HangGuard(config))
 
 
 def pytest_collection_finish() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from tenure.core.queue import Semaphore
 from tenure.testing.history import check, load
-from tests.cli.programs import Tenure
+from tests.cli.programs import Tenure, eventually
+from tests.hang_guard.guard import descendants, is_alive
 
 _grant_next = Semaphore.grant_next
 
@@ -67,6 +69,17 @@ def test_after_a_few_that_fail_it_stops(tenure: Tenure, defect: None) -> None:
     done = tenure.inside("simulate", "--seeds", "500", "--jobs", "1", "--json")
     assert done.returncode == 70
     assert '"seed": 1' in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
+def test_its_workers_end_when_it_is_killed(tenure: Tenure) -> None:
+    simulating = tenure.start("simulate", "--seeds", "1000000", "--jobs", "2")
+    helpers = 2  # the fork server, and what removes the resources of the dead
+    eventually(lambda: len(descendants(simulating.process.pid)) == helpers + 2)
+    workers = descendants(simulating.process.pid)
+    simulating.process.kill()
+    simulating.process.wait()
+    eventually(lambda: not any(map(is_alive, workers)))
 
 
 @pytest.mark.parametrize("option", ["--seeds", "--first-seed", "--jobs"])

@@ -1,6 +1,6 @@
 """Signs of life, proofs, boots and forks."""
 
-# ruff: noqa: ASYNC222, ASYNC240  nothing else runs on the loop meanwhile
+# ruff: noqa: ASYNC240  nothing else runs on the loop meanwhile
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from tenure.clock import SystemClock
 from tenure.engines.contract import Place
 from tenure.engines.sqlite.life import Life, Lives, boot_id, started
-from tenure.errors import EngineError, Misuse
-from tests.engines.sqlite.conftest import on_either
+from tenure.errors import EngineError
+from tests.engines.sqlite.conftest import Workers, on_either
 from tests.engines.sqlite.helpers import attached, engine_of, opened, program
 from tests.guarantees import DURABLE_SQLITE, SQLITE, guarantee
 
@@ -235,26 +235,13 @@ async def test_tokens_rise_although_the_data_is_lost(url: str, path: Path) -> No
 @on_either
 @guarantee("fork", "one owner", "kept", on=(SQLITE, DURABLE_SQLITE))
 async def test_a_forked_child_may_not_use_its_parents_engine_and_does_no_harm(
-    url: str, path: Path
+    workers: Workers, url: str, path: Path
 ) -> None:
-    async with opened(url) as engine:
-        one = await attached(engine)
-        await one.enqueue(1, "x")
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                engine._opened()
-            except Misuse:
-                connection = engine.store.tx.connection
-                del one, engine
-                del connection
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    async with workers(1) as (one,):
+        await one.do("enqueue", hold=1, name="x")
+        assert await one.do("use_in_a_child") == 0
         assert os.path.exists(f"{path}-wal")
         assert os.path.exists(f"{path}.tenure/1.live")
         async with program(url) as other:
             assert await other.enqueue(1, "x", timeout=0) is Place.REFUSED
-        assert await one.enqueue(2, "y") is Place.GRANTED
+        assert (await one.do("enqueue", hold=2, name="y"))[0] == "GRANTED"

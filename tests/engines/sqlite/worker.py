@@ -23,7 +23,7 @@ from typing import Any, Protocol, Self
 from tenure.clock import SystemClock
 from tenure.engines.contract import Attach, EngineSession, Enqueued, Removal
 from tenure.engines.sqlite import connect, lookout, takeover
-from tenure.errors import SessionExpired, TenureError
+from tenure.errors import Misuse, SessionExpired, TenureError
 from tenure.model import EPHEMERAL_LIMIT, Recovered
 
 __all__ = ["PATIENCE", "Refused", "Worker", "look_no_more", "now", "say", "serve"]
@@ -253,7 +253,7 @@ class Program:
     async def do_fork(self) -> int:
         """A child that lives on without any of this, and has let go of it already."""
         ready, say_ready = os.pipe()
-        child = os.fork()
+        child = os.fork()  # noqa: TID251  a forked child is the subject
         if child == 0:
             try:
                 os.close(sys.stdout.fileno())
@@ -265,6 +265,22 @@ class Program:
         os.close(ready)
         os.close(say_ready)
         return child
+
+    async def do_use_in_a_child(self) -> int:
+        """The exit status of a forked child that uses the engine and drops it: 0 if refused."""
+        child = os.fork()  # noqa: TID251  a forked child is the subject
+        if child == 0:
+            status = 1
+            try:
+                self.engine._opened()
+            except Misuse:
+                connection = self.engine.store.tx.connection
+                del self.engine, self.session
+                del connection
+                status = 0
+            finally:
+                os._exit(status)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])  # noqa: ASYNC222  it ends at once
 
     async def do_inherit(self) -> int:
         """A child that keeps the sign of life, as the command of `tenure run` does."""

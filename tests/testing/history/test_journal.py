@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -293,13 +294,16 @@ def test_the_limit_of_a_lasting_semaphore_has_to_be_told(url: str, journal: Jour
 
 def test_a_killed_process_loses_nothing_of_what_it_has_recorded(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    child = os.fork()
-    if not child:
-        journal = Journal("a", AppendOnly(path))
-        for _ in range(10):
-            journal.revokes()
-        os.kill(os.getpid(), 9)
-    os.waitpid(child, 0)
+    program = """
+import os, sys
+from tenure.testing.history import AppendOnly, Journal
+journal = Journal("a", AppendOnly(sys.argv[1]))
+for _ in range(10):
+    journal.revokes()
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(path)], check=False)
+    assert done.returncode == -9
     with path.open("ab") as file:
         file.write(b'{"kind": "revo')  # torn
     assert kinds(list(load([path]).records)) == [Revokes] * 10

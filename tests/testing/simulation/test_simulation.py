@@ -216,6 +216,20 @@ def test_a_plan_tells_what_it_is() -> None:
     assert text.count("process") >= 4
 
 
+def test_no_worker_is_forked_from_the_program_that_starts_it() -> None:
+    """It would have the program's objects without its threads, and clean up what is not its own."""
+    program = (
+        "import os\n"
+        "from tenure.testing.simulation.batch import tallies\n"
+        "os.register_at_fork(after_in_child=lambda: os.write(1, b'forked '))\n"
+        "print(sum(tally.seeds for tally in tallies(1, 2, jobs=2)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "2\n"
+
+
 def test_tallies_add_up() -> None:
     one, other = Tally(), Tally()
     first, second = outcomes([1, 2])

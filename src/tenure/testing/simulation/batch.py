@@ -9,7 +9,12 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ProcessPoolExecutor,  # noqa: TID251  whose context is the fork server
+    wait,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
