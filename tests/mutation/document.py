@@ -116,8 +116,7 @@ def _not_run(found: list[Module]) -> Iterator[str]:
         f"`{name}`"
         for group in groups().values()
         for path in group.paths()
-        if (name := str(path.relative_to(ROOT / "src"))) not in names
-        and path.name != "__init__.py"
+        if (name := str(path.relative_to(ROOT / "src"))) not in names and path.name != "__init__.py"
     ]
     part = [f"`{module.name}`" for module in found if module.tried < module.all]
     yield f"Not at all: {', '.join(missing) or 'nothing of the groups'}."
