@@ -16,6 +16,7 @@ from tenure.core import rules
 from tenure.durations import Duration, seconds
 from tenure.engines.contract import Attach
 from tenure.errors import EngineUnavailable, InvalidArgument, Unsupported
+from tenure.identity import described
 from tenure.loss import OnLoss, check_policy
 from tenure.model import DEFAULT_NODE
 from tenure.once import Once
@@ -102,7 +103,9 @@ async def _attach(client: Client, asked: Asked) -> Session:
 
 async def _attach_now(client: Client, asked: Asked) -> Session:
     session = Session(client, *asked)
-    session._start(await client._engine.attach(asked.how, session))
+    description = described(asked.how.description, client._identity())
+    how = replace(asked.how, description=description)
+    session._start(await client._engine.attach(how, session))
     if not session._proven():
         raise EngineUnavailable(
             f"attaching a session on {session.node} took longer than it lives without contact: "

@@ -23,6 +23,7 @@ from tenure.engines import connect_engine
 from tenure.engines.contract import Engine
 from tenure.errors import InvalidArgument, Misuse, SessionClosed
 from tenure.handles import AsyncHandle
+from tenure.identity import NOBODY, Identity, identify_by_default, this_program
 from tenure.keeper import Keeper
 from tenure.listeners import Listeners
 from tenure.loss import OnLoss
@@ -63,7 +64,9 @@ def default_url() -> str:
     return "sqlite:///" + quote(os.path.join(home, "tenure", "tenure.db"))
 
 
-def connect(url: str | None = None, *, clock: Clock | None = None) -> Client:
+def connect(
+    url: str | None = None, *, clock: Clock | None = None, identify: bool | None = None
+) -> Client:
     """A client of the store at `url`.
 
     ``async with tenure.connect(url) as client`` closes it at the end of the block. Otherwise it
@@ -72,13 +75,19 @@ def connect(url: str | None = None, *, clock: Clock | None = None) -> Client:
     Args:
         url: ``memory://``, ``sqlite:///jobs.db``, ...; without one, `default_url`.
         clock: where time comes from, for tests.
+        identify: whether sessions carry the host, the process id and the name of this program,
+            for `SessionDescription` and errors to name the holder; ``None``: unless the
+            environment says ``TENURE_IDENTIFY=0``.
 
     Raises:
         InvalidArgument: the URL is wrong.
         Unsupported: no engine is installed for its scheme.
     """
     clock = clock if clock is not None else SystemClock()
-    return Client(connect_engine(url if url is not None else default_url(), clock), clock)
+    if identify is None:
+        identify = identify_by_default()
+    engine = connect_engine(url if url is not None else default_url(), clock)
+    return Client(engine, clock, identify=identify)
 
 
 class Client(Nodes, AsyncHandle):
@@ -88,8 +97,9 @@ class Client(Nodes, AsyncHandle):
         clock: what its deadlines are measured on.
     """
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
+    def __init__(self, engine: Engine, clock: Clock, *, identify: bool = True) -> None:
         self.clock = clock
+        self._identify = identify
         self._engine = engine
         self._born = fork.generation()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -164,6 +174,9 @@ class Client(Nodes, AsyncHandle):
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.wait([self._closing])
         self._closing.result()
+
+    def _identity(self) -> Identity:
+        return this_program() if self._identify else NOBODY
 
     def _end_sessions(self) -> None:
         for session in list(self._sessions):
@@ -260,7 +273,9 @@ class Client(Nodes, AsyncHandle):
             recovery_window: seconds that the session survives without contact, 1 to 1,800:
                 how long the store may be out of reach before leases are lost, and how long
                 others wait for a holder that is stopped or cut off.
-            description: what others see of it, at most 1,024 bytes.
+            description: what others see of it, at most 1,024 bytes, beside the host, the process
+                id and the name of the program (`connect` says how to leave these out). A longer
+                description leaves less room for them.
             on_loss: what the loss of one of its leases does beside being raised.
             max_stall: seconds that the event loop may be stuck before the session is no
                 longer renewed; twice the window if ``None``.

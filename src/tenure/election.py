@@ -18,7 +18,7 @@ from tenure.model import Leader, SemaphoreDescription
 from tenure.once import Once
 from tenure.request import SessionSource, Wanted, acquire
 from tenure.semaphore import Ticket, recover
-from tenure.watch import Watch
+from tenure.watch import Watch, described_now
 
 if TYPE_CHECKING:
     from tenure.session import Session
@@ -109,9 +109,7 @@ class Election(Handle):
         """
         session = await self._source._obtain()
         try:
-            described = await session._ending.race(
-                session._engine.describe_semaphore(self.name, owners=True, waiters=False)
-            )
+            described = await described_now(session, self.name, ephemeral=False, owners=True)
         except SemaphoreNotFound:
             return None  # nobody has campaigned yet
         rules.check_kind(False, described.ephemeral, session.node, self.name)
@@ -184,4 +182,12 @@ def _leader(session: Session, described: SemaphoreDescription) -> Leader | None:
     if not described.owners:
         return None
     owner = described.owners[0]
-    return Leader(owner.data, owner.session_id == session.id, owner.order_id)
+    return Leader(
+        owner.data,
+        owner.session_id == session.id,
+        owner.order_id,
+        host=owner.host,
+        pid=owner.pid,
+        program=owner.program,
+        description=owner.session_description,
+    )

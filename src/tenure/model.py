@@ -6,7 +6,7 @@ Times are seconds; data is bytes. The rules for names and numbers stand in `tenu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal
 
@@ -95,8 +95,9 @@ class SessionDescription:
         recovery_window: seconds it survives without contact.
         attached: whether its program is connected, as far as the store can tell.
         silent_for: seconds since the store last heard of it.
-        pid: the process, where it runs on this host.
+        pid: the process on `host`, where known.
         host: the name of the machine, where known.
+        program: the name of the program, where known.
     """
 
     id: int
@@ -107,6 +108,7 @@ class SessionDescription:
     silent_for: float | None = None
     pid: int | None = None
     host: str | None = None
+    program: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +123,10 @@ class RequestDescription:
         since: seconds that it has been an owner (of a waiter: that it has waited).
         timeout: of a waiter, the seconds until it gives up; ``None`` for never or unknown.
         remaining: seconds until its session expires if nothing more is heard of it.
-        session_description: what the session said of itself, where cheap to know.
-        pid: the process, where it runs on this host.
+        session_description: what the session said of itself, where known.
+        pid: the process on `host`, where known.
+        host: the name of the machine, where known.
+        program: the name of the program, where known.
     """
 
     session_id: int
@@ -134,6 +138,8 @@ class RequestDescription:
     remaining: float | None = None
     session_description: str | None = None
     pid: int | None = None
+    host: str | None = None
+    program: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +193,18 @@ class Leader:
         data: what the leader campaigned with, or proclaimed since.
         is_me: whether the leader campaigns through the observing session.
         term: rises with every leader; it is the leader's fencing token.
+        host, pid, program: the leader's process, where known.
+        description: the description of the leader's session, where known. These four take no
+            part in comparisons.
     """
 
     data: bytes
     is_me: bool
     term: int
+    host: str | None = field(default=None, compare=False)
+    pid: int | None = field(default=None, compare=False)
+    program: str | None = field(default=None, compare=False)
+    description: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +219,8 @@ class MutexHolder:
         remaining: seconds after which the holder's session would expire if nothing
             more were heard of it, where known.
         waiting: how many requests wait behind it, where known.
+        host, pid, program: the holder's process, where known.
+        description: the description of the holder's session, where known.
     """
 
     data: bytes
@@ -214,6 +229,10 @@ class MutexHolder:
     since: float | None = None
     remaining: float | None = None
     waiting: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    program: str | None = None
+    description: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +254,7 @@ class Capabilities:
         removal_reason: it is told apart whether an ephemeral semaphore was deleted, or its last
             request evicted.
         owners: descriptions tell who owns and who waits.
+        descriptions: an owner and a waiter are described with their session's description.
     """
 
     fencing: bool = True
@@ -249,3 +269,4 @@ class Capabilities:
     one_step: bool = True
     removal_reason: bool = True
     owners: bool = True
+    descriptions: bool = True

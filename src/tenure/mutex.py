@@ -105,6 +105,10 @@ class Mutex(Handle):
             since=owner.since,
             remaining=owner.remaining,
             waiting=described.waiting,
+            host=owner.host,
+            pid=owner.pid,
+            program=owner.program,
+            description=owner.session_description,
         )
 
     def _wanted(self, data: bytes, on_loss: OnLoss | None, stop_time: Duration) -> Wanted:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tenure.core import rules
 from tenure.engines.contract import Engine
-from tenure.errors import SemaphoreNotFound
+from tenure.identity import semaphore_with_identities, session_with_identity
 from tenure.model import (
     DEFAULT_NODE,
     NodeConfig,
@@ -76,7 +76,8 @@ class Nodes(ABC):
         """
         rules.check_path(path)
         engine = await self._opened()
-        return await engine.list_semaphores(path, owners=owners, waiters=waiters)
+        found = await engine.list_semaphores(path, owners=owners, waiters=waiters)
+        return [semaphore_with_identities(each) for each in found]
 
     async def describe_semaphore(
         self, name: str, path: str = DEFAULT_NODE, *, owners: bool = True, waiters: bool = True
@@ -87,15 +88,17 @@ class Nodes(ABC):
             NodeNotFound, SemaphoreNotFound: there is none.
         """
         rules.check_name(name, path)
-        for each in await self.list_semaphores(path, owners=owners, waiters=waiters):
-            if each.name == name:
-                return each
-        raise SemaphoreNotFound(f"there is no {name!r} on {path}", node=path, name=name)
+        rules.check_path(path)
+        engine = await self._opened()
+        return semaphore_with_identities(
+            await engine.describe_semaphore(path, name, owners=owners, waiters=waiters)
+        )
 
     async def list_sessions(self, path: str = DEFAULT_NODE) -> Sequence[SessionDescription]:
         """All sessions of a node, sorted by id. Raises `NodeNotFound`."""
         rules.check_path(path)
-        return await (await self._opened()).list_sessions(path)
+        found = await (await self._opened()).list_sessions(path)
+        return [session_with_identity(each) for each in found]
 
     async def end_session(self, path: str, session_id: int) -> bool:
         """End a session as if it had expired; false when there was none."""

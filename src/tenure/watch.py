@@ -21,6 +21,7 @@ from tenure.errors import (
     TenureError,
 )
 from tenure.handles import AsyncHandle
+from tenure.identity import semaphore_with_identities
 from tenure.model import EPHEMERAL_LIMIT, SemaphoreDescription
 
 if TYPE_CHECKING:
@@ -171,4 +172,4 @@ async def described_now(
         return SemaphoreDescription(name, b"", EPHEMERAL_LIMIT, 0, ephemeral=True, waiting=0)
     if ephemeral:
         rules.check_kind(True, described.ephemeral, session.node, name)
-    return described
+    return semaphore_with_identities(described)

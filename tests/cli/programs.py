@@ -12,6 +12,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from unittest import mock
 
 from tenure.cli.app import invoke
 
+HOST = socket.gethostname()
 TENURE = [sys.executable, "-W", "error", "-m", "tenure"]
 
 # A command under `tenure run`: it says that it is there, and which signals it gets.

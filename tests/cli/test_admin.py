@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.cli.programs import Tenure, eventually
+from tests.cli.programs import HOST, Tenure, eventually
 
 
 def token(tenure: Tenure, name: str = "nightly") -> int:
@@ -32,8 +32,8 @@ def test_a_session_that_is_ended_loses_what_it_holds(tenure: Tenure) -> None:
     (session,) = tenure.json("session", "ls")["sessions"]
     done = tenure.inside("session", "end", "/default", str(session["id"]))
     assert done.stdout == (
-        f"ended the session {session['id']} on /default: of pid {holder.process.pid} "
-        "tenure run sh\n"
+        f"ended the session {session['id']} on /default: "
+        f"tenure run sh, pid {holder.process.pid} on {HOST}\n"
     )
     code, said = holder.end()
     assert code == 79
@@ -58,7 +58,7 @@ def test_an_evicted_owner_loses_its_lease_and_the_next_one_gets_it(tenure: Tenur
     eventually(lambda: tenure.waiting() == 1)
     done = tenure.inside("evict", "nightly", str(token(tenure)))
     assert done.returncode == 0
-    assert f"pid {holder.process.pid} tenure run sh, count all, for " in done.stdout
+    assert f": tenure run sh, pid {holder.process.pid} on {HOST}, count all, for " in done.stdout
     assert done.stdout.endswith("data me\\x1b[2J\n")
     assert holder.end()[0] == 79
     assert waiter.line() == "mine"

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 import tenure as tenure_package
-from tests.cli.programs import TENURE, Tenure, eventually
+from tests.cli.programs import HOST, TENURE, Tenure, eventually
 from tests.cli.terminals import on_terminal
 
 
@@ -21,10 +21,10 @@ def test_a_lock_its_holder_and_its_waiters(tenure: Tenure) -> None:
     eventually(lambda: tenure.waiting() == 2)
 
     head, row = tenure("ls").stdout.splitlines()
-    assert head.split() == ["NODE", "NAME", "KIND", "HELD", "WAITING", "SINCE", "OWNER", "DATA"]
+    assert head.split() == "NODE NAME KIND HELD WAITING SINCE OWNER HOST DATA".split()
     assert re.fullmatch(
-        rf"/default +nightly +mutex +held +2 +[\d.]+ s +pid {holder.process.pid} tenure run sh +"
-        "the first",
+        r"/default +nightly +mutex +held +2 +[\d.]+ s "
+        rf"+tenure run sh, pid {holder.process.pid} +{HOST} +the first",
         row,
     )
 
@@ -32,7 +32,7 @@ def test_a_lock_its_holder_and_its_waiters(tenure: Tenure) -> None:
     assert seen.startswith("nightly  mutex on /default\nheld, 2 waiting\n\nOwners\n")
     owners, _, waiters = seen.partition("Waiters, in order\n")
     assert re.search(
-        rf"\d+ +all +[\d.]+ s +{holder.process.pid} +the first +tenure run sh +\d+", owners
+        rf"\d+ +all +[\d.]+ s +{holder.process.pid} +{HOST} +tenure run sh +the first +\d+", owners
     )
     processes = [int(line.split()[4]) for line in waiters.splitlines()[1:]]
     assert processes == [second.process.pid, third.process.pid]
@@ -48,6 +48,7 @@ def test_a_lock_its_holder_and_its_waiters(tenure: Tenure) -> None:
     first, last = described["waiters"]
     assert owner["order_id"] < first["order_id"] < last["order_id"]
     assert [first["pid"], last["pid"]] == [second.process.pid, third.process.pid]
+    assert {(each["host"], each["program"]) for each in (owner, first, last)} == {(HOST, "tenure")}
     assert last["timeout"] is None or last["timeout"] <= 600
 
 
@@ -55,8 +56,10 @@ def test_every_node_is_listed_or_one(tenure: Tenure) -> None:
     tenure.inside("node", "create", "/billing")
     tenure.inside("sem", "create", "gpu", "--limit", "4", "--node", "/billing", "--data", "config")
     tenure.inside("sem", "create", "primary", "--limit", "1")
+    tenure.inside("config", "set", "feature", "on")
     assert [line.split()[:4] for line in tenure("ls").stdout.splitlines()[1:]] == [
         ["/billing", "gpu", "semaphore", "0"],
+        ["/default", "feature", "config", "0"],
         ["/default", "primary", "election?", "0"],
     ]
     (node,) = tenure.json("ls", "/billing")["nodes"]

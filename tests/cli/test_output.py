@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from tenure.cli.output import Column, data_json, duration, fitted, safe, shown_data
+from tenure import RequestDescription, SemaphoreDescription
+from tenure.cli.look import kind, who
+from tenure.cli.output import Column, data_json, duration, fitted, safe, shortened, shown_data
 
 COLUMNS = [
     Column("Name", text=True, keep=True),
@@ -77,3 +81,59 @@ def test_data_is_shown_as_far_as_there_is_room() -> None:
 def test_data_in_json_is_text_or_base64() -> None:
     assert data_json("żółw".encode()) == {"data": "żółw", "data_base64": None}
     assert data_json(b"\xff") == {"data": None, "data_base64": "/w=="}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "common", "rest"),
+    [
+        ([], "", []),
+        ([7, 12], "", ["7", "12"]),
+        ([1795367972252788, 1795367972310021], "1795367972", ["…252788", "…310021"]),
+        ([1795367972252788], "179536797225", ["…2788"]),
+        ([1795367972252788, 1795367972252789], "179536797225", ["…2788", "…2789"]),
+        ([1795367972252788, 17953679722527880], "", ["1795367972252788", "17953679722527880"]),
+        ([1795367972252788, 2795367972252788], "", ["1795367972252788", "2795367972252788"]),
+    ],
+)
+def test_fencing_tokens_lose_the_digits_that_all_of_them_share(
+    numbers: list[int], common: str, rest: list[str]
+) -> None:
+    assert shortened(numbers) == (common, rest)
+
+
+@pytest.mark.parametrize(
+    ("limit", "data", "held", "waiting", "name"),
+    [
+        (4, b"", 0, 0, "semaphore"),
+        (1, b"", 0, 0, "election?"),
+        (1, b"", 1, 0, "election?"),
+        (1, b"{}", 0, 0, "config"),
+        (1, b"{}", 1, 0, "semaphore"),
+        (1, b"{}", 0, 1, "semaphore"),
+    ],
+)
+def test_a_lasting_semaphore_is_called_what_it_looks_like(
+    limit: int, data: bytes, held: int, waiting: int, name: str
+) -> None:
+    assert kind(SemaphoreDescription("x", data, limit, held, False, (), (), waiting)) == name
+
+
+@pytest.mark.parametrize(
+    ("facts", "name"),
+    [
+        ({"program": "backup.py", "pid": 4242, "host": "db-1"}, "backup.py, pid 4242 on db-1"),
+        (
+            {"program": "backup.py", "pid": 4242, "session_description": "nightly"},
+            "backup.py, pid 4242 (nightly)",
+        ),
+        (
+            {"program": "tenure", "pid": 4242, "session_description": "tenure run sh"},
+            "tenure run sh, pid 4242",
+        ),
+        ({"pid": 4242, "session_description": "nightly"}, "nightly, pid 4242"),
+        ({}, "session 7"),
+        ({"program": "a\x1b[2J", "host": "\x9b"}, r"a\x1b[2J, session 7 on \x9b"),
+    ],
+)
+def test_a_holder_is_called_by_its_program(facts: dict[str, Any], name: str) -> None:
+    assert who(RequestDescription(7, 1, 1, b"", **facts)) == name

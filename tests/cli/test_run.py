@@ -124,8 +124,8 @@ def test_timeout_zero_tries(tenure: Tenure) -> None:
     done = tenure(*LOCK, "--timeout", "0", "--", "echo", "never")
     assert (done.returncode, done.stdout) == (75, "")
     assert re.fullmatch(
-        r"tenure: 'nightly' on /default is not free: held by pid \d+ tenure run sh for .* s, "
-        r"0 waiting\n",
+        r"tenure: 'nightly' on /default is not free: "
+        r"held by tenure run sh, pid \d+ on .* for .* s, 0 waiting\n",
         done.stderr,
     )
 
@@ -152,8 +152,8 @@ def test_verbose_names_the_holder_and_the_place_in_the_queue(tenure: Tenure) -> 
     assert second.process.stderr is not None
     lines = (line for line in second.process.stderr if " waiting for " in line)
     assert re.fullmatch(
-        r"tenure: waiting for 'nightly' on /default: held by .*pid \d+.* tenure run sh.* for .* s; "
-        r"place 2 of 2 in the queue\n",
+        r"tenure: waiting for 'nightly' on /default: "
+        r"held by tenure run sh, pid \d+ on .* for .* s; place 2 of 2 in the queue\n",
         next(lines),
     )
     holder.say("0")

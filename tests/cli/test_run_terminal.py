@@ -32,7 +32,7 @@ def test_the_keyboard_interrupts_the_wait(tenure: Tenure) -> None:
     tenure.hold()
     with shell(tenure.environment, tenure.folder) as screen:
         screen.enter(ASK)
-        screen.wait_for("waiting for 'nightly' on /default: held by pid ")
+        screen.wait_for("waiting for 'nightly' on /default: held by tenure run ")
         screen.type("\x03")
         assert screen.prompt() == 130
     assert tenure.waiting() == 0

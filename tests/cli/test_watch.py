@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.programs import TENURE, Running, Tenure
+from tests.cli.programs import HOST, TENURE, Running, Tenure
 
 
 def state(running: Running) -> Any:
@@ -41,13 +41,16 @@ def test_what_the_name_stands_for_may_change(tenure: Tenure) -> None:
     tenure.inside("sem", "update", "gpu", "--data", "\x1b[2Jtwo")
     assert watching.line().endswith('data "\\x1b[2Jtwo"')
     slot = tenure.start("run", "--semaphore", "gpu", "--count", "2", "--", "sh", "-c", "read x")
-    assert f"2 of 3 held by pid {slot.process.pid} tenure run sh x2 (token " in watching.line()
+    assert (
+        f"2 of 3 held by tenure run sh, pid {slot.process.pid} on {HOST}, x2 (token "
+        in watching.line()
+    )
     slot.say()
     assert "0 of 3 held" in watching.line()
     tenure.inside("sem", "delete", "gpu")
     assert watching.line().split()[1:] == ["gpu", "free"]
     holder = tenure.hold(name="gpu")
-    assert f"gpu  held by pid {holder.process.pid} " in watching.line()
+    assert f"gpu  held by tenure run sh, pid {holder.process.pid} " in watching.line()
 
 
 def test_once_is_the_present_state(tenure: Tenure) -> None:

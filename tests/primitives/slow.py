@@ -213,6 +213,11 @@ class SlowEngine:
     ) -> Sequence[SemaphoreDescription]:
         return await self.inner.list_semaphores(path, owners=owners, waiters=waiters)
 
+    async def describe_semaphore(
+        self, path: str, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        return await self.inner.describe_semaphore(path, name, owners=owners, waiters=waiters)
+
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         return await self.inner.list_sessions(path)
 

@@ -17,6 +17,7 @@ import ydb
 from ydb.coordination import CoordinationClient
 
 import tenure
+from tenure.identity import NOBODY, Identity, this_program
 from tests.server.certificates import Authority
 from tests.server.serving import launched, serving
 
@@ -89,14 +90,24 @@ async def test_a_unix_socket_is_there_while_it_serves(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-async def test_a_client_has_no_process_of_the_servers_machine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("identify", [True, False])
+async def test_a_client_is_known_by_its_own_process_and_never_by_the_server_s(
+    tmp_path: Path, *, identify: bool
+) -> None:
+    me = this_program() if identify else NOBODY
     async with serving(tmp_path) as server:
-        async with tenure.connect(server.addresses[0]) as client, client.session() as session:
+        url = server.addresses[0]
+        async with (
+            tenure.connect(url, identify=identify) as client,
+            client.session(description="mine") as session,
+        ):
             async with session.mutex("m").lock():
                 (owner,) = (await client.describe_semaphore("m")).owners
-                assert owner.pid is None
+                assert Identity(owner.host, owner.pid, owner.program) == me
+                assert owner.session_description == "mine"
             (listed,) = await client.list_sessions()
-            assert (listed.id, listed.pid, listed.host) == (session.id, None, None)
+            assert (listed.id, listed.description) == (session.id, "mine")
+            assert Identity(listed.host, listed.pid, listed.program) == me
         await server.end()
 
 

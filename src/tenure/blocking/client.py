@@ -35,7 +35,9 @@ __all__ = ["Client", "connect"]
 T = TypeVar("T")
 
 
-def connect(url: str | None = None, *, clock: Clock | None = None) -> Client:
+def connect(
+    url: str | None = None, *, clock: Clock | None = None, identify: bool | None = None
+) -> Client:
     """A client of the store at `url`, for threads.
 
     ``with tenure.blocking.connect(url) as client`` closes it at the end of the block. Otherwise
@@ -46,6 +48,8 @@ def connect(url: str | None = None, *, clock: Clock | None = None) -> Client:
     Args:
         url: ``memory://``, ``sqlite:///jobs.db``, ...; without one, `default_url`.
         clock: where time comes from, for tests.
+        identify: whether sessions carry the host, the process id and the name of this program;
+            ``None``: unless the environment says ``TENURE_IDENTIFY=0``.
 
     Raises:
         InvalidArgument: the URL is wrong.
@@ -55,7 +59,7 @@ def connect(url: str | None = None, *, clock: Clock | None = None) -> Client:
     """
     portal = the_portal()
     portal.check_caller()
-    twin = twins.connect(url, clock=clock)
+    twin = twins.connect(url, clock=clock, identify=identify)
     client = Client(portal, twin)
     portal.serve(twin)
     return client

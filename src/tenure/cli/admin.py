@@ -12,7 +12,7 @@ import click
 
 import tenure
 from tenure.cli.app import CommandGroup
-from tenure.cli.look import count, request_json, who
+from tenure.cli.look import count, program, remark, request_json, who
 from tenure.cli.mistakes import Mistake
 from tenure.cli.nodes import SESSION_COLUMNS, session_row
 from tenure.cli.options import (
@@ -102,9 +102,11 @@ def end_session(node: str, number: int, *, as_json: bool) -> None:
         return
     about = ""
     if ended is not None:
-        process = "" if ended.pid is None else f" of pid {ended.pid}"
-        about = f"{process} {safe(ended.description)}".rstrip()
-    say(f"ended the session {number} on {node}{about and ':'}{about}")
+        process = "" if ended.pid is None else f"pid {ended.pid}"
+        about = ", ".join(filter(None, (program(ended), process)))
+        about += f" on {safe(ended.host)}" if ended.host else ""
+        about += f" ({remark(ended)})" if remark(ended) else ""
+    say(f"ended the session {number} on {node}{about and ': '}{about}")
 
 
 async def _busy_nodes(client: tenure.Client) -> str:

@@ -35,6 +35,7 @@ __all__ = ["describe", "ls", "node_json"]
 
 Semaphore = tenure.SemaphoreDescription
 Request = tenure.RequestDescription
+Session = tenure.SessionDescription
 
 NAME = Column("Name", style="bold", text=True, keep=True)
 KIND = Column("Kind")
@@ -42,6 +43,7 @@ HELD = Column("Held", style="green", keep=True)
 WAITING = Column("Waiting", style="yellow", right=True, keep=True)
 SINCE = Column("Since", right=True, keep=True)
 OWNER = Column("Owner", text=True)
+HOST = Column("Host", text=True)
 DATA = Column("Data", style="cyan", text=True)
 
 
@@ -69,7 +71,7 @@ def ls(node: str | None, *, as_json: bool) -> None:
     else:
         rows = [[described.path, *_row(each)] for described, there in nodes for each in there]
         if rows:
-            table([Column("Node"), NAME, KIND, HELD, WAITING, SINCE, OWNER, DATA], rows)
+            table([Column("Node"), NAME, KIND, HELD, WAITING, SINCE, OWNER, HOST, DATA], rows)
     if not as_json and not any(there for _, there in nodes):
         _say_empty([described.path for described, _ in nodes], node)
 
@@ -92,7 +94,8 @@ async def _read(
 def _show_node(node: tenure.NodeDescription, there: Sequence[Semaphore]) -> None:
     say(f"{node.path}{_sessions(node.sessions)}", style="bold blue")
     if there:
-        table([NAME, KIND, HELD, WAITING, SINCE, OWNER, DATA], [_row(each) for each in there])
+        columns = [NAME, KIND, HELD, WAITING, SINCE, OWNER, HOST, DATA]
+        table(columns, [_row(each) for each in there])
 
 
 def _sessions(count: int | None) -> str:
@@ -117,7 +120,8 @@ def _row(each: Semaphore) -> list[str]:
         held(each),
         "" if each.waiting is None else str(each.waiting or "-"),
         duration(first.since) if first else "",
-        who(first) + more if first else "",
+        who(first, host=False) + more if first else "",
+        safe(first.host or "") if first else "",
         shown_data(data, 40),
     ]
 
@@ -165,6 +169,8 @@ def _show_requests(title: str, requests: Sequence[Request], *, since: str, style
         Column("Count", right=True),
         Column(since, right=True, keep=True),
         Column("Process", right=True, keep=True),
+        HOST,
+        Column("Program", text=True),
         DATA,
         Column("Description", text=True),
         Column("Gives up in", right=True),
@@ -176,8 +182,10 @@ def _show_requests(title: str, requests: Sequence[Request], *, since: str, style
             count(each),
             duration(each.since),
             "" if each.pid is None else str(each.pid),
+            safe(each.host or ""),
+            program(each),
             shown_data(each.data),
-            safe(each.session_description or ""),
+            remark(each),
             duration(each.timeout),
             str(each.session_id),
         ]
@@ -193,7 +201,11 @@ def _show_requests(title: str, requests: Sequence[Request], *, since: str, style
 def kind(each: Semaphore) -> str:
     """What it is used as, as far as that can be seen."""
     if not each.ephemeral:
-        return "semaphore" if each.limit > 1 else "election?"
+        if each.limit > 1:
+            return "semaphore"
+        if not each.data:  # an election's data is its leader's
+            return "election?"
+        return "semaphore" if each.held or each.waiting else "config"
     # Where a store does not tell of requests, how much is held still does.
     whole = each.held in {0, EPHEMERAL_LIMIT} or any(
         request.count == EPHEMERAL_LIMIT for request in (*each.owners, *each.waiters)
@@ -215,10 +227,35 @@ def count(request: Request) -> str:
     return "all" if request.count > EXACT else str(request.count)
 
 
-def who(request: Request) -> str:
-    """Whose request it is."""
+def who(request: Request, *, host: bool = True) -> str:
+    """The program of a request: ``backup.py, pid 4242 on db-1 (nightly)``.
+
+    Args:
+        host: whether the host is shown.
+    """
     process = f"session {request.session_id}" if request.pid is None else f"pid {request.pid}"
-    return f"{process} {safe(request.session_description or '')}".rstrip()
+    name = ", ".join(filter(None, (program(request), process)))
+    if host and request.host:
+        name += f" on {safe(request.host)}"
+    return f"{name} ({remark(request)})" if remark(request) else name
+
+
+def program(each: Request | Session) -> str:
+    """The name of a program, or the description that begins with it (``tenure run backup.sh``)."""
+    text = _description(each)
+    return safe(text if text.startswith(each.program or "") else each.program or "")
+
+
+def remark(each: Request | Session) -> str:
+    """The description, if `program` does not show it."""
+    text = _description(each)
+    return "" if text.startswith(each.program or "") else safe(text)
+
+
+def _description(each: Request | Session) -> str:
+    if isinstance(each, Request):
+        return each.session_description or ""
+    return each.description
 
 
 # The same for scripts
@@ -241,6 +278,8 @@ def request_json(each: Request) -> dict[str, Any]:
         "session_id": each.session_id,
         "session_description": each.session_description,
         "pid": each.pid,
+        "host": each.host,
+        "program": each.program,
     }
 
 

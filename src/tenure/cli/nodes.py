@@ -10,6 +10,7 @@ import click
 
 import tenure
 from tenure.cli.app import CommandGroup
+from tenure.cli.look import program, remark
 from tenure.cli.options import a_duration, complete, json_option, run_async, url_option
 from tenure.cli.output import Column, duration, print_json, safe, say, table
 from tenure.cli.store import open_store
@@ -176,6 +177,7 @@ SESSION_COLUMNS = (
     Column("Window", right=True),
     Column("Process", right=True, keep=True),
     Column("Host", text=True),
+    Column("Program", text=True),
     Column("Description", text=True),
 )
 
@@ -190,7 +192,8 @@ def session_row(each: tenure.SessionDescription) -> list[str]:
         duration(each.recovery_window),
         _known(each.pid),
         safe(each.host or ""),
-        safe(each.description),
+        program(each),
+        remark(each),
     ]
 
 

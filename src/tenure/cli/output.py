@@ -32,6 +32,7 @@ __all__ = [
     "print_json_line",
     "safe",
     "say",
+    "shortened",
     "shown_data",
     "table",
     "terminal",
@@ -39,6 +40,7 @@ __all__ = [
 
 DATA_WIDTH = 60
 GAP = 2
+_SHORTEST_TOKEN = 4
 NARROWEST = 10
 """Characters that a shortened column must have to tell anything."""
 
@@ -187,6 +189,21 @@ def shown_data(data: bytes, width: int = DATA_WIDTH) -> str:
     if len(text) <= width and len(data) <= 4 * width:
         return text
     return f"{text[:width]}… ({len(data):,} bytes)"
+
+
+def shortened(numbers: Sequence[int]) -> tuple[str, list[str]]:
+    """Fencing tokens without the digits that all of them begin with, and these digits.
+
+    The rest still tells which is greater. Tokens of different lengths are not shortened.
+    """
+    whole = [str(number) for number in numbers]
+    least, greatest = str(min(numbers, default=0)), str(max(numbers, default=0))
+    same = 0
+    while same < len(least) - _SHORTEST_TOKEN and least[same] == greatest[same]:
+        same += 1
+    if same < _SHORTEST_TOKEN or len(least) != len(greatest):
+        return "", whole
+    return least[:same], [f"…{each[same:]}" for each in whole]
 
 
 def data_json(data: bytes) -> dict[str, str | None]:

@@ -11,7 +11,7 @@ import click
 
 import tenure
 from tenure.cli.app import CommandGroup
-from tenure.cli.look import request_json
+from tenure.cli.look import program, request_json
 from tenure.cli.mistakes import Mistake
 from tenure.cli.options import (
     a_count,
@@ -164,8 +164,9 @@ def list_endpoints(name: str, node: str, *, quiet: bool, as_json: bool) -> None:
                 Column("Token", right=True),
                 Column("Since", right=True),
                 Column("Process", right=True),
+                Column("Host", text=True),
+                Column("Program", text=True),
                 Column("Session", right=True),
-                Column("Description", text=True),
             ],
             [_row(each) for each in owners],
         )
@@ -193,8 +194,9 @@ def _row(each: tenure.RequestDescription) -> list[str]:
         str(each.order_id),
         duration(each.since),
         "" if each.pid is None else str(each.pid),
+        safe(each.host or ""),
+        program(each),
         str(each.session_id),
-        safe(each.session_description or ""),
     ]
 
 

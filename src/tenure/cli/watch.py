@@ -187,7 +187,7 @@ def shown_state(each: tenure.SemaphoreDescription) -> str:
 
 
 def _owner(owner: tenure.RequestDescription) -> str:
-    several = "" if count(owner) in {"1", "all"} else f" x{count(owner)}"
+    several = "" if count(owner) in {"1", "all"} else f", x{count(owner)}"
     data = f' "{shown_data(owner.data)}"' if owner.data else ""
     return f"{who(owner)}{several} (token {owner.order_id}){data}"
 

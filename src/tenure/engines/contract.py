@@ -112,11 +112,12 @@ class Attach:
     Attributes:
         node: the path of the node.
         recovery_window: seconds; how long the session survives without contact.
-        description: what the program says of itself.
+        description: what the program says of itself, with its identity (`tenure.identity`).
         liveness: ``"process"``, or ``"window"`` for sessions that may be resumed.
         key: the protection key (at most 16 bytes; empty for none).
         session_id: of a session of liveness ``"window"`` to take over, which has this key and
-            keeps its own window and description; ``None`` for a new session.
+            keeps its own window and the text of its description, with the identity of the program
+            that takes it over (`tenure.identity.retold`); ``None`` for a new session.
         assume_dead: take over without making sure that the other side has stopped believing.
     """
 
@@ -374,6 +375,16 @@ class Engine(Protocol):
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:
         """All semaphores of a node, sorted by name. Raises `NodeNotFound`."""
+        ...
+
+    async def describe_semaphore(
+        self, path: str, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        """Describe one semaphore, at a cost that does not depend on the others.
+
+        Raises:
+            NodeNotFound, SemaphoreNotFound: there is none.
+        """
         ...
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:

@@ -24,7 +24,7 @@ from functools import partial
 from tenure.server.context import Context
 from tenure.server.limits import LimitReached
 
-__all__ = ["Door", "Greeting", "peer_name"]
+__all__ = ["Door", "Greeting", "peer_host", "peer_name"]
 
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE = 1.0  # seconds without accepting, when there are no descriptors left
@@ -166,6 +166,12 @@ async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks)
+
+
+def peer_host(peer: str) -> str | None:
+    """The address in a `peer_name`; ``None`` for a local socket."""
+    host, separator, port = peer.rpartition(":")
+    return host.strip("[]") if separator and port.isdecimal() else None
 
 
 def peer_name(address: object) -> str:

@@ -26,7 +26,7 @@ def semaphore_info(semaphore: SemaphoreDescription) -> SemaphoreInfo:
     own = os.getpid()
 
     def told(request: RequestDescription) -> RequestDescription:
-        return replace(request, pid=None) if request.pid == own else request
+        return replace(request, pid=None, host=None) if request.pid == own else request
 
     return SemaphoreInfo.of(
         replace(

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from tenure.engines.contract import Engine
-from tenure.model import SemaphoreDescription
+from tenure.model import RequestDescription, SemaphoreDescription
 from tenure.server.describing import semaphore_info, session_info
 from tenure.server.limits import LimitReached
 from tenure.wire.messages import (
     AlterNode,
     CreateNode,
+    Describe,
     DescribeNode,
     Done,
     DropNode,
@@ -28,6 +29,7 @@ from tenure.wire.messages import (
     ListSessions,
     NodeDescribed,
     NodesListed,
+    SemaphoreDescribed,
     SemaphoresListed,
     SessionsListed,
 )
@@ -94,6 +96,14 @@ async def _list_semaphores(engine: Engine, message: ListSemaphores, most: int) -
     )
 
 
+async def _describe(engine: Engine, message: Describe, most: int) -> Iterable[Struct]:
+    found = await engine.describe_semaphore(
+        message.path, message.name, owners=message.owners, waiters=message.waiters
+    )
+    check_size(found, message.path, most)
+    return (SemaphoreDescribed(message.rid, semaphore_info(found)),)
+
+
 async def _list_sessions(engine: Engine, message: ListSessions, _: int) -> Iterable[Struct]:
     found = await engine.list_sessions(message.path)
     return (
@@ -113,6 +123,7 @@ async def _evict(engine: Engine, message: Evict, _: int) -> Iterable[Struct]:
 _ASK: dict[type[Struct], Callable[[Engine, Any, int], Awaitable[Iterable[Struct]]]] = {
     AlterNode: _alter_node,
     CreateNode: _create_node,
+    Describe: _describe,
     DescribeNode: _describe_node,
     DropNode: _drop_node,
     EndSession: _end_session,
@@ -140,7 +151,11 @@ def _parts(found: Sequence[T], size: Callable[[T], int]) -> Iterator[tuple[Seque
 def bytes_of(semaphore: SemaphoreDescription) -> int:
     """About how many bytes a semaphore's description takes in a message."""
     requests = (*semaphore.owners, *semaphore.waiters)
-    return 1200 + len(semaphore.data) + sum(100 + len(each.data) for each in requests)
+    return 1200 + len(semaphore.data) + sum(map(_bytes_of_request, requests))
+
+
+def _bytes_of_request(request: RequestDescription) -> int:
+    return 100 + len(request.data) + len(request.session_description or "")
 
 
 def check_size(semaphore: SemaphoreDescription, node: str, most: int) -> int:

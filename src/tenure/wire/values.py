@@ -93,6 +93,7 @@ class SessionInfo(Struct, array_like=True, frozen=True):
     silent_for: float | None = None
     pid: int | None = None
     host: str | None = None
+    program: str | None = None
 
     @classmethod
     def of(cls, session: SessionDescription) -> SessionInfo:
@@ -105,6 +106,7 @@ class SessionInfo(Struct, array_like=True, frozen=True):
             session.silent_for,
             session.pid,
             session.host,
+            session.program,
         )
 
     def model(self) -> SessionDescription:
@@ -117,6 +119,7 @@ class SessionInfo(Struct, array_like=True, frozen=True):
             self.silent_for,
             self.pid,
             self.host,
+            self.program,
         )
 
 
@@ -132,6 +135,8 @@ class RequestInfo(Struct, array_like=True, frozen=True):
     remaining: float | None = None
     session_description: str | None = None
     pid: int | None = None
+    host: str | None = None
+    program: str | None = None
 
     @classmethod
     def of(cls, request: RequestDescription) -> RequestInfo:
@@ -145,6 +150,8 @@ class RequestInfo(Struct, array_like=True, frozen=True):
             request.remaining,
             request.session_description,
             request.pid,
+            request.host,
+            request.program,
         )
 
     def model(self) -> RequestDescription:
@@ -158,6 +165,8 @@ class RequestInfo(Struct, array_like=True, frozen=True):
             self.remaining,
             self.session_description,
             self.pid,
+            self.host,
+            self.program,
         )
 
 

@@ -15,6 +15,7 @@ from tenure.clock import Clock
 from tenure.engines import connect_engine
 from tenure.engines.contract import Engine
 from tenure.engines.dflockd import connect
+from tenure.errors import SemaphoreNotFound
 from tenure.model import SemaphoreDescription
 from tenure.testing.conformance import Stores
 from tests.engines.dflockd.servers import InThread
@@ -60,6 +61,24 @@ class Behind:
             self._store = connect_engine(self._store_url, self._inner.clock)
             await self._store.open()
         return await self._store.list_semaphores(_NODE, owners=owners, waiters=waiters)
+
+    async def describe_semaphore(
+        self,
+        path: str,  # a dflockd server has but one
+        name: str,
+        *,
+        owners: bool,
+        waiters: bool,
+    ) -> SemaphoreDescription:
+        if not (owners or waiters):
+            found: SemaphoreDescription = await self._inner.describe_semaphore(
+                path, name, owners=owners, waiters=waiters
+            )
+            return found
+        for each in await self.list_semaphores(path, owners=owners, waiters=waiters):
+            if each.name == name:
+                return each
+        raise SemaphoreNotFound(f"there is no {name!r} on {path}", node=path, name=name)
 
 
 @contextmanager

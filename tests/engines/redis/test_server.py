@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import tenure
+from tenure.identity import this_program
 from tests.engines.redis.helpers import is_waited_for, replicates, until
 from tests.engines.redis.servers import Server, a_server, free_port
 from tests.guarantees import REDIS, guarantee
@@ -47,6 +48,34 @@ async def test_a_database_is_a_namespace_of_its_own(server: Server) -> None:
         assert one_lease.held
         assert other_lease.held
     await works(f"{server.url}&db=3&protocol=2")
+
+
+async def test_describing_one_semaphore_costs_the_same_however_many_there_are(
+    server: Server,
+) -> None:
+    def commands() -> int:
+        told = server.tell("INFO", "commandstats")
+        assert isinstance(told, dict)
+        return sum(each["calls"] for name, each in told.items() if name != "cmdstat_info")
+
+    async def cost(client: tenure.Client) -> int:
+        before = commands()
+        found = await client.describe_semaphore("m")
+        assert [each.program for each in found.owners] == [this_program().program]
+        return commands() - before
+
+    async with (
+        tenure.connect(server.url) as client,
+        client.session() as session,
+        session.mutex("m").lock(),
+    ):
+        await cost(client)  # the script is loaded
+        alone = await cost(client)
+        for number in range(200):
+            await session.semaphore(f"lasting-{number}").create(1)
+        leases = [await session.mutex(f"mutex-{number}").lock() for number in range(50)]
+        assert await cost(client) <= alone + 20  # the session may be renewed meanwhile
+        assert all(lease.held for lease in leases)
 
 
 @pytest.fixture(scope="module")

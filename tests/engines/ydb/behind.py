@@ -23,6 +23,7 @@ from tenure.engines.contract import Attach, Engine, EngineSession, SessionEvents
 from tenure.engines.ydb import connect
 from tenure.engines.ydb.engine import YdbEngine
 from tenure.errors import NodeNotFound, Unsupported
+from tenure.identity import part
 from tenure.model import (
     NodeConfig,
     NodeDescription,
@@ -229,6 +230,12 @@ class Behind:
         found = await (await self.store()).list_semaphores(path, owners=owners, waiters=waiters)
         return [self.owned(each) for each in found]
 
+    async def describe_semaphore(
+        self, path: str, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        found = await self.inner.describe_semaphore(path, name, owners=owners, waiters=waiters)
+        return self.owned(found)
+
     def owned(self, found: SemaphoreDescription) -> SemaphoreDescription:
         """With the requests of siblings as those of the sessions that they belong to."""
         return replace(found, owners=self._owned(found.owners), waiters=self._owned(found.waiters))
@@ -239,7 +246,11 @@ class Behind:
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         found = await (await self.store()).list_sessions(path)
-        return [each for each in found if self._family.owner(each.id) == each.id]
+        return [
+            replace(each, description=part(each.description)[0])  # the server adds a host
+            for each in found
+            if self._family.owner(each.id) == each.id
+        ]
 
     async def end_session(self, path: str, session_id: int) -> bool:
         """With its siblings, which nobody else would end if its program has left."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import tenure
 from tenure.cli.demo.crew import Member
 from tenure.cli.demo.history import Event, Finding, History, Look
+from tenure.cli.output import shortened
 
 __all__ = ["SCENES", "Scene", "Stage"]
 
@@ -106,9 +107,11 @@ async def _share(stage: Stage) -> None:
 
 def _tell_order(history: History) -> list[str]:
     holds = history.holds("nightly")
+    common, tokens = shortened([each.token for each in holds])
+    begin = f" (all begin with {common})" if common else ""
     return [
         "order: " + " ".join(each.who for each in holds),
-        f"fencing tokens: {holds[0].token} to {holds[-1].token}",
+        f"fencing tokens: {tokens[0]} to {tokens[-1]}{begin}",
     ]
 
 

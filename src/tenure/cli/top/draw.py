@@ -12,8 +12,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 import tenure
-from tenure.cli.look import count, held, kind, who
-from tenure.cli.output import GAP, Column, duration, fitted, safe, shown_data
+from tenure.cli.look import count, held, kind, program, remark, who
+from tenure.cli.output import GAP, Column, duration, fitted, safe, shortened, shown_data
 from tenure.cli.top.snapshot import Row, Snapshot
 from tenure.cli.top.view import View, chosen
 
@@ -34,6 +34,7 @@ COLUMNS = (
     Column("New/s", right=True),
     Column("Since", right=True),
     Column("Owner", text=True),
+    Column("Host", text=True),
     Column("Data", style="cyan", text=True),
 )
 REQUESTS = (
@@ -42,6 +43,8 @@ REQUESTS = (
     Column("Count", right=True),
     Column("Since", right=True, keep=True),
     Column("Process", right=True, keep=True),
+    Column("Host", text=True),
+    Column("Program", text=True),
     Column("Data", style="cyan", text=True),
     Column("Gives up in", right=True),
     Column("Session", right=True),
@@ -128,7 +131,8 @@ def cells_of(row: Row) -> list[str]:
         "" if each.waiting is None else str(each.waiting or "-"),
         "" if row.rate is None else f"{row.rate:.1f}" if row.rate else "-",
         duration(first.since) if first else "",
-        who(first) + more if first else "",
+        who(first, host=False) + more if first else "",
+        safe(first.host or "") if first else "",
         shown_data(first.data if first and first.data else each.data, 40),
     ]
 
@@ -146,24 +150,32 @@ def _inside(snapshot: Snapshot, view: View, width: int, page: int) -> tuple[list
         return [title, Text("nobody holds it or waits for it", style="dim")], [Text()]
     title.append(f"  {kind(each)} on {safe(node)}", style="not bold default")
     data = f"  data: {shown_data(each.data, 200)}" if each.data else ""
-    about = Text(f"{held(each)}, {len(each.waiters) or 'nobody'} waiting{data}")
     requests = [("owns", owner) for owner in each.owners]
     requests += [("waits", waiter) for waiter in each.waiters]
-    shown = [_request(*each) for each in requests[view.first : view.first + page]]
+    common, tokens = shortened([request.order_id for _, request in requests])
+    begin = f", tokens {common}…" if common else ""
+    about = Text(f"{held(each)}, {len(each.waiters) or 'no'} waiting{begin}{data}")
+    rows = zip(requests, tokens, strict=True)
+    shown = [
+        _request(role, request, token)
+        for (role, request), token in list(rows)[view.first : view.first + page]
+    ]
     return [title, about], _table(REQUESTS, shown, width, None)
 
 
-def _request(role: str, each: tenure.RequestDescription) -> list[str]:
+def _request(role: str, each: tenure.RequestDescription, token: str) -> list[str]:
     return [
         role,
-        str(each.order_id),
+        token,
         count(each),
         duration(each.since),
         "" if each.pid is None else str(each.pid),
+        safe(each.host or ""),
+        program(each),
         shown_data(each.data),
         duration(each.timeout),
         str(each.session_id),
-        safe(each.session_description or ""),
+        remark(each),
     ]
 
 

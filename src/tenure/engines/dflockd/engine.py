@@ -29,6 +29,7 @@ from tenure.errors import (
     EngineUnavailable,
     InvalidArgument,
     NodeExists,
+    SemaphoreNotFound,
     SessionClosed,
 )
 from tenure.model import (
@@ -101,6 +102,7 @@ class DflockdEngine:
             one_step=False,
             removal_reason=False,
             owners=False,
+            descriptions=False,
         )
 
     @property
@@ -330,6 +332,20 @@ class DflockdEngine:
             raise cannot("tell who holds and who waits", path)
         told = await asyncio.gather(*(self.stats_of(shard) for shard in self._shards))
         return sorted((each for some in told for each in some), key=lambda each: each.name)
+
+    async def describe_semaphore(
+        self, path: str, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        self._opened()
+        rules.check_path(path)
+        _check_node(path)
+        rules.check_name(name, path)
+        if owners or waiters:
+            raise cannot("tell who holds and who waits", path, name)
+        for each in await self.stats_of(self.shard_of(name)):
+            if each.name == name:
+                return each
+        raise SemaphoreNotFound(f"there is no {name!r} on {path}", node=path, name=name)
 
     async def stats_of(self, shard: Shard) -> list[SemaphoreDescription]:
         """What one server has."""

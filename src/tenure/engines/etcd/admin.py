@@ -17,8 +17,8 @@ from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.joining import not_found
 from tenure.engines.etcd.keys import EVICTED, Entry, Record, config, config_text, name_in, queues
 from tenure.engines.etcd.members import Lost, Refused
-from tenure.engines.etcd.semaphores import all_under, described, note
-from tenure.errors import EngineError, NodeBusy, NodeExists, NodeNotFound
+from tenure.engines.etcd.semaphores import all_under, describe, described, descriptions, note
+from tenure.errors import EngineError, NodeBusy, NodeExists, NodeNotFound, SemaphoreNotFound
 from tenure.model import NodeConfig, NodeDescription, SemaphoreDescription, SessionDescription
 
 if TYPE_CHECKING:
@@ -214,20 +214,28 @@ async def list_semaphores(
             name, _, request = key[len(of_requests) :].partition(b"/")
             by_name.setdefault(name_in(name), {})[request] = value
         of_name = {name_in(key[len(of_names) :]): value for key, value in data.items()}
-        descriptions = {
-            int(key[len(sessions) :], 16): Record.read(value).description
-            for key, value in there.items()
-            if b"/" not in key[len(sessions) :]
-        }
         return [
             described(
                 *(each, of_name.get(each.name, b""), by_name.get(each.name, {}), engine.base),
                 owners=owners,
                 waiters=waiters,
-                descriptions=descriptions,
+                descriptions=descriptions(there, sessions),
             )
             for each in found
         ]
+
+
+async def describe_semaphore(
+    engine: EtcdEngine, path: str, name: str, *, owners: bool, waiters: bool
+) -> SemaphoreDescription:
+    rules.check_path(path)
+    rules.check_name(name, path)
+    patient, keys = Patient(engine, path), engine.name(path, name)
+    try:
+        return await describe(patient, engine, keys, owners=owners, waiters=waiters)
+    except SemaphoreNotFound:
+        await _node(engine, patient, path)
+        raise
 
 
 def _everything(prefix: bytes) -> bytes:

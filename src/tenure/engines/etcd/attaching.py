@@ -26,6 +26,7 @@ from tenure.engines.etcd.members import Lost, Refused
 from tenure.engines.etcd.semaphores import all_under
 from tenure.engines.etcd.session import EtcdSession
 from tenure.errors import EngineUnavailable, TenureError
+from tenure.identity import retold
 
 if TYPE_CHECKING:
     from tenure.engines.etcd.engine import EtcdEngine
@@ -206,7 +207,8 @@ async def _swap(
             raise rules.not_there_to_resume(how.node, number)
         old = Record.read(kv.value)
         rules.check_resumable(old.liveness, old.key, how.key, how.node, number)
-        record = Record(token, True, old.window, old.description, old.liveness, old.key)
+        description = retold(old.description, how.description)
+        record = Record(token, True, old.window, description, old.liveness, old.key)
         version, revision = kv.version, found.revision
         if old.token != token:  # or else an attempt whose answer was lost
             believes = wire.put(key + b"/b/" + token.encode(), b"", number)

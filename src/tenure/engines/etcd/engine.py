@@ -381,6 +381,13 @@ class EtcdEngine:
             path, admin.list_semaphores(self, path, owners=owners, waiters=waiters)
         )
 
+    async def describe_semaphore(
+        self, path: str, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        return await self._administer(
+            path, admin.describe_semaphore(self, path, name, owners=owners, waiters=waiters)
+        )
+
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         return await self._administer(path, admin.list_sessions(self, path))
 

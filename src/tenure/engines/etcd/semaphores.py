@@ -8,7 +8,8 @@ changed after it had been read, is done; somebody may have changed it once more 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,19 +17,41 @@ from tenure.core import rules
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.joining import not_found
-from tenure.engines.etcd.keys import DELETED, Entry, Name, Queue, entries, limit_value, queues
+from tenure.engines.etcd.keys import (
+    DELETED,
+    Entry,
+    Name,
+    Queue,
+    Record,
+    entries,
+    limit_value,
+    queues,
+)
 from tenure.engines.etcd.limits import check_semaphores
 from tenure.engines.etcd.members import Refused
 from tenure.errors import SemaphoreBusy, SemaphoreExists
 from tenure.model import RequestDescription, SemaphoreDescription
 
 if TYPE_CHECKING:
+    from tenure.engines.etcd.engine import EtcdEngine
     from tenure.engines.etcd.session import EtcdSession
 
-__all__ = ["Reader", "all_under", "create", "delete", "describe", "described", "note", "update"]
+__all__ = [
+    "Reader",
+    "all_under",
+    "create",
+    "delete",
+    "describe",
+    "described",
+    "descriptions",
+    "note",
+    "update",
+]
 
 _MOST_NOTED = 40
 """How many requests are taken out in one transaction; etcd takes 128 operations."""
+_MOST_KEYS = 100
+"""How many keys are read along with a page; etcd takes 128 operations."""
 _FIRST_PAGE, _MOST_IN_PAGE, _SMALL_PAGE = 8, 4096, 256 * 1024
 
 
@@ -164,48 +187,82 @@ def note(session_key: bytes, entry: Entry, why: bytes = DELETED) -> bytes:
 
 
 async def describe(
-    session: EtcdSession, name: Name, *, owners: bool, waiters: bool
+    reader: Reader, engine: EtcdEngine, name: Name, *, owners: bool, waiters: bool
 ) -> SemaphoreDescription:
-    """One semaphore."""
+    """Describe one semaphore, in two reads unless its queue is long."""
+    sessions = engine.keys.sessions(name.path)
     get_all = wire.get(wire.range_(name.all, wire.after(name.all)))
     while True:
-        read = await session.read(get_all, wire.get(wire.range_(name.data)))
-        prefix = session.engine.keys.queues(name.path)
+        read = await reader.read(get_all, wire.get(wire.range_(name.data)))
+        prefix = engine.keys.queues(name.path)
         found = queues(read.parts[0].found, prefix)
         if not found:
             raise not_found(name.name, name.path)
         data = read.parts[1].first
-        of_requests: dict[bytes, bytes] = {}
+        queue, more = found[0], {}
+        shown = queue.requests[0 if owners else queue.owning : None if waiters else queue.owning]
         try:
             if owners or waiters:
-                of_requests = await all_under(session, name.request_data, read.revision)
+                of_sessions = {engine.keys.session(name.path, each.session) for each in shown}
+                more = await all_under(reader, name.request_data, read.revision, of_sessions)
         except Refused as refused:
             if refused.compacted:
                 continue
             raise
         return described(
-            found[0],
+            queue,
             b"" if data is None else data.value,
-            {key[len(name.request_data) :]: value for key, value in of_requests.items()},
-            session.engine.base,
+            {
+                key[len(name.request_data) :]: value
+                for key, value in more.items()
+                if key.startswith(name.request_data)
+            },
+            engine.base,
             owners=owners,
             waiters=waiters,
+            descriptions=descriptions(more, sessions),
         )
 
 
-async def all_under(reader: Reader, prefix: bytes, revision: int) -> dict[bytes, bytes]:
-    """All keys with that prefix and their values, as they were at that revision, page by page."""
+def descriptions(found: Mapping[bytes, bytes], sessions: bytes) -> dict[int, str]:
+    """Descriptions of sessions by their ids, among what was found.
+
+    Args:
+        sessions: the prefix of their keys.
+    """
+    return {
+        int(key[len(sessions) :], 16): Record.read(value).description
+        for key, value in found.items()
+        if key.startswith(sessions) and b"/" not in key[len(sessions) :]
+    }
+
+
+async def all_under(
+    reader: Reader, prefix: bytes, revision: int, keys: Iterable[bytes] = ()
+) -> dict[bytes, bytes]:
+    """All keys with that prefix and their values, as they were at that revision, page by page.
+
+    Args:
+        keys: other keys, which are read along with the pages.
+    """
     found: dict[bytes, bytes] = {}
-    start, end, limit = prefix, wire.after(prefix), _FIRST_PAGE
-    while True:
-        page = wire.range_(start, end, limit=limit, revision=revision)
-        part = (await reader.read(wire.get(page))).parts[0]
-        found.update((kv.key, kv.value) for kv in part.found)
-        if not part.more:
-            return found
-        start = part.found[-1].key + b"\0"
-        if sum(len(kv.value) for kv in part.found) < _SMALL_PAGE:
-            limit = min(limit * 8, _MOST_IN_PAGE)
+    others = deque(keys)
+    start: bytes | None = prefix
+    end, limit = wire.after(prefix), _FIRST_PAGE
+    while start is not None or others:
+        some = [others.popleft() for _ in range(min(len(others), _MOST_KEYS))]
+        asked = [wire.get(wire.range_(key, revision=revision)) for key in some]
+        if start is not None:
+            asked.append(wire.get(wire.range_(start, end, limit=limit, revision=revision)))
+        parts = (await reader.read(*asked)).parts
+        for part in parts:
+            found.update((kv.key, kv.value) for kv in part.found)
+        if start is not None:
+            page = parts[-1]
+            start = page.found[-1].key + b"\0" if page.more else None
+            if sum(len(kv.value) for kv in page.found) < _SMALL_PAGE:
+                limit = min(limit * 8, _MOST_IN_PAGE)
+    return found
 
 
 def described(

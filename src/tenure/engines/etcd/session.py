@@ -382,7 +382,9 @@ class EtcdSession:
         rules.check_name(name, self.path)
         return await self.turns.take(
             name,
-            lambda: semaphores.describe(self, self.name(name), owners=owners, waiters=waiters),
+            lambda: semaphores.describe(
+                self, self.engine, self.name(name), owners=owners, waiters=waiters
+            ),
         )
 
     # Requests

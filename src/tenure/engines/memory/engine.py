@@ -24,6 +24,7 @@ from tenure.engines.contract import Attach, Removal, SessionEvents
 from tenure.engines.memory import describe
 from tenure.engines.memory.session import TICK, MemorySession
 from tenure.errors import EngineUnavailable, SessionExpired
+from tenure.identity import retold
 from tenure.model import (
     Capabilities,
     NodeConfig,
@@ -225,6 +226,7 @@ class MemoryEngine:
         with shared.lock:
             self._expire(store)
             state = store.take_over(how.node, number, how.key)
+            state.description = retold(state.description, how.description)
             former: MemorySession = state.sink
             former.cut_off()
             self._push(former, _TAKEN_OVER, rules.taken_over(how.node))
@@ -292,6 +294,15 @@ class MemoryEngine:
                 describe.semaphore(node.semaphores[name], now, owners=owners, waiters=waiters)
                 for name in sorted(node.semaphores)
             ]
+
+    async def describe_semaphore(
+        self, path: str, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        shared, store, now = self._command()
+        with shared.lock:
+            self._expire(store)
+            found = store.semaphore(store.node(path), name)
+            return describe.semaphore(found, now, owners=owners, waiters=waiters)
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         shared, store, now = self._command()

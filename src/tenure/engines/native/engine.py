@@ -20,7 +20,7 @@ from tenure.engines.native.link import Link
 from tenure.engines.native.session import NativeSession
 from tenure.engines.native.sideline import Sideline
 from tenure.engines.native.url import Address
-from tenure.errors import EngineError, EngineUnavailable
+from tenure.errors import EngineError, EngineUnavailable, SemaphoreNotFound
 from tenure.model import (
     Capabilities,
     NodeConfig,
@@ -35,6 +35,10 @@ __all__ = ["NativeEngine"]
 
 _CLOSING = 5.0
 """Seconds that a server is given to close the sessions of an engine that is closed."""
+
+
+class _OlderServer(Exception):
+    """The server lacks a feature. It never leaves this module."""
 
 
 class NativeEngine:
@@ -136,6 +140,24 @@ class NativeEngine:
         )
         return found
 
+    async def describe_semaphore(
+        self, path: str, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        path = plain_path(path)
+        name = plain_name(name, path)
+        try:
+            found: SemaphoreDescription = await self._ask(
+                wire.Describe, path, name, bool(owners), bool(waiters), feature=wire.DESCRIBE
+            )
+        except _OlderServer:
+            for each in await self.list_semaphores(path, owners=owners, waiters=waiters):
+                if each.name == name:
+                    return each
+            raise SemaphoreNotFound(
+                f"there is no semaphore {name!r} on {path}; create it first", node=path, name=name
+            ) from None
+        return found
+
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         found: list[SessionDescription] = await self._ask(wire.ListSessions, plain_path(path))
         return found
@@ -147,11 +169,15 @@ class NativeEngine:
         path = plain_path(path)
         return bool(await self._ask(wire.Evict, path, plain_name(name, path), order_id))
 
-    async def _ask(self, kind: Callable[..., Struct], *facts: object) -> Any:
-        """Ask, through reconnects if need be.
+    async def _ask(self, kind: Callable[..., Struct], *facts: object, feature: str = "") -> Any:
+        """Send a request, through reconnects if need be.
+
+        Args:
+            feature: the feature that the message belongs to.
 
         Raises:
             EngineError: there was no server to answer for a while.
+            _OlderServer: the server does not have the feature.
         """
         link = self._opened()
         began = self.clock.now()
@@ -160,6 +186,8 @@ class NativeEngine:
                 connection = await link.connected()
             except EngineUnavailable as error:
                 raise EngineError(str(error)) from None
+            if feature and feature not in connection.welcome.features:
+                raise _OlderServer
             rid = link.next_rid()
             call = Call(rid, kind(rid, *facts), link.loop.create_future())
             connection.submit(call)

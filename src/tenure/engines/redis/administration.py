@@ -148,6 +148,16 @@ class Administration:
         described = [describe.semaphore(each, owners=owners, waiters=waiters) for each in found]
         return sorted(described, key=lambda each: each.name)
 
+    async def describe_semaphore(
+        self, path: str, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        rules.check_path(path)
+        rules.check_name(name, path)
+        reply = await self._read(path, "describe", "", path, int(owners or waiters), name)
+        if reply[0] == b"missing":
+            raise not_found(name, path)
+        return describe.semaphore(reply[1][0], owners=owners, waiters=waiters)
+
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         rules.check_path(path)
         _, found = await self._read(path, "admin", "sessions", path)

@@ -14,6 +14,7 @@ from tenure.engines.redis.commands import Call, Refusal, pack
 from tenure.engines.redis.scripts import SCRIPTS, Script
 from tenure.engines.redis.session import RedisSession
 from tenure.errors import EngineError, EngineUnavailable, InvalidArgument, TenureError
+from tenure.identity import retold
 from tenure.model import Liveness
 
 if TYPE_CHECKING:
@@ -84,10 +85,17 @@ async def _take_over(
     engine: RedisEngine, how: Attach, number: int, events: SessionEvents
 ) -> RedisSession:
     secret = secrets.token_hex(8)
+    former = ""
+
+    def made(reply: Any) -> RedisSession:
+        nonlocal former
+        former = reply[3].decode()
+        return RedisSession(engine, how, events, number, reply[1].decode(), reply[2] / 1e6)
+
     session = await _attached(
         engine,
         how,
-        lambda reply: RedisSession(engine, how, events, number, reply[1].decode(), reply[2] / 1e6),
+        made,
         _Attaching(
             engine,
             SCRIPTS["takeover"],
@@ -98,7 +106,7 @@ async def _take_over(
         if not how.assume_dead:
             await session.until_nobody_believes()
         at = engine.clock.now()
-        await session.begin()
+        await session.begin(retold(former, how.description))
     except BaseException:
         session.abandon()
         raise

@@ -359,8 +359,12 @@ class RedisSession(Attachment):
                 async with asyncio.timeout(wait + 0.001):
                     await self.look.wait()
 
-    async def begin(self) -> None:
-        """The take-over is complete: tell what was found, and then what has happened since."""
+    async def begin(self, description: str) -> None:
+        """The take-over is complete: tell what was found, and then what has happened since.
+
+        Args:
+            description: what the session says of itself from now on.
+        """
         told: asyncio.Future[Any] = self.loop.create_future()
 
         def begun(reply: Any) -> None:
@@ -375,7 +379,7 @@ class RedisSession(Attachment):
                     self.push(*push)
             settle(told, reply)
 
-        self._send(Reading(SCRIPTS["begin"], self, (), begun))
+        self._send(Reading(SCRIPTS["begin"], self, (description,), begun))
         self._raise(await told)
 
     async def _ask(self, script: str) -> Any:

@@ -137,6 +137,7 @@ def _request(
         remaining=max(0.0, window - _silent_for(tx, *contact)),
         session_description=description,
         pid=pid,
+        host=os.uname().nodename,
     )
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tenure.clock import Clock
+from tenure.core import rules
 from tenure.engines.contract import Answer, Attach, SessionEvents
 from tenure.engines.sqlite import describe, nodes, requests, sessions, takeover
 from tenure.engines.sqlite.life import Life, boot_id
@@ -380,6 +381,17 @@ class SqliteEngine:
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:
         return await self._read(path, describe.semaphore_list, owners, waiters)
+
+    async def describe_semaphore(
+        self, path: str, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        rules.check_name(name, path)
+        store = self._opened()
+        with store.reading() as tx:
+            over = requests.over_in_queue(tx, nodes.find(tx, path), name)
+        await self._take_out(*over)
+        with store.reading() as tx:
+            return describe.semaphore(tx, nodes.find(tx, path), path, name, owners, waiters)
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         return await self._read(path, describe.session_list)

@@ -44,6 +44,7 @@ from tenure.engines.sqlite.transaction import (
     Transaction,
     from_column,
 )
+from tenure.identity import retold
 from tenure.model import Recovered
 
 if TYPE_CHECKING:
@@ -90,21 +91,24 @@ def take_over(tx: Transaction, how: Attach, slot: int) -> Attached:
     node = find(tx, path)
     row = tx.execute(
         "SELECT s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact, s.liveness, "
-        "s.attach_number, s.key FROM sessions AS s WHERE s.id = ? AND s.node = ?",
+        "s.attach_number, s.key, s.description FROM sessions AS s WHERE s.id = ? AND s.node = ?",
         (number, node),
     ).fetchone()
     if row is None or why_over(tx, row[:7]):
         raise rules.not_there_to_resume(path, number)
-    _, _, former, former_slot, window, _, liveness, attach_number, key = row
+    _, _, former, former_slot, window, _, liveness, attach_number, key, description = row
     rules.check_resumable(liveness, key, how.key, path, number)
     if former is not None and not is_dead(tx, former):
         tx.tell_of_take_over(former, number, attach_number, former_slot)
     assert tx.life is not None
     tx.life.beat(slot, tx.now)  # whoever meets the session from now on looks there
     tx.execute(
-        "UPDATE sessions SET participant = ?, slot = ?, contact = ?, attach_number = ? "
-        "WHERE id = ?",
-        (tx.participant, slot, tx.now, attach_number + 1, number),
+        "UPDATE sessions SET participant = ?, slot = ?, contact = ?, attach_number = ?, "
+        "description = ? WHERE id = ?",
+        (
+            *(tx.participant, slot, tx.now, attach_number + 1),
+            *(retold(description, how.description), number),
+        ),
     )
     return Attached(number, node, attach_number + 1, window)
 

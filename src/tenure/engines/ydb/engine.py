@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from tenure.clock import Clock
 from tenure.core import rules
-from tenure.engines.contract import Attach, SessionEvents
+from tenure.engines.contract import Attach, Removal, SessionEvents
 from tenure.engines.ydb import messages
 from tenure.engines.ydb.channel import Channel, OutOfReach
 from tenure.engines.ydb.messages import Message, Status
@@ -23,6 +23,7 @@ from tenure.errors import (
     NodeBusy,
     NodeExists,
     NodeNotFound,
+    SessionExpired,
     TenureError,
     Unsupported,
 )
@@ -31,6 +32,7 @@ from tenure.model import (
     Capabilities,
     NodeConfig,
     NodeDescription,
+    Recovered,
     SemaphoreDescription,
     SessionDescription,
 )
@@ -38,6 +40,9 @@ from tenure.model import (
 __all__ = ["YdbEngine"]
 
 T = TypeVar("T")
+
+_LOOKING = 5.0
+"""Recovery window, in seconds, of a session that describes one semaphore."""
 
 FAREWELL = 5.0
 """Seconds in which closing the engine ends its sessions; the rest is left to their windows."""
@@ -65,6 +70,7 @@ class YdbEngine:
             waiter_order=False,
             one_step=False,
             removal_reason=False,
+            descriptions=False,
         )
         self.channel = Channel(address)
         self.sessions: set[YdbSession] = set()
@@ -196,6 +202,18 @@ class YdbEngine:
     ) -> Sequence[SemaphoreDescription]:
         self._unsupported("listing semaphores", "describes one by its name alone", path)
 
+    async def describe_semaphore(
+        self, path: str, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        rules.check_path(path)
+        rules.check_name(name, path)
+        # The API answers sessions alone.
+        session = await self.attach(Attach(path, _LOOKING), _Unheard())
+        try:
+            return await session.describe_semaphore(name, owners=owners, waiters=waiters)
+        finally:
+            await session.close()
+
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         self._unsupported("listing sessions", "has no list of them", path)
 
@@ -211,6 +229,24 @@ class YdbEngine:
             "tenure://, sqlite:// and memory:// can",
             node=node,
         )
+
+
+class _Unheard:
+    """The events of a session that has no requests (`SessionEvents`)."""
+
+    def proven(self, at: float) -> None: ...
+
+    def resumed(self, requests: Sequence[Recovered]) -> None: ...
+
+    def granted(self, hold: int, order_id: int | None) -> None: ...
+
+    def removed(self, hold: int, why: Removal) -> None: ...
+
+    def detached(self) -> None: ...
+
+    def attached(self) -> None: ...
+
+    def ended(self, error: SessionExpired) -> None: ...
 
 
 def _node_error(path: str, operation: Message) -> TenureError:

@@ -132,6 +132,7 @@ async def _take_over(
     how = Attach(
         locks.options.node,
         session.recovery_window,
+        session.description,
         liveness="window",
         session_id=session.id,
         assume_dead=True,

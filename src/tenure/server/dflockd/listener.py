@@ -26,8 +26,9 @@ from typing import Any, TypeVar
 
 from tenure.core import rules
 from tenure.errors import EngineError, InvalidArgument, TenureError, Unsupported
+from tenure.identity import seen_from
 from tenure.model import NodeConfig
-from tenure.server.accept import Door, Greeting
+from tenure.server.accept import Door, Greeting, peer_host
 from tenure.server.addresses import parse
 from tenure.server.context import Context
 from tenure.server.dflockd.connection import Connection
@@ -108,7 +109,7 @@ class DflockdListener:
 
     def describe(self, peer: str) -> str:
         """What the session of a connection says of itself; by it, its listener finds it again."""
-        return f"dflockd {self._place} for {peer}"
+        return seen_from(f"dflockd {self._place} for {peer}", peer_host(peer))
 
     async def open(self) -> None:
         can = self.context.engine.capabilities

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tenure.core import rules
 from tenure.engines.contract import Attach, EngineSession
 from tenure.errors import AuthenticationFailed, InvalidArgument, SessionExpired, TenureError
+from tenure.identity import seen_from
 from tenure.server.limits import LimitReached
 from tenure.server.ydb.messages import Status, status_of
 
@@ -54,7 +55,8 @@ async def attach(
         rules.check_key(start.protection_key, node)
     except InvalidArgument as error:
         raise Refused(Status.BAD_REQUEST, str(error)) from error
-    how = Attach(node, window, start.description, "window", start.protection_key)
+    description = seen_from(start.description, stream.client_host)
+    how = Attach(node, window, description, "window", start.protection_key)
     try:
         if start.session_id:
             return await _again(context, roll, how, start, stream)
@@ -112,6 +114,7 @@ async def _take_over(
         again = Attach(
             how.node,
             how.recovery_window,
+            how.description,
             liveness="window",
             key=key,
             session_id=number,

@@ -19,6 +19,7 @@ from tenure.core import rules
 from tenure.engines.contract import EngineSession, Removal
 from tenure.errors import InvalidArgument, SessionExpired, TenureError
 from tenure.model import Recovered
+from tenure.server.accept import peer_host
 from tenure.server.limits import LimitReached
 from tenure.server.ydb.attaching import Refused, attach
 from tenure.server.ydb.calls import Call, GrpcError, frame
@@ -113,6 +114,9 @@ class SessionStream:
         roll: the sessions that the listener knows.
         call: the stream.
         node: the path of the session's node.
+
+    Attributes:
+        client_host: the address that the client connects from, where known.
     """
 
     def __init__(self, context: Context, roll: Roll, call: Call, node: str) -> None:
@@ -121,6 +125,7 @@ class SessionStream:
         self._call = call
         self._connection = call.connection
         self._node = node
+        self.client_host = peer_host(self._connection.peer)
         self._conversation = Conversation(
             node, context.limits, context.counts.semaphores, self._start_watch, self._look
         )

@@ -335,6 +335,11 @@ class Connection(H2Protocol, AbstractHandler):
             self.http2.flush()
             self.processor.close("the server has closed the connection")
 
+    @property
+    def peer(self) -> str:
+        """The client's address."""
+        return self._greeting.peer
+
     def log(self, level: int, event: str, **facts: object) -> None:
         """A line in the log, with the client's address."""
         self.context.log(level, event, listener="ydb", peer=self._greeting.peer, **facts)

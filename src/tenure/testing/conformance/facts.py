@@ -7,8 +7,10 @@ from __future__ import annotations
 import asyncio
 
 from tenure.engines.contract import Place
-from tenure.model import Capabilities
+from tenure.errors import InvalidArgument, SemaphoreNotFound
+from tenure.model import DEFAULT_NODE, Capabilities, SemaphoreDescription
 from tenure.testing.conformance.behaviour import behaviour
+from tenure.testing.program import raises
 from tenure.testing.stage import Stage
 
 
@@ -103,6 +105,71 @@ async def times_in_a_description_make_sense_where_they_are_known(stage: Stage) -
     assert waiting.timeout is None or 60.0 - passed - 1e-6 <= waiting.timeout <= 60.0 + 1e-6
     assert waiting.timeout is not None or not stage.capabilities.waiter_timeout
     assert owning.session_description in {"who I am", None}
+
+
+@behaviour()
+async def owners_and_waiters_are_described_with_what_their_sessions_say(stage: Stage) -> None:
+    if not stage.capabilities.descriptions:
+        return
+    owner = await stage.program(description="one [host=db-1 pid=42 program=backup.py]")
+    waiter = await stage.program(description="ü" * 512)
+    silent = await stage.program()
+    for program in (owner, waiter, silent):
+        await program.lock("m")
+    described = await owner.describe("m")
+    [listed] = await stage.eye.list_semaphores(owner.node, owners=True, waiters=True)
+    alone = await stage.eye.describe_semaphore(owner.node, "m", owners=True, waiters=True)
+    expected = ["one [host=db-1 pid=42 program=backup.py]", "ü" * 512, ""]
+    for found in (described, listed, alone):
+        requests = (*found.owners, *found.waiters)
+        assert [each.session_description for each in requests] == expected
+
+
+@behaviour()
+async def many_waiters_are_described_with_what_their_sessions_say(stage: Stage) -> None:
+    if not stage.capabilities.descriptions:
+        return
+    engine = await stage.engine()
+    said = [f"program {number}" for number in range(130)]
+    for each in said:
+        await (await stage.program(description=each, engine=engine)).lock("m")
+    found = await stage.eye.describe_semaphore(DEFAULT_NODE, "m", owners=True, waiters=True)
+    assert [each.session_description for each in (*found.owners, *found.waiters)] == said
+
+
+@behaviour()
+async def one_semaphore_is_described_without_a_session(stage: Stage) -> None:
+    owner, waiter = await stage.programs(2)
+    await owner.lock("m", data=b"mine")
+    await waiter.lock("m", data=b"yours")
+    await waiter.lock("another")
+    known = stage.capabilities.owners
+    listed, *_ = [
+        each
+        for each in await stage.eye.list_semaphores(owner.node, owners=known, waiters=known)
+        if each.name == "m"
+    ]
+    found = await stage.eye.describe_semaphore(owner.node, "m", owners=known, waiters=known)
+    assert _facts(found) == _facts(listed)
+    bare = await stage.eye.describe_semaphore(owner.node, "m", owners=False, waiters=False)
+    assert (bare.owners, bare.waiters) == ((), ())
+    assert (bare.name, bare.held, bare.limit) == (found.name, found.held, found.limit)
+
+
+def _facts(found: SemaphoreDescription) -> object:
+    """What does not change with time."""
+    requests = [(each.session_id, each.order_id, each.data) for each in found.owners]
+    waiting = [(each.session_id, each.order_id, each.data) for each in found.waiters]
+    return (found.name, found.data, found.limit, found.held, requests, waiting)
+
+
+@behaviour()
+async def what_does_not_exist_is_not_described(stage: Stage) -> None:
+    with raises(SemaphoreNotFound, "m") as caught:
+        await stage.eye.describe_semaphore(DEFAULT_NODE, "m", owners=False, waiters=False)
+    assert (caught.error.node, caught.error.name) == (DEFAULT_NODE, "m")
+    with raises(InvalidArgument, "a name without an end"):
+        await stage.eye.describe_semaphore(DEFAULT_NODE, "x" * 1025, owners=False, waiters=False)
 
 
 @behaviour("virtual", "since")

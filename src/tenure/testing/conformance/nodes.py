@@ -130,6 +130,8 @@ async def whoever_asks_for_a_missing_node_is_told_so(stage: Stage) -> None:
             await eye.drop_node(missing, force=force)
     with raises(NodeNotFound, "list_semaphores"):
         await eye.list_semaphores(missing, owners=True, waiters=True)
+    with raises(NodeNotFound, "describe_semaphore"):
+        await eye.describe_semaphore(missing, "m", owners=True, waiters=True)
     with raises(NodeNotFound, "list_sessions"):
         await eye.list_sessions(missing)
     with raises(NodeNotFound, "attach"):

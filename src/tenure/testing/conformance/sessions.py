@@ -195,6 +195,27 @@ async def a_resumed_session_finds_every_request_in_its_place(stage: Stage) -> No
 
 
 @behaviour("resume")
+async def a_resumed_session_is_its_new_program_s_and_keeps_its_own_text(stage: Stage) -> None:
+    former = await stage.program(
+        liveness="window", description="nightly [host=one pid=1 program=before.py]"
+    )
+    await former.lock("m")
+    await former.detach()
+    successor = await stage.program(
+        liveness="window", resume=former, description="[host=two pid=2 program=after.py]"
+    )
+    said = "nightly [host=two pid=2 program=after.py]"
+    [session] = await stage.eye.list_sessions(DEFAULT_NODE)
+    assert session.description == said
+    [owner] = (await successor.describe("m")).owners
+    assert owner.session_description in {said, None}
+    await successor.detach()
+    await stage.program(liveness="window", resume=successor)
+    [session] = await stage.eye.list_sessions(DEFAULT_NODE)
+    assert session.description == "nightly"
+
+
+@behaviour("resume")
 async def a_resumed_session_is_proven_anew(stage: Stage) -> None:
     predecessor = await _predecessor(stage)
     await predecessor.detach()

@@ -212,6 +212,14 @@ class FaultyEngine:
         )
         return found
 
+    async def describe_semaphore(
+        self, path: str, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        found: SemaphoreDescription = await self.operate(
+            partial(self.inner.describe_semaphore, path, name, owners=owners, waiters=waiters)
+        )
+        return found
+
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         found: Sequence[SessionDescription] = await self.operate(
             partial(self.inner.list_sessions, path)

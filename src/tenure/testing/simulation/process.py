@@ -148,7 +148,7 @@ class Incarnation:
 
     async def _run(self) -> None:
         self._attaching = asyncio.Lock()
-        self.client = client = Client(self.engine, self.clock)
+        self.client = client = Client(self.engine, self.clock, identify=False)
         self.doing = [None] * len(self._process.steps)
         if self._resume is not None:
             with contextlib.suppress(SessionExpired, EngineUnavailable):

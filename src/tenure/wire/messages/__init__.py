@@ -46,6 +46,7 @@ from tenure.wire.messages.client import (
     CreateNode,
     CreateSemaphore,
     DeleteSemaphore,
+    Describe,
     DescribeNode,
     DescribeSemaphore,
     Detach,
@@ -90,6 +91,7 @@ from tenure.wire.messages.server import (
     Welcome,
 )
 from tenure.wire.messages.terms import (
+    DESCRIBE,
     FEATURES,
     GRANTED,
     GREETING_BYTES,
@@ -101,6 +103,7 @@ from tenure.wire.messages.terms import (
 )
 
 __all__ = [
+    "DESCRIBE",
     "FEATURES",
     "GRANTED",
     "GREETING_BYTES",
@@ -121,6 +124,7 @@ __all__ = [
     "CreateNode",
     "CreateSemaphore",
     "DeleteSemaphore",
+    "Describe",
     "DescribeNode",
     "DescribeSemaphore",
     "Detach",

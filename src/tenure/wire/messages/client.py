@@ -19,6 +19,7 @@ __all__ = [
     "CreateNode",
     "CreateSemaphore",
     "DeleteSemaphore",
+    "Describe",
     "DescribeNode",
     "DescribeSemaphore",
     "Detach",
@@ -356,6 +357,19 @@ class Evict(Struct, array_like=True, tag=28, frozen=True):
     order_id: Number
 
 
+class Describe(Struct, array_like=True, tag=29, frozen=True):
+    """`Engine.describe_semaphore`. Answered by `SemaphoreDescribed`.
+
+    It belongs to the feature `DESCRIBE`; a server without it is sent `ListSemaphores`.
+    """
+
+    rid: Number
+    path: str
+    name: str
+    owners: bool
+    waiters: bool
+
+
 ClientMessage: TypeAlias = (
     Hello
     | Ping
@@ -384,4 +398,5 @@ ClientMessage: TypeAlias = (
     | ListSessions
     | EndSession
     | Evict
+    | Describe
 )

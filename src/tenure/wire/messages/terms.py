@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, Literal, TypeAlias
 
 __all__ = [
+    "DESCRIBE",
     "FEATURES",
     "GRANTED",
     "GREETING_BYTES",
@@ -18,7 +19,10 @@ __all__ = [
 VERSION = 1
 """The version of the protocol that this code speaks."""
 
-FEATURES: frozenset[str] = frozenset()
+DESCRIBE = "describe"
+"""The feature of servers that answer `Describe`."""
+
+FEATURES: frozenset[str] = frozenset({DESCRIBE})
 """What this code can do that was not always a part of this version."""
 
 GREETING_BYTES = 16 * 1024

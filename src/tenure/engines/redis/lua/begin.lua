@@ -1,5 +1,5 @@
--- ARGV: session, token. A take-over is complete: what the session has in queues, each
--- {hold, name, order id, count, data, lasting, granted}.
+-- ARGV: session, token, new description. A take-over is complete: what the session has in queues,
+-- each {hold, name, order id, count, data, lasting, granted}.
 --#head
 --#body
 --#rest
@@ -10,6 +10,7 @@ end
 expire()
 touch(id)
 local key = P .. 's:' .. id
+call('HSET', key, 'd', ARGV[3])
 local path = call('HGET', key, 'n')
 local found = {}
 local fields = call('HGETALL', key)

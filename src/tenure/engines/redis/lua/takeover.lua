@@ -11,7 +11,7 @@ elseif call('HEXISTS', P .. 'nodes', path) == 0 then
 end
 expire()
 local key = P .. 's:' .. id
-local s = call('HMGET', key, 'a', 'n', 'w', 'l', 'k', 'c', 't', 'u')
+local s = call('HMGET', key, 'a', 'n', 'w', 'l', 'k', 'c', 't', 'u', 'd')
 if s[2] ~= path then
   return {'gone'}
 elseif s[5] ~= ARGV[5] or s[4] ~= 'window' then
@@ -29,4 +29,4 @@ end
 local token = number .. '.' .. ARGV[3]
 call('HSET', key, 'a', token, 'c', ARGV[4], 't', '1')
 touch(id)
-return {'ok', token, tonumber(s[3])}
+return {'ok', token, tonumber(s[3]), s[9]}

@@ -1,0 +1,232 @@
+"""Identity of a program: its host, process id and name, as part of a session's description.
+
+A store keeps a session's description as an opaque text of at most 1,024 bytes. The client appends
+the identity to it, in brackets and with the program's name last::
+
+    nightly backup [host=db-1 pid=4242 program=backup.py]
+
+Engines and servers pass the text on as it is. The client that reads a description takes it apart
+again, so a program sees its own text and, beside it, the host, the process and the program.
+
+Rules:
+
+* The text is readable in tools that do not know of it, and any client in any language may write it.
+* ``[host=]`` is the empty identity. It follows a text that would otherwise be read as having one.
+* What does not fit is left out: the end of the program's name first, then the whole identity. The
+  program's own text is never shortened. Only a text of more than 1,016 bytes that ends like an
+  identity, and leaves no room for the empty one, is changed: its last ``[`` becomes ``(``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+from tenure.model import RequestDescription, SemaphoreDescription, SessionDescription
+
+__all__ = [
+    "NOBODY",
+    "Identity",
+    "described",
+    "holder_name",
+    "identify_by_default",
+    "part",
+    "program_name",
+    "retold",
+    "seen_from",
+    "semaphore_with_identities",
+    "session_with_identity",
+    "this_program",
+]
+
+DESCRIPTION_BYTES = 1024
+HOST_BYTES = 255
+
+_IDENTITY = re.compile(
+    r"(?:(?P<text>.*) )?"
+    r"\[host=(?P<host>[^\s\[\]]*)(?: pid=(?P<pid>[0-9]{1,10}))?"
+    r"(?: program=(?P<program>[^\[\]]+))?\]",
+    re.DOTALL,
+)
+_OFF = frozenset({"0", "no", "off", "false"})
+
+
+class Identity(NamedTuple):
+    """What a program is known by; ``None`` is unknown."""
+
+    host: str | None = None
+    pid: int | None = None
+    program: str | None = None
+
+
+NOBODY = Identity()
+"""The identity of a program that does not tell it."""
+
+
+def identify_by_default() -> bool:
+    """Return whether sessions carry their program's identity: unless ``TENURE_IDENTIFY=0``."""
+    return os.environ.get("TENURE_IDENTIFY", "").strip().lower() not in _OFF
+
+
+def this_program() -> Identity:
+    """Return the identity of this process; in a forked child, the child's."""
+    return Identity(_host(), os.getpid(), _program())
+
+
+@cache
+def _host() -> str | None:
+    try:
+        return socket.gethostname() or None
+    except OSError:  # pragma: no cover  (a sandbox that forbids the call)
+        return None
+
+
+@cache
+def _program() -> str:
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    script = next(iter(getattr(sys, "argv", ())), "")
+    return program_name(getattr(spec, "name", ""), os.fsdecode(script), sys.executable)
+
+
+def program_name(module: str, script: str, interpreter: str | None) -> str:
+    """Return the name of a program as a person would write it.
+
+    Args:
+        module: the name of the main module, as ``python -m`` was given it, else empty.
+        script: the first argument, ``sys.argv[0]``.
+        interpreter: what runs it.
+    """
+    if module not in {"", "__main__", "__mp_main__"}:
+        return module.removesuffix(".__main__")
+    folder, name = os.path.split(script)
+    if name in {"", "-", "-c"}:
+        return os.path.basename(interpreter or "") or "python"
+    return (os.path.basename(folder) or name) if name == "__main__.py" else name
+
+
+# The text that stores keep
+
+
+def described(text: str, identity: Identity) -> str:
+    """Return a description with an identity, of at most 1,024 bytes if `text` has no more."""
+    if identity != NOBODY:
+        suffix = _suffix(identity, DESCRIPTION_BYTES - len(text.encode()) - bool(text))
+        if suffix is not None:
+            return f"{text} {suffix}" if text else suffix
+    if _IDENTITY.fullmatch(text) is None:
+        return text
+    if len(text.encode()) + len(" [host=]") <= DESCRIPTION_BYTES:
+        return f"{text} [host=]"
+    before, _, after = text.rpartition("[")
+    return f"{before}({after}"
+
+
+def _suffix(identity: Identity, room: int) -> str | None:
+    """Return the longest form of an identity that fits, if one does."""
+    host = _cut(re.sub(r"[\s\[\]]", "_", _visible(identity.host or "")), HOST_BYTES)
+    start = f"[host={host}" + ("" if identity.pid is None else f" pid={identity.pid}")
+    left = room - len(start.encode()) - len("]")
+    program = re.sub(r"[\[\]]", "_", _visible(identity.program or ""))
+    program = _cut(program, left - len(" program="))
+    if program:
+        return f"{start} program={program}]"
+    return f"{start}]" if left >= 0 else None
+
+
+def _visible(text: str) -> str:
+    return "".join(each if each.isprintable() else "_" for each in text)
+
+
+def _cut(text: str, size: int) -> str:
+    return text.encode()[: max(0, size)].decode(errors="ignore")
+
+
+def part(stored: str) -> tuple[str, Identity | None]:
+    """Take a stored description apart, into its program's own text and the identity.
+
+    The identity is ``None`` where the description has none, and `NOBODY` where that is said.
+    """
+    if not stored.endswith("]"):
+        return stored, None
+    found = _IDENTITY.fullmatch(stored)
+    if found is None:
+        return stored, None
+    pid, program = found["pid"], found["program"]
+    identity = Identity(found["host"] or None, None if pid is None else int(pid), program)
+    return found["text"] or "", identity
+
+
+def retold(stored: str, taking_over: str) -> str:
+    """Return the description of a session that another program takes over.
+
+    The session keeps its own text; the identity is that of the program that has it now.
+    """
+    return described(part(stored)[0], part(taking_over)[1] or NOBODY)
+
+
+def seen_from(text: str, host: str | None) -> str:
+    """Return the description of a client that tells no identity, with the host it connects from."""
+    if host is None or part(text)[1] is not None:
+        return text
+    return described(text, Identity(host))
+
+
+# Descriptions as a program sees them
+
+
+def session_with_identity(session: SessionDescription) -> SessionDescription:
+    """Return a session with its description taken apart.
+
+    What the program says of itself takes precedence over what the store knows: behind a server,
+    the store knows the server.
+    """
+    text, identity = part(session.description)
+    if identity is None:
+        return session
+    if identity == NOBODY:
+        return replace(session, description=text)
+    host, pid, program = identity
+    return replace(session, description=text, host=host, pid=pid, program=program)
+
+
+def semaphore_with_identities(semaphore: SemaphoreDescription) -> SemaphoreDescription:
+    """Return a semaphore with the descriptions of its requests taken apart."""
+    if not (semaphore.owners or semaphore.waiters):
+        return semaphore
+    return replace(
+        semaphore,
+        owners=tuple(map(_request_with_identity, semaphore.owners)),
+        waiters=tuple(map(_request_with_identity, semaphore.waiters)),
+    )
+
+
+def _request_with_identity(request: RequestDescription) -> RequestDescription:
+    text, identity = part(request.session_description or "")
+    if identity is None:
+        return request
+    if identity == NOBODY:
+        return replace(request, session_description=text)
+    host, pid, program = identity
+    return replace(request, session_description=text, host=host, pid=pid, program=program)
+
+
+def holder_name(request: RequestDescription) -> str:
+    """Return how a person would call the program of a request: ``backup.py, pid 4242 on db-1``.
+
+    Characters that are not plainly visible are escaped.
+    """
+    process = "" if request.pid is None else f"pid {request.pid}"
+    name = ", ".join(filter(None, (request.program, process)))
+    name = " on ".join(filter(None, (name, request.host))) if name else request.host or ""
+    if not name:
+        name = f"session {request.session_id}"
+    return name if name.isprintable() else "".join(map(_escaped, name))
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() else ascii(character)[1:-1]
