@@ -33,7 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"wire"}),
     frozenset({"fencing"}),  # of these three it may import what FOR_FENCES says
     # What the engines share, and the core must not see:
-    frozenset({"busy_poll", "clock", "durations", "fork", "identity"}),
+    frozenset({"background", "busy_poll", "clock", "durations", "fork", "identity"}),
     frozenset({"engines"}),
     frozenset({PRIMITIVES}),
     frozenset({"recipes", "blocking", "interop"}),

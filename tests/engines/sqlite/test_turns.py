@@ -350,8 +350,7 @@ async def test_the_waiting_thread_lets_go_of_a_turn_that_comes_too_late(
             with pytest.raises(EngineError):
                 await engine.aclose()
             thread = engine.store.committer._thread
-            assert thread is not None
-            assert thread.is_alive()
+            assert thread.alive
         await asyncio.to_thread(thread.join)
     async with program(url) as other:
         assert await other.enqueue(1, "x") is Place.GRANTED

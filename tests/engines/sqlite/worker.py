@@ -335,9 +335,7 @@ class Program:
 def look_no_more(engine: Any) -> None:
     """Notice in good time only what is told at once, and nothing by looking again and again."""
     lookout._TICK = lookout._TICK_WAITING = takeover._LOOK = 3600.0
-    if engine.lookout._timer is not None:
-        engine.lookout._timer.cancel()
-        engine.lookout._timer = None
+    engine.lookout._timer.cancel()
 
 
 class Obedient(Protocol):

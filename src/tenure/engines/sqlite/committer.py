@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import sqlite3
 import threading
@@ -28,6 +29,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from tenure.background import BackgroundThread, BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.engines.contract import Answer
 from tenure.engines.sqlite import schema
@@ -45,6 +47,8 @@ _ALONE = 16
 """Operations in a row that are committed at once before one is put off."""
 _PATIENCE = 5.0
 """Seconds for which a database that another program has locked is tried again."""
+
+_log = logging.getLogger("tenure.sqlite")
 
 Work = Callable[..., Any]
 Note = Callable[[Any], None]
@@ -104,8 +108,9 @@ class Committer:
         self._grouping = False
         self._alone = 0
         self._queue: deque[_Operation] = deque()
-        self._flushing = False
-        self._thread: threading.Thread | None = None
+        self._failures = Failures(f"committing to {path}", _log)
+        self._flushing = BackgroundTimer(loop, clock.now, self._flush, self._failures)
+        self._thread = BackgroundThread("tenure-sqlite", self._run_thread)
         self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._abandoned = False
         self._ending = threading.Lock()
@@ -167,17 +172,12 @@ class Committer:
     def _put_off(self, note: Note | None, work: Work, args: tuple[Any, ...]) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = self._loop.create_future()
         self._queue.append(_Operation(work, args, future, note))
-        if not self._flushing and not self.busy:
-            self._schedule()
+        if not self._flushing.armed and not self.busy:
+            self._flushing.soon()
         return future
-
-    def _schedule(self) -> None:
-        self._flushing = True
-        self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         """Do all that was put off, here or in the thread."""
-        self._flushing = False
         if self.busy or not self._queue:
             return
         if self._tx.durable or not self._turn.try_take():
@@ -194,7 +194,7 @@ class Committer:
             return
         except BaseException:  # an interrupt
             self._queue.extendleft(reversed(operations))
-            self._schedule()
+            self._flushing.soon()
             raise
         finally:
             self._turn.release()
@@ -205,25 +205,32 @@ class Committer:
         return [put_off.popleft() for _ in range(len(put_off))]
 
     def _hand_over(self) -> None:
+        self._thread.start()  # if that fails, this is tried again, after a pause
         self.busy = True
         self.stalled_since = self._clock.now()
-        self.run_in_thread(self._wait_for_turn)
+        self._errands.put(self._wait_for_turn)
 
     def _wait_for_turn(self) -> None:
         """In the thread: take the turn, however long that takes, and do what has come by then."""
-        self._turn.take()
-        with self._ending:
-            if self._abandoned:
-                self._turn.close()
-                return
-            self.stalled_since = None
-            try:
-                operations = self._take()
-                told = self._run_patiently(operations)
-            finally:
-                self._turn.release()
+        operations: list[_Operation] = []
+        told: list[Told] = []
+        failure: Exception | None = None
+        try:
+            self._turn.take()
+            with self._ending:
+                if self._abandoned:
+                    self._turn.close()
+                    return
+                self.stalled_since = None
+                try:
+                    operations = self._take()
+                    told = self._run_patiently(operations)
+                finally:
+                    self._turn.release()
+        except Exception as error:
+            failure, self.stalled_since = error, None
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._done, operations, told)
+            self._loop.call_soon_threadsafe(self._done, operations, told, failure)
 
     def _run_patiently(self, operations: list[_Operation]) -> list[Told]:
         until = time.monotonic() + _PATIENCE
@@ -238,14 +245,21 @@ class Committer:
                     operation.error = schema.explain(error, self._path)
                 return []
 
-    def _done(self, operations: list[_Operation], told: list[Told]) -> None:
+    def _done(
+        self, operations: list[_Operation], told: list[Told], failure: Exception | None
+    ) -> None:
         self.busy = False
         if self._closed is not None:  # too late: nobody is there any more
             self._fail(operations, self._closed)
             return
+        if failure is not None:
+            for operation in operations:  # whether they were committed is not known
+                operation.error = operation.error or self._explain(failure)
         self._deliver(operations, told)
-        if self._queue and not self._flushing:
-            self._flush()
+        if failure is not None:
+            self._flushing.at(self._clock.now() + self._failures.failed(failure))
+        elif self._queue and not self._flushing.armed:
+            self._flushing.run()
 
     # In the turn, on either thread
 
@@ -298,32 +312,32 @@ class Committer:
         return [] if told is None else [told]
 
     def _deliver(self, operations: list[_Operation], told: list[Told]) -> None:
-        """Answer, and then tell. On the loop."""
+        """Answer, and then tell. On the loop. What fails for one is logged; the others go on."""
         for operation in operations:
-            error, future = operation.error, operation.future
-            if operation.note is not None:
-                operation.note(operation.result if error is None else None)
-            if future.done():
-                continue  # nobody wants to know
-            if error is None:
-                future.set_result(operation.result)
-            else:
-                future.set_exception(error)
-                future.exception()  # whoever waits for it hears it; nobody has to
+            try:
+                if operation.note is not None:
+                    operation.note(operation.result if operation.error is None else None)
+            except Exception as error:
+                self._failures.report(error)
+            self._answer(operation)
         for each in told:
             self._tell(each)
-        self._answered()
+        try:
+            self._answered()
+        except Exception as error:
+            self._failures.report(error)
+
+    def _answer(self, operation: _Operation) -> None:
+        error, future = operation.error, operation.future
+        if future.done():
+            return  # nobody wants to know
+        if error is None:
+            future.set_result(operation.result)
+        else:
+            future.set_exception(error)
+            future.exception()  # whoever waits for it hears it; nobody has to
 
     # The thread
-
-    def run_in_thread(self, errand: Callable[[], None]) -> None:
-        """Have the thread do something, which starts with the first."""
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run_thread, name="tenure-sqlite", daemon=True
-            )
-            self._thread.start()
-        self._errands.put(errand)
 
     def _run_thread(self) -> None:
         while (errand := self._errands.get()) is not None:
@@ -336,10 +350,11 @@ class Committer:
         and closes it. Returns whether there is one.
         """
         self._closed = error
+        self._flushing.cancel()
         self._fail(self._take(), error)
         with self._ending:
             self._abandoned = self.stalled_since is not None
-        if self._thread is not None:
+        if self._thread.alive:
             self._errands.put(None)
             if not self._abandoned:
                 self._thread.join()

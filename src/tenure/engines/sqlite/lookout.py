@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any
 
-from tenure.engines.sqlite import requests, sessions
+from tenure.background import BackgroundTimer, Failures
+from tenure.engines.sqlite import deadlines, requests, sessions
 from tenure.engines.sqlite.bell import Deathwatch
 from tenure.engines.sqlite.news import Name, Newsroom
 from tenure.engines.sqlite.over import over_among, standing_before
 from tenure.engines.sqlite.requests import Attachment
 from tenure.engines.sqlite.store import Store, log
 from tenure.engines.sqlite.transaction import OWNERS, Told, Transaction
-from tenure.errors import EngineError, TenureError
+from tenure.errors import EngineError
 
 if TYPE_CHECKING:
     from tenure.engines.sqlite.session import SqliteSession
@@ -36,6 +37,7 @@ _TICK = 1.0
 _TICK_WAITING = 0.5
 _FIRST_LOOK = 0.02  # most waits are over by then, and need no look
 _NAMES = 64  # looked at in one go
+_OTHERS = 0.1  # seconds that the program of an overdue waiter has for ending the wait itself
 _REQUESTS = 256  # of each
 
 
@@ -61,16 +63,13 @@ class Lookout:
         self._cursors: dict[Name, int] = {}
         self._reaping = False
         self._silence_due = float("-inf")
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due = 0.0
+        self._failures = Failures(f"looking after the waiters on {store.address.url}", log)
+        self._timer = BackgroundTimer(store.loop, store.clock.now, self._tick, self._failures)
         self._stall_reported: float | None = None
-        self._complaint = ""
 
     def stop(self) -> None:
         """End."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         self._waiting.clear()
         self._deathwatch.clear()
 
@@ -79,17 +78,19 @@ class Lookout:
     def tell(self, told: Told) -> None:
         """What a commit has to tell: here, and to others."""
         store = self._store
-        for participant in told.buried:
-            store.lives.remove(participant)
-            self._deathwatch.forget(participant)
-        unanswered = store.bell.ring(told.rings)
-        if unanswered:
-            store.loop.call_soon(self._look_at, unanswered)
         self.newsroom.pass_on(told.pushes)
+        with self._failures.contained():  # whoever is not rung looks at its next tick
+            unanswered = store.bell.ring(told.rings)
+            if unanswered:
+                store.loop.call_soon(self._look_at, unanswered)
+        for participant in told.buried:
+            with self._failures.contained():
+                store.lives.remove(participant)
+                self._deathwatch.forget(participant)
 
     def rung(self) -> None:
         """There is news, perhaps."""
-        with contextlib.suppress(TenureError), self._store.reading() as tx:
+        with self._or_at_the_next_tick(), self._store.reading() as tx:
             self.newsroom.read(tx)
 
     def waits(
@@ -159,48 +160,46 @@ class Lookout:
 
     def tick_by(self, due: float) -> None:
         """See to it that the next tick is not later than that."""
-        if self._timer is not None:
-            if self._timer_due <= due:
-                return
-            self._timer.cancel()
-        self._timer_due = due
-        pause = max(0.0, due - self._store.clock.now())
-        self._timer = self._store.loop.call_later(pause, self._tick)
+        self._timer.by(due)
 
     def keep_ticking(self) -> None:
         """Something is under way."""
-        if self._timer is None:
+        if not self._timer.armed:
             self.tick_by(self._store.clock.now() + _TICK_WAITING)
 
+    @contextlib.contextmanager
+    def _or_at_the_next_tick(self) -> Iterator[None]:
+        """Log an error, and leave what failed to the next tick."""
+        with self._failures.contained():
+            try:
+                yield
+            except Exception:
+                self.keep_ticking()
+                raise
+
     def _tick(self) -> None:
-        self._timer = None
         store = self._store
         now = store.clock.now()
-        self._report_stall(now)
         try:
-            if self._are_files_in_place():
-                with store.reading() as tx:
-                    self.newsroom.read(tx)
-                    participants, silent = self._look_around(tx)
-                    somebody_is_late = self._look_at_deadlines(tx, now)
-                self._reap(participants, silent + self._own_silent(now))
-                if somebody_is_late:
-                    self._do(requests.time_out)
-            self._complaint = ""
-        except TenureError as error:
-            self._complain(error)
-        busy = not store.committer.idle
-        if self.newsroom.sessions or busy:
-            waiting = self._waiting or self.newsroom.watches or busy
-            self.tick_by(now + (_TICK_WAITING if waiting else _TICK))
-            if self._deadlines:
-                self.tick_by(max(now, self._deadlines[0][0]))
+            self._look(now)
+        finally:
+            busy = not store.committer.idle
+            if self.newsroom.sessions or busy:
+                waiting = self._waiting or self.newsroom.watches or busy
+                self.tick_by(now + (_TICK_WAITING if waiting else _TICK))
+                if self._deadlines:
+                    self.tick_by(max(now, self._deadlines[0][0]))
 
-    def _complain(self, error: TenureError) -> None:
-        """Once, not twice a second."""
-        if str(error) != self._complaint:
-            self._complaint = str(error)
-            log.warning("%s", error)
+    def _look(self, now: float) -> None:
+        self._report_stall(now)
+        if self._are_files_in_place():
+            with self._store.reading() as tx:
+                self.newsroom.read(tx)
+                participants, silent = self._look_around(tx, now)
+                somebody_is_late = self._look_at_deadlines(tx, now)
+            self._reap(participants, silent + self._own_silent(now))
+            if somebody_is_late:
+                self._do(requests.time_out)
 
     def _report_stall(self, now: float) -> None:
         since = self._store.committer.stalled_since
@@ -236,14 +235,15 @@ class Lookout:
         return not why
 
     def _look_at_deadlines(self, tx: Transaction, now: float) -> bool:
-        """Whether the time of any of our waiters is over."""
-        late = False
+        """Whether the time of any waiter is over: one of ours, or one that is left to others."""
+        first = deadlines.earliest(tx)
+        late = first is not None and first + _OTHERS <= now
         while self._deadlines and self._deadlines[0][0] <= now:
             noted, waiter = heappop(self._deadlines)
             if self._looked_at.get(waiter) != noted:
                 continue
             del self._looked_at[waiter]
-            deadline = requests.deadline(tx, *waiter)
+            deadline = deadlines.deadline_of(tx, *waiter)
             if deadline is not None and deadline <= now:
                 late, deadline = True, now + _TICK_WAITING  # should the store fail
             if deadline is not None:
@@ -258,8 +258,8 @@ class Lookout:
         return None
 
     def _done(self, answer: asyncio.Future[Any]) -> None:
-        if not answer.cancelled() and isinstance(error := answer.exception(), TenureError):
-            self._complain(error)
+        if not answer.cancelled() and isinstance(error := answer.exception(), Exception):
+            self._failures.report(error)
 
     # The dead and the silent
 
@@ -282,7 +282,7 @@ class Lookout:
         """A session that may be silent at that time."""
         self._silence_due = min(self._silence_due, at)
 
-    def _look_around(self, tx: Transaction) -> tuple[list[int], list[int]]:
+    def _look_around(self, tx: Transaction, now: float) -> tuple[list[int], list[int]]:
         """Look at those who stand before our waiters, and at the owners of what we watch."""
         names: dict[Name, int] = {}
         for name, order_id in self._waiting.values():
@@ -300,6 +300,10 @@ class Lookout:
         }
         for suspect in suspects:
             self.watch_process(tx, suspect[2])
+        for name, _ in chosen:
+            deadline = deadlines.unattended(tx, *name)
+            if deadline is not None and deadline + _OTHERS > now:
+                self.tick_by(deadline + _OTHERS)
         return over_among(tx, suspects)
 
     def _before(self, tx: Transaction, name: Name, order_id: int) -> list[tuple[Any, ...]]:
@@ -330,8 +334,9 @@ class Lookout:
 
     def _look_at(self, participants: Iterable[int]) -> bool:
         """End those who are dead, if any is."""
-        dead = [each for each in participants if self._store.lives.is_dead(each)]
-        with contextlib.suppress(TenureError):  # the tick tries again, and says why
+        dead: list[int] = []
+        with self._or_at_the_next_tick():
+            dead = [each for each in participants if self._store.lives.is_dead(each)]
             self._reap(dead, [])
         return bool(dead)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from tenure.background import BackgroundQueue, Failures
 from tenure.engines.contract import Removal
 from tenure.engines.sqlite.requests import Attachment
-from tenure.engines.sqlite.store import Store
+from tenure.engines.sqlite.store import Store, log
 from tenure.engines.sqlite.transaction import (
     ACKNOWLEDGED,
     CHANGED_DATA,
@@ -76,7 +77,12 @@ class Newsroom:
         self._store = store
         self._over = over
         self._acknowledge = acknowledge
-        self._pushes: list[Push] = []
+        self._pushes: BackgroundQueue[Push] = BackgroundQueue(
+            store.loop,
+            store.clock.now,
+            self._deliver,
+            Failures(f"delivering events of {store.address.url}", log),
+        )
         self._early: list[Push] = []
         self._last = 0
 
@@ -90,7 +96,6 @@ class Newsroom:
             (tx.participant, self._last),
         ).fetchall()
         if rows:
-            self._last = self._store.tx.news_read = rows[-1][0]
             self.pass_on(
                 [
                     (kind, session, hold, order_id, why)
@@ -99,13 +104,11 @@ class Newsroom:
                     for _, kind, session, hold, order_id, why, node, name in rows
                 ]
             )
+            self._last = self._store.tx.news_read = rows[-1][0]
 
     def pass_on(self, pushes: list[Push]) -> None:
         """Tell the sessions, soon."""
-        if pushes:
-            if not self._pushes:
-                self._store.loop.call_soon(self._deliver)
-            self._pushes += pushes
+        self._pushes.put(pushes)
 
     def answered(self) -> None:
         """Places have become known."""
@@ -113,32 +116,30 @@ class Newsroom:
             early, self._early = self._early, []
             self.pass_on(early)
 
-    def _deliver(self) -> None:
-        pushes, self._pushes = self._pushes, []
-        for push in pushes:
-            kind, number, hold, order_id, why = push
-            if kind in _KINDS:
-                self._tell_watchers((number, why), _KINDS[kind])
-                continue
-            session = self.sessions.get(number)
-            if kind == TAKEN_OVER:
-                self._tell_superseded(session, (number, hold))
-            elif session is None:
-                continue
-            elif kind == ENDED:
-                session.end(why)
-            elif kind == ACKNOWLEDGED:
-                session.look.set()
-            elif session.put_by is not None:
-                session.put_by.append(push)
-            elif hold in session.asked:
-                self._early.append(push)
-            elif session.known is None or hold in session.known:
-                self._over(number, hold)
-                if kind == GRANTED:
-                    session.events.granted(hold, order_id)
-                else:
-                    session.events.removed(hold, _REMOVALS[kind])
+    def _deliver(self, push: Push) -> None:
+        kind, number, hold, order_id, why = push
+        if kind in _KINDS:
+            self._tell_watchers((number, why), _KINDS[kind])
+            return
+        session = self.sessions.get(number)
+        if kind == TAKEN_OVER:
+            self._tell_superseded(session, (number, hold))
+        elif session is None:
+            return
+        elif kind == ENDED:
+            session.end(why)
+        elif kind == ACKNOWLEDGED:
+            session.look.set()
+        elif session.put_by is not None:
+            session.put_by.append(push)
+        elif hold in session.asked:
+            self._early.append(push)
+        elif session.known is None or hold in session.known:
+            self._over(number, hold)
+            if kind == GRANTED:
+                session.events.granted(hold, order_id)
+            else:
+                session.events.removed(hold, _REMOVALS[kind])
 
     def _tell_superseded(self, session: SqliteSession | None, former: Attachment) -> None:
         if session is not None and session.attach_number <= former[1]:

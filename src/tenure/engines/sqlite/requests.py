@@ -31,7 +31,6 @@ __all__ = [
     "Attachment",
     "alter",
     "check_alive",
-    "deadline",
     "enqueue",
     "evict",
     "exists",
@@ -112,8 +111,8 @@ def enqueue(
     waits = last is not None and last_granted is None
     granted = not waits and rules.fits(held, whole, count, limit)
     if not granted and timeout == 0:
-        # "No" is a lasting answer: it is not given because of somebody who is dead.
-        if _end_the_dead(tx, node, name):
+        # "No" is a lasting answer: dead sessions and waiters whose time has passed do not cause it.
+        if _end_the_dead(tx, node, name) or _time_out_first(tx, node, name):
             return enqueue(tx, me, path, hold, name, count, data, timeout, ephemeral)
         return _REFUSED
     order_id = tx.next_order_id()
@@ -239,17 +238,11 @@ def evict(tx: Transaction, node: int, path: str, name: str, order_id: int) -> bo
     return True
 
 
-def deadline(tx: Transaction, session: int, hold: int) -> float | None:
-    """Until when a request waits; ``None`` if for ever, or if it does not."""
-    row = tx.execute(
-        "SELECT deadline FROM requests WHERE session = ? AND hold = ?", (session, hold)
-    ).fetchone()
-    until: float | None = None if row is None else row[0]
-    return until
-
-
 def time_out(tx: Transaction) -> None:
-    """Take out whoever has waited for as long as it wanted to, the earliest first."""
+    """Take out the waiters whose deadlines have passed, the earliest first.
+
+    The deadline belongs to the store: any program applies it, whichever program made the request.
+    """
     rows = tx.execute(
         "SELECT r.node, r.name, r.order_id, r.count, r.session, r.hold, s.participant "
         "FROM requests AS r INDEXED BY deadlines JOIN sessions AS s ON s.id = r.session "
@@ -386,12 +379,13 @@ def _grant_next(tx: Transaction, node: int, name: str, limit: int, held: int, wh
             return 0
         order_id, stored, hold, deadline, *suspect = row
         count = from_column(stored)
-        if not rules.fits(held, whole, count, limit):
+        has_passed = deadline is not None and deadline <= tx.now
+        if not (has_passed or rules.fits(held, whole, count, limit)):
             return 0
         session, _, participant, *_ = suspect
         if participant != tx.participant and (why := why_over(tx, suspect)):
             remove_sessions(tx, [suspect], why)
-        elif deadline is not None and deadline <= tx.now:
+        elif has_passed:
             leave(tx, node, name, order_id, stored, None)
             tx.tell(participant, TIMED_OUT, session, hold)
         else:
@@ -431,6 +425,19 @@ def _end_the_dead(tx: Transaction, node: int, name: str) -> bool:
         remove_sessions(tx, sessions, why)
     settle(tx)
     return bool(over)
+
+
+def _time_out_first(tx: Transaction, node: int, name: str) -> bool:
+    """Take out all late waiters if the first of this queue is one; whether it was."""
+    row = tx.execute(
+        "SELECT deadline FROM requests INDEXED BY waiting "
+        "WHERE node = ? AND name = ? AND granted_at IS NULL ORDER BY order_id LIMIT 1",
+        (node, name),
+    ).fetchone()
+    if row is None or row[0] is None or row[0] > tx.now:
+        return False
+    time_out(tx)
+    return True
 
 
 def remove_sessions(tx: Transaction, sessions: Iterable[Any], why: str | None) -> None:

@@ -95,9 +95,10 @@ class Store:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """What SQLite says becomes an error that says what to do about it."""
+        """What SQLite and the system say becomes an error that says what to do about it."""
         try:
-            yield
+            with system_error(f"cannot use the files of {self.address.path}"):
+                yield
         except sqlite3.Error as error:
             raise schema.explain(error, self.address.path) from error
 

@@ -13,6 +13,8 @@ import mmap
 import os
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 
+from tenure.engines.sqlite.files import explain, system_error
+
 __all__ = ["Turn"]
 
 _SIZE = 16
@@ -42,6 +44,7 @@ class Turn:
         except BaseException:
             os.close(self._fd)
             raise
+        self._trouble = f"cannot take the turn at {path}"
         self._holder = memoryview(self._map).cast("q")
         self._pid = os.getpid()
 
@@ -51,12 +54,15 @@ class Turn:
             flock(self._fd, _NOW)
         except BlockingIOError:
             return False
+        except OSError as error:
+            raise explain(self._trouble, error) from error
         self._holder[0] = self._pid
         return True
 
     def take(self) -> None:
         """Wait for the turn, however long that takes."""
-        flock(self._fd, LOCK_EX)
+        with system_error(self._trouble):
+            flock(self._fd, LOCK_EX)
         self._holder[0] = self._pid
 
     def release(self) -> None:

@@ -104,6 +104,38 @@ async def who_waited_behind_a_waiter_that_gave_up_is_granted_if_it_fits(stage: S
     assert await stage.queue("pool") == ([owner.id, small.id], [])
 
 
+@behaviour("lasting")
+async def a_detached_waiter_whose_timeout_has_passed_does_not_block_its_queue(
+    stage: Stage,
+) -> None:
+    owner, other = await stage.programs(2)
+    await owner.create("pool", 2)
+    await owner.enqueue("pool", 1)
+    lost = await stage.program()
+    assert (await lost.enqueue("pool", 2, timeout=4 * SOON)).place is Place.WAITING
+    await lost.detach()
+    waiting = await other.enqueue("pool", 1)
+    if waiting.place is Place.WAITING:  # or else this machine is very slow
+        await waiting.granted()
+    assert await stage.queue("pool") == ([owner.id, other.id], [])
+
+
+@behaviour("lasting")
+async def a_detached_waiter_whose_timeout_has_passed_is_not_waited_behind(stage: Stage) -> None:
+    owner, other = await stage.programs(2)
+    await owner.create("pool", 2)
+    await owner.enqueue("pool", 1)
+    lost = await stage.program()
+    assert (await lost.enqueue("pool", 2, timeout=SOON)).place is Place.WAITING
+    await lost.detach()
+
+    async def is_granted_at_once() -> bool:
+        return (await other.enqueue("pool", 1, timeout=0)).place is Place.GRANTED
+
+    await stage.until(is_granted_at_once, "the late waiter has left")
+    assert await stage.queue("pool") == ([owner.id, other.id], [])
+
+
 @behaviour()
 async def the_time_to_wait_is_over_with_the_grant(stage: Stage) -> None:
     owner, waiter, sentinel = await stage.programs(3)

@@ -1,0 +1,314 @@
+"""Background steps: timers, loops and threads that survive an unexpected error.
+
+An engine, a client and a server do much that no caller awaits: they renew sessions, expire
+requests, reconnect and deliver events. A step of such work may fail for a reason that has nothing
+to do with it, as too many open files or no memory. Without care it would end the timer or the task
+that runs it, and leave waiters that wait for ever.
+
+Rules:
+
+* A step that raises an `Exception` is logged, and the next step runs after a pause. The pause grows
+  from `FIRST_PAUSE` to `LONGEST_PAUSE` for as long as steps fail.
+* The same cause is logged once in `QUIET` seconds. A `TenureError` explains itself, and is logged
+  without a traceback.
+* `asyncio.CancelledError`, `KeyboardInterrupt` and `SystemExit` propagate.
+* Cancelling a timer is final until it is armed again; a step that is cancelled while it runs is not
+  repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from tenure.errors import TenureError
+
+__all__ = [
+    "ATTEMPTS",
+    "FIRST_PAUSE",
+    "LONGEST_PAUSE",
+    "QUIET",
+    "BackgroundQueue",
+    "BackgroundThread",
+    "BackgroundTimer",
+    "Failures",
+    "supervise",
+]
+
+T = TypeVar("T")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between a step that failed and the next one: at first, and at the most."""
+
+QUIET = 60.0
+"""Seconds for which the same cause is not logged again."""
+
+ATTEMPTS = 8
+"""How often an item of a queue is handled before it is dropped."""
+
+_CAUSES = 32  # remembered by each step
+
+
+class Failures:
+    """The failures of one background step: what was logged, and how long to pause.
+
+    It may be used from any thread.
+
+    Args:
+        what: the step, as the log names it: "looking after the waiters on sqlite:///jobs.db".
+        logger: the logger of its component.
+    """
+
+    __slots__ = ("_logged", "_logger", "_pause", "_what")
+
+    def __init__(self, what: str, logger: logging.Logger) -> None:
+        self._what = what
+        self._logger = logger
+        self._pause = FIRST_PAUSE
+        self._logged: dict[tuple[type[BaseException], str], float] = {}
+
+    def failed(self, error: Exception) -> float:
+        """Note that the step failed; returns the seconds until the next one."""
+        pause = self._pause
+        self._pause = min(2 * pause, LONGEST_PAUSE)
+        self.report(error)
+        return pause
+
+    def succeeded(self) -> None:
+        """Note that the step succeeded: the next failure begins with the shortest pause."""
+        self._pause = FIRST_PAUSE
+
+    def report(self, error: Exception) -> None:
+        """Log an error, unless its cause was logged a short time ago."""
+        now = time.monotonic()
+        cause = (type(error), str(error))
+        logged = self._logged.get(cause)
+        if logged is not None and now - logged < QUIET:
+            return
+        if len(self._logged) >= _CAUSES:
+            self._logged.clear()
+        self._logged[cause] = now
+        if isinstance(error, TenureError):
+            self._logger.warning("%s failed: %s", self._what, error)
+        else:
+            self._logger.error(
+                "%s failed: %r; it is tried again", self._what, error, exc_info=error
+            )
+
+    def dropped(self, item: object) -> None:
+        """Log that an item was given up."""
+        self._logger.error("%s: %r failed %d times, and is dropped", self._what, item, ATTEMPTS)
+
+    @contextmanager
+    def contained(self) -> Iterator[None]:
+        """Log the error of a part of a step, so that the parts after it run."""
+        try:
+            yield
+        except Exception as error:
+            self.report(error)
+
+
+class BackgroundTimer:
+    """A step that an event loop runs at the times that its owner sets.
+
+    The step arms the timer for the next time. If it fails, the timer is armed for it.
+
+    Args:
+        loop: runs the step.
+        now: the clock that the times are read from.
+        step: what to do.
+        failures: logs its errors.
+    """
+
+    __slots__ = ("_due", "_failures", "_handle", "_loop", "_now", "_running", "_step")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        now: Callable[[], float],
+        step: Callable[[], object],
+        failures: Failures,
+    ) -> None:
+        self._loop = loop
+        self._now = now
+        self._step = step
+        self._failures = failures
+        self._handle: asyncio.Handle | None = None
+        self._due = 0.0
+        self._running = False
+
+    @property
+    def armed(self) -> bool:
+        """Whether a step is to come."""
+        return self._handle is not None
+
+    def by(self, due: float) -> None:
+        """Run the step at that time, or earlier if the timer is armed for an earlier time."""
+        if self._handle is not None:
+            if self._due <= due:
+                return
+            self._handle.cancel()
+        self._due = due
+        self._handle = self._loop.call_later(max(0.0, due - self._now()), self._run)
+
+    def at(self, due: float) -> None:
+        """Run the step at that time, whatever the timer was armed for."""
+        self.cancel()
+        self.by(due)
+
+    def soon(self) -> None:
+        """Run the step in the next iteration of the loop."""
+        if self._handle is not None:
+            if self._due == float("-inf"):
+                return
+            self._handle.cancel()
+        self._due = float("-inf")
+        self._handle = self._loop.call_soon(self._run)
+
+    def cancel(self) -> None:
+        """Run no further step until the timer is armed again. Safe to call twice."""
+        self._running = False
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def run(self) -> None:
+        """Run the step now; errors are logged, and the step is repeated."""
+        self.cancel()
+        self._run()
+
+    def _run(self) -> None:
+        self._handle = None
+        self._running = True
+        try:
+            self._step()
+        except Exception as error:
+            pause = self._failures.failed(error)
+            if self._running:
+                self.at(self._now() + pause)
+        except BaseException:  # an interrupt ends what it hit, and not the timer
+            if self._running and self._handle is None:
+                self.at(self._now() + LONGEST_PAUSE)
+            raise
+        else:
+            self._failures.succeeded()
+        finally:
+            self._running = False
+
+
+class BackgroundQueue(Generic[T]):
+    """Items that an event loop handles in order, in its next iteration.
+
+    An item whose handling fails stays the first, and is handled again after a pause. After
+    `ATTEMPTS` it is dropped, so that one item cannot hold up the others for ever.
+
+    Args:
+        handle: called with each item.
+    """
+
+    __slots__ = ("_attempts", "_failures", "_handle", "_items", "_timer")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        now: Callable[[], float],
+        handle: Callable[[T], object],
+        failures: Failures,
+    ) -> None:
+        self._items: deque[T] = deque()
+        self._handle = handle
+        self._failures = failures
+        self._attempts = 0
+        self._timer = BackgroundTimer(loop, now, self._step, failures)
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def put(self, items: Iterable[T]) -> None:
+        """Have items handled, after those that were put before."""
+        self._items.extend(items)
+        if self._items and not self._timer.armed:
+            self._timer.soon()
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._items.clear()
+        self._timer.cancel()
+
+    def _step(self) -> None:
+        items = self._items
+        # What is put meanwhile is the next iteration's.
+        for _ in range(len(items)):
+            if not items:
+                return
+            item = items[0]
+            try:
+                self._handle(item)
+            except Exception:
+                self._attempts += 1
+                if self._attempts < ATTEMPTS:
+                    raise
+                self._failures.dropped(item)
+            self._attempts = 0
+            if items and items[0] is item:  # or else it was cleared meanwhile
+                items.popleft()
+        if items:
+            self._timer.soon()
+
+
+async def supervise(step: Callable[[], Awaitable[object]], failures: Failures) -> None:
+    """Run a step until it returns; one that fails is logged and run again, after a pause."""
+    while True:
+        try:
+            await step()
+        except Exception as error:
+            await asyncio.sleep(failures.failed(error))
+        else:
+            return
+
+
+class BackgroundThread:
+    """A daemon thread that is started on demand.
+
+    A start that fails, because the system has no thread left, changes nothing: the next demand
+    tries again.
+
+    Args:
+        name: of the thread.
+        run: what it does until it returns.
+    """
+
+    __slots__ = ("_name", "_run", "_thread")
+
+    def __init__(self, name: str, run: Callable[[], object]) -> None:
+        self._name = name
+        self._run = run
+        self._thread: threading.Thread | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread was started and has not ended."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Start the thread, unless it is alive.
+
+        Raises:
+            RuntimeError: the system has no thread left.
+            MemoryError
+        """
+        if not self.alive:
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def join(self) -> None:
+        """Wait for the end of the thread, if it was started."""
+        if self._thread is not None:
+            self._thread.join()
