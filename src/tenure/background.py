@@ -210,9 +210,12 @@ class BackgroundQueue(Generic[T]):
 
     Args:
         handle: called with each item.
+
+    Attributes:
+        items: what is to be handled, and what is handled just now.
     """
 
-    __slots__ = ("_attempts", "_failures", "_handle", "_items", "_timer")
+    __slots__ = ("_attempts", "_failures", "_handle", "_loop", "_timer", "items")
 
     def __init__(
         self,
@@ -221,28 +224,32 @@ class BackgroundQueue(Generic[T]):
         handle: Callable[[T], object],
         failures: Failures,
     ) -> None:
-        self._items: deque[T] = deque()
+        self.items: deque[T] = deque()
+        self._loop = loop
         self._handle = handle
         self._failures = failures
         self._attempts = 0
         self._timer = BackgroundTimer(loop, now, self._step, failures)
 
-    def __bool__(self) -> bool:
-        return bool(self._items)
-
     def put(self, items: Iterable[T]) -> None:
-        """Have items handled, after those that were put before."""
-        self._items.extend(items)
-        if self._items and not self._timer.armed:
+        """Have items handled, after those that were put before. On the loop."""
+        self.items.extend(items)
+        if self.items and not self._timer.armed:
             self._timer.soon()
+
+    def put_threadsafe(self, item: T) -> None:
+        """Have an item handled, from any thread; unless the loop is closed."""
+        self.items.append(item)
+        if len(self.items) == 1 and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._timer.run)
 
     def clear(self) -> None:
         """Drop everything."""
-        self._items.clear()
+        self.items.clear()
         self._timer.cancel()
 
     def _step(self) -> None:
-        items = self._items
+        items = self.items
         # What is put meanwhile is the next iteration's.
         for _ in range(len(items)):
             if not items:

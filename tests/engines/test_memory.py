@@ -82,7 +82,8 @@ async def test_closing_a_client_releases_what_it_holds_to_the_others() -> None:
 async def test_a_timer_ends_when_nothing_is_attached_any_more() -> None:
     engine = connect("memory://", SystemClock())
     await engine.open()
-    assert engine._timer is None
+    assert engine._timer is not None
+    assert not engine._timer.armed
     await engine.aclose()
 
 

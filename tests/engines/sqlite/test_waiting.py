@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from tenure.engines.contract import Place, Removal
-from tests.engines.sqlite.conftest import on_either
+from tests.engines.sqlite.conftest import Workers, on_either
 from tests.engines.sqlite.helpers import attached, opened, program, result
+
+
+async def test_a_killed_waiters_timeout_is_applied_by_any_other_program(workers: Workers) -> None:
+    """As behind a server, whose sessions outlive it: killed, it applies no deadline."""
+    async with workers(2) as (owner, other), workers(1, attach=False) as (killed,):
+        await killed.do("attach", window=600.0, renew=True, liveness="window")
+        await owner.do("create", name="pool", limit=2)
+        await owner.do("enqueue", hold=1, name="pool", count=1, ephemeral=False)
+        late = {"hold": 1, "name": "pool", "count": 2, "timeout": 0.7, "ephemeral": False}
+        assert (await killed.do("enqueue", **late))[0] == "WAITING"
+        await killed.kill()
+        await other.do("enqueue", hold=1, name="pool", count=1, ephemeral=False)
+        await other.hear("granted", hold=1)
 
 
 async def test_timeouts_that_were_replaced_do_not_pile_up(url: str) -> None:

@@ -24,7 +24,7 @@ from tenure.clock import SystemClock
 from tenure.engines.contract import Attach, EngineSession, Enqueued, Removal
 from tenure.engines.sqlite import connect, lookout, takeover
 from tenure.errors import Misuse, SessionExpired, TenureError
-from tenure.model import EPHEMERAL_LIMIT, Recovered
+from tenure.model import EPHEMERAL_LIMIT, Liveness, Recovered
 
 __all__ = ["PATIENCE", "Refused", "Worker", "look_no_more", "now", "say", "serve"]
 
@@ -199,9 +199,10 @@ class Program:
         self.stops: dict[str, Callable[[], None]] = {}
         self.children: list[int] = []
 
-    async def do_attach(self, window: float, renew: bool) -> int:
+    async def do_attach(self, window: float, renew: bool, liveness: Liveness = "process") -> int:
         await self.engine.open()
-        self.session = await self.engine.attach(Attach("/default", window), self.events)
+        how = Attach("/default", window, liveness=liveness)
+        self.session = await self.engine.attach(how, self.events)
         if renew:
             self._renew(window / 3)
         return self.session.id

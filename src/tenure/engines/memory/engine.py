@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from tenure.background import BackgroundQueue, BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.core import rules
 from tenure.core.node import (
@@ -34,6 +36,11 @@ from tenure.model import (
 )
 
 __all__ = ["MemoryEngine", "Shared", "forget"]
+
+_log = logging.getLogger("tenure")
+
+_Push = tuple[MemorySession, int, Any]
+"""What a session is told: (session, kind, subject)."""
 
 _REMOVALS = {TIMED_OUT: Removal.TIMED_OUT, DELETED: Removal.DELETED, EVICTED: Removal.EVICTED}
 _TAKEN_OVER = -1  # a kind of push beside the core's effects: (session, _TAKEN_OVER, error)
@@ -75,13 +82,18 @@ class MemoryEngine:
         self._shared: Shared | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.sessions: set[MemorySession] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due = 0.0
-        self._pushes: deque[tuple[MemorySession, int, Any]] = deque()
+        self._failures = Failures(f"looking after {self.url}", _log)
+        self._timer: BackgroundTimer | None = None
+        self._delivery: BackgroundQueue[_Push] | None = None
+        self._pushes: deque[_Push] = deque()
         self.seen = 0
 
     async def open(self) -> None:
-        self.loop = asyncio.get_running_loop()
+        self.loop = loop = asyncio.get_running_loop()
+        now = self.clock.now
+        self._timer = BackgroundTimer(loop, now, self._tick, self._failures)
+        self._delivery = BackgroundQueue(loop, now, self._deliver, self._failures)
+        self._pushes = self._delivery.items
         with _naming:
             shared = _named.get(self._name) if self._name else None
             if shared is None:
@@ -104,7 +116,6 @@ class MemoryEngine:
                 del _named[self._name]
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         self._shared = None
 
     def _opened(self) -> Shared:
@@ -142,45 +153,37 @@ class MemoryEngine:
         """Have something told to a session. Under the lock."""
         if sink.deaf and kind not in {ENDED, _TAKEN_OVER}:
             return  # what it finds will be told to it first
-        engine = sink.engine
-        engine._pushes.append((sink, kind, what))
-        if len(engine._pushes) == 1:
-            engine._wake(self.loop)
+        sink.engine.deliver(self.loop, (sink, kind, what))
 
-    def _wake(self, from_loop: asyncio.AbstractEventLoop | None) -> None:
-        loop = self.loop
-        assert loop is not None
-        if loop is from_loop:
-            loop.call_soon(self._deliver)
-        elif not loop.is_closed():
-            loop.call_soon_threadsafe(self._deliver)
+    def deliver(self, from_loop: asyncio.AbstractEventLoop | None, push: _Push) -> None:
+        """Have something told to one of this connection's sessions, in its loop."""
+        delivery = self._delivery
+        assert delivery is not None
+        if self.loop is from_loop:
+            delivery.put((push,))
+        else:
+            delivery.put_threadsafe(push)
 
-    def _deliver(self) -> None:
-        pushes = self._pushes
-        for _ in range(len(pushes)):
-            sink, kind, what = pushes.popleft()
-            if kind == _TAKEN_OVER:
-                sink.over(what)
-            elif sink.superseded:
-                continue
-            elif kind == GRANTED:
-                sink.events.granted(what.hold, what.order_id)
-            elif kind == CHANGED:
-                if what in what.session.watches:  # or else it has ended since
-                    what.sink()
-            elif kind == ENDED:
-                path = sink.node
-                sink.over(SessionExpired(f"the session on {path} is over: {what}", node=path))
-            else:
-                sink.events.removed(what.hold, _REMOVALS[kind])
-        if pushes:
-            assert self.loop is not None
-            self.loop.call_soon(self._deliver)
+    def _deliver(self, push: _Push) -> None:
+        sink, kind, what = push
+        if kind == _TAKEN_OVER:
+            sink.over(what)
+        elif sink.superseded:
+            return
+        elif kind == GRANTED:
+            sink.events.granted(what.hold, what.order_id)
+        elif kind == CHANGED:
+            if what in what.session.watches:  # or else it has ended since
+                what.sink()
+        elif kind == ENDED:
+            path = sink.node
+            sink.over(SessionExpired(f"the session on {path} is over: {what}", node=path))
+        else:
+            sink.events.removed(what.hold, _REMOVALS[kind])
 
     # Deadlines
 
     def _tick(self) -> None:
-        self._timer = None
         shared = self._shared
         if shared is not None:
             with shared.lock:
@@ -196,13 +199,8 @@ class MemoryEngine:
         first = store.next_deadline()
         if first is not None and first < due:
             due = max(first, now)
-        if self._timer is not None:
-            if self._timer_due <= due:
-                return
-            self._timer.cancel()
-        assert self.loop is not None
-        self._timer_due = due
-        self._timer = self.loop.call_later(due - now, self._tick)
+        assert self._timer is not None
+        self._timer.by(due)
 
     # The contract
 

@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from tenure.background import BackgroundThread, BackgroundTimer, Failures
+from tenure.background import BackgroundQueue, BackgroundThread, BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.engines.contract import Answer
 from tenure.engines.sqlite import schema
@@ -110,6 +110,7 @@ class Committer:
         self._queue: deque[_Operation] = deque()
         self._failures = Failures(f"committing to {path}", _log)
         self._flushing = BackgroundTimer(loop, clock.now, self._flush, self._failures)
+        self._telling = BackgroundQueue(loop, clock.now, tell, self._failures)
         self._thread = BackgroundThread("tenure-sqlite", self._run_thread)
         self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._abandoned = False
@@ -138,7 +139,6 @@ class Committer:
         if self._alone >= _ALONE:
             self._grouping = True
         failure: TenureError | None = None
-        told: Told | None
         try:
             tx.begin()
             try:
@@ -146,7 +146,6 @@ class Committer:
             except TenureError as error:
                 failure = error
             tx.commit()
-            told = tx.take_told()
         except (sqlite3.Error, OSError) as error:
             self._roll_back()
             if schema.is_busy(error):
@@ -157,15 +156,30 @@ class Committer:
             raise
         finally:
             self._turn.release()
-        if told is not None:
-            self._tell(told)
+        told: Told | None = None
+        try:
+            told = tx.take_told()
+            if told is not None:
+                self._tell(told)
+        except Exception as error:
+            self._tell_later(told, error)
         if failure is not None:
             raise failure
         return result
 
+    def _tell_later(self, told: Told | None, error: Exception) -> None:
+        """Telling failed. What has been committed is told all the same, or waiters never hear."""
+        self._failures.report(error)
+        told = self._tx.take_told() if told is None else told
+        if told is not None:
+            self._telling.put_threadsafe(told)
+
     def _roll_back(self) -> None:
         with contextlib.suppress(sqlite3.Error):
             self._tx.rollback()
+        told = self._tx.take_told()
+        if told is not None:  # the error came after the commit
+            self._telling.put_threadsafe(told)
 
     # Put off
 
@@ -308,7 +322,11 @@ class Committer:
         except BaseException:
             self._roll_back()
             raise
-        told = tx.take_told()
+        told: Told | None = None
+        try:
+            told = tx.take_told()
+        except Exception as error:
+            self._tell_later(None, error)
         return [] if told is None else [told]
 
     def _deliver(self, operations: list[_Operation], told: list[Told]) -> None:
@@ -321,7 +339,10 @@ class Committer:
                 self._failures.report(error)
             self._answer(operation)
         for each in told:
-            self._tell(each)
+            try:
+                self._tell(each)
+            except Exception as error:
+                self._tell_later(each, error)
         try:
             self._answered()
         except Exception as error:
@@ -351,6 +372,7 @@ class Committer:
         """
         self._closed = error
         self._flushing.cancel()
+        self._telling.clear()
         self._fail(self._take(), error)
         with self._ending:
             self._abandoned = self.stalled_since is not None

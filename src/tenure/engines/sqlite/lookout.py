@@ -65,11 +65,13 @@ class Lookout:
         self._silence_due = float("-inf")
         self._failures = Failures(f"looking after the waiters on {store.address.url}", log)
         self._timer = BackgroundTimer(store.loop, store.clock.now, self._tick, self._failures)
+        self._news = BackgroundTimer(store.loop, store.clock.now, self._read_news, self._failures)
         self._stall_reported: float | None = None
 
     def stop(self) -> None:
         """End."""
         self._timer.cancel()
+        self._news.cancel()
         self._waiting.clear()
         self._deathwatch.clear()
 
@@ -90,7 +92,10 @@ class Lookout:
 
     def rung(self) -> None:
         """There is news, perhaps."""
-        with self._or_at_the_next_tick(), self._store.reading() as tx:
+        self._news.run()
+
+    def _read_news(self) -> None:
+        with self._store.reading() as tx:
             self.newsroom.read(tx)
 
     def waits(

@@ -173,6 +173,9 @@ class Transaction:
     def begin(self) -> None:
         """Begin. In one's turn."""
         self._enter()
+        if self.connection.in_transaction:  # an error hit the end of the last one
+            self.rollback()
+            self._enter()
         self.now = now = self._clock.now()
         if not 0 <= now - self._looked < _LOOK:
             self.check_in_place()
@@ -234,11 +237,14 @@ class Transaction:
         self.news_read = 0
 
     def rollback(self) -> None:
-        """Undo everything since `begin`, as far as that got."""
-        self.told = Told()
+        """Undo everything since `begin`, as far as that got.
+
+        What is to be told stays, if it had been committed by then.
+        """
         self.affected = {}
         try:
             if self.connection.in_transaction:
+                self.told = Told()
                 self.execute("ROLLBACK")
         finally:
             self._leave()
@@ -266,6 +272,9 @@ class Transaction:
     def begin_reading(self) -> None:
         """Begin a look at the file as it is now. This takes no turn."""
         self._enter()
+        if self.connection.in_transaction:  # an error hit the end of the last one
+            self.rollback()
+            self._enter()
         self.execute("BEGIN")
         self.now = self._clock.now()
 

@@ -1,0 +1,118 @@
+"""Waiters are granted although background steps fail: no descriptor, no memory, no thread."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import pytest
+
+from tenure.clock import SystemClock
+from tenure.engines.contract import Place
+from tenure.engines.sqlite import lookout
+from tenure.engines.sqlite.bell import Bell
+from tenure.testing.stage import Stage, Stores
+from tests.engines.sqlite.conftest import Workers, on_either
+from tests.engines.sqlite.helpers import attached, opened, program
+from tests.injection import Injector, a_hand_over, each_error, played_in_spite_of_errors
+
+NAMES = 3
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """A block in which this process can open no more files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.name == "tenure.sqlite"]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  nothing tells when to look again
+        await asyncio.sleep(0.01)
+
+
+async def test_a_time_without_descriptors_does_not_stop_the_monitor(
+    url: str, workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with workers(1) as (holder,), opened(url) as engine:
+        waiter = await attached(engine)
+        assert (await holder.do("enqueue", hold=1, name="x"))[0] == "GRANTED"
+        engine.store.lives.close()  # nothing is open of the holder
+        with no_descriptor_left():
+            assert await waiter.enqueue(1, "x") is Place.WAITING
+            await until(lambda: any("too many open files" in each for each in logged(caplog)))
+            await asyncio.sleep(1)  # some more ticks, which do not fill the log
+        assert len(logged(caplog)) <= 2
+        await holder.kill()
+        await waiter.granted(1)
+
+
+@on_either
+async def test_a_thread_that_cannot_be_started_does_not_wedge_the_client(
+    url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with program(url) as holder, opened(url) as engine:
+        waiter = await attached(engine)
+        assert await holder.enqueue(1, "x") is Place.GRANTED
+        refused = 0
+        start = threading.Thread.start
+
+        def no_thread(thread: threading.Thread) -> None:
+            nonlocal refused
+            refused += 1
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            if "full" not in url:
+                patch.setattr(engine.store.turn, "try_take", lambda: False)
+            committer = engine.store.committer
+            if committer._thread.alive:  # as before the first
+                committer._errands.put(None)
+                committer._thread.join()
+            patch.setattr(threading.Thread, "start", no_thread)
+            asked = waiter.ask(1, "x")
+            assert isinstance(asked, asyncio.Future)
+            await until(lambda: refused >= 3)
+            assert not asked.done()
+            patch.setattr(threading.Thread, "start", start)
+            assert (await asked).place is Place.WAITING
+        await holder.withdraw(1)
+        await waiter.granted(1)
+    assert any("can't start new thread" in message for message in logged(caplog))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ticks that come soon."""
+    monkeypatch.setattr(lookout, "_TICK_WAITING", 0.05)
+
+
+@each_error
+@pytest.mark.parametrize("rings", [True, False])
+async def test_a_waiter_is_granted_wherever_a_step_fails(
+    url: str,
+    error: type[Exception],
+    rings: bool,
+    impatient: None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    injector = Injector(monkeypatch, "engines/sqlite", error)
+    if not rings:
+        monkeypatch.setattr(Bell, "ring", lambda self, participants: [])
+    async with Stage(Stores(lambda: nullcontext(url)), url, SystemClock()) as stage:
+        fired = await played_in_spite_of_errors(
+            a_hand_over, injector, caplog, await stage.programs(2)
+        )
+    assert len(set(fired)) >= 5, fired

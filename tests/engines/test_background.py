@@ -1,0 +1,49 @@
+"""Waiters are granted although background steps fail, on every engine.
+
+What is special to an engine (no descriptor, no thread) is in its own folder.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tenure import background
+from tenure.clock import SystemClock
+from tenure.engines.sqlite import lookout
+from tenure.testing.stage import Stage, Stores
+from tests.engines.stores import MEMORY_IN_REAL_TIME, SQLITE
+from tests.injection import (
+    Injector,
+    Scene,
+    a_hand_over,
+    a_timeout,
+    each_error,
+    played_in_spite_of_errors,
+)
+
+ENGINES = [
+    pytest.param("engines/memory", MEMORY_IN_REAL_TIME, 1, id="memory"),
+    pytest.param("engines/sqlite", SQLITE, 5, id="sqlite"),
+]
+
+
+@each_error
+@pytest.mark.parametrize("scene", [a_hand_over, a_timeout])
+@pytest.mark.parametrize(("part", "stores", "least"), ENGINES)
+async def test_a_waiter_is_granted_wherever_a_step_fails(
+    part: str,
+    stores: Stores,
+    least: int,
+    scene: Scene,
+    error: type[Exception],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(lookout, "_TICK_WAITING", 0.05)
+    injector = Injector(monkeypatch, part, error)
+    with stores.empty() as url:
+        async with Stage(stores, url, SystemClock()) as stage:
+            programs = await stage.programs(3)
+            fired = await played_in_spite_of_errors(scene, injector, caplog, programs)
+    assert len(set(fired)) >= least, fired
