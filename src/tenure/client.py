@@ -18,13 +18,14 @@ from tenure import fork
 from tenure.attaching import Asked, attach
 from tenure.clock import Clock, SystemClock
 from tenure.durations import Duration
-from tenure.election import Election
+from tenure.election import Election, Leadership
 from tenure.engines import connect_engine
 from tenure.engines.contract import Engine
 from tenure.errors import InvalidArgument, Misuse, SessionClosed
 from tenure.handles import AsyncHandle
 from tenure.identity import NOBODY, Identity, identify_by_default, this_program
 from tenure.keeper import Keeper
+from tenure.leading import Retry, lead
 from tenure.listeners import Listeners
 from tenure.loss import OnLoss
 from tenure.model import DEFAULT_NODE, Capabilities
@@ -364,6 +365,53 @@ class Client(Nodes, AsyncHandle):
             async with attempt as session:
                 result[:] = [await work(session)]
         return result[0]
+
+    async def lead(
+        self,
+        name: str,
+        work: Callable[[Leadership], Awaitable[T]],
+        *,
+        path: str = DEFAULT_NODE,
+        data: bytes = b"",
+        recovery_window: Duration = DEFAULT_WINDOW,
+        description: str = "",
+        on_loss: OnLoss = "cancel",
+        max_stall: Duration | None = None,
+        retry: Retry = True,
+    ) -> T:
+        """Campaign in an election, run `work` while leading, and campaign again after failures.
+
+        ::
+
+            async def schedule(leadership):
+                async for job in queue():
+                    await start(job, leadership.fencing_token)
+
+            await client.lead("scheduler", schedule, data=b"10.0.0.7:80")
+
+        `work` is cancelled when the leadership is lost. A loss, an unreachable store and an error
+        of the work are logged; the leadership is resigned, and the next campaign begins after a
+        pause of 1 to 60 seconds. Cancelling the call resigns.
+
+        Args:
+            name: the election.
+            work: called with each leadership.
+            path: the election's node.
+            data: what observers see of the leader.
+            recovery_window, description, on_loss, max_stall: of the sessions, as for `session`.
+            retry: whether an error of the work is retried; a callable decides for each error.
+
+        Returns:
+            what `work` returns. A work that returns resigns and ends the call.
+
+        Raises:
+            Exception: of the work, where `retry` says no.
+            NodeNotFound, InvalidArgument, AuthenticationFailed, Unsupported: the campaign cannot
+                succeed.
+            SessionClosed: the client was closed.
+        """
+        asked = Asked.of(path, recovery_window, description, on_loss, max_stall)
+        return await lead(self, asked, name, work, data, retry)
 
     # Primitives, through one implicit session on /default
 

@@ -31,7 +31,7 @@ class AsyncHandle(Handle):
     __slots__ = ()
 
     # Type checkers do not see these two, so that they report the mistake themselves.
-    if not TYPE_CHECKING:
+    if not TYPE_CHECKING:  # pragma: no branch
 
         def __enter__(self):
             raise Misuse(

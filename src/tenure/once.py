@@ -50,7 +50,7 @@ class Once(AsyncHandle, Coroutine[Any, Any, B], Generic[B]):
     def __repr__(self) -> str:
         return f"<{self._what}{', to be awaited or entered' if self._function else ''}>"
 
-    if not TYPE_CHECKING:
+    if not TYPE_CHECKING:  # pragma: no branch
 
         def __enter__(self):
             self._function = None  # the error says what was wrong with the call; no warning, too

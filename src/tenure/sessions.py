@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tenure.client import Client
     from tenure.once import Once
 
-__all__ = ["Attempt", "Attempts", "ImplicitSession"]
+__all__ = ["Attempt", "Attempts", "ImplicitSession", "is_loss"]
 
 
 class ImplicitSession:
@@ -99,6 +99,13 @@ class Attempt(AsyncHandle):
             error = expired
         self._again = error is not None and _is_expiry_of(self._session, error)
         return self._again
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether the error is the loss of a lease or session and nothing else; of a group, all."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(is_loss(each) for each in error.exceptions)
+    return isinstance(error, LeaseLost | SessionExpired)
 
 
 def _is_expiry_of(session: Session, error: BaseException) -> bool:

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from tenure import blocking
+from tenure import blocking, leading
 from tenure.errors import (
     AcquireTimeout,
     LeaseLost,
@@ -287,3 +288,35 @@ def test_a_generator_that_is_thrown_away_gives_its_lease_back(
     del steps
     gc.collect()
     eye.mutex("a").lock(timeout=5).release()
+
+
+# Supervised leadership
+
+
+def test_a_leaders_work_runs_in_the_calling_thread_and_again_after_an_error(
+    client: blocking.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leading, "FIRST_PAUSE", 0.01)
+    threads: list[int] = []
+
+    def work(leadership: blocking.Leadership) -> int:
+        threads.append(threading.get_ident())
+        if len(threads) == 1:
+            raise ValueError("failure")
+        return leadership.fencing_token
+
+    assert client.lead("scheduler", work, data=b"me") > 0
+    assert threads == [threading.get_ident()] * 2
+    assert "leader's work failed on /default/scheduler" in caplog.text
+    assert client.election("scheduler").leader() is None
+
+
+def test_closing_the_client_ends_a_campaign_of_another_thread(
+    client: blocking.Client, eye: blocking.Client
+) -> None:
+    with eye.election("scheduler").campaign():
+        candidate = Thread(lambda: client.lead("scheduler", lambda _: None))
+        until(lambda: waiting(eye, "scheduler"))
+        client.close()
+        with pytest.raises(SessionClosed):
+            candidate.result()

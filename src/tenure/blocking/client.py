@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from tenure import client as twins
-from tenure.blocking.election import Election
+from tenure.blocking.election import Election, Leadership
 from tenure.blocking.mirror import Mirror, mirrors
 from tenure.blocking.mutex import Mutex
 from tenure.blocking.portal import the_portal
@@ -18,6 +18,7 @@ from tenure.blocking.watch import EventStream
 from tenure.client import DEFAULT_WINDOW
 from tenure.clock import Clock
 from tenure.durations import Duration
+from tenure.leading import Retry, Supervision, pause
 from tenure.loss import OnLoss
 from tenure.model import (
     DEFAULT_NODE,
@@ -182,6 +183,72 @@ class Client(Mirror[twins.Client]):
             with attempt as session:
                 result[:] = [work(session)]
         return result[0]
+
+    def lead(
+        self,
+        name: str,
+        work: Callable[[Leadership], T],
+        *,
+        path: str = DEFAULT_NODE,
+        data: bytes = b"",
+        recovery_window: Duration = DEFAULT_WINDOW,
+        description: str = "",
+        on_loss: OnLoss = "cancel",
+        max_stall: Duration | None = None,
+        retry: Retry = True,
+    ) -> T:
+        """Campaign in an election, run `work` while leading, and campaign again after failures.
+
+        ::
+
+            def schedule(leadership):
+                for job in queue():
+                    leadership.check()  # raises LeaseLost: a thread cannot be cancelled
+                    start(job, leadership.fencing_token)
+
+            client.lead("scheduler", schedule, data=b"10.0.0.7:80")
+
+        A loss, an unreachable store and an error of the work are logged; the leadership is
+        resigned, and the next campaign begins after a pause of 1 to 60 seconds. Closing the
+        client ends a campaign and a pause with `SessionClosed`.
+
+        Args:
+            name: the election.
+            work: called with each leadership, in the calling thread.
+            path: the election's node.
+            data: what observers see of the leader.
+            recovery_window, description, on_loss, max_stall: of the sessions, as for `session`.
+            retry: whether an error of the work is retried; a callable decides for each error.
+
+        Returns:
+            what `work` returns. A work that returns resigns and ends the call.
+
+        Raises:
+            Exception: of the work, where `retry` says no.
+            NodeNotFound, InvalidArgument, AuthenticationFailed, Unsupported: the campaign cannot
+                succeed.
+            SessionClosed: the client was closed.
+        """
+        supervision = Supervision(self.clock, path, name, retry)
+        while True:
+            try:
+                with (
+                    self.session(
+                        path,
+                        recovery_window=recovery_window,
+                        description=description,
+                        on_loss=on_loss,
+                        max_stall=max_stall,
+                    ) as session,
+                    session.election(name).campaign(data) as leadership,
+                ):
+                    supervision.begin()
+                    result = work(leadership)
+                    supervision.end()
+                return result
+            except Exception as error:
+                length = supervision.failed(error)
+            self._portal.call(pause, self._twin, length)
 
     def mutex(self, name: str) -> Mutex:
         return Mutex(self._portal, self._twin.mutex(name))

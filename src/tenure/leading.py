@@ -1,0 +1,144 @@
+"""Supervised leadership: campaign, run the leader's work, and campaign again after a failure.
+
+States of one `Client.lead`::
+
+    campaigning --elected--> leading --the work returns--> done
+         ^   |                  |
+         |   `---a failure------+--> pausing, or raising
+         `------------------------------'
+
+* A failure is paused for and retried when it can pass: the store cannot be reached, the session or
+  the leadership was lost, or the work raised and `retry` allows it. Any other is raised.
+* A pause doubles from `FIRST_PAUSE` to `LONGEST_PAUSE`, with jitter. A leadership that lasted for
+  `LONGEST_PAUSE` starts it anew.
+* The leadership is resigned before each pause, so that another candidate can lead meanwhile.
+* A cancelled caller resigns and is not retried.
+
+`Supervision` decides and logs; it neither waits nor calls. `tenure.blocking` uses it, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from tenure.attaching import Asked, attach
+from tenure.errors import EngineError, EngineUnavailable, LeaseLost, SessionClosed, SessionExpired
+from tenure.sessions import is_loss
+
+if TYPE_CHECKING:
+    from tenure.client import Client
+    from tenure.clock import Clock
+    from tenure.election import Leadership
+
+__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "Retry", "Supervision", "lead", "pause"]
+
+T = TypeVar("T")
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds between a failure and the next campaign, at first and at the most."""
+
+Retry = bool | Callable[[Exception], bool]
+"""Whether an error of the work is retried; a callable decides for each error."""
+
+_PASSING = (EngineUnavailable, EngineError, SessionExpired, LeaseLost)
+"""The failures of a campaign that may pass."""
+
+_log = logging.getLogger("tenure")
+
+
+class Supervision:
+    """The decisions of one `Client.lead`.
+
+    Args:
+        clock: what the length of a leadership is measured on.
+        node: the path of the election's node.
+        name: the election.
+        retry: whether errors of the work are retried.
+    """
+
+    def __init__(self, clock: Clock, node: str, name: str, retry: Retry) -> None:
+        self._now = clock.now
+        self._where = f"{node}/{name}"
+        self._retry = retry
+        self._pause = FIRST_PAUSE
+        self._since: float | None = None  # when the work began, while it runs
+        self._done = False
+
+    def begin(self) -> None:
+        """Note that the work begins."""
+        self._since = self._now()
+
+    def end(self) -> None:
+        """Note that the work has returned: nothing is retried any more."""
+        self._done = True
+
+    def failed(self, error: Exception) -> float:
+        """Log a failure, and return the seconds to wait before the next campaign.
+
+        Raises:
+            Exception: `error` itself, when it is not retried.
+        """
+        since, self._since = self._since, None
+        led = since is not None
+        if self._done or isinstance(error, SessionClosed) or not self._is_retried(error, led=led):
+            raise error
+        if since is not None and self._now() - since >= LONGEST_PAUSE:
+            self._pause = FIRST_PAUSE
+        length = self._pause * random.uniform(0.5, 1.0)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        if not led or is_loss(error):
+            what = "leadership lost" if led else "campaign failed"
+            _log.warning("%s on %s: %s. Next campaign in %.1f s", what, self._where, error, length)
+        else:
+            message = "leader's work failed on %s: %r. Leadership resigned, next campaign in %.1f s"
+            _log.error(message, self._where, error, length, exc_info=error)
+        return length
+
+    def _is_retried(self, error: Exception, *, led: bool) -> bool:
+        if is_loss(error):
+            return True
+        if not led:
+            return isinstance(error, _PASSING)
+        return self._retry(error) if callable(self._retry) else self._retry
+
+
+async def lead(
+    client: Client,
+    asked: Asked,
+    name: str,
+    work: Callable[[Leadership], Awaitable[T]],
+    data: bytes,
+    retry: Retry,
+) -> T:
+    """Run `Client.lead`, with sessions that are attached as `asked`."""
+    supervision = Supervision(client.clock, asked.how.node, name, retry)
+    while True:
+        try:
+            async with (
+                attach(client, asked) as session,
+                session.election(name).campaign(data) as leadership,
+            ):
+                supervision.begin()
+                result = await work(leadership)
+                supervision.end()
+            return result
+        except Exception as error:
+            length = supervision.failed(error)
+        await pause(client, length)
+
+
+async def pause(client: Client, length: float) -> None:
+    """Wait for some seconds.
+
+    Raises:
+        SessionClosed: the client is closed meanwhile.
+    """
+    sleeping = client._tasks.begin(asyncio.sleep(length))
+    try:
+        await client._outcome(sleeping)
+    finally:
+        sleeping.cancel()
