@@ -48,6 +48,7 @@ class Ending:
 
     Attributes:
         why: the end's error, once it has begun.
+        by_the_store: whether that is the store's word.
         lock: what `why`, the session's proof and the loss of a lease change under.
         finished: whether everyone concerned has been told.
         detached: whether the program left the session in the store instead of closing it.
@@ -58,6 +59,7 @@ class Ending:
         "_leaving",
         "_racing",
         "_session",
+        "by_the_store",
         "detached",
         "finished",
         "lock",
@@ -68,7 +70,7 @@ class Ending:
         self.why: SessionExpired | SessionClosed | None = None
         self.lock = threading.Lock()
         self.finished = False
-        self.detached = False
+        self.detached = self.by_the_store = False
         self._session = session
         self._racing: dict[Scope, None] = {}  # a set in order: who came first is told first
         self._leaving: asyncio.Task[None]  # set by `finish`
@@ -107,6 +109,7 @@ class Ending:
     def by_store(self, error: SessionExpired) -> SessionExpired | SessionClosed:
         """The store has said that the session is over; returns what to raise. On the loop."""
         self.begin(error)
+        self.by_the_store = self.by_the_store or self.why is error
         self.finish()
         return self.error()
 

@@ -62,7 +62,10 @@ class TimedOut(Event):
 
 @dataclass(frozen=True, slots=True)
 class Released(Event):
-    """A lease was released after it had been held for `held_for` seconds."""
+    """The program released a lease, which it had held for `held_for` seconds.
+
+    A `Lost` follows if the store answers that the release came too late.
+    """
 
     name: str
     fencing_token: int | None
@@ -71,7 +74,10 @@ class Released(Event):
 
 @dataclass(frozen=True, slots=True)
 class Lost(Event):
-    """A lease was lost, and `reason` says how."""
+    """A lease was lost, and `reason` says how.
+
+    It comes after `Released` if only the release has shown it.
+    """
 
     name: str
     fencing_token: int | None

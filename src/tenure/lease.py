@@ -138,7 +138,8 @@ class Lease(Requested):
         """Give the lease back. Safe to call twice; it takes effect even when cancelled.
 
         Raises:
-            LeaseLost: it had been lost before.
+            LeaseLost: it had been lost before, also if that is news to this program: the store's
+                queue does not contain the request any more. `on_loss` is not carried out then.
         """
         if self.loss is not None:
             raise self._why_not_held()
@@ -212,15 +213,19 @@ class Lease(Requested):
         ours = self._scope.exit(error)
         answer = self._leave(error)
         if answer is not None:
-            await self._change()
+            await self._answered_by_store(answer)
             self._see_out(answer, error)
         if self._loss is not None:
             if error is None or ours:
                 raise self._why_not_held()
-            if not isinstance(error, asyncio.CancelledError | LeaseLost | SessionExpired):
-                error.add_note(f"meanwhile: {self._loss}")
+            self._note_loss(error)
 
-    def _leave(self, error: BaseException | None) -> asyncio.Future[None] | None:
+    def _note_loss(self, error: BaseException) -> None:
+        """The body's own error stays; unless it says so itself, the loss is noted on it."""
+        if not isinstance(error, asyncio.CancelledError | LeaseLost | SessionExpired):
+            error.add_note(f"meanwhile: {self._loss}")
+
+    def _leave(self, error: BaseException | None) -> asyncio.Future[bool] | None:
         """Begin to leave a block, which gives back unless it is lost; returns what to wait for.
 
         No failure hides the body's error.
@@ -237,7 +242,7 @@ class Lease(Requested):
             self._note(error, failure)
         return None
 
-    def _see_out(self, answer: asyncio.Future[None], error: BaseException | None) -> None:
+    def _see_out(self, answer: asyncio.Future[bool], error: BaseException | None) -> None:
         """It has left the queue, or could not; or the session's end has released everything."""
         if self.session._ending.why is None:
             failure = answer.exception()

@@ -12,7 +12,14 @@ from tenure.errors import InvalidArgument, LeaseLost
 if TYPE_CHECKING:
     from tenure.requested import Requested
 
-__all__ = ["LOSS_EXIT_STATUS", "OnLoss", "carry_out", "check_policy", "lost_error"]
+__all__ = [
+    "LOSS_EXIT_STATUS",
+    "OnLoss",
+    "carry_out",
+    "check_policy",
+    "late_release_error",
+    "lost_error",
+]
 
 OnLoss = Literal["cancel", "exit"] | Callable[[LeaseLost], object]
 """What happens when a lease is lost: ``"cancel"`` cancels the task that entered its block;
@@ -53,6 +60,21 @@ def lost_error(lease: Requested, reason: str, cause: BaseException | None) -> Le
     error = LeaseLost(
         f"the lease of {lease.name!r} on {lease.node} is lost: {reason}; "
         "stop what it protects, somebody else may hold it already",
+        node=lease.node,
+        name=lease.name,
+        fencing_token=lease._order_id,
+    )
+    error.__cause__ = cause
+    return error
+
+
+def late_release_error(lease: Requested, cause: BaseException | None) -> LeaseLost:
+    """The loss of a lease that only its release has shown."""
+    why = "evicted, deleted or lapsed" if cause is None else str(cause)
+    error = LeaseLost(
+        f"the lease of {lease.name!r} on {lease.node} was lost before its release: the request had "
+        f"left its queue ({why}). Check what it protects: the next holder may have changed it "
+        "meanwhile",
         node=lease.node,
         name=lease.name,
         fencing_token=lease._order_id,

@@ -6,6 +6,8 @@ States and what moves between them::
        |  `--granted-------|-------------------^ `--lost-----> LOST
        `-------------------+--refused, given up, timed out, deleted, evicted, session over--> GONE
 
+    RELEASED --the store answers that the request had left its queue before--> LOST
+
 Rules:
 
 * The session owns the state, on its loop; only LOST may be set from another thread. Whether a
@@ -21,6 +23,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import logging
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -34,7 +37,7 @@ from tenure.errors import (
     SessionExpired,
 )
 from tenure.handles import AsyncHandle
-from tenure.loss import carry_out, lost_error
+from tenure.loss import carry_out, late_release_error, lost_error
 from tenure.scope import Scope, note_failure
 
 if TYPE_CHECKING:
@@ -54,6 +57,8 @@ class State(Enum):
     LOST = "lost"
     GONE = "gone"
 
+
+_log = logging.getLogger("tenure")
 
 # Globals: the hot path reads no attribute of an enumeration.
 ASKED, WAITING, HELD, RELEASED, LOST, GONE = State
@@ -112,14 +117,29 @@ class Requested(AsyncHandle):
     # Leaving the queue
 
     async def _give_back(self) -> None:
-        """Leave the queue, whether owning or waiting. Does nothing when out of it already."""
+        """Leave the queue, whether owning or waiting. Does nothing when out of it already.
+
+        Raises:
+            LeaseLost: it was an owner, and the store says that it had left the queue before.
+        """
         answer = self._give_up()
         if answer is not None:
-            await self._change()
+            await self._answered_by_store(answer)
             if self.session._ending.why is None:
                 answer.result()
+        if self._loss is not None:
+            raise self._why_not_held()
 
-    def _give_up(self) -> asyncio.Future[None] | None:
+    async def _answered_by_store(self, answer: asyncio.Future[bool]) -> None:
+        """Wait until a withdrawal is answered, or the session's end has made that needless.
+
+        If the store ended the session, its answer says whether the withdrawal came before.
+        """
+        await self._change()
+        if self.session._ending.by_the_store and not answer.done():
+            await asyncio.wait([answer])
+
+    def _give_up(self) -> asyncio.Future[bool] | None:
         """Begin to leave the queue.
 
         Returns:
@@ -213,15 +233,40 @@ class Requested(AsyncHandle):
             self._lose(how, None)
             self._announce_loss()
 
-    def _withdrawn(self, answer: asyncio.Future[None]) -> None:
+    def _withdrawn(self, answer: asyncio.Future[bool]) -> None:
         """The store has answered the withdrawal, whether that was a release or not."""
         error = answer.exception()
         if error is None:
-            self.session._leases.pop(self._hold, None)
+            self._left(was_there=answer.result())
         else:
             self.session._withdrawals.failed(self, error)
         if self._waiters:
             self._wake()
+        else:
+            self._log_loss()
+
+    def _left(self, *, was_there: bool) -> None:
+        """It is out of its queue. A release that came too late is a loss.
+
+        The policies of a loss are not carried out: they stop work, and this work has ended.
+        """
+        session = self.session
+        session._leases.pop(self._hold, None)
+        if was_there or self._state is not RELEASED:  # a waiter has left either way
+            return
+        ending = session._ending
+        cause = ending.why if ending.by_the_store else None
+        self._loss = loss = late_release_error(self, cause)
+        self._state = LOST
+        session._tell("Lost", self.name, self._order_id, str(loss))
+
+    def _log_loss(self) -> None:
+        """Log the loss of a lease whose release has no caller any more that could be told.
+
+        One that the session's end explains is reported with that.
+        """
+        if self._loss is not None and self._loss.__cause__ is None:
+            _log.warning("%s", self._loss)
 
     def _wake(self) -> None:
         """Have all who wait for a change go on, but for those who were cancelled."""

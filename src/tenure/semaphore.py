@@ -85,7 +85,8 @@ class Ticket(AsyncHandle, Generic[L]):
         """Leave the queue, or release the lease. Safe to call twice.
 
         Raises:
-            LeaseLost: the lease had been lost before.
+            LeaseLost: the lease had been lost before, also if that is news to this program. A
+                waiter that had left the queue before is no error.
         """
         await self._lease.release()
 
@@ -116,10 +117,12 @@ class Ticket(AsyncHandle, Generic[L]):
         lease = self._lease
         answer = lease._leave(error)
         if answer is not None:
-            await lease._change()
+            await lease._answered_by_store(answer)
             lease._see_out(answer, error)
-        if error is None and lease._loss is not None:
-            raise lease._why_not_held()
+        if lease._loss is not None:
+            if error is None:
+                raise lease._why_not_held()
+            lease._note_loss(error)
 
 
 class Semaphore(Handle):

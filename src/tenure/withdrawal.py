@@ -34,7 +34,7 @@ class Withdrawals:
         self._session = session
         self._again: set[asyncio.Task[None]] = set()
 
-    def begin(self, lease: Requested) -> asyncio.Future[None] | None:
+    def begin(self, lease: Requested) -> asyncio.Future[bool] | None:
         """Take a request out of its queue.
 
         Returns:
@@ -54,15 +54,18 @@ class Withdrawals:
         try:
             answer = session._engine.withdraw(lease._hold)
         except SessionExpired as error:
-            session.ended(error)
+            self.failed(lease, error)
             return None
         except Exception:
             self._try_again(lease)
             raise
-        if answer is None:
+        if answer is True:
             session._leases.pop(lease._hold, None)
-        else:
-            when_answered(answer, lease._withdrawn)
+            return None
+        if answer is False:
+            lease._left(was_there=False)
+            return None
+        when_answered(answer, lease._withdrawn)
         return answer
 
     def stop(self) -> None:
@@ -74,6 +77,7 @@ class Withdrawals:
         """The store's answer to one is an error."""
         if isinstance(error, SessionExpired):
             self._session.ended(error)
+            lease._left(was_there=not self._session._ending.by_the_store)
         elif self._session._ending.why is None:
             self._try_again(lease)
 
@@ -90,10 +94,12 @@ class Withdrawals:
             await asyncio.sleep(pause)
             try:
                 answer = session._engine.withdraw(lease._hold)
-                if answer is not None:
-                    await answer
+                if isinstance(answer, asyncio.Future):
+                    answer = await answer
+                lease._left(was_there=answer)
+                lease._log_loss()
             except SessionExpired as error:
-                session.ended(error)
+                self.failed(lease, error)
             except Exception as error:
                 _log.warning(
                     "releasing %r on %s failed, and is tried again: %s",

@@ -317,7 +317,7 @@ class SlowSession:
             "alter", lambda: self._store.alter(hold, count=count, data=data, timeout=timeout)
         )
 
-    def withdraw(self, hold: int) -> Answer[None]:
+    def withdraw(self, hold: int) -> Answer[bool]:
         return self.engine.operate("withdraw", lambda: self._store.withdraw(hold))
 
     def watch(

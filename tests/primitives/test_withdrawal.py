@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from tenure.errors import EngineError, SessionExpired
+from tenure.errors import EngineError, LeaseLost, SessionExpired
 from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World, turns
 
@@ -86,13 +86,17 @@ async def test_the_end_of_the_session_settles_it(world: World, engine_turns: int
         assert await world.queue("m") == []
 
 
-async def test_a_store_that_says_the_session_is_over_has_settled_it(world: World) -> None:
+async def test_a_store_that_says_the_session_is_over_ends_it_and_the_release_is_late(
+    world: World,
+) -> None:
     client, engine = world.slow(1)
     async with client:
         session = await client.session()
         lease = await session.mutex("m").lock()
         engine.fail("withdraw", SessionExpired("over"))
-        await lease.release()  # which is as good as a release
+        with pytest.raises(LeaseLost) as caught:
+            await lease.release()
+        assert isinstance(caught.value.__cause__, SessionExpired)
         assert session.state == "expired"
         session = await client.session()
         lease = await session.mutex("n").lock()
@@ -114,9 +118,10 @@ async def test_an_engine_may_say_so_in_the_call(world: World) -> None:
 
         (slow,) = engine.sessions
         slow.withdraw = over  # type: ignore[assignment, method-assign]
-        await lease.release()
-        assert session.state == "expired"
-        await lease.release()
+        for _ in range(2):
+            with pytest.raises(LeaseLost):
+                await lease.release()
+            assert session.state == "expired"
 
 
 async def test_an_answer_that_comes_after_the_end_changes_nothing(world: World) -> None:

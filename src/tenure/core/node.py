@@ -395,10 +395,11 @@ class Store:
             else:
                 self._wait_until(None if timeout is None else now + timeout, request)
 
-    def withdraw(self, session: Session, hold: int, now: float) -> None:
+    def withdraw(self, session: Session, hold: int, now: float) -> bool:
+        """Take a request out of its queue; false when it was in none."""
         request = session.requests.get(hold)
         if request is None:
-            return
+            return False
         semaphore = request.semaphore
         semaphore.remove(request)
         del session.requests[hold]
@@ -407,6 +408,7 @@ class Store:
             self._advance_one(request, now)
         elif semaphore.ephemeral:  # as `_advance` would do, and nobody is to be told
             del node.semaphores[semaphore.name]
+        return True
 
     def evict(self, node: Node, name: str, order_id: int, now: float) -> bool:
         for request in self.semaphore(node, name):

@@ -277,10 +277,21 @@ class EngineSession(Protocol):
         """
         ...
 
-    def withdraw(self, hold: int) -> Answer[None]:
+    def withdraw(self, hold: int) -> Answer[bool]:
         """Take a request out of its queue: a waiter withdraws, an owner releases.
 
         Idempotent: a request that is not there is no error.
+
+        Returns:
+            false if the store says that the request had left its queue before (timed out,
+            deleted, evicted, lapsed, or withdrawn by a call that has been answered); true if it
+            was there, or may have been. It may have been when this withdrawal was sent more than
+            once, because the connection broke before an answer: the one before may have removed
+            it. A withdrawal that is still under way may answer for those called after it.
+
+        Raises:
+            SessionExpired: the session had ended before, and its requests with it. Where an
+                earlier sending may have removed the request first, the answer is true instead.
         """
         ...
 

@@ -133,10 +133,10 @@ def _withdraw(session: Hosted, message: Withdraw) -> None:
     except Exception as error:
         session.fail(rid, error)
         return
-    if answer is None:
-        session.answer(rid, Done(rid))
-    else:
+    if isinstance(answer, asyncio.Future):
         _answer_later(session, rid, answer)
+    else:
+        session.answer(rid, Done(rid, answer))
 
 
 def _alter(session: Hosted, message: Alter) -> None:
@@ -164,14 +164,14 @@ def _alter(session: Hosted, message: Alter) -> None:
         _answer_later(session, rid, answer)
 
 
-def _answer_later(session: Hosted, rid: int, answer: asyncio.Future[None]) -> None:
+def _answer_later(session: Hosted, rid: int, answer: asyncio.Future[Any]) -> None:
     assert session.link is not None
     session.answers.unanswered.add(rid)
     session.link.begun()
     answer.add_done_callback(partial(_when_done, session, session.link, rid))
 
 
-def _when_done(session: Hosted, link: Link, rid: int, answer: asyncio.Future[None]) -> None:
+def _when_done(session: Hosted, link: Link, rid: int, answer: asyncio.Future[Any]) -> None:
     link.finished()
     session.answers.unanswered.discard(rid)
     error = error_of(answer)
@@ -180,7 +180,7 @@ def _when_done(session: Hosted, link: Link, rid: int, answer: asyncio.Future[Non
     if error is not None:
         session.fail(rid, error)
     else:
-        session.answer(rid, Done(rid))
+        session.answer(rid, Done(rid, answer.result()))
 
 
 # --- semaphores ----------------------------------------------------------------------------

@@ -222,14 +222,14 @@ class Program:
         [found] = [each for each in self.heard.found if each.name == name]
         return next(each for each in self.requests if each.hold == found.hold)
 
-    def send_withdrawal(self, request: Request) -> Answer[None]:
+    def send_withdrawal(self, request: Request) -> Answer[bool]:
         """Call `withdraw`, without waiting for its answer."""
         request.withdrawn = True
         return self.session.withdraw(request.hold)
 
-    async def withdraw(self, request: Request) -> None:
-        """Call `withdraw`, and wait until it is done."""
-        await answer_of(self.send_withdrawal(request))
+    async def withdraw(self, request: Request) -> bool:
+        """Call `withdraw`; whether the request was in its queue."""
+        return await answer_of(self.send_withdrawal(request))
 
     def send_change(
         self,

@@ -220,6 +220,7 @@ class Histories(Sessions):
         async def rush(number: int, _: Side) -> list[object]:
             program, mine = session.sides[number], sent[number]
             holds: list[int] = []
+            withdrawn: list[int] = []
             answers: list[Awaitable[object]] = []
             for what, count, chosen in steps:
                 if what != "withdraw":
@@ -232,7 +233,9 @@ class Histories(Sessions):
                     hold = choose(holds, chosen)
                     if hold in mine:
                         mine[hold].withdrawn = True
-                    answers.append(_later(program.session.withdraw(hold)))
+                    withdrawn.append(hold)
+                    first = withdrawn.count(hold) == 1  # which may answer for the others
+                    answers.append(_withdrawn(program, hold, told=first))
             return [await outcome(each) for each in answers]
 
         self._both(rush)
@@ -318,8 +321,18 @@ async def _placed(request: Request) -> object:
     return placed(await request.answered())
 
 
-async def _later(answer: Answer[None]) -> object:
-    return await answer_of(answer)
+def _withdrawn(program: Program, hold: int, *, told: bool) -> Awaitable[object]:
+    """Withdraw a request now; the answer is awaited later, and compared if it is to be told."""
+    try:
+        answer = program.session.withdraw(hold)
+    except TenureError as error:
+        return _failed(error)
+    return _left(answer, told=told)
+
+
+async def _left(answer: Answer[bool], *, told: bool) -> object:
+    was_there = await answer_of(answer)
+    return was_there if told else None
 
 
 def histories(reference: Stores, other: Stores) -> type[Histories]:

@@ -13,6 +13,7 @@ from tenure.clock import SystemClock
 from tenure.engines.contract import Attach, EngineSession, Enqueued, Place
 from tenure.engines.etcd import connect
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT
+from tenure.testing.program import answer_of
 from tenure.testing.recorder import Recorder
 from tests.engines.etcd.servers import a_prefix, shared
 
@@ -38,11 +39,9 @@ class Program:
         async with asyncio.timeout(PATIENCE):
             return await answer
 
-    async def withdraw(self, hold: int) -> None:
-        answer = self.session.withdraw(hold)
-        assert answer is not None
+    async def withdraw(self, hold: int) -> bool:
         async with asyncio.timeout(PATIENCE):
-            await answer
+            return await answer_of(self.session.withdraw(hold))
 
     async def granted(self, *holds: int) -> None:
         await self.heard.wait_for(lambda heard: set(heard.grants) == set(holds), f"grants {holds}")

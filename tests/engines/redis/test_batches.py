@@ -104,7 +104,10 @@ async def test_a_string_that_others_have_by_now_is_left_to_them(
         released = [lease, *[await session.mutex(f"m{n}").lock() for n in range(others)]]
         server.tell("DEL", "{tenure}:m:/default:m")
         other = await client.mutex("m").lock()
-        await asyncio.gather(*(each.release() for each in released))
+        releases = [each.release() for each in released]
+        late, *others_released = await asyncio.gather(*releases, return_exceptions=True)
+        assert isinstance(late, tenure.LeaseLost)
+        assert not any(others_released)
         holder = await client.mutex("m").inspect()
         assert holder is not None
         assert holder.fencing_token == other.fencing_token

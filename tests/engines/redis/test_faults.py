@@ -238,7 +238,8 @@ async def test_a_queue_that_was_deleted_by_hand_stops_nobody(server: Server) -> 
         while await queue_of(client, "m") != (1, 1):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         server.tell("DEL", "{tenure}:m:/default:m")
-        await lease.release()
+        with pytest.raises(tenure.LeaseLost):
+            await lease.release()
         async with session.mutex("m").lock(timeout=PATIENCE):
             waiting.cancel()
             await asyncio.wait([waiting])

@@ -228,10 +228,9 @@ class Program:
         place = answer if isinstance(answer, Enqueued) else await answer
         return [place.place.name, place.order_id]
 
-    async def do_withdraw(self, hold: int) -> None:
+    async def do_withdraw(self, hold: int) -> bool:
         answer = self.session.withdraw(hold)
-        if answer is not None:
-            await answer
+        return answer if isinstance(answer, bool) else await answer
 
     async def do_create(self, name: str, limit: int) -> None:
         await self.session.create_semaphore(name, limit, b"", exist_ok=True)

@@ -248,7 +248,7 @@ def test_a_planted_defect_is_found(
 
 
 def a_release_is_dropped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Store, "withdraw", lambda *_: None)
+    patch.setattr(Store, "withdraw", lambda *_: True)
 
 
 def nobody_is_granted_after_a_release(patch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from tenure.engines.contract import Enqueued, Place, Removal
+from tenure.engines.contract import Answer, Enqueued, Place, Removal
 from tenure.engines.dflockd.dialing import Kind
 from tenure.errors import EngineError, InvalidArgument, TenureError, Unsupported
 from tenure.model import UNCHANGED, Unchanged
@@ -99,7 +99,7 @@ class Hold:
         self._answered = False
         self._unwanted = False
         self._refused: Reply | None = None
-        self._gone: list[asyncio.Future[None]] = []
+        self._gone: list[asyncio.Future[bool]] = []
         self._departure: Step | None = None
         self._waits: float | Unchanged | None = UNCHANGED  # what it is to be given once it waits
         self._timer: asyncio.TimerHandle | None = None
@@ -313,17 +313,17 @@ class Hold:
 
     # Leaving
 
-    def withdraw(self) -> asyncio.Future[None] | None:
-        """Leave the queue, or release; returns what tells that it is done, unless it is."""
+    def withdraw(self) -> Answer[bool]:
+        """Leave the queue, or release; false if the server says that it did not hold it."""
         if self.standing is GONE:
-            return None
-        gone: asyncio.Future[None] = self._session.loop.create_future()
+            return False
+        gone: asyncio.Future[bool] = self._session.loop.create_future()
         self._gone.append(gone)
         if self._answered or self._session.over or self._waits_for_a_connection():
             self._give_up()
         else:  # it takes its course first, as others see it
             self._shard.lines.join(self.name, _Departure(self))
-        return gone if self.standing is not GONE else None
+        return gone.result() if gone.done() else gone
 
     def _waits_for_a_connection(self) -> bool:
         """Whether it, or who stands in line before it, does not get on without one."""
@@ -397,12 +397,11 @@ class Hold:
     def _release(self) -> bytes:
         return asking.release(self.name, self.token, counted=self._limit is not None)
 
-    def _released(self, _: Reply) -> None:
-        # An error says that it was not held any more, which is as well.
+    def _released(self, reply: Reply) -> None:
         connection = self._disuse()
         if connection is not self._shard.shared:
             self._shard.give_back(connection)
-        self._finish()
+        self._finish(was_there=reply.status != "error")
 
     def _parted(self, connection: Connection) -> None:
         self._shard.parted(connection)
@@ -435,8 +434,13 @@ class Hold:
             self._session.events.removed(self.number, Removal.LAPSED)
             self._finish()
 
-    def _finish(self) -> None:
-        """It is out of everything."""
+    def _finish(self, *, was_there: bool = True) -> None:
+        """It is out of everything.
+
+        Args:
+            was_there: what a withdrawal answers. A release that a lost connection has cut off may
+                have been carried out.
+        """
         if self.standing is GONE:
             return
         self.standing = GONE
@@ -449,7 +453,7 @@ class Hold:
         self._tell_place(Place.REFUSED)
         for gone in self._gone:
             if not gone.done():
-                gone.set_result(None)
+                gone.set_result(was_there)
         self._settled()
         if self._departure is not None:
             self._shard.lines.done(self.name, self._departure)

@@ -73,7 +73,7 @@ class DflockdSession:
         self._older = max(0.0, self.window - engine.address.read_timeout)
         self._detached = False
         self._again: asyncio.TimerHandle | None = None
-        self._closing: list[asyncio.Future[None]] | None = None
+        self._closing: list[asyncio.Future[bool]] | None = None
 
     def __repr__(self) -> str:
         return f"<session {self.id}{' (over)' if self.over else ''}>"
@@ -165,7 +165,7 @@ class DflockdSession:
             self._detached = True
             self._proved = self.clock.now()
 
-    def _leave(self) -> list[asyncio.Future[None]]:
+    def _leave(self) -> list[asyncio.Future[bool]]:
         """Give everything back; what the servers do not answer is cut off."""
         if self._closing is None:
             self.over = True
@@ -173,7 +173,7 @@ class DflockdSession:
             if self._again is not None:
                 self._again.cancel()
             leaving = [hold.withdraw() for hold in list(self.holds.values())]
-            self._closing = [each for each in leaving if each is not None]
+            self._closing = [each for each in leaving if isinstance(each, asyncio.Future)]
             if self._closing:
                 cutting = self.loop.call_later(self._engine.address.patience, self._cut_off)
                 waiting = asyncio.gather(*self._closing)
@@ -338,9 +338,10 @@ class DflockdSession:
             asked.wait_no_longer_than(timeout)
         return None
 
-    def withdraw(self, hold: int) -> Answer[None]:
+    def withdraw(self, hold: int) -> Answer[bool]:
+        self.check()
         asked = self.holds.get(hold)
-        return None if asked is None else asked.withdraw()
+        return False if asked is None else asked.withdraw()
 
     def token_of(self, hold: int) -> str:
         """The token of what is held; empty when it is not."""

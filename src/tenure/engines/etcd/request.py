@@ -29,6 +29,7 @@ class Request:
         near: whether it was so near to the head when it joined that no time is to be lost.
         followers: requests of this engine that wait for it to go.
         left: etcd has said that it is out of its queue.
+        perhaps_left: etcd was asked to take it out, and did not answer.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class Request:
         "name",
         "near",
         "owns",
+        "perhaps_left",
         "poll",
         "timer",
         "waiting",
@@ -80,6 +82,7 @@ class Request:
         self.created = 0
         self.owns = self.gone = self.left = self.marked = self.looking = self.look_again = False
         self.near = True
+        self.perhaps_left = False
         self.followers: list[Request] = []
         self.early: bytes | None = None
         self.timer: asyncio.TimerHandle | None = None

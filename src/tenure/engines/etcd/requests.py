@@ -24,14 +24,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tenure.core import rules
-from tenure.engines.contract import Enqueued, Place, Removal
+from tenure.engines.contract import Answer, Enqueued, Place, Removal
 from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.joining import Joining
 from tenure.engines.etcd.keys import DELETED, EVICTED, Name, Queue
 from tenure.engines.etcd.request import Request
 from tenure.engines.etcd.transactions import LARGE, Transactions
 from tenure.engines.etcd.waiting import Waiting, heard
-from tenure.errors import LeaseReleased
+from tenure.errors import LeaseReleased, SessionExpired
 from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, Recovered, Unchanged
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Requests:
         self._session = session
         self._engine = session.engine
         self._requests: dict[int, Request] = {}
-        self._leaving: dict[int, asyncio.Future[None]] = {}
+        self._leaving: dict[int, asyncio.Future[bool]] = {}
         self._left_in: dict[int, Request] = {}  # of whose leaving etcd would not hear
         self._transactions = Transactions(session)
         self._waiting = Waiting(session, self._transactions, self.taken_out)
@@ -161,13 +161,13 @@ class Requests:
 
     # Leaving
 
-    def withdraw(self, hold: int) -> asyncio.Future[None] | None:
+    def withdraw(self, hold: int) -> Answer[bool]:
         request = self._requests.pop(hold, None) or self._left_in.pop(hold, None)
         if request is None:
-            return self._leaving.get(hold)
+            return self._leaving.get(hold, False)
         return self._leave(request)
 
-    def _leave(self, request: Request) -> asyncio.Future[None]:
+    def _leave(self, request: Request) -> asyncio.Future[bool]:
         request.gone = True
         self._waiting.stop(request)
         name = request.name.name
@@ -176,7 +176,7 @@ class Requests:
         future.add_done_callback(partial(self._left, request))
         return future
 
-    def _left(self, request: Request, left: asyncio.Future[None]) -> None:
+    def _left(self, request: Request, left: asyncio.Future[bool]) -> None:
         del self._leaving[request.hold]
         if not (self._session.over or left.cancelled() or left.exception() is None):
             self._left_in[request.hold] = request
@@ -185,16 +185,27 @@ class Requests:
     def _leave_again(self, hold: int) -> None:
         self._leave(self._left_in.pop(hold)).add_done_callback(heard)
 
-    async def _delete(self, request: Request) -> None:
+    async def _delete(self, request: Request) -> bool:
+        """Take it out; false if etcd says that it was in no queue."""
         if request.left:
-            return
+            return True
+        session, head = self._session, None
         follows = any(each.waiting is self._waiting for each in request.followers)
-        if follows and request.owns and request.created:
-            answer, _ = await self._session.ask(partial(self._transactions.handing_over, request))
-            self._is_out(request, answer.parts[-1].first)
+        hands_over = follows and request.owns and request.created
+        build = self._transactions.handing_over if hands_over else self._transactions.deleting
+        try:
+            answer, _ = await session.ask(partial(build, request), request)
+        except SessionExpired:
+            if request.perhaps_left:
+                return True
+            raise
+        if hands_over:
+            head = answer.parts[-1].first
+        if session.over:
+            request.left = True  # nothing is told any more
         else:
-            await self._session.ask(partial(self._transactions.deleting, request))
-            self._is_out(request)
+            self._is_out(request, head)
+        return answer.parts[0].count > 0 or request.perhaps_left
 
     def _is_out(
         self, request: Request, head: KeyValue | None = None, *, joined: Request | None = None
@@ -227,7 +238,7 @@ class Requests:
             self._requests.pop(request.hold, None)
             self._leave(request).add_done_callback(partial(self._gave_up, request.hold))
 
-    def _gave_up(self, hold: int, left: asyncio.Future[None]) -> None:
+    def _gave_up(self, hold: int, left: asyncio.Future[bool]) -> None:
         if left.cancelled() or self._session.over:
             return
         error = left.exception()

@@ -35,6 +35,7 @@ from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
 
 if TYPE_CHECKING:
     from tenure.engines.etcd.engine import EtcdEngine
+    from tenure.engines.etcd.request import Request
 
 __all__ = ["EtcdSession"]
 
@@ -141,10 +142,15 @@ class EtcdSession:
 
     # Asking
 
-    async def ask(self, build: Callable[[], bytes]) -> tuple[answers.Answer, bool]:
+    async def ask(
+        self, build: Callable[[], bytes], leaving: Request | None = None
+    ) -> tuple[answers.Answer, bool]:
         """What a transaction answers, and whether it may have been carried out before.
 
         It compares `mine`, and reads the session's key first where something does not hold.
+
+        Args:
+            leaving: the request that the transaction deletes.
 
         Raises:
             SessionExpired: the session is over.
@@ -158,6 +164,8 @@ class EtcdSession:
                 answer = await self.engine.txn(build(), self.patience)
             except Lost:
                 again = True
+                if leaving is not None:
+                    leaving.perhaps_left = True
                 await self.attach_anew(version)
                 continue
             if answer.ok:
@@ -318,18 +326,18 @@ class EtcdSession:
     def _end(self, error: SessionExpired) -> None:
         if not self.over:
             self._why_over = error
-            self._forget()
+            self._forget(finish_leaving=True)
             if not self._closing:
                 self.events.ended(error)
 
-    def _forget(self) -> None:
+    def _forget(self, *, finish_leaving: bool = False) -> None:
         self.over = True
         self.look.set()
         self.requests.stop()
         if self._watch is not None:
             self.engine.watching.remove(self._watch)
         self.engine.forget(self)
-        self.turns.cut_off()
+        self.turns.cut_off(finish_leaving=finish_leaving)
 
     def check(self) -> None:
         """Raise why it is over, if it is."""
@@ -419,9 +427,8 @@ class EtcdSession:
         self._open()
         return self.requests.alter(hold, count, data, timeout)
 
-    def withdraw(self, hold: int) -> Answer[None]:
-        if self.over or self._closing:
-            return None
+    def withdraw(self, hold: int) -> Answer[bool]:
+        self._open()
         return self.requests.withdraw(hold)
 
     # Watches

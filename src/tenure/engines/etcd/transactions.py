@@ -174,4 +174,4 @@ class Transactions:
             key = request.name.requests + self._any_hold
             template = wire.txn((session.mine,), (wire.delete(key),), (session.get,))
             self._templates[request.name.name,] = template
-        return template.replace(_ANY_HOLD, b"%016x" % request.hold)
+        return template.replace(_ANY_HOLD, request.key[-16:])

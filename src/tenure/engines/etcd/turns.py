@@ -162,9 +162,15 @@ class Turns:
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=within)
 
-    def cut_off(self) -> None:
-        """Give up what is under way, but the operation that calls this."""
+    def cut_off(self, *, finish_leaving: bool = False) -> None:
+        """Give up what is under way, but the operation that calls this.
+
+        Args:
+            finish_leaving: go on with what takes requests out of their queues: only the answer
+                of etcd tells whether they were there.
+        """
         current = asyncio.current_task()
-        for task in list(self._tasks):
-            if task is not current:
-                task.cancel()
+        for line in list(self._lines.values()):
+            for task, leaving in list(line):
+                if task is not current and not (finish_leaving and leaving is not None):
+                    task.cancel()

@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.answers import Event
@@ -207,7 +207,7 @@ class Waiting:
             follower.waiting.look_soon(follower)
 
 
-def heard(answer: asyncio.Future[None]) -> None:
+def heard(answer: asyncio.Future[Any]) -> None:
     """Nobody waits for this; what went wrong is noted."""
     if not answer.cancelled() and answer.exception() is not None:
         _log.debug("waking the next: %s", answer.exception())

@@ -231,22 +231,23 @@ class MemorySession:
             if timeout is not UNCHANGED:
                 self.engine.set_timer(self._store)
 
-    def withdraw(self, hold: int) -> None:
+    def withdraw(self, hold: int) -> bool:
         store, guard, now = self._store, self._guard, self._now
         if guard is not None:
             guard.acquire()
         try:
-            if self.superseded:
-                return
-            store.withdraw(self.state, hold, now())
+            if self.superseded or not store.withdraw(self.state, hold, now()):
+                self._alive()
+                return False
             if not store.effects:
-                return
+                return True
             granted = self.engine.settle_grants(store)
         finally:
             if guard is not None:
                 guard.release()
         for session, request in granted:
             session.events.granted(request.hold, request.order_id)
+        return True
 
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]

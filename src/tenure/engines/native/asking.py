@@ -146,9 +146,9 @@ class Asking(ABC):
             self._holds[hold] = inf if timeout is None else self._now() + timeout
         return self._ask(wire.Alter, hold, count, data, True, timeout).future
 
-    def withdraw(self, hold: int) -> Answer[None]:
+    def withdraw(self, hold: int) -> Answer[bool]:
         if self._over or self._leaving is not None:
-            return None
+            raise self._expired()
         self._holds.pop(hold, None)
         rid = self._link.next_rid()
         return self._operations.ask(rid, wire.Withdraw(rid, self.channel, hold)).future

@@ -29,9 +29,11 @@ class Call:
         parts: what has arrived of an answer that comes in parts.
         sent: it was sent, over this connection or one before, and may have been done.
         perhaps_done: a server has had it that may have done it, and cannot be asked any more.
+        cut_off: it was sent over a connection that was lost before the answer.
     """
 
     __slots__ = (
+        "cut_off",
         "future",
         "message",
         "number",
@@ -58,7 +60,7 @@ class Call:
         self.until: float | None = None
         self.parts: list[Any] = []
         self.sent = False
-        self.perhaps_done = False
+        self.perhaps_done = self.cut_off = False
 
     def succeed(self, result: object) -> None:
         """That is the answer."""

@@ -46,7 +46,12 @@ def _answers(link: Link, connection: Connection) -> Handlers:
             call.session.placed(call, answer)
 
     def done(answer: wire.Done) -> None:
-        succeed(answer.rid, answer.found)
+        call = calls.get(answer.rid)
+        if call is not None and isinstance(call.message, wire.Withdraw):
+            # A server that came before this answer says nothing of it.
+            succeed(answer.rid, answer.found is not False or call.perhaps_done)
+        else:
+            succeed(answer.rid, answer.found)
 
     def failed(answer: wire.Failed) -> None:
         call = landed(answer.rid)

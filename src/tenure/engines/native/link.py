@@ -28,7 +28,7 @@ from tenure.engines.native.calls import Call, ConnectionGone
 from tenure.engines.native.connection import Connection
 from tenure.engines.native.dial import Dial
 from tenure.engines.native.url import Address, Target
-from tenure.errors import EngineUnavailable, TenureError
+from tenure.errors import EngineUnavailable, SessionExpired, TenureError
 from tenure.wire import messages as wire
 
 if TYPE_CHECKING:
@@ -322,7 +322,11 @@ class Link:
         """A request has failed."""
         if call.session is not None:
             call.session.refused(call)
-        call.fail(error)
+        expired = isinstance(error, SessionExpired)
+        if expired and call.perhaps_done and isinstance(call.message, wire.Withdraw):
+            call.succeed(True)  # before that, perhaps
+        else:
+            call.fail(error)
 
 
 def _worst(troubles: list[TenureError]) -> TenureError:

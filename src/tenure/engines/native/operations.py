@@ -97,6 +97,8 @@ class Operations:
         """The connection is lost."""
         self._connection = None
         self._waiting.clear()
+        for call in self.calls.values():
+            call.cut_off = call.sent
 
     def go_on(self, connection: Connection, again: Iterable[Call] = ()) -> None:
         """There is a connection: ask these again, the oldest of all that are unanswered first."""
@@ -107,14 +109,22 @@ class Operations:
         for call in again:
             self._submit(call)
 
-    def end(self, error: TenureError) -> None:
-        """The session is over: nothing of it will be answered, and what was to end it is done."""
+    def end(self, error: TenureError, *, by_server: bool) -> None:
+        """The session is over: nothing of it will be answered, and what was to end it is done.
+
+        Args:
+            by_server: a server has said so. Then a withdrawal came too late, unless it may have
+                been carried out over a connection that was lost.
+        """
         calls = list(self.calls.values())
         self.calls.clear()
         self._waiting.clear()
         self._connection = None
         for call in calls:
-            if isinstance(call.message, wire.Close | wire.Detach | wire.Withdraw):
+            message = call.message
+            if isinstance(message, wire.Close | wire.Detach):
                 call.succeed(None)
+            elif isinstance(message, wire.Withdraw) and (call.cut_off or not by_server):
+                call.succeed(True)
             else:
                 call.fail(error)

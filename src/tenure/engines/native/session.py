@@ -221,7 +221,7 @@ class NativeSession(Asking):
         if error is None or self._over or connection is not self._link.connection:
             return
         if isinstance(error, SessionExpired | AuthenticationFailed):
-            self._end(_of(error, self.node))
+            self._end(_of(error, self.node), by_server=True)
         elif isinstance(error, ConnectionGone):
             return
         elif self._link.several:
@@ -325,16 +325,16 @@ class NativeSession(Asking):
 
     def ended(self, push: wire.Ended) -> None:
         """The server says that it is over."""
-        self._end(_of(from_wire(push.error), self.node))
+        self._end(_of(from_wire(push.error), self.node), by_server=True)
 
-    def _end(self, why: SessionExpired) -> None:
+    def _end(self, why: SessionExpired, *, by_server: bool = False) -> None:
         if not self._over:
             silent = self._leaving is not None or not self.begun
-            self._finish(why)
+            self._finish(why, by_server=by_server)
             if not silent:
                 self._events.ended(why)
 
-    def _finish(self, why: SessionExpired | None) -> None:
+    def _finish(self, why: SessionExpired | None, *, by_server: bool = False) -> None:
         """It is over. Safe to call twice."""
         if self._over:
             return
@@ -344,7 +344,7 @@ class NativeSession(Asking):
         self._stop_timers()
         self._watches.clear(None)
         self._link.sessions.pop(self.channel, None)
-        self._operations.end(self._expired())
+        self._operations.end(self._expired(), by_server=by_server)
         self._holds.clear()
         self.look.set()
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Enqueue", "Withdraw", "WithdrawUnasked", "count_text", "microseconds"]
 
+NOT_THERE = -1
+"""The answer to the withdrawal of a request that was in no queue."""
+
 _WHOLE = str(EPHEMERAL_LIMIT)
 
 
@@ -66,10 +69,14 @@ class Enqueue(Operation[Enqueued]):
             self.words = ("E", *self.words[1:])
 
 
-class Withdraw(Operation[None]):
-    """A request leaves its queue."""
+class Withdraw(Operation[bool]):
+    """A request leaves its queue.
 
-    __slots__ = ()
+    Attributes:
+        perhaps_done: it was sent before, and its answer was never seen.
+    """
+
+    __slots__ = ("perhaps_done",)
 
     session: RedisSession
 
@@ -77,12 +84,18 @@ class Withdraw(Operation[None]):
         super().__init__(session.loop)
         self.session = session
         self.words = ("w", hold)
+        self.perhaps_done = False
 
     def answered(self, reply: Any) -> None:
         if reply == 0:
-            self.settle(None)
+            self.settle(True)
+        elif reply == NOT_THERE:
+            self.settle(self.perhaps_done)
         else:
             self.session.withdrawn(self, reply)
+
+    def again(self) -> None:
+        self.perhaps_done = True
 
 
 class WithdrawUnasked(Withdraw):
@@ -95,5 +108,5 @@ class WithdrawUnasked(Withdraw):
         self.hold = hold
 
     def answered(self, reply: Any) -> None:
-        if reply != 0:
+        if reply not in {0, NOT_THERE}:
             self.session.withdrawn_unasked(self.hold, reply)

@@ -224,21 +224,21 @@ class RedisSession(Attachment):
             "-" if timeout is UNCHANGED else microseconds(timeout),
         )
 
-    def withdraw(self, hold: int) -> Answer[None]:
+    def withdraw(self, hold: int) -> Answer[bool]:
         if self.over:
-            return None
+            self.check()
         self._drop(hold)
         asked = Withdraw(self, hold)
         self._operate(asked)
         return asked
 
     def withdrawn(self, asked: Withdraw, reply: Any) -> None:
-        """A withdrawal has been answered with something else than success."""
+        """A withdrawal has failed."""
         error = self._wrong(reply)
-        if error is None or isinstance(error, SessionExpired):
-            asked.settle(None)
+        if asked.perhaps_done and isinstance(error, SessionExpired):
+            asked.settle(True)
         else:
-            asked.fail(error)
+            asked.fail(error or self._failure(f"it answered {reply!r}"))
 
     def withdrawn_unasked(self, hold: int, reply: Any) -> None:
         """A withdrawal that nobody waits for did not succeed."""

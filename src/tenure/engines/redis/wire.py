@@ -86,6 +86,7 @@ class Wire(asyncio.Protocol):
         self._poll = BusyPoll(self._loop.call_soon, busy_poll)
         self._transport: asyncio.Transport | None = None
         self._why = ""
+        self._data_lost = False
         self.over = False
         self._unscripted: list[Pending] = []
         self._held_back: list[Pending] = []  # what was asked for since then
@@ -225,7 +226,8 @@ class Wire(asyncio.Protocol):
                 call.fail(why)
             elif isinstance(call, Batch):
                 for operation in call.operations:
-                    operation.again()
+                    if not self._data_lost:  # or else the script did nothing
+                        operation.again()
                     again.append(Batch(call.session, operation))
             elif isinstance(call, Reading) and call.broken():
                 call.answered(
@@ -276,6 +278,7 @@ class Wire(asyncio.Protocol):
             elif kind is Refusal:
                 self._refused(pending, reply)
             elif kind is list and reply and reply[0] == b"lost":
+                self._data_lost = True
                 self.give_up("the server has lost its data")
             else:
                 self._answer(pending, reply)

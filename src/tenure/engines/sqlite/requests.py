@@ -136,17 +136,20 @@ def enqueue(
     return Enqueued(Place.GRANTED, order_id)
 
 
-def withdraw(tx: Transaction, me: Attachment, hold: int) -> None:
-    """Take a request out of its queue, if it is there."""
+def withdraw(tx: Transaction, me: Attachment, path: str, hold: int) -> bool:
+    """Take a request out of its queue; false when it is in none."""
     row = tx.execute(
         "SELECT r.node, r.name, r.order_id, r.count, r.granted_at FROM requests AS r "
         "JOIN sessions AS s ON s.id = r.session "
         "WHERE r.session = ? AND s.attach_number = ? AND r.hold = ?",
         (*me, hold),
     ).fetchone()
-    if row is not None:
-        leave(tx, *row)
-        settle(tx)
+    if row is None:
+        check_alive(tx, me, path)
+        return False
+    leave(tx, *row)
+    settle(tx)
+    return True
 
 
 def alter(

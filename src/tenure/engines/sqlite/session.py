@@ -297,14 +297,13 @@ class SqliteSession:
         if timeout is not None and timeout is not UNCHANGED:
             self._lookout.waits_until(self.id, hold, self._now() + timeout)
 
-    def withdraw(self, hold: int) -> Answer[None]:
-        if self.over:
-            return None
+    def withdraw(self, hold: int) -> Answer[bool]:
+        self._check()
         if self.known is not None:
             self.known.discard(hold)
         self._lookout.waits_no_more(self.id, hold)
-        answer = self._commit(None, requests.withdraw, self.me, hold)
-        if answer is not None:
+        answer = self._commit(None, requests.withdraw, self.me, self.path, hold)
+        if isinstance(answer, asyncio.Future):
             self._lookout.keep_ticking()
         return answer
 

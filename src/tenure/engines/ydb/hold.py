@@ -41,12 +41,15 @@ class Hold:
         member: whose strand it is on, once it was sent.
         ask: what was asked of the server and will be answered with the grant.
         taken: it was granted, sooner or later.
+        release: what was asked of the server to have it out of its queue.
+        perhaps_out: the server may have taken it out, and its answer has not been seen.
         refused: the server did not take it; the error is known, or looked for.
         order_id: once known.
         owned_at: which step of the session's it was when it was heard to own.
         order_id_asked: a description that will tell it is on its way.
         answer: what `enqueue` returned.
         leavers: who waits for it to be out of its queue.
+        lost: it has left its queue though the program did not ask for it.
     """
 
     __slots__ = (
@@ -58,13 +61,16 @@ class Hold:
         "deadline",
         "ephemeral",
         "leavers",
+        "lost",
         "member",
         "name",
         "number",
         "order_id",
         "order_id_asked",
         "owned_at",
+        "perhaps_out",
         "refused",
+        "release",
         "state",
         "taken",
     )
@@ -95,9 +101,18 @@ class Hold:
         self.order_id: int | None = None
         self.taken = False
         self.refused = False
+        self.release: Ask | None = None
+        self.perhaps_out = False
         self.order_id_asked = False
         self.owned_at = 0
-        self.leavers: list[asyncio.Future[None]] = []
+        self.lost = False
+        self.leavers: list[asyncio.Future[bool]] = []
+
+    def tell_leavers(self, was_there: bool) -> None:
+        """It is out of its queue: say whether it was there until they asked for that."""
+        for answer in self.leavers:
+            if not answer.done():
+                answer.set_result(was_there)
 
 
 def settle(answer: asyncio.Future[None], error: TenureError | None = None) -> None:

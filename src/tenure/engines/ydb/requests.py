@@ -24,7 +24,7 @@ from tenure.core import rules
 from tenure.engines.contract import Answer, Enqueued, Place, Removal
 from tenure.engines.ydb import errors, messages
 from tenure.engines.ydb.altering import Altering, released
-from tenure.engines.ydb.hold import LONGEST_WAIT, Hold, State, settle
+from tenure.engines.ydb.hold import LONGEST_WAIT, Hold, State
 from tenure.engines.ydb.member import Member
 from tenure.engines.ydb.messages import Message, Status
 from tenure.errors import TenureError
@@ -72,6 +72,9 @@ class Requests:
     def close(self) -> None:
         """The session is over."""
         self._over = True
+        for hold in self._holds.values():
+            if hold.perhaps_out or (hold.release is not None and hold.release.again):
+                hold.tell_leavers(True)
         self._holds.clear()
         self._by_name.clear()
         for timer in self._timers:
@@ -358,18 +361,19 @@ class Requests:
 
     # Leaving
 
-    def withdraw(self, number: int) -> Answer[None]:
+    def withdraw(self, number: int) -> Answer[bool]:
         hold = self._holds.get(number)
         if hold is None:
-            return None
-        answer: asyncio.Future[None] = self._session.future()
+            return False
+        answer: asyncio.Future[bool] = self._session.future()
         self._lanes.of(hold.name).add(partial(self._leave, hold, answer))
         return answer
 
-    def _leave(self, hold: Hold, answer: asyncio.Future[None]) -> bool:
+    def _leave(self, hold: Hold, answer: asyncio.Future[bool]) -> bool:
         member = hold.member
         if hold.state is State.GONE or member is None:
-            settle(answer)
+            if not answer.done():
+                answer.set_result(False)
             return True
         if hold.state is not State.LEAVING:
             lane = self._lanes.of(hold.name)
@@ -389,19 +393,24 @@ class Requests:
         hold.state = State.LEAVING
 
         def heard(_: str, body: Message) -> bool:
+            assert hold.release is not None
+            hold.perhaps_out = hold.perhaps_out or hold.release.again
             if body.status in {Status.SUCCESS, Status.NOT_FOUND, Status.BAD_REQUEST}:
-                self._out(hold)
+                was_there = body.status == Status.SUCCESS and body.released
+                self._out(hold, was_there or hold.perhaps_out)
                 lane = self._lanes.of(hold.name)
                 if in_lane:
                     lane.end(member)
                 else:
                     lane.move()
             else:
+                hold.perhaps_out = True
                 self.later(AGAIN, ask)
             return True
 
         def ask() -> None:
-            member.strand.ask(lambda req_id: messages.release(req_id, hold.name), heard)
+            release = partial(messages.release, name=hold.name)
+            hold.release = member.strand.ask(release, heard)
 
         ask()
 
@@ -420,6 +429,7 @@ class Requests:
         Args:
             release: the server has another request in its place now, which nobody asked for.
         """
+        hold.lost = True
         if release:
             self._release(hold)
         else:
@@ -440,19 +450,17 @@ class Requests:
             self.removed(
                 hold, Removal.DELETED if body.status == Status.NOT_FOUND else Removal.EVICTED
             )
-            for answer in hold.leavers:
-                settle(answer)
+            hold.tell_leavers(False)
             return True
 
         member.strand.ask(lambda req_id: messages.describe(req_id, hold.name), heard)
 
-    def _out(self, hold: Hold) -> None:
+    def _out(self, hold: Hold, was_there: bool) -> None:
         self._forget(hold)
         if not hold.refused:  # or else the error is still to be told
             place = Place.GRANTED if hold.taken else Place.WAITING
             _answer(hold, Enqueued(place, hold.order_id))
-        for answer in hold.leavers:
-            settle(answer)
+        hold.tell_leavers(was_there and not hold.lost)
 
     def _forget(self, hold: Hold) -> None:
         hold.state = State.GONE
@@ -469,8 +477,7 @@ class Requests:
         """A sibling cannot be attached; what was asked of it has not come about."""
         for hold in list(member.holds.values()):
             self._refuse(hold, error)
-            for answer in hold.leavers:
-                settle(answer)
+            hold.tell_leavers(False)
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
         if self._over:

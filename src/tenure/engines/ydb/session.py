@@ -442,8 +442,9 @@ class YdbSession:
         self.alive()
         return self._requests.alter(hold, count, data, timeout)
 
-    def withdraw(self, hold: int) -> Answer[None]:
-        return None if self.is_over else self._requests.withdraw(hold)
+    def withdraw(self, hold: int) -> Answer[bool]:
+        self.alive()
+        return self._requests.withdraw(hold)
 
     def granted(self, hold: Hold) -> None:
         """A request owns, and the program has been told."""

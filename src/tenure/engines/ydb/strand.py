@@ -64,7 +64,7 @@ class Ask:
 
     Attributes:
         req_id: its number; the answers carry it.
-        again: whether it was sent more than once, so that an earlier one may have had its effect.
+        again: whether it was sent over a stream that is lost, where it may have had its effect.
     """
 
     __slots__ = ("_heard", "_make", "_sent", "again", "req_id")
@@ -78,9 +78,12 @@ class Ask:
         self._sent = False
         self.again = False
 
+    def lost(self) -> None:
+        """The stream is over on which it was sent, if it was."""
+        self.again = self._sent
+
     def message(self) -> Message:
         """What to send now."""
-        self.again = self._sent
         self._sent = True
         return self._make(self.req_id)
 
@@ -217,6 +220,8 @@ class Strand:
         self.attached = False
         self.outgoing.clear()
         self._probes.clear()
+        for ask in self._asks.values():
+            ask.lost()
 
     def receive(self, message: Message) -> None:
         """Take what the server says. What is not understood is left alone."""

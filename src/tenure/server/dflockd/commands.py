@@ -154,7 +154,7 @@ def _release(conn: Connection, name: str, argument: str, now: float) -> bytes | 
         locks.drop(claim, ERROR, now)
         return ERROR
     locks.drop(claim, ERROR_NOT_ENQUEUED, now)
-    return OK if answer is None else conn.settle(answer, OK)
+    return conn.settle(answer, OK)
 
 
 def _renew(conn: Connection, name: str, argument: str, now: float) -> bytes | None:

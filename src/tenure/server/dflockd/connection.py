@@ -169,16 +169,20 @@ class Connection(Stream):
             self._transport.close()
 
     def settle(
-        self, answer: Answer[None], reply: bytes, renewed: Claim | None = None
+        self, answer: Answer[bool] | Answer[None], reply: bytes, renewed: Claim | None = None
     ) -> bytes | None:
-        """Reply this when the store has answered; if that took too long for a renewal, `error`."""
-        if answer is None:
-            return reply
+        """Reply this when the store has answered.
+
+        It is `error` if there was nothing to release, or that took too long for a renewal.
+        """
+        if not isinstance(answer, asyncio.Future):
+            return ERROR if answer is False else reply
         answer.add_done_callback(partial(self._settled, reply, renewed))
         return None
 
-    def _settled(self, reply: bytes, renewed: Claim | None, answer: asyncio.Future[None]) -> None:
+    def _settled(self, reply: bytes, renewed: Claim | None, answer: asyncio.Future[Any]) -> None:
         done = not answer.cancelled() and answer.exception() is None
+        done = done and answer.result() is not False
         if done and renewed is not None:
             done = self.locks.confirm(renewed, self._now())
         self._reply(reply if done else ERROR)

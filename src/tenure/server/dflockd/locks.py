@@ -255,18 +255,22 @@ class Locks:
         if holder.connection is None and not holder.claims and not holder.over:
             self.end(holder)
 
-    def withdraw(self, claim: Claim) -> Answer[None]:
-        """Take it out of the store's queue; if the store fails, `sweep` tries again."""
+    def withdraw(self, claim: Claim) -> Answer[bool]:
+        """Take it out of the store's queue; if the store fails, `sweep` tries again.
+
+        Returns:
+            whether it was there.
+        """
         try:
             answer = claim.holder.session.withdraw(claim.hold)
         except TenureError as error:
             self._left_in(claim, error)
             raise
-        if answer is not None:
+        if isinstance(answer, asyncio.Future):
             answer.add_done_callback(partial(self._withdrawn, claim))
         return answer
 
-    def _withdrawn(self, claim: Claim, answer: asyncio.Future[None]) -> None:
+    def _withdrawn(self, claim: Claim, answer: asyncio.Future[bool]) -> None:
         error = None if answer.cancelled() else answer.exception()
         if error is not None:
             self._left_in(claim, error)

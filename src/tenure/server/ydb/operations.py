@@ -66,12 +66,12 @@ class Alter:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Take a request out of its queue."""
+    """Take a request out of its queue. Answered with whether it was there."""
 
     hold: int
     name: str
 
-    def start(self, session: EngineSession) -> Answer[None]:
+    def start(self, session: EngineSession) -> Answer[bool]:
         return session.withdraw(self.hold)
 
 

@@ -241,11 +241,11 @@ class Requests:
             self._replies.append(answers.released(ask.req_id, False))
             return
         try:
-            yield Withdraw(place.hold, ask.name)
+            withdrawn: bool = yield Withdraw(place.hold, ask.name)
         except TenureError as error:
             self._replies.append(answers.not_released(ask.req_id, status_of(error), str(error)))
             return
-        was_there = place.gone is None
+        was_there = withdrawn and place.gone is None
         self._abort(place, "it was released while it waited")
         self._forget(place)
         self._replies.append(answers.released(ask.req_id, was_there))

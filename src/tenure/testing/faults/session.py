@@ -140,7 +140,7 @@ class FaultySession:
             partial(self._store.alter, hold, count=count, data=data, timeout=timeout)
         )
 
-    def withdraw(self, hold: int) -> Answer[None]:
+    def withdraw(self, hold: int) -> Answer[bool]:
         return self._operate(partial(self._store.withdraw, hold))
 
     def watch(

@@ -197,7 +197,10 @@ class Enqueue(Struct, array_like=True, tag=9, frozen=True):
 
 
 class Withdraw(Struct, array_like=True, tag=10, frozen=True):
-    """`EngineSession.withdraw`. Answered by `Done`."""
+    """`EngineSession.withdraw`. Answered by `Done`, whose `found` says whether it was there.
+
+    Old servers leave that open: then it is to be taken for true.
+    """
 
     rid: Number
     channel: Number

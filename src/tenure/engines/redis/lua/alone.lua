@@ -19,11 +19,13 @@ if alive and not fields and not watched then
     if number then
       local record = redis.pcall('GETDEL', prefix .. name)
       local mine = id .. ' ' .. hold .. ' ' .. number .. ' '
-      if type(record) == 'string' and string.sub(record, 1, #mine) ~= mine then -- keys were lost
+      call('HDEL', session, hold)
+      if type(record) == 'string' and string.sub(record, 1, #mine) == mine then
+        return 0
+      elseif type(record) == 'string' then -- keys were lost
         call('SET', prefix .. name, record, 'PX', KEEP)
       end
-      call('HDEL', session, hold)
-      return 0
+      return -1
     end
   end
 end

@@ -6,7 +6,7 @@
 --   E, as e: sent before, and its answer was never seen
 --   w, hold: out of its queue, if it is there
 -- Answers a list. For each operation: an order id if granted, {order id, due} if it waits, 0 if refused
--- or withdrawn, {what is wrong, ...}; behind them, what would have been published to the caller. A lone
+-- or withdrawn, -1 if there was nothing to withdraw, {what is wrong, ...}; behind them, what would have been published to the caller. A lone
 -- number is not put in a list.
 local call, ARGV = redis.call, ARGV
 local P = string.sub(KEYS[1], 1, -5)
@@ -207,9 +207,10 @@ local function withdraw(hold, place)
     if r then
       leave(m, order, r)
       settle()
+      return 0
     end
   end
-  return 0
+  return -1
 end
 
 local function act()

@@ -3,7 +3,7 @@ while at <= last do
   local kind, hold = ARGV[at], ARGV[at + 1]
   local name
   if kind == 'w' then
-    local place = places[hold]
+    local place, answer = places[hold], -1
     if place then
       local number
       number, name = string.match(place, '^%+(%d+) (.*)$')
@@ -12,13 +12,15 @@ while at <= last do
       end
       local record = redis.pcall('GETDEL', prefix .. name)
       local mine = id .. ' ' .. hold .. ' ' .. number .. ' '
-      if type(record) == 'string' and string.sub(record, 1, #mine) ~= mine then -- keys were lost
+      if type(record) == 'string' and string.sub(record, 1, #mine) == mine then
+        answer = 0
+      elseif type(record) == 'string' then -- keys were lost
         call('SET', prefix .. name, record, 'PX', KEEP)
       end
       places[hold] = nil
       gone[#gone + 1] = hold
     end
-    answers[#answers + 1] = 0
+    answers[#answers + 1] = answer
     at = at + 2
   else
     local data, width = '', 3
