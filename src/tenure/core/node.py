@@ -116,7 +116,7 @@ class Session:
         self.attached = True
         self.alive = True
         self.requests: dict[int, Request] = {}
-        self.watches: set[Watch] = set()
+        self.watches: dict[Watch, None] = {}
         self.sink: Any = None
 
 
@@ -130,7 +130,7 @@ class Node:
         self.config = config
         self.sessions: dict[int, Session] = {}
         self.semaphores: dict[str, Semaphore] = {}
-        self.watches: dict[str, list[Watch]] = {}
+        self.watches: dict[str, dict[Watch, None]] = {}
 
 
 class Store:
@@ -424,15 +424,15 @@ class Store:
     def watch(self, session: Session, name: str, *, data: bool, owners: bool, sink: Any) -> Watch:
         rules.check_name(name, session.node.path)
         watch = Watch(session, name, data, owners, sink)
-        session.watches.add(watch)
-        session.node.watches.setdefault(name, []).append(watch)
+        session.watches[watch] = None
+        session.node.watches.setdefault(name, {})[watch] = None
         return watch
 
     def unwatch(self, watch: Watch) -> None:
         node = watch.session.node
         if watch in watch.session.watches:
-            watch.session.watches.discard(watch)
-            node.watches[watch.name].remove(watch)
+            del watch.session.watches[watch]
+            del node.watches[watch.name][watch]
             if not node.watches[watch.name]:
                 del node.watches[watch.name]
 

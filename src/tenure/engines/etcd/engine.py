@@ -14,11 +14,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from tenure.clock import Clock
+from tenure.engines._kit.watchers import Watchers
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.etcd import admin, answers, attaching, wire
 from tenure.engines.etcd.admin import Patient
 from tenure.engines.etcd.keys import Keys, Name, config_text
-from tenure.engines.etcd.lookout import Lookout
+from tenure.engines.etcd.lookout import Lookout, Watcher
 from tenure.engines.etcd.members import Lost, Members, Refused, failure
 from tenure.engines.etcd.renewing import Renewer, Rounds
 from tenure.engines.etcd.request import Request
@@ -80,6 +81,7 @@ class EtcdEngine:
         self.local: dict[bytes, Request] = {}
         self._names: dict[tuple[str, str], Name] = {}
         self._lookouts: dict[tuple[str, str], Lookout] = {}
+        self._watchers: Watchers[Lookout, EtcdSession, Watcher] = Watchers()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -306,8 +308,8 @@ class EtcdEngine:
     def forget(self, session: EtcdSession) -> None:
         """A session is over."""
         self._sessions.discard(session)
-        for lookout in list(self._lookouts.values()):
-            lookout.forget(session)
+        for lookout, watcher in self._watchers.of(session):
+            lookout.remove(watcher)
 
     def name(self, path: str, name: str) -> Name:
         """The keys of a semaphore."""
@@ -330,7 +332,7 @@ class EtcdEngine:
         key = (name.path, name.name)
         lookout = self._lookouts.get(key)
         if lookout is None:
-            lookout = self._lookouts[key] = Lookout(self, name)
+            lookout = self._lookouts[key] = Lookout(self, name, self._watchers)
         stop = lookout.add(session, data, owners, changed)
         session.turns.wait_for(self.spawn(lookout.in_place()))
         return stop

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from tenure.engines._kit.watchers import Watchers
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.answers import Event
 from tenure.engines.etcd.keys import Entry, Name, limit_of, number_owning, queues
@@ -28,15 +29,17 @@ if TYPE_CHECKING:
     from tenure.engines.etcd.engine import EtcdEngine
     from tenure.engines.etcd.session import EtcdSession
 
-__all__ = ["Lookout"]
+__all__ = ["Lookout", "Watcher"]
 
 _log = logging.getLogger("tenure")
 
 _PAUSE = 0.5
 
 
-class _Watcher:
-    __slots__ = ("changed", "data", "owners", "session")
+class Watcher:
+    """One watch of a session."""
+
+    __slots__ = ("changed", "data", "owners", "session", "stopped")
 
     def __init__(
         self, session: EtcdSession, data: bool, owners: bool, changed: Callable[[], None]
@@ -45,15 +48,21 @@ class _Watcher:
         self.data = data
         self.owners = owners
         self.changed = changed
+        self.stopped = False
 
 
 class Lookout:
     """Who watches a name, and the copy."""
 
-    def __init__(self, engine: EtcdEngine, name: Name) -> None:
+    def __init__(
+        self,
+        engine: EtcdEngine,
+        name: Name,
+        watchers: Watchers[Lookout, EtcdSession, Watcher],
+    ) -> None:
         self._engine = engine
         self._name = name
-        self._watchers: list[_Watcher] = []
+        self._watchers = watchers
         self._limit: tuple[int, int] | None = None  # when it was created, and what it is
         self._queue: dict[bytes, Entry] = {}
         self._owners: dict[bytes, tuple[int, int]] = {}  # when created, and the count
@@ -71,21 +80,21 @@ class Lookout:
         self, session: EtcdSession, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
         """One more that watches; returns what ends that."""
-        watcher = _Watcher(session, data, owners, changed)
-        self._watchers.append(watcher)
-        return lambda: self._remove([watcher])
+        watcher = Watcher(session, data, owners, changed)
+        self._watchers.add(self, session, watcher)
+        return lambda: self.remove(watcher)
 
-    def forget(self, session: EtcdSession) -> None:
-        """A session is over, and its watches with it."""
-        self._remove([each for each in self._watchers if each.session is session])
-
-    def _remove(self, watchers: Sequence[_Watcher]) -> None:
-        for watcher in watchers:
-            if watcher in self._watchers:
-                self._watchers.remove(watcher)
-        if not self._watchers:
+    def remove(self, watcher: Watcher) -> None:
+        """End a watch."""
+        watcher.stopped = True
+        self._watchers.remove(self, watcher.session, watcher)
+        if not self._is_watched:
             self._stop()
             self._engine.look_away(self._name, self)
+
+    @property
+    def _is_watched(self) -> bool:
+        return self in self._watchers
 
     # The copy
 
@@ -96,13 +105,13 @@ class Lookout:
             everything = wire.get(wire.range_(name.all, wire.after(name.all)))
             read = await self._engine.reader(name.path).read(everything)
         except (TenureError, Refused) as error:
-            if self._watchers:
+            if self._is_watched:
                 _log.warning("%s: watching %r: %s", self._engine.url, name.name, error)
                 self._engine.loop.call_later(_PAUSE, self._missed)
             return
         finally:
             self._loading = None
-        if not self._watchers:
+        if not self._is_watched:
             return
         self._limit, self._queue = None, {}
         for found in queues(read.parts[0].found, self._engine.keys.queues(name.path)):
@@ -122,7 +131,7 @@ class Lookout:
     def _missed(self) -> None:
         """What has happened is not known: begin again, and tell everybody."""
         self._stop()
-        if self._watchers and self._loading is None:
+        if self._is_watched and self._loading is None:
             self._loading = self._engine.spawn(self._load())
             self._loading.add_done_callback(lambda _: self._tell(data=True, owners=True))
 
@@ -180,7 +189,7 @@ class Lookout:
             self._tell(data=False, owners=True)
 
     def _tell(self, *, data: bool, owners: bool) -> None:
-        for watcher in tuple(self._watchers):
+        for watcher in self._watchers.on(self):
             concerns = (data and watcher.data) or (owners and watcher.owners)
-            if concerns and watcher in self._watchers:
+            if concerns and not watcher.stopped:
                 watcher.changed()

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from tenure.clock import Clock
+from tenure.engines._kit.watchers import Watchers
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.redis.administration import Administration
 from tenure.engines.redis.attaching import attach, new_token
@@ -79,7 +80,7 @@ class RedisEngine(Administration):
         self._closing: asyncio.Task[None] | None = None
         self._thread = 0
         self._sessions: dict[str, RedisSession] = {}  # by each token that it may have
-        self._watches: dict[str, list[_Watch]] = {}
+        self._watches: Watchers[str, Attachment, _Watch] = Watchers()
         self._unheard = False  # changes may have been made that the store did not publish
         self._published_until = 0  # by its clock, as far as this engine has seen to that
         self._heard: list[tuple[bytes, bytes]] = []
@@ -203,7 +204,7 @@ class RedisEngine(Administration):
             if channel == self._channel:
                 self._tell(message)
             else:
-                for watch in tuple(self._watches.get(channel.decode(), ())):
+                for watch in self._watches.on(channel.decode()):
                     if message[0] in watch.what and not watch.session.over:
                         watch.changed()
 
@@ -280,8 +281,8 @@ class RedisEngine(Administration):
     def _look_again(self) -> None:
         """Changes of what is watched may have been missed."""
         self._unheard = False
-        for watches in list(self._watches.values()):
-            for watch in tuple(watches):
+        for channel in tuple(self._watches):
+            for watch in self._watches.on(channel):
                 watch.changed()
 
     # Time
@@ -359,10 +360,8 @@ class RedisEngine(Administration):
         """A session is over."""
         for token in session.tokens:
             self._sessions.pop(token, None)
-        for channel, watches in list(self._watches.items()):
-            for watch in tuple(watches):
-                if watch.session is session:
-                    self._unwatch(channel, watch)
+        for channel, watch in self._watches.of(session):
+            self._unwatch(channel, watch)
 
     # Watches
 
@@ -372,10 +371,9 @@ class RedisEngine(Administration):
         """Have `changed` called; returns what ends that."""
         channel = f"{self._address.prefix}c:{self.epoch}:{session.path}:{name}"
         watch = _Watch(session, what, changed)
-        watches = self._watches.setdefault(channel, [])
-        if not watches:
+        if channel not in self._watches:
             self.link.subscribe(channel)
-        watches.append(watch)
+        self._watches.add(channel, session, watch)
         self.link.send(Call(SCRIPTS["watch"], None, (), self._watched))
         return partial(self._unwatch, channel, watch)
 
@@ -389,9 +387,6 @@ class RedisEngine(Administration):
             self._unheard = True
 
     def _unwatch(self, channel: str, watch: _Watch) -> None:
-        watches = self._watches.get(channel, [])
-        if watch in watches:
-            watches.remove(watch)
-            if not watches:
-                del self._watches[channel]
-                self.link.unsubscribe(channel)
+        removed = self._watches.remove(channel, watch.session, watch)
+        if removed and channel not in self._watches:
+            self.link.unsubscribe(channel)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from tenure.background import BackgroundQueue, Failures
+from tenure.engines._kit.watchers import Watchers
 from tenure.engines.contract import Removal
 from tenure.engines.sqlite.requests import Attachment
 from tenure.engines.sqlite.store import Store, log
@@ -73,7 +74,8 @@ class Newsroom:
         acknowledge: Callable[[Attachment], None],
     ) -> None:
         self.sessions: dict[int, SqliteSession] = {}
-        self.watches: dict[Name, list[Watch]] = {}
+        self.watches: Watchers[Name, SqliteSession, Watch] = Watchers()
+        self._kinds: dict[Name, dict[int, int]] = {}  # how many watch each
         self._store = store
         self._over = over
         self._acknowledge = acknowledge
@@ -148,7 +150,7 @@ class Newsroom:
             self._acknowledge(former)
 
     def _tell_watchers(self, name: Name, kind: int) -> None:
-        for watch in list(self.watches.get(name, ())):
+        for watch in self.watches.on(name):
             if watch.kinds & kind:
                 watch.tell()
 
@@ -157,7 +159,8 @@ class Newsroom:
     def add_watch(self, name: Name, watch: Watch) -> int | None:
         """A new watch; returns what has to be watched of the name now, if that is more."""
         before = self.kinds(name)
-        self.watches.setdefault(name, []).append(watch)
+        self.watches.add(name, watch.session, watch)
+        self._count(name, watch, 1)
         after = before | watch.kinds
         return after if after != before else None
 
@@ -166,26 +169,24 @@ class Newsroom:
         if watch.stopped:
             return None
         watch.stopped = True
-        watches = self.watches[name]
         before = self.kinds(name)
-        watches.remove(watch)
-        if not watches:
-            del self.watches[name]
+        self.watches.remove(name, watch.session, watch)
+        self._count(name, watch, -1)
         after = self.kinds(name)
         return after if after != before else None
 
+    def _count(self, name: Name, watch: Watch, change: int) -> None:
+        counts = self._kinds.setdefault(name, dict.fromkeys((DATA, OWNERS), 0))
+        for kind in counts:
+            if watch.kinds & kind:
+                counts[kind] += change
+        if name not in self.watches:
+            del self._kinds[name]
+
     def kinds(self, name: Name) -> int:
         """What is watched of a name."""
-        kinds = 0
-        for watch in self.watches.get(name, ()):
-            kinds |= watch.kinds
-        return kinds
+        return sum(kind for kind, count in self._kinds.get(name, {}).items() if count)
 
     def watched_by(self, session: SqliteSession) -> Iterable[tuple[Name, Watch]]:
         """The watches of a session."""
-        return [
-            (name, watch)
-            for name, watches in self.watches.items()
-            for watch in watches
-            if watch.session is session
-        ]
+        return self.watches.of(session)

@@ -1,0 +1,65 @@
+"""Local watches of an engine, by what they watch and by session.
+
+Adding and removing a watch takes constant time, however many there are on its subject, in its
+session or in the engine. A session's end visits its own watches alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Generic, TypeVar
+
+__all__ = ["Watchers"]
+
+Subject = TypeVar("Subject", bound=Hashable)
+Session = TypeVar("Session", bound=Hashable)
+Watch = TypeVar("Watch", bound=Hashable)
+
+
+class Watchers(Generic[Subject, Session, Watch]):
+    """The watches of an engine, in the order in which they began. Iterates over the subjects."""
+
+    def __init__(self) -> None:
+        self._on: dict[Subject, dict[Watch, None]] = {}
+        self._of: dict[Session, dict[Watch, Subject]] = {}
+
+    def add(self, subject: Subject, session: Session, watch: Watch) -> None:
+        """Add a watch."""
+        self._on.setdefault(subject, {})[watch] = None
+        self._of.setdefault(session, {})[watch] = subject
+
+    def remove(self, subject: Subject, session: Session, watch: Watch) -> bool:
+        """Remove a watch; false if it is not there (any more)."""
+        of_session = self._of.get(session, {})
+        if watch not in of_session:
+            return False
+        del of_session[watch]
+        if not of_session:
+            del self._of[session]
+        on_subject = self._on[subject]
+        del on_subject[watch]
+        if not on_subject:
+            del self._on[subject]
+        return True
+
+    def on(self, subject: Subject) -> tuple[Watch, ...]:
+        """Return the watches of a subject."""
+        return tuple(self._on.get(subject, ()))
+
+    def of(self, session: Session) -> list[tuple[Subject, Watch]]:
+        """Return the watches of a session."""
+        return [(subject, watch) for watch, subject in self._of.get(session, {}).items()]
+
+    def clear(self) -> None:
+        """Remove all watches."""
+        self._on.clear()
+        self._of.clear()
+
+    def __contains__(self, subject: Subject) -> bool:
+        return subject in self._on
+
+    def __iter__(self) -> Iterator[Subject]:
+        return iter(self._on)
+
+    def __len__(self) -> int:
+        return len(self._on)
