@@ -149,12 +149,12 @@ class RedisLossy(RedisInMemory):
     @property
     def url(self) -> str:
         assert self._proxy is not None
-        return f"redis://127.0.0.1:{self._proxy.port}?quarantine={_QUARANTINE:g}"
+        return f"redis://127.0.0.1:{self._proxy.port}?max_window={_QUARANTINE:g}"
 
     @property
     def _direct_url(self) -> str:
         assert self._server is not None
-        return f"redis://127.0.0.1:{self._server.port}?quarantine={_QUARANTINE:g}"
+        return f"redis://127.0.0.1:{self._server.port}?max_window={_QUARANTINE:g}"
 
     async def start(self) -> None:
         await super().start()

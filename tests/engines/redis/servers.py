@@ -67,7 +67,7 @@ class Server:
         self.folder = folder
         self.socket = str(folder / "redis.sock")
         self.port = port
-        self._options = options
+        self.options = options
         self._environment = environment
         self._process: subprocess.Popen[str] | None = None
 
@@ -83,7 +83,7 @@ class Server:
                 *(program("server"), "--port", str(self.port), "--unixsocket", self.socket),
                 *("--dir", str(self.folder), "--save", "", "--enable-debug-command", "yes"),
                 *("--repl-diskless-sync-delay", "0"),
-                *("--daemonize", "no", *self._options),
+                *("--daemonize", "no", *self.options),
             ],
             stdout=subprocess.PIPE,
             text=True,

@@ -12,7 +12,8 @@ import pytest
 import tenure
 from tenure.fencing import Fence, StaleToken
 from tests.clean_up import clean_up_with
-from tests.engines.redis.helpers import PATIENCE, is_waited_for
+from tests.engines.redis.helpers import PATIENCE, is_waited_for, until
+from tests.engines.redis.proxy import Proxy
 from tests.engines.redis.servers import Server, a_folder
 from tests.guarantees import REDIS, broken, guarantee
 
@@ -38,12 +39,12 @@ class Clocked(Server):
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         }
         super().__init__(folder, environment=environment)
-        self._write(0)
+        self.set(0)
 
     def step(self, seconds: int) -> None:
         """Set the clock to so much from the machine's."""
         before = self.now()
-        self._write(seconds)
+        self.set(seconds)
         assert abs(self.now() - before) > 1000
 
     def now(self) -> int:
@@ -51,7 +52,8 @@ class Clocked(Server):
         assert isinstance(told, tuple | list)
         return int(told[0])
 
-    def _write(self, seconds: int) -> None:
+    def set(self, seconds: int) -> None:
+        """Set the clock, whether or not the server is running."""
         new = self._ahead.with_name("ahead.new")
         new.write_text(f"{seconds:+d}s\n")
         new.replace(self._ahead)
@@ -118,8 +120,8 @@ async def test_a_step_back_takes_nothing_away(clocked: Clocked) -> None:
 
 async def test_who_watches_misses_nothing_when_the_clock_is_set(clocked: Clocked) -> None:
     async with (
-        tenure.connect(clocked.url) as one,
-        tenure.connect(clocked.url) as other,
+        tenure.connect(f"{clocked.url}&max_window=1800") as one,
+        tenure.connect(f"{clocked.url}&max_window=1800") as other,
         one.session(recovery_window=1800) as writer,
         other.session(recovery_window=1800) as reader,
     ):
@@ -135,3 +137,103 @@ async def test_who_watches_misses_nothing_when_the_clock_is_set(clocked: Clocked
             for states in watches:
                 assert (await anext(states)).data == b"new"
                 await states.aclose()
+
+
+# What is stored is bounded when the clock is set back
+
+DAY = 86400
+
+
+async def test_a_first_contact_a_day_ahead_does_not_freeze_the_namespace(clocked: Clocked) -> None:
+    clocked.step(DAY)
+    url = f"redis+unix://{clocked.socket}?max_window=6"
+    async with tenure.connect(url) as client, client.session(recovery_window=6) as session:
+        clocked.step(0)
+        async with session.mutex("m").lock(timeout=PATIENCE) as lease:
+            assert lease.held
+    async with (
+        tenure.connect(url) as client,
+        client.session(recovery_window=6) as session,
+        session.mutex("m").lock(timeout=1),
+    ):
+        pass
+
+
+async def test_a_dead_session_ends_with_its_window_when_the_clock_is_set_back(
+    clocked: Clocked,
+) -> None:
+    clocked.step(DAY)
+    async with tenure.connect(clocked.url) as client, tenure.connect(clocked.url) as other:
+        session = await client.session(recovery_window=2, resumable=True)
+        await session.mutex("m").lock()
+        await session.detach()
+        clocked.step(0)
+        async with other.mutex("m").lock(timeout=PATIENCE) as lease:
+            assert lease.held
+
+
+async def test_the_deadline_of_a_cut_off_waiter_passes_when_the_clock_is_set_back(
+    clocked: Clocked,
+) -> None:
+    clocked.step(DAY)
+    url = f"{clocked.url}&max_window=600"
+    async with (
+        Proxy(clocked.socket, f"{clocked.socket}.proxy") as proxy,
+        tenure.connect(url) as client,
+        client.session() as session,
+    ):
+        await session.semaphore("s").create(limit=2)
+        far = tenure.connect(f"{proxy.url}&max_window=600")
+        waiter = await far.session(recovery_window=600)
+        async with session.semaphore("s").acquire(1):
+            waiting = asyncio.ensure_future(waiter.semaphore("s").acquire(2, timeout=4))
+            await is_waited_for(client, "s")
+            proxy.refuses = True
+            proxy.cut()
+            clocked.step(0)
+            with suppress(tenure.TenureError):
+                await waiting
+            async with session.semaphore("s").acquire(1, timeout=PATIENCE) as lease:
+                assert lease.held
+        proxy.refuses = False
+        await far.aclose()
+
+
+async def test_a_take_over_ends_when_the_clock_is_set_back(clocked: Clocked) -> None:
+    clocked.step(DAY)
+    async with Proxy(clocked.socket, f"{clocked.socket}.proxy") as proxy:
+        former = tenure.connect(proxy.url)
+        session = await former.session(recovery_window=3, resumable=True)
+        await session.mutex("m").lock()
+        proxy.refuses = True
+        proxy.cut()
+        async with tenure.connect(clocked.url) as client:
+            resuming = asyncio.ensure_future(client.session(resume=session.resume_token))
+            key = f"{{tenure}}:s:{session.id}"
+
+            def is_under_way() -> bool:
+                fields = clocked.tell("HKEYS", key)
+                return isinstance(fields, list) and any(each[:1] == b"B" for each in fields)
+
+            await until(is_under_way)
+            clocked.step(0)
+            async with asyncio.timeout(PATIENCE):
+                resumed = await resuming
+            await resumed.close()
+        proxy.refuses = False
+        await former.aclose()
+
+
+async def test_an_uptime_that_follows_the_clock_is_not_relied_on(
+    clocked: Clocked, caplog: pytest.LogCaptureFixture
+) -> None:
+    clocked.kill()
+    clocked.set(-DAY)
+    clocked.start()
+    clocked.step(0)  # the clock is right now; the server seems to have been up for a day
+    told = clocked.tell("INFO", "server")
+    assert isinstance(told, dict)
+    assert told["uptime_in_seconds"] > DAY - 60
+    async with tenure.connect(clocked.url.partition("?")[0]) as client:
+        with pytest.raises(tenure.AcquireTimeout, match="started less than"):
+            await client.mutex("m").try_lock()

@@ -50,20 +50,44 @@ def test_a_namespace_that_is_not_there_is_not_made(server: Server) -> None:
     found = findings(url)
     assert found["persistence"].level == "warning"
     assert found["namespace"].absent
-    assert "fresh=true" in found["namespace"].remedy
     assert healthy(list(examine(url)))
     assert server.all_keys() == {}
 
 
+def test_the_wait_at_first_contact_and_its_reason_are_said(server: Server) -> None:
+    url = server.url.partition("?")[0]
+    early = findings(url)["namespace"]
+    assert "started less than the longest recovery window ago" in early.found
+    assert "?fresh=true" in early.remedy
+    server.tell("SCRIPT", "FLUSH")
+    assert "forgotten its scripts" in findings(url)["namespace"].found
+    said = findings(f"{url}?fresh=true")["namespace"]
+    assert (said.level, said.remedy) == ("ok", "")
+    with blocking.connect(server.url):
+        server.tell("FLUSHALL")
+        lost = findings(server.url)["namespace"]
+        assert "for 30 s: its data was lost" in lost.found
+        assert lost.remedy == "wait"
+
+
 def test_a_quarantine_is_said(server: Server) -> None:
-    url = f"{server.url.partition('?')[0]}?quarantine=60"
+    url = f"{server.url.partition('?')[0]}?max_window=60"
     with blocking.connect(url):
         pass
     said = failure(url)
     assert said.what == "quarantine"
-    assert said.remedy.startswith("if there were none, say so once with ?fresh=true; else wait")
-    server.tell("HSET", "{tenure}:meta", "n", "0")  # as one does that knew the data before
-    assert failure(url).remedy.startswith("wait")
+    assert "started less than the longest recovery window ago" in said.found
+    assert said.remedy == "if no program has ever used it, say so with ?fresh=true; else wait"
+    server.tell("HSET", "{tenure}:meta", "n", "0")  # as a client does that knew the data before
+    assert failure(url).remedy == "wait"
+
+
+def test_the_longest_recovery_window_is_said(server: Server) -> None:
+    with blocking.connect(f"{server.url}&max_window=60"):
+        assert findings(f"{server.url}&max_window=60")["recovery window"].found.startswith("60 s")
+        other = failure(server.url)
+    assert other.what == "recovery window"
+    assert "?max_window=60" in other.remedy
 
 
 def test_a_policy_that_evicts_is_said() -> None:

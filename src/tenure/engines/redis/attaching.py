@@ -59,8 +59,9 @@ async def attach(
     rules.check_key(how.key, how.node)
     if how.recovery_window > longest:
         raise InvalidArgument(
-            f"{engine.url} says that no recovery window is longer than its quarantine of "
-            f"{longest:g} s, and this one is {how.recovery_window:g} s",
+            f"{engine.url}: a recovery window of {how.recovery_window:g} s is longer than the "
+            f"longest one of the namespace, {longest:g} s. Write ?max_window="
+            f"{how.recovery_window:g} in the URL of each program that uses the namespace",
             node=how.node,
         )
     token = new_token(1)

@@ -33,8 +33,9 @@ Told = Callable[[EngineError | None], None]
 class Confirmer:
     """The connection, and the grants that are to be confirmed."""
 
-    def __init__(self, address: Address, meta: str, clock: Clock) -> None:
+    def __init__(self, address: Address, meta: str, clock: Clock, witness: str) -> None:
         self._address = address
+        self._witness = witness
         self._meta = meta
         self._clock = clock
         self._server: Server | None = None
@@ -112,6 +113,7 @@ class Confirmer:
                 await greet(wire, self._address, protocol=2)
                 if self._address.db:
                     await wire.ask("SELECT", self._address.db)
+                await wire.ask("SCRIPT", "LOAD", self._witness)
             except BaseException:
                 wire.give_up("the greeting failed")
                 raise

@@ -28,6 +28,7 @@ from tenure.errors import (
 __all__ = [
     "EARLIEST",
     "Info",
+    "Loading",
     "Server",
     "connect",
     "connect_once",
@@ -44,6 +45,16 @@ EARLIEST = (6, 2)
 
 _log = logging.getLogger("tenure")
 
+_NOT_NOW = {
+    "BUSY": "the server is busy with a script of some client; wait, or end it with SCRIPT KILL",
+    "MASTERDOWN": "the server is a replica that has lost its master; name the master, or the "
+    "sentinels with redis+sentinel://",
+    "READONLY": "the server is a replica, which takes no writes; name its master, or the "
+    "sentinels with redis+sentinel://",
+    "MISCONF": "the server takes no writes, because it cannot save its data; see its log",
+}
+"""Replies that mean that the server cannot be used at the moment."""
+
 _NOT_ALLOWED = frozenset({"NOAUTH", "WRONGPASS", "NOPERM"})
 
 
@@ -59,6 +70,10 @@ class Server(NamedTuple):
     place: Place
     protocol: int
     run_id: str
+
+
+class Loading(EngineUnavailable):
+    """The server is there, and loads its data before it answers."""
 
 
 Lost = Callable[[str, list[Pending]], None]
@@ -90,6 +105,8 @@ async def connect(address: Address, meta: str, pushed: Pushed, lost: Lost) -> tu
                     "master, or the sentinels with redis+sentinel://"
                 )
             info = parse_info(await wire.ask("INFO"))
+            if info.get("loading") == "1":
+                raise Loading(_loading(address, place, info))
             _check(address, info)
             await wire.load_missing_scripts()
     except BaseException as error:
@@ -276,6 +293,13 @@ def _check(address: Address, info: Info) -> None:
         _log.warning("%s", text)
 
 
+def _loading(address: Address, place: Place, info: Info) -> str:
+    done = info.get("loading_loaded_perc", "")
+    left = info.get("loading_eta_seconds", "")
+    progress = f" ({done} % done{f', about {left} s left' if left else ''})" if done else ""
+    return f"{address.url}: the server at {shown(place)} is loading its data{progress}"
+
+
 def translated(address: Address, refusal: Refusal) -> TenureError:
     """What a refusal means to who connects."""
     text = str(refusal)
@@ -283,8 +307,10 @@ def translated(address: Address, refusal: Refusal) -> TenureError:
     if word in _NOT_ALLOWED or "AUTH" in text:
         why = "it asks for a password" if word == "NOAUTH" else text.rstrip(".")
         return AuthenticationFailed(f"{address.url} refuses this client: {why}; {_who(text)}")
-    if word in {"LOADING", "MASTERDOWN", "BUSY"}:
-        return EngineUnavailable(f"{address.url} is not ready: {refusal}; try again later")
+    if word == "LOADING":
+        return Loading(f"{address.url}: the server is loading its data")
+    if word in _NOT_NOW:
+        return EngineUnavailable(f"{address.url}: {_NOT_NOW[word]}")
     if "DB index" in text:
         return EngineError(
             f"{address.url} has no database {address.db}; choose one below its setting 'databases' "

@@ -19,7 +19,6 @@ from tenure.clock import SystemClock
 from tenure.engines.contract import Finding
 from tenure.engines.redis.commands import Refusal
 from tenure.engines.redis.connecting import (
-    EARLIEST,
     Info,
     connect_once,
     greet,
@@ -30,6 +29,9 @@ from tenure.engines.redis.connecting import (
     translated,
 )
 from tenure.engines.redis.engine import RedisEngine
+from tenure.engines.redis.first_contact import ROLL_CALL, Witnesses, collect, judge
+from tenure.engines.redis.quarantine import REASONS
+from tenure.engines.redis.reported import memory, persistence, replicas, role, version
 from tenure.engines.redis.url import Address, parse
 from tenure.engines.redis.wire import Wire
 from tenure.errors import TenureError
@@ -43,8 +45,6 @@ SLOW = 0.05
 """Seconds of round trip above which something is wrong."""
 FAR = 1.0
 """Seconds between the clocks above which it is said."""
-FULL = 0.9
-"""Of the memory that is allowed."""
 MOST_KEYS = 20_000
 """No more keys than these are looked at."""
 
@@ -114,11 +114,11 @@ class _Examination:
         if told is not None:
             info = parse_info(told)
             for finding in (
-                _version(info),
-                _role(info),
-                _persistence(info, await self._settings(wire, "appendfsync", "save")),
-                _memory(info, self._address),
-                _replicas(info, self._address),
+                version(info),
+                role(info),
+                persistence(info, await self._settings(wire, "appendfsync", "save")),
+                memory(info, self._address),
+                replicas(info, self._address),
             ):
                 yield finding
         yield await _round_trip(wire)
@@ -175,42 +175,61 @@ class _Examination:
 
     async def _namespace(self, wire: Wire) -> AsyncIterator[Finding]:
         prefix = self._address.prefix
-        meta = await self._told(wire, "HMGET", f"{prefix}meta", "e", "q", "n")
+        meta = await self._told(wire, "HMGET", f"{prefix}meta", "e", "q", "n", "w", "h")
         if meta is None:
             return
         if meta[0] is None:
-            fresh = self._address.fresh
+            yield await self._first_contact(wire)
+            return
+        longest = self._address.max_window
+        if meta[3] is not None and float(meta[3]) != longest * 1e6:
+            longest = float(meta[3]) / 1e6
             yield Finding(
-                "ok" if fresh else "warning",
-                "namespace",
-                f"{prefix.rstrip(':')} is not there yet; the first use makes it"
-                + ("" if fresh else f", and grants nothing for {self._address.quarantine:g} s"),
-                ""
-                if fresh
-                else "if nobody can hold anything in it, say ?fresh=true once: without it a new "
-                "namespace could be one that has lost its data",
-                absent=True,
+                "failure",
+                "recovery window",
+                f"the longest one in {prefix[:-1]} is {longest:g} s, and this URL allows "
+                f"{self._address.max_window:g} s",
+                f"write ?max_window={longest:g} in the URL of each program",
             )
             return
+        yield Finding("ok", "recovery window", f"{longest:g} s at the longest (max_window)")
         told = await self._told(wire, "TIME")
         now = time.time() * 1e6 if told is None else int(told[0]) * 1e6 + int(told[1])
         left = (float(meta[1] or 0) - now) / 1e6
         if left > 0:
-            new = (
-                "if there were none, say so once with ?fresh=true; else " if meta[2] == b"1" else ""
-            )
+            why = REASONS.get(_text(meta[4] or b""), REASONS["lost"])
+            new = "if no program has ever used it, say so with ?fresh=true; else "
             yield Finding(
                 "failure",
                 "quarantine",
-                f"nothing is granted for another {left:,.0f} s: the data was lost, or the "
-                "namespace is new, and former holders may believe yet",
-                f"{new}wait; a shorter ?quarantine= (no window may be longer) makes the next one "
-                "shorter",
+                f"nothing is granted for another {min(left, longest):,.0f} s: {why}",
+                f"{new if meta[2] == b'1' else ''}wait",
             )
         else:
             yield Finding("ok", "quarantine", "none")
         async for finding in self._contents(wire):
             yield finding
+
+    async def _first_contact(self, wire: Wire) -> Finding:
+        """What the first client would meet in a namespace that is not there yet."""
+        address = self._address
+        witnesses = Witnesses(address)
+        there = await self._told(wire, "SCRIPT", "EXISTS", *witnesses.digests)
+        witnessed = 0.0 if there is None else witnesses.longest(there)
+        wait, reason = judge(address, witnessed, await collect(wire))
+        found = f"{address.prefix[:-1]} is not there yet; the first use makes it"
+        if wait <= ROLL_CALL:
+            pause = f", and grants nothing for {wait:g} s" if wait else ""
+            return Finding("ok", "namespace", f"{found}{pause}", absent=True)
+        return Finding(
+            "warning",
+            "namespace",
+            f"{found}, and grants nothing for {wait:,.0f} s: {REASONS[reason]}",
+            "wait, or say ?fresh=true if no program has ever used it"
+            if reason != "lost"
+            else "wait",
+            absent=True,
+        )
 
     async def _contents(self, wire: Wire) -> AsyncIterator[Finding]:
         """As any client sees it, whatever the keys look like."""
@@ -267,113 +286,6 @@ class _Examination:
             if cursor == "0":
                 break
         return found
-
-
-# What INFO tells
-
-
-def _version(info: Info) -> Finding:
-    name = "Valkey" if "valkey_version" in info else "Redis"
-    version = info.get("valkey_version") or info.get("redis_version", "of an unknown version")
-    found = f"{name} {version}, up for {int(info.get('uptime_in_seconds', 0)):,} s"
-    if info.get("cluster_enabled") == "1":
-        return Finding(
-            "failure",
-            "server",
-            f"{found}, a node of a cluster",
-            "use one server, or a master with replicas behind sentinels (redis+sentinel://)",
-        )
-    if info.version < EARLIEST:
-        return Finding("failure", "server", f"{found}, which is too old", "use 6.2 or later")
-    if info.get("loading") == "1":
-        return Finding("failure", "server", f"{found}, is loading its data", "wait until it has")
-    return Finding("ok", "server", found)
-
-
-def _role(info: Info) -> Finding:
-    if info.get("role", "master") == "master":
-        return Finding("ok", "role", "master")
-    master = f"{info.get('master_host')}:{info.get('master_port')}"
-    return Finding(
-        "failure",
-        "role",
-        f"a replica of {master}, which takes no writes",
-        "name the master, or the sentinels with redis+sentinel://",
-    )
-
-
-def _persistence(info: Info, settings: dict[str, str]) -> Finding:
-    if info.get("aof_enabled") == "1":
-        if info.get("aof_last_write_status", "ok") != "ok":
-            remedy = "make room on its disk: see the log of the server"
-            return Finding("failure", "persistence", "the last write of its log failed", remedy)
-        how = settings.get("appendfsync", "")
-        found = f"appendonly{', appendfsync ' if how else ''}{how}"
-        if how == "no":
-            found += ": a crash of the machine loses what the system had not written"
-            return Finding("warning", "persistence", found, "set appendfsync to always")
-        if how == "everysec":
-            found += ": a crash of the machine may lose a second"
-        return Finding("ok", "persistence", found)
-    snapshots = settings.get("save")
-    if info.get("rdb_last_bgsave_status", "ok") != "ok" and snapshots:
-        remedy = "see the log of the server: by default it takes no writes until one succeeds"
-        return Finding("failure", "persistence", "the last snapshot failed", remedy)
-    found = (
-        f"snapshots alone (save {snapshots}): a restart forgets what came after the last"
-        if snapshots
-        else "none: after a restart nothing is granted for the time of the quarantine"
-    )
-    return Finding(
-        "warning", "persistence", found, "set appendonly to yes, and appendfsync to always"
-    )
-
-
-def _memory(info: Info, address: Address) -> Finding:
-    policy = info.get("maxmemory_policy", "noeviction")
-    most, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
-    found = f"{used / 2**20:,.0f} MiB used" + (f" of {most / 2**20:,.0f}" if most else ", no limit")
-    found += f", maxmemory-policy {policy}"
-    if policy != "noeviction":
-        return Finding(
-            "failure" if most and not address.may_evict else "warning",
-            "memory",
-            f"{found}: leases that are held may be evicted",
-            "CONFIG SET maxmemory-policy noeviction (and in its configuration file)",
-        )
-    if most and used > FULL * most:
-        remedy = "raise maxmemory: a full server refuses every change"
-        return Finding("warning", "memory", found, remedy)
-    return Finding("ok", "memory", found)
-
-
-def _replicas(info: Info, address: Address) -> Finding:
-    count = int(info.get("connected_slaves", 0))
-    online = 0
-    for number in range(count):
-        facts = dict(
-            each.partition("=")[::2] for each in info.get(f"slave{number}", "").split(",") if each
-        )
-        online += facts.get("state") == "online"
-    needed = address.min_replicas
-    found = f"{online} online, min_replicas={needed}"
-    if online < needed:
-        return Finding(
-            "failure",
-            "replicas",
-            f"{found}: no grant can be confirmed",
-            "start the replicas, or lower min_replicas",
-        )
-    if needed and online == needed:
-        return Finding("warning", "replicas", found, "have one more: one that is away stops grants")
-    if online and not needed:
-        return Finding(
-            "warning",
-            "replicas",
-            f"{found}: a failover may forget the last grants",
-            "with ?min_replicas=1 a grant is told only when a replica has it",
-        )
-    return Finding("ok", "replicas", found)
 
 
 # What is tried

@@ -19,7 +19,9 @@ from tenure.engines.redis.attachment import Attachment
 from tenure.engines.redis.commands import Call
 from tenure.engines.redis.confirming import Confirmer
 from tenure.engines.redis.connecting import Server
+from tenure.engines.redis.first_contact import Witnesses, greet_namespace
 from tenure.engines.redis.link import Link
+from tenure.engines.redis.quarantine import Quarantine
 from tenure.engines.redis.renewing import Renewer
 from tenure.engines.redis.scripts import SCRIPTS
 from tenure.engines.redis.session import OWNS, WAITING, RedisSession
@@ -62,6 +64,7 @@ class RedisEngine(Administration):
         seen: the highest order id that this program has come across.
         channel: where this engine is told what happens to its sessions.
         confirmer: what has replicas confirm grants, where that is asked for.
+        quarantine: the time for which nothing is granted, as far as it is known here.
     """
 
     capabilities = Capabilities(resume=True, durable=True)
@@ -75,7 +78,9 @@ class RedisEngine(Administration):
         self.confirmer: Confirmer | None = None
         self.channel = ""
         self.epoch = ""
+        self.quarantine = Quarantine(address, clock)
         self._meta = f"{address.prefix}meta"
+        self._witnesses = Witnesses(address)
         self._channel = b""
         self._closing: asyncio.Task[None] | None = None
         self._thread = 0
@@ -89,7 +94,6 @@ class RedisEngine(Administration):
         self._polled = 0.0
         self._silent = 0
         self._proofs: list[tuple[RedisSession, float]] = []
-        self._quarantined_until = 0.0
 
     @property
     def guarantees(self) -> str:
@@ -119,9 +123,9 @@ class RedisEngine(Administration):
         self._channel = self.channel.encode()
         self._closing = None
         self.link = Link(self._address, self._meta, self)
-        self.renewer = Renewer(self._address, self._meta, self.clock)
+        self.renewer = Renewer(self._address, self._meta, self.clock, self._witnesses.mine)
         if self._address.min_replicas:
-            self.confirmer = Confirmer(self._address, self._meta, self.clock)
+            self.confirmer = Confirmer(self._address, self._meta, self.clock, self._witnesses.mine)
         self.link.subscribe(self.channel)
         try:
             await self.loop.create_task(self.link.open())
@@ -217,27 +221,11 @@ class RedisEngine(Administration):
 
     async def prepare(self, wire: Wire, server: Server) -> None:
         """Greet the namespace, and attach every session anew."""
-        address = self._address
-        epoch, is_new, quarantine, unknown = await wire.run(
-            "hello",
-            None,
-            server.run_id,
-            int(address.fresh),
-            secrets.token_hex(8),
-            self.epoch,
-            int(address.quarantine * 1e6),
+        greeting = await greet_namespace(
+            wire, self._address, self._witnesses, server.run_id, self.epoch
         )
-        self.epoch = epoch.decode()
-        self._quarantined_until = self.clock.now() + quarantine / 1e6
-        if quarantine:
-            _log.warning(
-                "%s: the namespace %s %s, so nothing is granted for %.0f s, in which holders "
-                "from before may believe%s",
-                *(self.url, self._meta.removesuffix(":meta")),
-                "is new or has lost its data" if is_new else "is quarantined",
-                quarantine / 1e6,
-                "; if there were none, say so once with ?fresh=true" if unknown else "",
-            )
+        self.epoch = greeting.epoch
+        self.quarantine.update(greeting.left, greeting.reason, may_be_new=greeting.may_be_new)
         self.renewer.serve(server)
         if self.confirmer is not None:
             self.confirmer.serve(server)
@@ -246,7 +234,7 @@ class RedisEngine(Administration):
         self._proofs = []
         sessions = list(dict.fromkeys(self._sessions.values()))
         await asyncio.gather(*(self._reattach(wire, session) for session in sessions))
-        self._set_timer(0.0 if quarantine else _POLL)
+        self._set_timer(0.0 if greeting.left else _POLL)
 
     async def _reattach(self, wire: Wire, session: RedisSession) -> None:
         token = new_token(session.attach_number + len(session.tokens))
@@ -317,7 +305,7 @@ class RedisEngine(Administration):
         if self.link.is_up and not self._silent:
             watching = "1" if self._watches else "0"
             names: set[str] = set()
-            if now < self._quarantined_until + _POLL:
+            if self.quarantine.left > -_POLL:
                 names = {
                     f"{each.path}:{name}" for each in sessions for name in each.waited.values()
                 }
@@ -330,11 +318,11 @@ class RedisEngine(Administration):
 
     def _ticked(self, reply: Any) -> None:
         if isinstance(reply, list):
-            _, epoch, due, quarantine, published = reply
+            _, epoch, due, quarantine, published, reason = reply
             if epoch.decode() != self.epoch:
                 self.link.give_up("the server has lost its data")
                 return
-            self._quarantined_until = self.clock.now() + quarantine / 1e6
+            self.quarantine.update(quarantine / 1e6, reason.decode())
             self.expect(due)
             if published:
                 self._watched(published)
@@ -347,7 +335,7 @@ class RedisEngine(Administration):
 
     async def attach(self, how: Attach, events: SessionEvents) -> RedisSession:
         self._opened()
-        return await attach(self, self._address.quarantine, how, events)
+        return await attach(self, self._address.max_window, how, events)
 
     def admit(self, session: RedisSession) -> bool:
         """A session is attached; false if that is too late."""

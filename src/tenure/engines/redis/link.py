@@ -22,7 +22,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from tenure.engines.redis.commands import Batch, Operation, Pending, Refusal
-from tenure.engines.redis.connecting import Server, connect, connect_once, greet, translated
+from tenure.engines.redis.connecting import (
+    Loading,
+    Server,
+    connect,
+    connect_once,
+    greet,
+    translated,
+)
 from tenure.engines.redis.url import Address
 from tenure.engines.redis.wire import Wire
 from tenure.errors import EngineUnavailable, TenureError
@@ -32,6 +39,7 @@ __all__ = ["Client", "Link"]
 _log = logging.getLogger("tenure")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 2.0
+_LONGEST_LOADING_PAUSE = 0.5
 
 
 class Client(Protocol):
@@ -77,12 +85,23 @@ class Link:
         return self._wire is not None
 
     async def open(self) -> None:
-        """Connect for the first time.
+        """Connect for the first time. A server that loads its data is waited for.
 
         Raises:
-            EngineUnavailable, AuthenticationFailed, Unsupported, EngineError
+            EngineUnavailable, AuthenticationFailed, Unsupported, EngineError, InvalidArgument
         """
-        await self._connect()
+        pause = _FIRST_PAUSE
+        warned = False
+        while True:
+            try:
+                await self._connect()
+                break
+            except Loading as error:
+                level = logging.DEBUG if warned else logging.WARNING
+                _log.log(level, "%s; waiting until it has", error)
+                warned, self._why = True, str(error)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(pause * 2, _LONGEST_LOADING_PAUSE)
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     async def aclose(self) -> None:

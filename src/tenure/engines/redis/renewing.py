@@ -36,8 +36,9 @@ _NOTHING = object()
 class Renewer:
     """The thread, and what it is to renew."""
 
-    def __init__(self, address: Address, meta: str, clock: Clock) -> None:
+    def __init__(self, address: Address, meta: str, clock: Clock, witness: str) -> None:
         self._address = address
+        self._witness = witness
         self._meta = meta
         self._clock = clock
         self._server: Server | None = None
@@ -133,7 +134,7 @@ class Renewer:
             words.append(("AUTH", *filter(None, (name, self._address.password))))
         if self._address.db:
             words.append(("SELECT", self._address.db))
-        words.append(("SCRIPT", "LOAD", _SCRIPT.text))
+        words += [("SCRIPT", "LOAD", text) for text in (self._witness, _SCRIPT.text)]
         connection.sendall(b"".join(map(pack, words)))
         for _ in words:
             reply = self._read(connection)

@@ -37,6 +37,8 @@ REMOVALS = {b"t": Removal.TIMED_OUT, b"x": Removal.DELETED, b"e": Removal.EVICTE
 _GRANTED = Place.GRANTED
 _REFUSED = Enqueued(Place.REFUSED, None)
 _CHUNK = 256
+_SOON = 4.5
+"""Seconds that a request which does not wait spends in a quarantine, at the most."""
 
 
 class RedisSession(Attachment):
@@ -176,10 +178,30 @@ class RedisSession(Attachment):
                 self._fresh.add(hold)
             asked.settle(Enqueued(Place.WAITING, order_id))
             self._push_early(hold)
+        elif type(reply) is list and reply[0] == b"quarantined":
+            self._held_up(asked, reply[1] / 1e6)
         else:
             self.holds.pop(hold, None)
             error = self._wrong(reply)
             asked.fail(error or self._error(reply[0], reply, asked.name, asked.count))
+
+    def _held_up(self, asked: Enqueue, left: float) -> None:
+        """A request that does not wait met a quarantine: try again at its end, if that is soon."""
+        quarantine = self._engine.quarantine
+        quarantine.prolong(left)
+        if left <= _SOON and not self.over:
+            self.loop.call_later(left + 0.001, self._try_again, asked)
+        else:
+            self.holds.pop(asked.hold, None)
+            asked.fail(quarantine.refusal(asked.name, self.path))
+
+    def _try_again(self, asked: Enqueue) -> None:
+        if self.over:
+            asked.fail(self._why_over or self._gone())
+        elif asked.hold in self.holds:
+            self._operate(asked)
+        else:
+            asked.settle(_REFUSED)  # it was withdrawn meanwhile
 
     def _push_early(self, hold: int) -> None:
         early = self._early.pop(hold, None)

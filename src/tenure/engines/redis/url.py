@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from tenure.busy_poll import LONGEST, USUAL
-from tenure.core.rules import MAX_WINDOW
+from tenure.core.rules import MAX_WINDOW, MIN_WINDOW
 from tenure.errors import InvalidArgument
 
 __all__ = ["Address", "Place", "parse"]
@@ -21,9 +21,11 @@ _PARAMETERS = (
     *("db", "username", "password", "client_name", "protocol", "ssl", "ssl_ca_certs"),
     *("ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname", "ssl_ca_path"),
     *("socket_timeout", "socket_connect_timeout", "sentinel_username", "sentinel_password"),
-    *("prefix", "fresh", "quarantine", "min_replicas", "eviction", "busy_poll"),
+    *("prefix", "fresh", "max_window", "quarantine", "min_replicas", "eviction", "busy_poll"),
 )
 _REDIS_PORT, _SENTINEL_PORT = 6379, 26379
+_LONGEST_WINDOW = 30.0
+"""Seconds; the default of ``max_window``, and the usual recovery window."""
 
 Place = tuple[str, int] | str
 """Where a server listens: (host, port), or the path of a socket."""
@@ -39,8 +41,8 @@ class Address:
         service: the name under which the sentinels know the server; empty without them.
         tls: how to encrypt, or ``None``.
         prefix: what the keys begin with, in braces.
-        fresh: a namespace without data is new, and has not lost it.
-        quarantine: seconds without grants after data was lost; no window may be longer.
+        fresh: the caller says that a namespace without data is new.
+        max_window: seconds of the namespace's longest recovery window, the same for every program.
         min_replicas: how many replicas confirm a grant before it is told.
         patience: seconds after which a silent connection is given up, at the most.
         connect_timeout: seconds for one attempt to connect.
@@ -60,7 +62,7 @@ class Address:
     protocol: int
     prefix: str
     fresh: bool
-    quarantine: float
+    max_window: float
     min_replicas: int
     may_evict: bool
     patience: float
@@ -181,7 +183,7 @@ def parse(url: str) -> Address:
         protocol=int(query.one_of("protocol", "3", "2")),
         prefix=f"{{{prefix}}}:",
         fresh=query.flag("fresh"),
-        quarantine=query.seconds("quarantine", MAX_WINDOW, 1.0, MAX_WINDOW),
+        max_window=_longest_window(safe, query),
         min_replicas=query.whole("min_replicas", 0, 100),
         may_evict=query.one_of("eviction", "refuse", "warn") == "warn",
         patience=query.seconds("socket_timeout", 5.0, 0.1, 600.0),
@@ -232,6 +234,21 @@ def _database(url: str, text: str) -> int:
     if not text.isdecimal():
         raise InvalidArgument(f"{url!r}: a database is a number, not {text!r}")
     return int(text)
+
+
+def _longest_window(url: str, query: _Parameters) -> float:
+    """The value of ``max_window``, or of ``quarantine``, its former name."""
+    windows = {
+        name: query.seconds(name, _LONGEST_WINDOW, MIN_WINDOW, MAX_WINDOW)
+        for name in ("max_window", "quarantine")
+        if query.text(name)
+    }
+    if len(set(windows.values())) > 1:
+        raise InvalidArgument(
+            f"{url!r} has two values for one parameter: quarantine is a former name of max_window. "
+            "Write max_window alone"
+        )
+    return max(windows.values(), default=_LONGEST_WINDOW)
 
 
 def _tls(url: str, query: _Parameters) -> ssl.SSLContext:

@@ -300,6 +300,8 @@ class Wire(asyncio.Protocol):
     def _refused(self, pending: deque[Pending], refusal: Refusal) -> None:
         word = str(refusal).partition(" ")[0]
         if word in _UNUSABLE:
+            if isinstance(pending[0], Words):  # it says more than the end of the connection
+                pending.popleft().answered(refusal)
             self.give_up(str(refusal))
             return
         if word != "NOSCRIPT":

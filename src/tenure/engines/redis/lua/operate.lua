@@ -175,7 +175,7 @@ local function enqueue(hold, name, count, data, timeout, ephemeral)
     changed(path, name, m and 'o' or 'b')
     return number
   elseif timeout == '0' then
-    return 0
+    return quarantined and {'quarantined', meta[3] - now} or 0
   end
   local deadline = timeout ~= '' and int(now + timeout)
   return {join(m, hold, name, count, data, false, deadline), due()}

@@ -24,9 +24,23 @@ local function be_watched()
   return {now, till}
 end
 
+local function note_time()
+  if not meta[5] or now > tonumber(meta[5]) then
+    call('HSET', KEYS[1], 't', instant)
+  end
+end
+
+-- Microseconds that the sessions of a node get besides their windows when the server was away.
+local function grace_of(path)
+  local node = call('HGET', P .. 'nodes', path)
+  local grace = node and cjson.decode(node).session_grace_period or 0
+  return (grace > 0 and grace or 10) * 1000000
+end
+
 -- Give a session its window from now on. What Redis keeps for it gets time to live, twice a day.
 local function touch(id, grace)
   whatever_memory()
+  note_time()
   local key = P .. 's:' .. id
   local s = call('HMGET', key, 'w', 'f', 'n', 'u')
   local till = math.max(now + s[1] + (grace or 0), grace and tonumber(s[4]) or 0)
@@ -100,4 +114,53 @@ local function describe(m, wanted)
   local requests = (wanted or not m.exact) and requests_of(m) or {}
   local held = m.whole and m.limit or int(m.held)
   return {m.name, data, m.limit, m.lasting and 1 or 0, held, m.waiting, instant, requests}
+end
+
+-- The clock was set back. Every time that is stored lies ahead by its own duration at the most: what
+-- was to end soon may end later, by no more than that, and nothing ends sooner.
+local function bound_times()
+  whatever_memory()
+  local longest = tonumber(call('HGET', KEYS[1], 'w') or '1800000000')
+  meta[3] = int(math.min(tonumber(meta[3]), now + longest))
+  meta[4] = int(math.min(tonumber(meta[4] or 0), now + 60000000))
+  quarantined, watched = tonumber(meta[3]) > now, tonumber(meta[4]) > now
+  local p = int(math.max(tonumber(meta[3]), tonumber(meta[4])))
+  call('HSET', KEYS[1], 'q', meta[3], 'v', meta[4], 'p', p, 't', instant)
+  for _, id in ipairs(call('ZRANGE', P .. 'x', 0, -1)) do
+    local key = P .. 's:' .. id
+    local s = call('HMGET', key, 'w', 'u', 'y', 'n')
+    if s[2] then
+      local believed = now + s[1]
+      local till = believed + (s[2] == s[3] and grace_of(s[4]) or 0)
+      if tonumber(s[2]) > till then
+        call('HSET', key, 'u', int(till))
+        call('ZADD', P .. 'x', int(till), id)
+        if s[2] == s[3] then
+          call('HSET', key, 'y', int(till))
+        end
+      end
+      local fields = call('HGETALL', key)
+      for at = 1, #fields, 2 do
+        if string.sub(fields[at], 1, 1) == 'B' and tonumber(fields[at + 1]) > believed then
+          call('HSET', key, fields[at], int(believed))
+        end
+      end
+    end
+  end
+  for _, member in ipairs(call('ZRANGE', P .. 'd', 0, -1)) do
+    local order, id, hold = string.match(member, '^(%d+) (%d+) (%d+)$')
+    local s = call('HMGET', P .. 's:' .. id, 'n', hold)
+    local name = s[2] and string.match(s[2], '^%d+ (.*)$')
+    local m = name and load(s[1], name, s[2])
+    local r = request_in(m, order)
+    if r and tonumber(r.joined) > now then
+      r.deadline, r.joined = int(now + math.max(0, r.deadline - r.joined)), instant
+      m.record[order] = record_of(r)
+      call('HSET', m.key, order, m.record[order])
+      call('ZADD', P .. 'd', r.deadline, member)
+    end
+  end
+end
+if set_back then
+  bound_times()
 end

@@ -1,10 +1,12 @@
 -- Ends what has run out, and grants what a quarantine held up. ARGV: "node:name" of each semaphore
 -- that somebody waits for; before them "1" if the client watches anything.
--- Answers {"ok", epoch, due, quarantine that is left, what `be_watched` says, if it does}.
+-- Answers {"ok", epoch, due, quarantine that is left, what `be_watched` says, if it does, and why there
+-- is a quarantine}.
 --#head
 --#body
 --#rest
 whatever_memory()
+note_time()
 local published = ARGV[1] == '1' and be_watched() or {}
 expire()
 for at = 2, #ARGV do
@@ -15,4 +17,5 @@ for at = 2, #ARGV do
   end
 end
 settle()
-return {'ok', meta[1], due(), quarantined and meta[3] - now or 0, published}
+return {'ok', meta[1], due(), quarantined and meta[3] - now or 0, published,
+  quarantined and call('HGET', KEYS[1], 'h') or 'lost'}

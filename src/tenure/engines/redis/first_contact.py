@@ -1,0 +1,270 @@
+"""First contact with a namespace that has no epoch: for how long nothing is granted, and why.
+
+A namespace without its epoch is new, or has lost its data. After a loss, holders may consider
+their leases held for at most W, the longest recovery window (``max_window``). The wait is therefore
+W, or less where the server shows that no such holder can exist; docs/redis.md has the argument.
+
+The evidence is a *witness*, a script that each program loads into the server before it attaches
+anything, and what the server reports of itself. A witness outlives the data (``FLUSHALL``,
+``SWAPDB``, a resynchronisation) and ends with the process, or by ``SCRIPT FLUSH``, which the
+server counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tenure.core.rules import MAX_WINDOW
+from tenure.engines.redis.commands import Refusal
+from tenure.engines.redis.connecting import Info, parse_info
+from tenure.engines.redis.scripts import SCRIPTS
+from tenure.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from tenure.engines.redis.url import Address
+    from tenure.engines.redis.wire import Wire
+
+__all__ = [
+    "ROLL_CALL",
+    "Greeting",
+    "Report",
+    "Verdict",
+    "Witnesses",
+    "collect",
+    "greet_namespace",
+    "judge",
+]
+
+ROLL_CALL = 4.0
+"""Seconds in which programs that can reach the server reconnect, and report the loss of data."""
+
+_LEVELS = (2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 240.0, 480.0, 900.0, MAX_WINDOW)
+"""Longest recovery windows that a witness can stand for, in seconds."""
+
+_APART = 5.0
+"""Seconds between the clocks of server and client above which the server's is not relied on."""
+
+_PROMOTING = ("replicaof", "slaveof", "failover")
+_MALLOC_UPTIME = re.compile(r"^uptime:\s*(\d+)", re.MULTILINE)
+
+
+class Witnesses:
+    """The witness scripts of one namespace.
+
+    There is one text for each of `_LEVELS`, so that a witness also tells how long the recovery
+    windows of its programs can have been.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._texts = {
+            level: (
+                f"-- tenure: programs with recovery windows of up to {level:g} s have used "
+                f"{address.prefix} in database {address.db} of this server.\nreturn 1\n"
+            )
+            for level in _LEVELS
+        }
+        self.mine = self._texts[min(each for each in _LEVELS if each >= address.max_window)]
+        self.digests = [
+            hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+            for text in self._texts.values()
+        ]
+
+    def longest(self, there: list[int]) -> float:
+        """The longest recovery window that a witness stands for, in seconds; 0.0 without any.
+
+        Args:
+            there: the reply to ``SCRIPT EXISTS`` for `digests`.
+        """
+        found = [level for level, known in zip(_LEVELS, there, strict=True) if known]
+        return max(found, default=0.0)
+
+
+class Verdict(NamedTuple):
+    """How long nothing is granted in a namespace without an epoch, and why.
+
+    Attributes:
+        wait: seconds.
+        reason: a key of `tenure.engines.redis.quarantine.REASONS`.
+    """
+
+    wait: float
+    reason: str
+
+
+class Report(NamedTuple):
+    """What a server reports of itself.
+
+    Attributes:
+        info: the answer to ``INFO everything``; ``None`` where that is denied.
+        uptime: seconds since the start of the process by a clock that cannot be set; ``None``
+            where the server does not tell.
+        apart: seconds between the clock of the server and the clock of this client.
+    """
+
+    info: Info | None
+    uptime: float | None
+    apart: float
+
+
+class Greeting(NamedTuple):
+    """What a namespace answers to a client that has connected.
+
+    Attributes:
+        epoch: another one after each loss of data.
+        left: seconds for which nothing is granted.
+        reason: why, a key of `tenure.engines.redis.quarantine.REASONS`.
+        may_be_new: ``?fresh=true`` would end that.
+    """
+
+    epoch: str
+    left: float
+    reason: str
+    may_be_new: bool
+
+
+async def greet_namespace(
+    wire: Wire, address: Address, witnesses: Witnesses, run_id: str, known: str
+) -> Greeting:
+    """Greet the namespace, make it where it is not there, and leave a witness.
+
+    The witness is there before anything is attached or renewed over this connection.
+
+    Args:
+        known: the epoch that this client has seen; empty for none.
+
+    Raises:
+        InvalidArgument: the programs of the namespace have another ``max_window``.
+    """
+    text, meta = SCRIPTS["hello"].text, f"{address.prefix}meta"
+    longest = int(address.max_window * 1e6)
+    words = (run_id, int(address.fresh), secrets.token_hex(8), known, longest, address.db)
+    while True:
+        reply = await wire.run("hello", None, *words, "", "")
+        if reply[0] == b"window":
+            raise _other_window(address, int(reply[1]) / 1e6)
+        if reply[0] == b"ok":
+            await wire.ask("SCRIPT", "LOAD", witnesses.mine)
+            break
+        # Of two clients that come first, one makes the namespace. The other sees its epoch, and
+        # never a witness without one, since both come into being in one transaction.
+        await wire.ask("WATCH", meta)
+        witnessed = witnesses.longest(await wire.ask("SCRIPT", "EXISTS", *witnesses.digests))
+        # Asked for after that, or a SCRIPT FLUSH in between would go unnoticed.
+        report = await collect(wire)
+        if known:
+            verdict = Verdict(max(address.max_window, witnessed), "lost")
+        else:
+            verdict = judge(address, witnessed, report)
+        await wire.ask("MULTI")
+        wait = int(verdict.wait * 1e6)
+        await wire.ask("EVAL", text, 1, meta, *words, wait, verdict.reason)
+        await wire.ask("SCRIPT", "LOAD", witnesses.mine)
+        done = await wire.ask("EXEC")
+        if done is None:
+            continue
+        reply = done[0]
+        if isinstance(reply, Refusal):
+            raise reply
+        if reply[0] == b"ok":
+            break
+    _, epoch, left, reason, may_be_new = reply
+    return Greeting(epoch.decode(), left / 1e6, reason.decode(), bool(may_be_new))
+
+
+def _other_window(address: Address, there: float) -> InvalidArgument:
+    return InvalidArgument(
+        f"{address.url}: the programs that use {address.prefix[:-1]} have recovery windows of up "
+        f"to {there:g} s, and this URL allows {address.max_window:g} s. Write "
+        f"?max_window={there:g} in the URL of each program. Another value is accepted once none of "
+        "their sessions is left"
+    )
+
+
+async def collect(wire: Wire) -> Report:
+    """Ask a server for what `judge` considers."""
+    info = uptime = None
+    apart = 0.0
+    try:
+        info = parse_info(await wire.ask("INFO", "everything"))
+        asked = time.time()
+        told = await wire.ask("TIME")
+        apart = abs(int(told[0]) + int(told[1]) / 1e6 - (asked + time.time()) / 2)
+    except Refusal:
+        return Report(None, None, 0.0)
+    try:
+        uptime = _elapsed(await wire.ask("MEMORY", "MALLOC-STATS"))
+    except Refusal:
+        uptime = None  # another allocator or a narrow account: the wall clock has to do
+    return Report(info, uptime, apart)
+
+
+def _elapsed(stats: Any) -> float | None:
+    """Seconds since the allocator of the process was initialised, by the monotonic clock."""
+    text = stats.decode("utf-8", "replace") if isinstance(stats, bytes) else str(stats)
+    found = _MALLOC_UPTIME.search(text)
+    return None if found is None else int(found[1]) / 1e9
+
+
+def judge(address: Address, witnessed: float, report: Report) -> Verdict:
+    """Decide how long nothing is granted in a namespace without an epoch.
+
+    Args:
+        witnessed: what `Witnesses.longest` found.
+        report: what the server reports of itself.
+    """
+    longest = max(address.max_window, witnessed)
+    if witnessed:
+        return Verdict(longest, "lost")
+    if address.fresh:
+        return Verdict(0.0, "fresh")
+    doubt = _doubt(address, report)
+    if doubt:
+        return Verdict(longest, doubt)
+    uptime = _uptime(report)
+    if uptime is None:
+        return Verdict(longest, "clock")
+    left = longest - max(uptime, 0.0)
+    return Verdict(left, "restarted") if left > ROLL_CALL else Verdict(ROLL_CALL, "new")
+
+
+def _doubt(address: Address, report: Report) -> str:
+    """Why the absence of a witness proves nothing; empty where it does."""
+    if address.service:
+        return "sentinel"
+    info = report.info
+    if info is None or not {"uptime_in_seconds", "master_replid2"} <= info.keys():
+        return "unknown"
+    calls = {
+        name.removeprefix("cmdstat_"): _calls(value)
+        for name, value in info.items()
+        if name.startswith("cmdstat_")
+    }
+    if not calls:
+        return "unknown"
+    if info["master_replid2"].strip("0") or any(calls.get(each) for each in _PROMOTING):
+        return "promoted"
+    # Before 7.0 the calls of a command's subcommands are counted as one.
+    if calls.get("config|resetstat") or calls.get("config"):
+        return "reset"
+    if calls.get("script|flush") or calls.get("script"):
+        return "flushed"
+    return ""
+
+
+def _calls(statistics: str) -> int:
+    number = statistics.partition(",")[0].removeprefix("calls=")
+    return int(number) if number.isdecimal() else 1
+
+
+def _uptime(report: Report) -> float | None:
+    """Seconds for which the process has certainly been up; ``None`` where nothing is certain."""
+    if report.uptime is not None:
+        return report.uptime
+    assert report.info is not None
+    if report.apart > _APART:
+        return None  # the clock may have been set since the start, and uptime follows it
+    return float(report.info["uptime_in_seconds"]) - 1.0  # it is a difference of whole seconds

@@ -1,0 +1,121 @@
+"""Findings of `tenure doctor` about what a Redis reports of itself (``INFO``)."""
+
+from __future__ import annotations
+
+from tenure.engines.contract import Finding
+from tenure.engines.redis.connecting import EARLIEST, Info
+from tenure.engines.redis.url import Address
+
+__all__ = ["memory", "persistence", "replicas", "role", "version"]
+
+FULL = 0.9
+"""Part of the allowed memory above which a warning is due."""
+
+
+def version(info: Info) -> Finding:
+    """Examine which server it is."""
+    name = "Valkey" if "valkey_version" in info else "Redis"
+    version = info.get("valkey_version") or info.get("redis_version", "of an unknown version")
+    found = f"{name} {version}, up for {int(info.get('uptime_in_seconds', 0)):,} s"
+    if info.get("cluster_enabled") == "1":
+        return Finding(
+            "failure",
+            "server",
+            f"{found}, a node of a cluster",
+            "use one server, or a master with replicas behind sentinels (redis+sentinel://)",
+        )
+    if info.version < EARLIEST:
+        return Finding("failure", "server", f"{found}, which is too old", "use 6.2 or later")
+    if info.get("loading") == "1":
+        return Finding("failure", "server", f"{found}, is loading its data", "wait until it has")
+    return Finding("ok", "server", found)
+
+
+def role(info: Info) -> Finding:
+    """Examine whether it takes writes."""
+    if info.get("role", "master") == "master":
+        return Finding("ok", "role", "master")
+    master = f"{info.get('master_host')}:{info.get('master_port')}"
+    return Finding(
+        "failure",
+        "role",
+        f"a replica of {master}, which takes no writes",
+        "name the master, or the sentinels with redis+sentinel://",
+    )
+
+
+def persistence(info: Info, settings: dict[str, str]) -> Finding:
+    """Examine how it keeps its data."""
+    if info.get("aof_enabled") == "1":
+        if info.get("aof_last_write_status", "ok") != "ok":
+            remedy = "make room on its disk: see the log of the server"
+            return Finding("failure", "persistence", "the last write of its log failed", remedy)
+        how = settings.get("appendfsync", "")
+        found = f"appendonly{', appendfsync ' if how else ''}{how}"
+        if how == "no":
+            found += ": a crash of the machine loses what the system had not written"
+            return Finding("warning", "persistence", found, "set appendfsync to always")
+        if how == "everysec":
+            found += ": a crash of the machine may lose a second"
+        return Finding("ok", "persistence", found)
+    snapshots = settings.get("save")
+    if info.get("rdb_last_bgsave_status", "ok") != "ok" and snapshots:
+        remedy = "see the log of the server: by default it takes no writes until one succeeds"
+        return Finding("failure", "persistence", "the last snapshot failed", remedy)
+    found = (
+        f"snapshots alone (save {snapshots}): a restart forgets what came after the last"
+        if snapshots
+        else "none: after a restart nothing is granted for the longest recovery window"
+    )
+    return Finding(
+        "warning", "persistence", found, "set appendonly to yes, and appendfsync to always"
+    )
+
+
+def memory(info: Info, address: Address) -> Finding:
+    """Examine how much memory is left, and what happens without."""
+    policy = info.get("maxmemory_policy", "noeviction")
+    most, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
+    found = f"{used / 2**20:,.0f} MiB used" + (f" of {most / 2**20:,.0f}" if most else ", no limit")
+    found += f", maxmemory-policy {policy}"
+    if policy != "noeviction":
+        return Finding(
+            "failure" if most and not address.may_evict else "warning",
+            "memory",
+            f"{found}: leases that are held may be evicted",
+            "CONFIG SET maxmemory-policy noeviction (and in its configuration file)",
+        )
+    if most and used > FULL * most:
+        remedy = "raise maxmemory: a full server refuses every change"
+        return Finding("warning", "memory", found, remedy)
+    return Finding("ok", "memory", found)
+
+
+def replicas(info: Info, address: Address) -> Finding:
+    """Examine whether there are the replicas that are asked for."""
+    count = int(info.get("connected_slaves", 0))
+    online = 0
+    for number in range(count):
+        facts = dict(
+            each.partition("=")[::2] for each in info.get(f"slave{number}", "").split(",") if each
+        )
+        online += facts.get("state") == "online"
+    needed = address.min_replicas
+    found = f"{online} online, min_replicas={needed}"
+    if online < needed:
+        return Finding(
+            "failure",
+            "replicas",
+            f"{found}: no grant can be confirmed",
+            "start the replicas, or lower min_replicas",
+        )
+    if needed and online == needed:
+        return Finding("warning", "replicas", found, "have one more: one that is away stops grants")
+    if online and not needed:
+        return Finding(
+            "warning",
+            "replicas",
+            f"{found}: a failover may forget the last grants",
+            "with ?min_replicas=1 a grant is told only when a replica has it",
+        )
+    return Finding("ok", "replicas", found)

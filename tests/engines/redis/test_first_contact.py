@@ -1,0 +1,433 @@
+"""What a namespace without data grants, and when, after each way in which it came to be empty."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+import tenure
+from tenure.engines.redis.connecting import Info
+from tenure.engines.redis.first_contact import (
+    ROLL_CALL,
+    Report,
+    Verdict,
+    Witnesses,
+    judge,
+)
+from tenure.engines.redis.url import parse
+from tests.engines.redis.helpers import PATIENCE, replicates, until
+from tests.engines.redis.proxy import Proxy
+from tests.engines.redis.servers import Server, a_server, free_port
+
+WINDOW = 6
+"""The longest recovery window here: a roll call is shorter, and a test not much longer."""
+
+_numbers = itertools.count(1)
+
+
+def plain(server: Server, *parameters: str) -> str:
+    """The URL of a program that does not know whether the namespace is new."""
+    return "&".join((f"redis+unix://{server.socket}?max_window={WINDOW}", *parameters))
+
+
+def uptime(server: Server) -> float:
+    told = server.tell("INFO", "server")
+    assert isinstance(told, dict)
+    return float(told["uptime_in_seconds"])
+
+
+@pytest.fixture(scope="module")
+def elderly() -> Iterator[Server]:
+    """A server that has been up for longer than the longest recovery window."""
+    with a_server() as server:
+        asyncio.run(until(lambda: uptime(server) > WINDOW + 1))
+        yield server
+
+
+@pytest.fixture
+def settled(elderly: Server) -> str:
+    """The URL of a namespace in it that no program has ever used."""
+    return plain(elderly, f"prefix=new-{next(_numbers)}")
+
+
+async def wait_of(url: str) -> float:
+    """Seconds for which a new client is granted nothing; nothing is said of why."""
+    began = time.monotonic()
+    async with (
+        tenure.connect(url) as client,
+        client.session(recovery_window=2) as session,
+        session.mutex("first").lock(timeout=PATIENCE),
+    ):
+        return time.monotonic() - began
+
+
+async def announced(url: str, caplog: pytest.LogCaptureFixture) -> tuple[float, str]:
+    """For how long a new client says that nothing is granted, and why."""
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "tenure"):
+        async with tenure.connect(url) as client:
+            await client.list_nodes()
+    said = [each.getMessage() for each in caplog.records if "nothing is granted" in each.message]
+    if not said:
+        return 0.0, ""
+    (only,) = said
+    return float(only.partition("another ")[2].partition(" s")[0]), only
+
+
+# New
+
+
+async def test_a_new_server_grants_after_a_roll_call(settled: str) -> None:
+    async with asyncio.timeout(PATIENCE):
+        assert await wait_of(settled) == pytest.approx(ROLL_CALL, abs=1.5)
+    assert await wait_of(settled) < 1.5  # there is an epoch now
+
+
+async def test_a_server_that_started_just_now_is_waited_for_as_long_as_it_could_have_lost_data(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    wait, why = await announced(plain(server), caplog)
+    assert WINDOW - 2 - uptime(server) < wait <= WINDOW
+    assert "its server started less than the longest recovery window ago" in why
+    assert "?fresh=true" in why
+
+
+async def test_what_is_said_to_be_new_grants_at_once(server: Server) -> None:
+    assert await wait_of(server.url) < 1.5
+
+
+async def test_that_a_namespace_is_new_can_be_said_later(server: Server) -> None:
+    url = f"redis+unix://{server.socket}"
+    async with tenure.connect(url) as early, tenure.connect(url) as client:
+        await early.semaphore("w").create(limit=1)
+        async with early.semaphore("w").enqueue() as ticket:
+            with pytest.raises(tenure.AcquireTimeout):
+                await client.semaphore("w").acquire(timeout=0.1)
+            async with (
+                tenure.connect(server.url),
+                await ticket.wait(timeout=PATIENCE) as lease,
+            ):
+                assert lease.held
+        assert await client.mutex("m").try_lock() is not None
+
+
+async def test_of_many_first_clients_none_waits_longer_than_the_roll_call(settled: str) -> None:
+    waits = await asyncio.gather(*(wait_of(settled) for _ in range(12)))
+    assert max(waits) < ROLL_CALL + 1.9  # less than the longest recovery window
+
+
+async def test_a_lock_that_is_tried_in_a_roll_call_is_granted_at_its_end(settled: str) -> None:
+    async with (
+        tenure.connect(settled) as client,
+        client.session(recovery_window=WINDOW) as session,
+    ):
+        lease = await session.mutex("m").try_lock()
+        assert lease is not None
+        assert lease.held
+        assert await session.mutex("m").try_lock() is None
+
+
+async def test_a_try_given_up_in_a_roll_call_leaves_nothing(settled: str) -> None:
+    async with (
+        tenure.connect(settled) as client,
+        client.session(recovery_window=WINDOW) as session,
+    ):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await session.mutex("m").try_lock()
+        async with session.mutex("m").lock(timeout=PATIENCE):
+            pass
+
+
+# Lost
+
+
+def flush_all(server: Server) -> None:
+    server.tell("FLUSHALL")
+
+
+def flush_database(server: Server) -> None:
+    server.tell("FLUSHDB")
+
+
+def swap_databases(server: Server) -> None:
+    server.tell("SWAPDB", "0", "1")
+
+
+def delete_the_keys(server: Server) -> None:
+    for key in server.all_keys():
+        server.tell("DEL", key)
+
+
+def restart(server: Server) -> None:
+    server.kill()
+    server.start()
+
+
+def flush_scripts_too(server: Server) -> None:
+    server.tell("SCRIPT", "FLUSH")
+    server.tell("FLUSHALL")
+
+
+def forget_the_flush(server: Server) -> None:
+    flush_scripts_too(server)
+    server.tell("CONFIG", "RESETSTAT")
+
+
+@contextlib.asynccontextmanager
+async def a_cut_off_holder(server: Server) -> AsyncIterator[tenure.Lease]:
+    """The lease of a program that cannot reach the server any more, and considers it held."""
+    async with Proxy(server.socket, f"{server.socket}.proxy") as proxy:
+        holder = tenure.connect(f"{proxy.url}&max_window={WINDOW}")
+        try:
+            session = await holder.session(recovery_window=WINDOW)
+            lease = await session.mutex("m").lock(timeout=PATIENCE)
+            proxy.refuses = True
+            proxy.cut()
+            yield lease
+        finally:
+            proxy.refuses = False
+            await holder.aclose()
+
+
+@pytest.mark.parametrize(
+    ("lose", "fresh"),
+    [
+        (flush_all, "fresh=true"),
+        (flush_database, ""),
+        (swap_databases, ""),
+        (delete_the_keys, "fresh=true"),
+        (restart, ""),
+    ],
+)
+async def test_no_client_is_granted_what_a_holder_from_before_considers_held(
+    server: Server, lose: Callable[[Server], None], fresh: str
+) -> None:
+    async with a_cut_off_holder(server) as lease:
+        lose(server)
+        async with tenure.connect(plain(server, fresh)) as other:
+            session = await other.session(recovery_window=WINDOW)
+            async with session.mutex("m").lock(timeout=PATIENCE) as later:
+                assert not lease.held
+                assert later.fencing_token > lease.fencing_token
+
+
+async def test_data_from_another_database_is_not_taken_for_the_own(server: Server) -> None:
+    elsewhere = f"{server.url}&max_window={WINDOW}&db=1"
+    async with tenure.connect(elsewhere) as client:
+        await client.list_nodes()
+    async with a_cut_off_holder(server) as lease:
+        swap_databases(server)
+        async with tenure.connect(plain(server)) as other:
+            session = await other.session(recovery_window=WINDOW)
+            async with session.mutex("m").lock(timeout=PATIENCE):
+                assert not lease.held
+
+
+@pytest.mark.parametrize(
+    ("lose", "why"),
+    [
+        (flush_all, "its data was lost"),
+        (flush_scripts_too, "its server has forgotten its scripts"),
+        (forget_the_flush, "the statistics of its server were reset"),
+    ],
+)
+async def test_what_has_become_of_the_data_is_told_by_the_server(
+    server: Server, lose: Callable[[Server], None], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with tenure.connect(plain(server, "fresh=true")):
+        pass
+    lose(server)
+    wait, said = await announced(plain(server), caplog)
+    assert WINDOW - 0.5 < wait <= 8  # a witness stands for windows up to a round number
+    assert why in said
+
+
+async def test_a_program_that_knew_the_data_has_the_others_wait(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with tenure.connect(plain(server, "fresh=true")) as holder:
+        session = await holder.session(recovery_window=WINDOW)
+        lease = await session.mutex("m").lock()
+        flush_scripts_too(server)
+        async with asyncio.timeout(PATIENCE):
+            await lease.wait_lost()
+        wait, why = await announced(plain(server, "fresh=true"), caplog)
+    assert wait > 0
+    assert "its data was lost" in why
+    assert "?fresh=true" not in why
+
+
+async def test_a_promoted_replica_without_data_is_waited_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    port = free_port()
+    with a_server(port=port), a_server("--replicaof", "localhost", str(port)) as replica:
+        await replicates(replica)
+        replica.tell("REPLICAOF", "NO", "ONE")
+        wait, why = await announced(plain(replica), caplog)
+    assert wait == pytest.approx(WINDOW, abs=0.5)
+    assert "its server was a replica" in why
+
+
+async def test_a_witness_survives_what_makes_a_server_a_copy_of_another(server: Server) -> None:
+    witnesses = Witnesses(parse(plain(server)))
+    async with tenure.connect(plain(server, "fresh=true")):
+        pass
+    port = free_port()
+    with a_server(port=port):
+        server.tell("REPLICAOF", "localhost", str(port))
+        await replicates(server)
+        server.tell("REPLICAOF", "NO", "ONE")
+    assert server.all_keys() == {}
+    there = server.tell("SCRIPT", "EXISTS", *witnesses.digests)
+    assert isinstance(there, list)
+    assert witnesses.longest(there) >= WINDOW
+
+
+# What a waiting program is told
+
+
+async def test_a_program_that_waits_learns_why_and_until_when(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"redis+unix://{server.socket}?prefix=jobs"
+    async with tenure.connect(url) as client:
+        with pytest.raises(tenure.AcquireTimeout, match=r"nothing is granted in \{jobs\}") as tried:
+            await client.mutex("m").try_lock()
+        with pytest.raises(tenure.AcquireTimeout):
+            await client.mutex("m").lock(timeout=0.1)
+        server.tell("CLIENT", "KILL", "TYPE", "normal")
+        async with client.session() as session:
+            with pytest.raises(tenure.AcquireTimeout):
+                await session.mutex("m").lock(timeout=0.5)
+    assert "(until " in str(tried.value)
+    assert isinstance(tried.value.__cause__, tenure.EngineError)
+    warnings = [each for each in caplog.records if "nothing is granted" in each.getMessage()]
+    assert len(warnings) == 1
+
+
+# The longest recovery window
+
+
+async def test_a_longer_window_is_refused_with_the_parameter_to_write(server: Server) -> None:
+    async with tenure.connect(server.url) as client:
+        with pytest.raises(tenure.InvalidArgument, match=r"\?max_window=60"):
+            await client.session(recovery_window=60)
+    async with (
+        tenure.connect(f"{server.url}&prefix=long&max_window=60") as client,
+        client.session(recovery_window=60),
+    ):
+        pass
+
+
+async def test_a_program_with_another_longest_window_is_refused_and_changes_nothing(
+    server: Server,
+) -> None:
+    async with tenure.connect(f"{server.url}&max_window=60") as one, one.session():
+        before = server.tell("HGETALL", "{tenure}:meta"), server.all_keys()
+        for other in (server.url, f"{server.url}&max_window=90", f"{server.url}&quarantine=90"):
+            with pytest.raises(tenure.InvalidArgument, match=r"\?max_window=60"):
+                async with tenure.connect(other):
+                    pytest.fail("its holders could rely on another window")
+        after = server.tell("HGETALL", "{tenure}:meta"), server.all_keys()
+        # The living program renews, and notes the time.
+        assert isinstance(before[0], dict)
+        assert isinstance(after[0], dict)
+        assert {**before[0], "t": ""} == {**after[0], "t": ""}
+        assert before[1] == after[1]
+    async with tenure.connect(f"{server.url}&max_window=90") as later:  # no session relies on it
+        await later.session(recovery_window=90)
+
+
+async def test_after_a_loss_the_longer_of_two_windows_counts(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = server.url
+    async with tenure.connect(f"{url}&max_window=60"):
+        pass
+    server.tell("FLUSHALL")
+    wait, _ = await announced(f"{url}&max_window=2", caplog)
+    assert wait == pytest.approx(60, abs=1)
+
+
+async def test_a_namespace_of_the_version_before_goes_on_working(server: Server) -> None:
+    async with tenure.connect(f"{server.url}&max_window=60") as client:
+        session = await client.session(recovery_window=50, resumable=True)
+        await session.mutex("m").lock()
+        await session.detach()
+    server.tell("HDEL", "{tenure}:meta", "w", "d", "t", "h")  # as that version leaves it
+    with pytest.raises(tenure.InvalidArgument, match=r"\?max_window=50"):
+        async with tenure.connect(server.url):
+            pytest.fail("a session lives whose window is longer")
+    async with tenure.connect(f"{server.url}&max_window=60") as client:
+        assert await client.mutex("m").try_lock() is None
+        assert await client.mutex("other").try_lock() is not None
+
+
+# The evidence, where no server here would give it
+
+
+def report(uptime: float | None, **info: str) -> Report:
+    usual = {
+        "uptime_in_seconds": "1000",
+        "master_replid2": "0" * 40,
+        "cmdstat_hello": "calls=3,usec=1",
+    }
+    return Report(Info({**usual, **info}), uptime, 0.0)
+
+
+ADDRESS = parse("redis://localhost")
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (report(1000.0), Verdict(ROLL_CALL, "new")),
+        (report(10.0), Verdict(20.0, "restarted")),
+        (report(28.0), Verdict(ROLL_CALL, "new")),
+        (report(None), Verdict(ROLL_CALL, "new")),
+        (report(None, uptime_in_seconds="11"), Verdict(20.0, "restarted")),
+        (report(None)._replace(apart=3600.0), Verdict(30.0, "clock")),
+        (report(1000.0)._replace(apart=3600.0), Verdict(ROLL_CALL, "new")),
+        (Report(None, None, 0.0), Verdict(30.0, "unknown")),
+        (Report(Info(), None, 0.0), Verdict(30.0, "unknown")),
+        (report(1000.0, master_replid2="ab" * 20), Verdict(30.0, "promoted")),
+        (report(1000.0, cmdstat_slaveof="calls=1,usec=3"), Verdict(30.0, "promoted")),
+        (report(1000.0, cmdstat_replicaof="calls=0,usec=0"), Verdict(ROLL_CALL, "new")),
+        (report(1000.0, **{"cmdstat_script|flush": "calls=1,x=1"}), Verdict(30.0, "flushed")),
+        (report(1000.0, **{"cmdstat_script|load": "calls=9,x=1"}), Verdict(ROLL_CALL, "new")),
+        (report(1000.0, cmdstat_script="calls=9,usec=3"), Verdict(30.0, "flushed")),
+        (report(1000.0, cmdstat_config="calls=9,usec=3"), Verdict(30.0, "reset")),
+        (report(1000.0, **{"cmdstat_config|resetstat": "calls=1"}), Verdict(30.0, "reset")),
+        (report(1000.0, **{"cmdstat_script|flush": "nonsense"}), Verdict(30.0, "flushed")),
+    ],
+)
+def test_each_piece_of_evidence_has_its_wait(found: Report, verdict: Verdict) -> None:
+    assert judge(ADDRESS, 0.0, found) == verdict
+
+
+def test_a_witness_outweighs_what_the_caller_says() -> None:
+    fresh = replace(ADDRESS, fresh=True)
+    assert judge(fresh, 60.0, report(1000.0)) == Verdict(60.0, "lost")
+    assert judge(fresh, 0.0, report(1000.0)) == Verdict(0.0, "fresh")
+
+
+def test_behind_sentinels_nothing_is_certain() -> None:
+    sentinel = parse("redis+sentinel://one,two/mymaster")
+    assert judge(sentinel, 0.0, report(1000.0)) == Verdict(30.0, "sentinel")
+
+
+def test_each_namespace_has_witnesses_of_its_own() -> None:
+    urls = ("redis://h/0", "redis://h/1", "redis://h/0?prefix=x", "redis://h/0?max_window=60")
+    texts = [Witnesses(parse(url)).mine for url in urls]
+    assert len({hashlib.sha1(text.encode()).hexdigest() for text in texts}) == len(urls)
+    assert Witnesses(parse("redis://h/0?max_window=29")).mine == texts[0]
