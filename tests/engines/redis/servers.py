@@ -178,4 +178,4 @@ def shared() -> Server:
 @contextmanager
 def a_namespace(parameters: str = "") -> Iterator[str]:
     """The URL of an empty namespace in the shared server."""
-    yield f"{shared().url}&prefix=test-{next(_numbers)}{parameters}"
+    yield f"{shared().url}&max_window=1800&prefix=test-{next(_numbers)}{parameters}"

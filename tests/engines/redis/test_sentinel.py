@@ -43,8 +43,8 @@ def pair() -> Iterator[tuple[Server, Server, str]]:
                 for line in sentinel.stdout:  # it knows the replica from then on
                     if "+slave slave" in line:
                         break
-                url = f"redis+sentinel://127.0.0.1:{sentinel_port}/jobs?fresh=true"
-                yield master, replica, url
+                place = f"127.0.0.1:{sentinel_port}/jobs"
+                yield master, replica, f"redis+sentinel://{place}?fresh=true&max_window=60"
 
 
 async def test_a_sentinel_is_not_taken_for_a_server(pair: tuple[Server, Server, str]) -> None:
