@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
-from tenure.errors import AcquireTimeout, InvalidArgument, Misuse
+from tenure.errors import AcquireTimeout, InvalidArgument, Misuse, SemaphoreNotFound, Unsupported
 from tenure.handles import AsyncHandle, Handle
 from tenure.lease import Lease
 from tenure.loss import OnLoss
 from tenure.model import SemaphoreDescription
 from tenure.once import Once
 from tenure.request import SessionSource, Wanted, acquire, join, settled, try_acquire
+from tenure.requested import HELD, WAITING
 from tenure.scope import Scope
 from tenure.watch import Watch, described_now
 
@@ -51,6 +52,51 @@ class Ticket(AsyncHandle, Generic[L]):
     def granted(self) -> bool:
         """Whether the request owns its tokens now."""
         return self._lease.held
+
+    @property
+    def fencing_token(self) -> int | None:
+        """The fencing token that the lease has or will have; ``None`` while it is not known.
+
+        Some stores tell it with the grant (`Capabilities.waiter_order`), some never.
+        """
+        return self._lease._order_id
+
+    async def position(self) -> int:
+        """Return the place in the queue: 0 when granted, 1 for the next to be granted, and so on.
+
+        It asks the store.
+
+        Raises:
+            LeaseLost, LeaseReleased, SemaphoreNotFound: the request has left the queue.
+            SessionExpired, SessionClosed: the session is over.
+            Unsupported: the store tells no order of its waiters (ydb, dflockd).
+        """
+        lease = self._lease
+        session = lease.session._alive()
+        if lease._state is HELD:
+            return 0
+        if lease._state is not WAITING:
+            raise lease._why_not_held()
+        if lease._order_id is None:
+            raise Unsupported(
+                f"this engine does not tell a waiter its place (for {lease.name!r} on "
+                f"{lease.node}); sqlite://, redis://, etcd:// and tenure:// do",
+                node=lease.node,
+                name=lease.name,
+            )
+        described = await session._ending.race(
+            session._engine.describe_semaphore(lease.name, owners=True, waiters=True)
+        )
+        for place, waiter in enumerate(described.waiters, start=1):
+            if waiter.order_id == lease._order_id:
+                return place
+        if any(owner.order_id == lease._order_id for owner in described.owners):
+            return 0  # the grant is on its way here
+        raise SemaphoreNotFound(
+            f"the request for {lease.name!r} on {lease.node} has left its queue",
+            node=lease.node,
+            name=lease.name,
+        )
 
     async def wait(self, timeout: Duration | None = None) -> L:
         """Wait for the grant; called again, it gives the same lease.

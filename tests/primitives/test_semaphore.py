@@ -18,6 +18,7 @@ from tenure.errors import (
     SemaphoreNotFound,
     SessionClosed,
     SessionExpired,
+    Unsupported,
 )
 from tests.primitives.helpers import World, for_ever, is_held, released_after, turns
 
@@ -169,6 +170,58 @@ async def test_a_wait_that_ends_without_a_grant_keeps_the_place(world: World) ->
             assert len(await world.queue("s")) == 2
             await held.release()
             assert (await ticket.wait(1)).held
+
+
+async def test_a_ticket_tells_its_place_and_its_token(world: World) -> None:
+    client, engine = world.slow()
+    async with client, world.client() as eye:
+        pool = client.semaphore("pool")
+        await pool.create(limit=1)
+        lease = await pool.acquire()
+        first, second = await pool.enqueue(), await pool.enqueue()
+        assert [await first.position(), await second.position()] == [1, 2]
+        assert first.fencing_token is not None
+        assert lease.fencing_token < first.fencing_token < (second.fencing_token or 0)
+        await lease.release()
+        await turns()
+        assert [await first.position(), await second.position()] == [0, 1]
+        assert (await first.wait()).fencing_token == first.fencing_token
+        # The store has granted it, and its word is still on the way.
+        await first.withdraw()
+        engine.back.flowing = False
+        asking = asyncio.create_task(second.position())
+        await turns()
+        engine.back.flowing = True
+        assert await asking == 0
+        await second.withdraw()
+        with pytest.raises(LeaseReleased):
+            await second.position()
+        assert await eye.semaphore("pool").count() == 0
+
+
+async def test_a_place_that_the_store_does_not_tell_is_unsupported(world: World) -> None:
+    async with world.client() as client:
+        pool = client.semaphore("pool")
+        await pool.create(limit=1)
+        async with pool.acquire(), pool.enqueue() as ticket:
+            known, ticket._lease._order_id = ticket._lease._order_id, None
+            assert ticket.fencing_token is None
+            with pytest.raises(Unsupported, match="does not tell a waiter its place"):
+                await ticket.position()
+            ticket._lease._order_id = known
+
+
+async def test_a_request_that_has_left_while_it_asked_has_no_place(world: World) -> None:
+    client, _engine = world.slow()
+    async with client, world.client() as other:
+        pool = client.semaphore("pool")
+        await pool.create(limit=1)
+        async with other.semaphore("pool").acquire():
+            ticket = await pool.enqueue()
+            assert ticket.fencing_token is not None
+            await other.evict("/default", "pool", ticket.fencing_token)
+            with pytest.raises(SemaphoreNotFound, match="has left its queue"):
+                await ticket.position()
 
 
 async def test_several_tasks_may_wait_with_one_ticket(world: World) -> None:

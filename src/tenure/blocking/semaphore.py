@@ -36,6 +36,13 @@ class Ticket(Mirror["twins.Ticket[lease_twins.Lease]"], Generic[L]):
     def granted(self) -> bool:
         return self._twin.granted
 
+    @property
+    def fencing_token(self) -> int | None:
+        return self._twin.fencing_token
+
+    def position(self) -> int:
+        return self._portal.call(self._twin.position)
+
     def wait(self, timeout: Duration | None = None) -> L:
         return self._handle(self._portal, self._portal.call(self._twin.wait, timeout))
 
