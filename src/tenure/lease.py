@@ -90,6 +90,41 @@ class Lease(Requested):
         token: str = token_of(self._hold)
         return token
 
+    async def slot(self) -> int:
+        """Return a number below the semaphore's limit that no other holder has meanwhile.
+
+        The first call takes the lowest that is free; the lease keeps it until it ends. ::
+
+            async with session.semaphore("gpu").acquire() as lease:
+                await train(device=await lease.slot())
+
+        Raises:
+            InvalidArgument: the count is not 1 (use `slots`); or the semaphore is ephemeral, or
+                its limit is above 1,024.
+            LeaseLost, LeaseReleased: it is not held any more.
+        """
+        if self._count != 1:
+            raise InvalidArgument(
+                f"the lease of {self.name!r} on {self.node} has {self._count} slots: use slots()",
+                node=self.node,
+                name=self.name,
+            )
+        (slot,) = await self.slots()
+        return slot
+
+    async def slots(self) -> tuple[int, ...]:
+        """Return as many numbers as the lease's count, ascending; see `slot`.
+
+        Raises:
+            InvalidArgument: the semaphore is ephemeral, or its limit is above 1,024.
+            LeaseLost, LeaseReleased: it is not held any more.
+        """
+        if self._slots is None:
+            from tenure.slots import Slots  # a slot is a lease, too
+
+            self._slots = Slots(self)
+        return await self._slots.take()
+
     @property
     def deadline(self) -> float:
         """Until when the lease is proven, on the client's clock (`Client.clock`), in seconds."""

@@ -43,6 +43,7 @@ from tenure.scope import Scope, note_failure
 if TYPE_CHECKING:
     from tenure.request import Wanted
     from tenure.session import Session
+    from tenure.slots import Slots
 
 __all__ = ["Requested", "State"]
 
@@ -81,6 +82,7 @@ class Requested(AsyncHandle):
         "_loss",
         "_order_id",
         "_scope",
+        "_slots",
         "_state",
         "_waiters",
         "_wanted",
@@ -99,6 +101,7 @@ class Requested(AsyncHandle):
         self._order_id: int | None = None
         self._state = ASKED
         self._scope: Scope | None = None
+        self._slots: Slots | None = None
         self._loss: LeaseLost | None = None
         self._why_gone: Place | Removal | Exception | None = None
         self._waiters: tuple[asyncio.Future[None], ...] = ()
@@ -147,6 +150,8 @@ class Requested(AsyncHandle):
             for the last time. ``None`` when there is nothing to wait for.
         """
         session = self.session
+        if self._slots is not None:
+            self._slots.release()
         if self._state is HELD:
             self._state = RELEASED
             if session._listeners.streams:
@@ -298,6 +303,8 @@ class Requested(AsyncHandle):
     def _announce_loss(self, *, but_not: asyncio.Task[object] | None = None) -> None:
         """Cancel the body, unless it is that task's, and wake who waits. On the loop."""
         session = self.session
+        if self._slots is not None:
+            self._slots.release()
         session._tell("Lost", self.name, self._order_id, str(self._loss))
         self._wake()
         scope = self._scope

@@ -76,6 +76,12 @@ class Lease(Mirror[twins.Lease]):
     def store_token(self) -> str:
         return self._twin.store_token
 
+    def slot(self) -> int:
+        return self._portal.call(self._twin.slot)
+
+    def slots(self) -> tuple[int, ...]:
+        return self._portal.call(self._twin.slots)
+
     @property
     def deadline(self) -> float:
         return self._twin.deadline

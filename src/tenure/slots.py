@@ -1,0 +1,116 @@
+"""Slots: numbers that tell the holders of one semaphore apart, below its limit.
+
+Slot *i* of the semaphore ``gpu`` is the mutex ``gpu/slot/i`` on the same node. A lease takes as
+many of them as its count, the lowest that are free, through its own session. So a slot has one
+holder for the same reasons as any mutex, on every engine, and ends with the session of its lease.
+
+* A lease takes its slots when a program first asks for them, and keeps them until it ends.
+* It releases its slots before its place in the semaphore's queue. The next holder therefore finds
+  enough free ones; only a lease that was evicted may still hold its slots for a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from tenure.errors import EngineError, InvalidArgument
+from tenure.model import EPHEMERAL_LIMIT
+from tenure.request import Wanted, join, try_acquire
+
+if TYPE_CHECKING:
+    from tenure.lease import Lease
+
+__all__ = ["MOST_SLOTS", "Slots"]
+
+MOST_SLOTS = 1024
+"""The highest limit of a semaphore whose leases have slots."""
+
+
+class Slots:
+    """The slots of one lease, on its session's loop."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._taking = asyncio.Lock()
+        self._taken: dict[int, Lease] = {}
+
+    async def take(self) -> tuple[int, ...]:
+        """Take the slots that are missing, and return all. Cancelled, it keeps what it has.
+
+        Raises:
+            InvalidArgument: the semaphore has no limit up to `MOST_SLOTS`.
+            LeaseLost, LeaseReleased: the lease is not held.
+        """
+        lease = self._lease
+        async with self._taking:
+            lease.check()
+            if len(self._taken) < lease.count:
+                limit = await self._limit()
+                while len(self._taken) < lease.count:
+                    number, slot = await self._lowest(limit)
+                    self._taken[number] = slot
+                    if not lease.held:
+                        self.release()
+                        lease.check()
+            return tuple(sorted(self._taken)[: lease.count])
+
+    def release(self) -> None:
+        """Release all. A release that the store refuses is sent again."""
+        taken, self._taken = self._taken, {}
+        for slot in taken.values():
+            _give_up(slot)
+
+    async def _limit(self) -> int:
+        lease = self._lease
+        session = lease.session
+        described = await session._ending.race(
+            session._engine.describe_semaphore(lease.name, owners=False, waiters=False)
+        )
+        if described.limit > MOST_SLOTS:
+            raise InvalidArgument(
+                f"{lease.name!r} on {lease.node} has no slots: they need a lasting semaphore with "
+                f"a limit of at most {MOST_SLOTS:,}",
+                node=lease.node,
+                name=lease.name,
+            )
+        return described.limit
+
+    def _wanted(self, number: int) -> Wanted:
+        name = f"{self._lease.name}/slot/{number}"
+        # A slot is part of its lease, whose own policy says what a loss does.
+        return Wanted("slot", name, EPHEMERAL_LIMIT, ephemeral=True, on_loss="cancel")
+
+    async def _lowest(self, limit: int) -> tuple[int, Lease]:
+        """The lowest free slot, or the first that becomes free."""
+        free = [number for number in range(limit) if number not in self._taken]
+        for number in free:
+            slot = await try_acquire(self._lease.session, self._wanted(number))
+            if slot is not None:
+                return number, slot
+        return await self._first(free)
+
+    async def _first(self, numbers: list[int]) -> tuple[int, Lease]:
+        """Wait in the queues of several slots, and keep the lowest of the first granted."""
+        queued: dict[int, Lease] = {}
+        kept: int | None = None
+        try:
+            for number in numbers:
+                queued[number] = await join(self._lease.session, self._wanted(number))
+            while True:
+                kept = next((number for number, slot in queued.items() if slot.held), None)
+                if kept is not None:
+                    return kept, queued[kept]
+                self._lease.check()
+                changes = [each._change() for each in (self._lease, *queued.values())]
+                await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for number, slot in queued.items():
+                if number != kept:
+                    _give_up(slot)
+
+
+def _give_up(slot: Lease) -> None:
+    with contextlib.suppress(EngineError):  # it is logged, and sent again
+        slot._give_up()
