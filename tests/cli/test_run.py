@@ -63,6 +63,22 @@ def test_the_command_knows_what_it_holds_and_tokens_rise(tenure: Tenure) -> None
     assert tokens[0] < tokens[1]
 
 
+def test_each_holder_of_a_semaphore_knows_its_slot(tenure: Tenure) -> None:
+    pool = ("run", "--semaphore", "gpu", "--limit", "3")
+    show = ("sh", "-c", "echo $TENURE_SLOT; read x")
+    first = tenure.start(*pool, "--", *show)
+    assert first.line() == "0"
+    several = tenure.start(*pool, "--count", "2", "--", *show)
+    assert several.line() == "1,2"
+    first.say()
+    assert first.end()[0] == 0
+    assert tenure(*pool, "--", "sh", "-c", "echo $TENURE_SLOT").stdout == "0\n"
+    many = ("run", "--semaphore", "many", "--limit", "5000")
+    assert tenure(*many, "--", "sh", "-c", "echo ${TENURE_SLOT-none}").stdout == "none\n"
+    several.say()
+    assert several.end()[0] == 0
+
+
 @pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "WINCH"])
 def test_signals_reach_the_command(tenure: Tenure, name: str) -> None:
     running = tenure.start(*listener())

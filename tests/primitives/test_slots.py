@@ -28,7 +28,7 @@ async def test_a_lease_has_the_lowest_free_slot_and_keeps_it(world: World) -> No
         await second.release()
         again = await pool.acquire()
         assert await again.slot() == 1
-        assert await asyncio.gather(*(each.slot() for each in (first, third))) == [0, 2]
+        assert [await each.slot() for each in (first, third)] == [0, 2]
 
 
 async def test_a_lease_of_several_has_as_many_slots(world: World) -> None:
@@ -46,7 +46,7 @@ async def test_two_tasks_that_ask_at_once_get_the_same_slot(world: World) -> Non
     client, _ = world.slow(3)
     async with client:
         lease = await (await pool_of(client)).acquire()
-        assert await asyncio.gather(lease.slot(), lease.slot(), lease.slot()) == [0, 0, 0]
+        assert set(await asyncio.gather(lease.slot(), lease.slot(), lease.slot())) == {0}
         assert await world.queue("gpu/slot/1") == []
 
 

@@ -16,8 +16,11 @@ ENVIRONMENT = (
     ("TENURE_URL", "The store, unless --url names another."),
     ("XDG_STATE_HOME", "Where the default store is: tenure/tenure.db in it, or in ~/.local/state."),
     (
-        "TENURE_NAME, TENURE_NODE, TENURE_FENCING_TOKEN",
-        "Set for a command under a lock: what is held, where, and a number that rises with grants.",
+        "TENURE_NAME, TENURE_NODE, TENURE_FENCING_TOKEN, TENURE_SLOT",
+        (
+            "Set for a command under a lock: what is held, where, a number that rises with grants, and "
+            "with --semaphore a number that no other holder has."
+        ),
     ),
 )
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import tenure
 
-__all__ = ["environment_of", "without_credentials", "without_secrets"]
+__all__ = ["environment_of", "slots_of", "without_credentials", "without_secrets"]
 
 _CREDENTIALS = frozenset({"TENURE_TOKEN", "DFLOCKD_AUTH_TOKEN"})
 """The variables that are credentials as a whole."""
@@ -32,6 +32,14 @@ def environment_of(
     with contextlib.suppress(tenure.Unsupported):  # a store without order
         passed["TENURE_FENCING_TOKEN"] = str(lease.fencing_token)
     return passed
+
+
+async def slots_of(lease: tenure.Lease) -> dict[str, str]:
+    """Return the variable with the slots of a semaphore's lease, if its semaphore has slots."""
+    try:
+        return {"TENURE_SLOT": ",".join(map(str, await lease.slots()))}
+    except (tenure.InvalidArgument, tenure.Unsupported):  # a limit too high, or one not known
+        return {}
 
 
 def without_credentials(environment: Mapping[str, str]) -> dict[str, str]:

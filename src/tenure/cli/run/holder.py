@@ -27,7 +27,7 @@ import click
 import tenure
 from tenure.cli.mistakes import Mistake
 from tenure.cli.output import duration
-from tenure.cli.run.environment import environment_of
+from tenure.cli.run.environment import environment_of, slots_of
 from tenure.cli.run.guard.cgroup import Cgroup, NoCgroup, end_abandoned, make, parent_of
 from tenure.cli.run.guarded import (
     CannotGuard,
@@ -278,10 +278,13 @@ class Holder:
 
     async def _run_under(self, lease: tenure.Lease, inherit: int | None) -> Ending:
         job = self._job
+        environment = environment_of(lease, os.environ, credentials=job.credentials)
+        if job.kind == "semaphore":
+            environment |= await slots_of(lease)
         control = JobControl()
         self._command = command = GuardedCommand.start(
             job.command,
-            environment_of(lease, os.environ, credentials=job.credentials),
+            environment,
             deadline=lease.deadline - LEAD,
             grace=job.grace,
             foreground=control.in_foreground,
