@@ -18,8 +18,8 @@ ENVIRONMENT = (
     (
         "TENURE_NAME, TENURE_NODE, TENURE_FENCING_TOKEN, TENURE_SLOT",
         (
-            "Set for a command under a lock: what is held, where, a number that rises with grants, and "
-            "with --semaphore a number that no other holder has."
+            "Set for a command under a lock: what is held, where, a number that rises with grants, "
+            "and with --semaphore a number that no other holder has."
         ),
     ),
 )
