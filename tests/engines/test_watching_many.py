@@ -6,6 +6,7 @@ of one watch with another that a search through a list makes.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -89,6 +90,14 @@ async def attached(engine: Engine) -> EngineSession:
     return await engine.attach(Attach("/default", 30.0), Recorder())
 
 
+async def waiting(session: EngineSession, count: int) -> None:
+    """Have requests in a queue, all but the first of which wait."""
+    for hold in range(count):
+        answer = session.enqueue(hold, "queue", 1, b"", timeout=None, ephemeral=False)
+        if isinstance(answer, asyncio.Future):
+            await answer
+
+
 async def watching(session: EngineSession, names: list[str]) -> list[Callable[[], None]]:
     stops = [session.watch(name, data=True, owners=True, changed=lambda: None) for name in names]
     await session.create_semaphore("after", 1, b"", exist_ok=True)  # they have begun by then
@@ -128,6 +137,24 @@ async def test_beginning_watches_takes_as_much_for_each(store: Stores, work: Wor
                 stop()
         few, many = taken
         assert many < 1.5 * MANY / FEW * few
+
+
+@on_engines
+async def test_a_session_that_ends_looks_at_no_waiter_of_others(store: Stores, work: Work) -> None:
+    async with opened(store) as engine:
+        taken = []
+        other = await attached(engine)
+        await other.create_semaphore("queue", 1, b"", exist_ok=True)
+        for others in (0, MANY):
+            await waiting(other, others)
+            session = await attached(engine)
+            await waiting(session, 2)
+            work.done = 0
+            with work:
+                await session.close()
+            taken.append(work.done)
+        alone, among_many = taken
+        assert among_many < alone + MANY / 2
 
 
 @on_engines

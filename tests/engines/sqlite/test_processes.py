@@ -224,8 +224,11 @@ async def test_sixteen_contenders_never_overlap_and_take_turns(workers: Workers)
         for each, number in zip(contenders, numbers, strict=True):
             await each.outcome(number)
         check_history([hold for each in contenders for hold in each.holds()])
-        counts = [len(each.holds()) for each in contenders]
-        assert min(counts) > 0.5 * max(counts), counts
+        # Only while all contend: on a busy machine some begin, and end, well before others.
+        spans = [sorted(at for _, at, _ in each.holds()) for each in contenders]
+        first, last = max(each[0] for each in spans), min(each[-1] for each in spans)
+        counts = [sum(first <= at <= last for at in each) for each in spans]
+        assert min(counts) >= 0.5 * max(counts) - 1, counts
 
 
 @on_either

@@ -56,6 +56,7 @@ class Lookout:
         self.store = self._store = store
         self._deathwatch = Deathwatch(store.loop, self._died)
         self._waiting: dict[_Waiter, tuple[Name, int]] = {}
+        self._waiting_of: dict[int, set[int]] = {}  # the holds of a session that wait
         self._looked_at: dict[_Waiter, float] = {}  # whose time may be over, and when next
         self._deadlines: list[tuple[float, _Waiter]] = []
         self._taking_over: set[SqliteSession] = set()
@@ -73,6 +74,7 @@ class Lookout:
         self._timer.cancel()
         self._news.cancel()
         self._waiting.clear()
+        self._waiting_of.clear()
         self._deathwatch.clear()
 
     # What it is told
@@ -105,6 +107,7 @@ class Lookout:
         if not self._waiting:
             self.tick_by(self._store.clock.now() + _FIRST_LOOK)
         self._waiting[session, hold] = (name, order_id)
+        self._waiting_of.setdefault(session, set()).add(hold)
         if deadline is not None:
             self.waits_until(session, hold, deadline)
 
@@ -127,6 +130,11 @@ class Lookout:
         """A request waits no more, if it did."""
         waited = self._waiting.pop((session, hold), None) is not None
         self._looked_at.pop((session, hold), None)
+        if waited:
+            holds = self._waiting_of[session]
+            holds.remove(hold)
+            if not holds:
+                del self._waiting_of[session]
         if waited and not self._waiting:
             self._cursors.clear()
             self._deadlines.clear()
@@ -158,8 +166,8 @@ class Lookout:
         """An attachment is over."""
         if self.newsroom.sessions.get(session.id) is session:
             del self.newsroom.sessions[session.id]
-            for number, hold in [key for key in self._waiting if key[0] == session.id]:
-                self.waits_no_more(number, hold)
+            for hold in tuple(self._waiting_of.get(session.id, ())):
+                self.waits_no_more(session.id, hold)
 
     # The tick
 
