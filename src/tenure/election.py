@@ -172,6 +172,9 @@ class _Prepared:
     def _ready(self) -> None:
         self._election._source._ready()  # for what it raises: that takes an answer from the store
 
+    def _current(self) -> Session | None:
+        return self._election._source._current()
+
     async def _obtain(self) -> Session:
         session = await self._election._source._obtain()
         await self._election._prepare(session)

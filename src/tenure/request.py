@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
+from tenure.contention import contention
 from tenure.durations import Duration, seconds
 from tenure.engines.contract import Enqueued, Place, Removal, when_answered
 from tenure.errors import AcquireTimeout, SelfDeadlock
@@ -38,6 +39,9 @@ class SessionSource(Protocol):
 
     def _ready(self) -> Session | None:
         """The session, when there is one that can be used at once."""
+
+    def _current(self) -> Session | None:
+        """The session that was used last, whether or not it is over."""
 
     async def _obtain(self) -> Session:
         """The session, attached if need be."""
@@ -115,13 +119,9 @@ async def acquire(source: SessionSource, wanted: Wanted, timeout: float | None) 
             if not lease.held:
                 lease = _outcome(lease)
         if lease is None:
-            raise AcquireTimeout(
-                f"{wanted} on {source.node} was not granted "
-                f"{f'within {timeout:g} s' if timeout else 'at once'}; 'tenure describe' shows "
-                "who holds it and who waits",
-                node=source.node,
-                name=wanted.name,
-            )
+            assert timeout is not None
+            who = await contention(source._current(), wanted.name)
+            raise _too_late(source, wanted, timeout, who)
     return lease
 
 
@@ -213,12 +213,14 @@ async def _in_time(
     # With timeout 0 it is the store that says no, and reaching it may take a while.
     patience = timeout or source.recovery_window
     expiry = asyncio.timeout(patience)
+    answered = False
     try:
         async with expiry:
             lease = lease or _send(await source._obtain(), wanted, timeout)
             await settled(lease, for_ever=False)
     except BaseException as error:
         if lease is not None:
+            answered = lease._state is not ASKED
             _give_up(lease, error)
         if not (isinstance(error, TimeoutError) and expiry.expired()):
             raise
@@ -231,8 +233,21 @@ async def _in_time(
                 node=source.node,
                 name=wanted.name,
             ) from None
-        return None
-    return _outcome(lease)
+    else:
+        return _outcome(lease)
+    if not answered:
+        raise _too_late(source, wanted, timeout, "the store did not answer in time")
+    return None
+
+
+def _too_late(source: SessionSource, wanted: Wanted, timeout: float, why: str) -> AcquireTimeout:
+    """The error for a request that was not granted in time."""
+    return AcquireTimeout(
+        f"{wanted} on {source.node} was not granted "
+        f"{f'within {timeout:g} s' if timeout else 'at once'}; {why}",
+        node=source.node,
+        name=wanted.name,
+    )
 
 
 def _outcome(lease: Lease) -> Lease | None:

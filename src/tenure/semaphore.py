@@ -11,6 +11,7 @@ import asyncio
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from tenure.contention import contention
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import AcquireTimeout, InvalidArgument, Misuse, SemaphoreNotFound, Unsupported
@@ -117,15 +118,17 @@ class Ticket(AsyncHandle, Generic[L]):
         except TimeoutError:
             if not expiry.expired():
                 raise
-            raise AcquireTimeout(
-                f"{lease.name!r} on {lease.node} was not granted within {limit:g} s; the place in "
-                "its queue is kept",
-                node=lease.node,
-                name=lease.name,
-            ) from None
-        if lease.held:
-            return lease
-        raise lease._why_not_held()
+        else:
+            if lease.held:
+                return lease
+            raise lease._why_not_held()
+        who = await contention(lease.session, lease.name) if lease._state is WAITING else ""
+        raise AcquireTimeout(
+            f"{lease.name!r} on {lease.node} was not granted within {limit:g} s; "
+            f"{who and f'{who}; '}the place in its queue is kept",
+            node=lease.node,
+            name=lease.name,
+        )
 
     async def withdraw(self) -> None:
         """Leave the queue, or release the lease. Safe to call twice.

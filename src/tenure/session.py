@@ -89,6 +89,7 @@ class Session(AsyncHandle):
         self._recovered: dict[int, Recovered] = {}
         self._watchers: dict[Callable[[], None], None] = {}  # a set that keeps its order
         self._withdrawals = Withdrawals(self)
+        self._readings: dict[str, asyncio.Task[str]] = {}  # of `tenure.contention`
         self._last_hold = 0
         self._scope: Scope | None = None
 
@@ -230,6 +231,9 @@ class Session(AsyncHandle):
 
     async def _obtain(self) -> Session:
         return self._alive()
+
+    def _current(self) -> Session:
+        return self
 
     def _alive(self) -> Session:
         """This session, if it can be used.

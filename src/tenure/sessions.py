@@ -41,6 +41,9 @@ class ImplicitSession:
         self._client._check_owner()
         return None
 
+    def _current(self) -> Session | None:
+        return self._session
+
     async def _obtain(self) -> Session:
         await self._client._opened()
         session = self._ready()

@@ -144,7 +144,8 @@ class Administration:
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:
         rules.check_path(path)
-        _, found = await self._read(path, "describe", "", path, int(owners or waiters))
+        wanted = describe.wanted(owners=owners, waiters=waiters)
+        _, found = await self._read(path, "describe", "", path, wanted)
         described = [describe.semaphore(each, owners=owners, waiters=waiters) for each in found]
         return sorted(described, key=lambda each: each.name)
 
@@ -153,7 +154,8 @@ class Administration:
     ) -> SemaphoreDescription:
         rules.check_path(path)
         rules.check_name(name, path)
-        reply = await self._read(path, "describe", "", path, int(owners or waiters), name)
+        wanted = describe.wanted(owners=owners, waiters=waiters)
+        reply = await self._read(path, "describe", "", path, wanted, name)
         if reply[0] == b"missing":
             raise not_found(name, path)
         return describe.semaphore(reply[1][0], owners=owners, waiters=waiters)

@@ -15,7 +15,7 @@ from tenure.model import (
     SessionDescription,
 )
 
-__all__ = ["config", "config_text", "recovered", "semaphore", "sessions"]
+__all__ = ["config", "config_text", "recovered", "semaphore", "sessions", "wanted"]
 
 
 def config_text(given: NodeConfig) -> str:
@@ -26,6 +26,11 @@ def config_text(given: NodeConfig) -> str:
 def config(stored: bytes) -> NodeConfig:
     """A configuration that was stored."""
     return NodeConfig(**json.loads(stored))
+
+
+def wanted(*, owners: bool, waiters: bool) -> str:
+    """Which requests ``describe.lua`` is to tell of."""
+    return "all" if waiters else "owners" if owners else "none"
 
 
 def semaphore(told: list[Any], *, owners: bool, waiters: bool) -> SemaphoreDescription:

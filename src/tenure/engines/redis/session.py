@@ -95,7 +95,7 @@ class RedisSession(Attachment):
         self.check()
         rules.check_name(name, self.path)
         told: asyncio.Future[Any] = self.loop.create_future()
-        wanted = int(owners or waiters)
+        wanted = describe.wanted(owners=owners, waiters=waiters)
         self._send(Reading(SCRIPTS["describe"], self, (wanted, name), partial(settle, told)))
         reply = await told
         error = self._wrong(reply)

@@ -1,4 +1,4 @@
--- ARGV: session and token, or "" and a node's path; whether requests are wanted; a name.
+-- ARGV: session and token, or "" and a node's path; which requests ("all", "owners", "none"); a name.
 -- Answers {"ok", descriptions}: of that name, or of all if none is given.
 --#head
 --#body
@@ -13,7 +13,7 @@ elseif call('HEXISTS', P .. 'nodes', path) == 0 then
   return {'no node'}
 end
 expire()
-local wanted = ARGV[3] == '1'
+local wanted = ARGV[3]
 if ARGV[4] then
   local m = load(path, ARGV[4])
   return m and {'ok', {describe(m, wanted)}} or {'missing'}

@@ -86,7 +86,8 @@ local function ephemeral_names(path)
 end
 
 -- Everything in a semaphore's queue: {order, record, data, session's description, its end} each.
-local function requests_of(m)
+-- With `owners`, of the owners alone: the cost of a session's description is not paid for waiters.
+local function requests_of(m, owners)
   local records, data = m.record, {}
   if m.short then
     data[m.short.order] = m.short.data
@@ -103,15 +104,19 @@ local function requests_of(m)
   end
   local found = {}
   for order, record in pairs(records) do
-    local s = call('HMGET', P .. 's:' .. parse(record).id, 'd', 'u')
-    found[#found + 1] = {order, record, data[order] or '', s[1] or '', s[2] or '0'}
+    local r = parse(record)
+    if not owners or r.granted ~= '0' then
+      local s = call('HMGET', P .. 's:' .. r.id, 'd', 'u')
+      found[#found + 1] = {order, record, data[order] or '', s[1] or '', s[2] or '0'}
+    end
   end
   return found
 end
 
+-- `wanted`: 'all' requests, 'owners', or none.
 local function describe(m, wanted)
   local data = not m.short and call('HGET', m.key, 'd') or ''
-  local requests = (wanted or not m.exact) and requests_of(m) or {}
+  local requests = (wanted ~= 'none' or not m.exact) and requests_of(m, wanted ~= 'all') or {}
   local held = m.whole and m.limit or int(m.held)
   return {m.name, data, m.limit, m.lasting and 1 or 0, held, m.waiting, instant, requests}
 end

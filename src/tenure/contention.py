@@ -1,0 +1,77 @@
+"""Name of the holder, for the message of an `AcquireTimeout`.
+
+The client reads the queue once, after the timeout has passed, and waits 0.25 s for the answer at
+most. Tasks of one session that time out together share the reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from tenure.core.rules import EXACT
+from tenure.errors import SemaphoreNotFound, TenureError
+from tenure.identity import holder_name
+from tenure.model import SemaphoreDescription
+from tenure.watch import described_now
+
+if TYPE_CHECKING:
+    from tenure.session import Session
+
+__all__ = ["contention"]
+
+_log = logging.getLogger("tenure")
+
+_PATIENCE = 0.25
+_ADVICE = "'tenure describe' shows its holder and its waiters"
+
+
+async def contention(session: Session | None, name: str) -> str:
+    """Return who holds a semaphore, or how to find out."""
+    if session is None or session.state != "attached":
+        return _ADVICE
+    if not session._client.capabilities.owners:
+        return "this store does not tell the holder"
+    reading = session._readings.get(name)
+    if reading is None:
+        reading = session._client._tasks.begin(_read(session, name))
+        session._readings[name] = reading
+        reading.add_done_callback(lambda _: session._readings.pop(name))
+    await asyncio.wait([reading], timeout=_PATIENCE)
+    return _ADVICE if not reading.done() or reading.cancelled() else reading.result()
+
+
+async def _read(session: Session, name: str) -> str:
+    try:
+        async with asyncio.timeout(2 * _PATIENCE):
+            described = await described_now(session, name, ephemeral=False, owners=True)
+    except SemaphoreNotFound:
+        return "it is free now"
+    except (TenureError, TimeoutError):
+        return _ADVICE
+    except Exception:
+        _log.exception("the holder of %r on %s could not be read", name, session.node)
+        return _ADVICE
+    return _sentence(session, described)
+
+
+def _sentence(session: Session, described: SemaphoreDescription) -> str:
+    """Return ``held by backup.py, pid 4242 on db-1, for 3 s; 2 wait``."""
+    waiting = described.waiting or 0
+    behind = f"; {waiting} wait{'s' if waiting == 1 else ''}" if waiting else ""
+    if not described.owners:
+        return f"it is free now{behind}"
+    owner, *others = described.owners
+    holder = "this session" if owner.session_id == session.id else holder_name(owner)
+    since = "" if owner.since is None else f", for {_duration(owner.since)}"
+    more = f", and {len(others)} more" if others else ""
+    level = f" ({described.held} of {described.limit})" if 1 < described.limit <= EXACT else ""
+    return f"held by {holder}{since}{more}{level}{behind}"
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 9.5 else f"{seconds:.1f} s"

@@ -1,0 +1,219 @@
+"""A timeout names the holder, in a bounded time, or says how to find out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tenure.errors import AcquireTimeout, EngineError
+from tenure.identity import this_program
+from tenure.model import EPHEMERAL_LIMIT, Capabilities, RequestDescription, SemaphoreDescription
+from tenure.testing import VirtualClock
+from tests.primitives.helpers import World, turns
+
+me = this_program()
+ME = f"{me.program}, pid {os.getpid()} on {me.host}"
+
+
+async def said(acquiring: Awaitable[object]) -> str:
+    with pytest.raises(AcquireTimeout) as late:
+        await acquiring
+    assert late.value.__cause__ is late.value.__context__ is None
+    return str(late.value).partition("; ")[2]
+
+
+async def test_a_timeout_names_the_holder_since_when_and_how_many_wait(world: World) -> None:
+    async with world.client() as client, world.client() as other, world.client() as third:
+        async with other.mutex("m").lock():
+            first = asyncio.create_task(third.mutex("m").lock())
+            await turns()
+            assert (
+                await said(client.mutex("m").lock(timeout=3)) == f"held by {ME}, for 3.0 s; 1 waits"
+            )
+            second = asyncio.create_task(third.mutex("m").lock())
+            await turns()
+            told = await said(client.mutex("m").lock(timeout=60))
+            assert told == f"held by {ME}, for 63 s; 2 wait"
+            assert await said(client.mutex("m").lock(timeout=0)) == told
+        await (await first).release()
+        await (await second).release()
+
+
+@pytest.mark.parametrize(
+    ("since", "told"),
+    [
+        (None, ""),
+        (0.04, ", for 0.0 s"),
+        (9.6, ", for 10 s"),
+        (119, ", for 119 s"),
+        (120, ", for 2 min"),
+        (7200, ", for 2 h"),
+        (200_000, ", for 2 d"),
+    ],
+)
+async def test_a_time_is_told_in_one_unit(world: World, since: float | None, told: str) -> None:
+    client, engine = world.slow()
+    asking = engine.operate
+
+    def alter(kind: str, operation: Callable[[], Any]) -> Any:
+        if kind != "describe":
+            return asking(kind, operation)
+        answer = asyncio.get_running_loop().create_future()
+        owner = RequestDescription(77, 1, 1, b"", since=since)
+        answer.set_result(SemaphoreDescription("m", b"", 1, 1, True, (owner,)))
+        return answer
+
+    engine.operate = alter  # type: ignore[method-assign]
+    async with (
+        client,
+        client.session() as session,
+        world.client() as other,
+        other.mutex("m").lock(),
+    ):
+        assert await said(session.mutex("m").lock(timeout=1)) == f"held by session 77{told}"
+
+
+async def test_the_owners_of_a_semaphore_are_counted(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        pool = other.semaphore("s")
+        await pool.create(limit=3)
+        async with pool.acquire(2), pool.acquire():
+            told = await said(client.semaphore("s").acquire(timeout=1))
+            assert told == f"held by {ME}, for 1.0 s, and 1 more (3 of 3)"
+
+
+async def test_a_program_that_waits_for_itself_is_told_so(world: World) -> None:
+    async with world.client() as client, client.session() as session, session.mutex("m").lock():
+        assert await said(session.mutex("m").lock(timeout=1)) == ("held by this session, for 1.0 s")
+
+
+async def test_a_candidate_learns_who_leads(world: World) -> None:
+    async with world.client() as client, world.client() as other, other.election("e").campaign():
+        told = await said(client.election("e").campaign(timeout=1))
+        assert told == f"held by {ME}, for 1.0 s"
+
+
+async def test_a_ticket_names_the_holder_and_keeps_its_place(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        held = await other.mutex("m").lock()
+        async with client.semaphore("m", ephemeral=True).enqueue(2**64 - 1) as ticket:
+            assert await said(ticket.wait(timeout=1)) == (
+                f"held by {ME}, for 1.0 s; 1 waits; the place in its queue is kept"
+            )
+            await held.release()
+            assert (await ticket.wait()).held
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+async def test_what_was_released_meanwhile_is_said_to_be_free(
+    world: World, *, lasting: bool
+) -> None:
+    client, engine = world.slow()
+    async with client, client.session() as session, world.client() as other:
+        here = session.semaphore("x", ephemeral=not lasting)
+        there = other.semaphore("x", ephemeral=not lasting)
+        if lasting:
+            await there.create(limit=1)
+        all_of_it = 1 if lasting else EPHEMERAL_LIMIT
+        held = await there.acquire(all_of_it)
+        asking = engine.operate
+
+        def release_first(kind: str, operation: Callable[[], Any]) -> Any:
+            if kind == "describe":
+                held._leave(None)
+            return asking(kind, operation)
+
+        engine.operate = release_first  # type: ignore[method-assign]
+        assert await said(here.acquire(all_of_it, timeout=1)) == "it is free now"
+
+
+async def test_a_silent_store_delays_the_timeout_by_a_quarter_of_a_second_at_most(
+    world: World, clock: VirtualClock
+) -> None:
+    client, engine = world.slow()
+    async with (
+        client,
+        client.session() as session,
+        world.client() as other,
+        other.mutex("m").lock(),
+    ):
+        asking = engine.operate
+        engine.operate = lambda kind, operation: (  # type: ignore[method-assign]
+            asyncio.get_running_loop().create_future()
+            if kind == "describe"
+            else asking(kind, operation)
+        )
+        started = clock.now()
+        assert "'tenure describe'" in await said(session.mutex("m").lock(timeout=2))
+        assert clock.now() == pytest.approx(started + 2.25)
+        await asyncio.sleep(1)
+        assert session._readings == {}
+
+
+async def test_a_store_out_of_reach_is_not_asked(world: World, clock: VirtualClock) -> None:
+    client, engine = world.slow()
+    async with (
+        client,
+        client.session() as session,
+        world.client() as other,
+        other.mutex("m").lock(),
+    ):
+        waiting = asyncio.create_task(said(session.mutex("m").lock(timeout=2)))
+        await turns()
+        session.detached()
+        started = clock.now()
+        assert "'tenure describe'" in await waiting
+        assert clock.now() == pytest.approx(started + 2)
+        assert "describe" not in engine.calls
+        session.attached()
+
+
+@pytest.mark.parametrize("unexpected", [False, True])
+async def test_a_failure_of_the_store_is_not_the_program_s(
+    world: World, caplog: pytest.LogCaptureFixture, *, unexpected: bool
+) -> None:
+    client, engine = world.slow()
+    async with (
+        client,
+        client.session() as session,
+        world.client() as other,
+        other.mutex("m").lock(),
+    ):
+        engine.fail("describe", OSError("x") if unexpected else EngineError("x"))
+        with caplog.at_level(logging.ERROR):
+            assert "'tenure describe'" in await said(session.mutex("m").lock(timeout=2))
+        assert len(caplog.records) == unexpected
+
+
+async def test_a_store_that_does_not_tell_is_not_asked(world: World) -> None:
+    client, engine = world.slow()
+    engine.inner.capabilities = Capabilities(owners=False)  # type: ignore[misc]
+    async with (
+        client,
+        client.session() as session,
+        world.client() as other,
+        other.mutex("m").lock(),
+    ):
+        assert await said(session.mutex("m").lock(timeout=2)) == (
+            "this store does not tell the holder"
+        )
+        assert "describe" not in engine.calls
+
+
+async def test_tasks_that_time_out_together_ask_once(world: World) -> None:
+    client, engine = world.slow()
+    async with (
+        client,
+        client.session() as session,
+        world.client() as other,
+        other.mutex("m").lock(),
+    ):
+        told = await asyncio.gather(*(said(session.mutex("m").lock(timeout=2)) for _ in range(20)))
+        assert len(set(told)) == 1
+        assert told[0].startswith(f"held by {ME}")
+        assert engine.calls.count("describe") == 1
