@@ -167,7 +167,19 @@ class RedisLossy(RedisInMemory):
         return [
             *super().faults(),
             Fault("lose-data", "kill -9 of the server, which kept nothing", self._lose, _LASTS),
-            Fault("flush-data", "somebody says FLUSHALL", self._flush, _LASTS),
+            Fault("flush-data", "FLUSHALL", self._flush("FLUSHALL"), _LASTS),
+            Fault(
+                "forget-all",
+                "SCRIPT FLUSH and FLUSHALL: no witness of the loss is left",
+                self._flush("SCRIPT FLUSH", "FLUSHALL"),
+                _LASTS,
+            ),
+            Fault(
+                "swap-data",
+                "SWAPDB: the database is exchanged with an empty one",
+                self._flush("SWAPDB 0 1", "SELECT 1", "FLUSHDB"),
+                _LASTS,
+            ),
         ]
 
     @asynccontextmanager
@@ -178,12 +190,16 @@ class RedisLossy(RedisInMemory):
             await self._server.start()
         yield "the server ended"
 
-    @asynccontextmanager
-    async def _flush(self, scene: Scene) -> AsyncIterator[str]:
-        assert self._server is not None
-        async with self._without_clients(scene), Client(port=self._server.port) as client:
-            await client.flushall()
-        yield "FLUSHALL"
+    def _flush(self, *commands: str) -> Inflict:
+        @asynccontextmanager
+        async def inflict(scene: Scene) -> AsyncIterator[str]:
+            assert self._server is not None
+            async with self._without_clients(scene), Client(port=self._server.port) as client:
+                for command in commands:
+                    await client.execute_command(*command.split())  # type: ignore[no-untyped-call]
+            yield ", ".join(commands)
+
+        return inflict
 
     @asynccontextmanager
     async def _without_clients(self, scene: Scene) -> AsyncIterator[None]:
