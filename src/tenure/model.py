@@ -255,6 +255,7 @@ class Capabilities:
             request evicted.
         owners: descriptions tell who owns and who waits.
         descriptions: an owner and a waiter are described with their session's description.
+        longest_window: seconds of the longest recovery window that a session may have.
     """
 
     fencing: bool = True
@@ -270,3 +271,4 @@ class Capabilities:
     removal_reason: bool = True
     owners: bool = True
     descriptions: bool = True
+    longest_window: float = 1800.0

@@ -10,11 +10,15 @@ from collections.abc import Iterator
 import pytest
 
 import tenure
+from tenure.clock import SystemClock
+from tenure.engines.redis.engine import RedisEngine
+from tenure.engines.redis.url import parse
 from tenure.identity import this_program
-from tests.engines.redis.helpers import is_waited_for, replicates, until
+from tests.engines.redis.helpers import PATIENCE, is_waited_for, replicates, until
 from tests.engines.redis.servers import Server, a_server, free_port
 from tests.guarantees import REDIS, guarantee
 from tests.server.certificates import Authority
+from tests.server.dflockd import talking
 
 
 async def works(url: str) -> None:
@@ -300,3 +304,16 @@ async def test_what_is_asked_while_the_client_is_closed_fails_at_once(server: Se
     with pytest.raises(tenure.EngineError, match="was closed"):
         async with asyncio.timeout(5):
             await asked
+
+
+async def test_a_store_with_short_windows_serves_clients_of_dflockd(server: Server) -> None:
+    clock = SystemClock()
+    engine = RedisEngine(parse(server.url), clock)
+    async with talking.serving(clock, engine=engine) as listener:
+        client = talking.Client(listener)
+        client.ask("l", "job", "10")
+        heard = ""
+        async with asyncio.timeout(PATIENCE):
+            while not heard:
+                heard = await client.hears()
+        assert heard.startswith("ok ")

@@ -67,13 +67,14 @@ class RedisEngine(Administration):
         quarantine: the time for which nothing is granted, as far as it is known here.
     """
 
-    capabilities = Capabilities(resume=True, durable=True)
-
     renewer: Renewer
 
     def __init__(self, address: Address, clock: Clock) -> None:
         super().__init__(address)
         self.clock = clock
+        self.capabilities = Capabilities(
+            resume=True, durable=True, longest_window=address.max_window
+        )
         self.seen = 0
         self.confirmer: Confirmer | None = None
         self.channel = ""

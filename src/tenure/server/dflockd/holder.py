@@ -142,7 +142,8 @@ async def attached(connection: Connection, lease: int, description: str) -> Hold
     """
     locks = connection.locks
     context, node = locks.context, locks.options.node
-    window = min(max(2.0 * lease, _SHORTEST), _LONGEST)
+    longest = min(_LONGEST, context.engine.capabilities.longest_window)
+    window = min(max(2.0 * lease, _SHORTEST), longest)
     holder = Holder(locks, window, connection)
     how = Attach(node, window, description, "window")
     context.counts.sessions.take(node=node)
