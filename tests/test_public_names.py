@@ -18,8 +18,8 @@ PUBLIC = """
     LeaseReleased Misuse NodeBusy NodeExists NodeNotFound SelfDeadlock SemaphoreBusy
     SemaphoreExists SemaphoreNotFound SessionClosed SessionExpired StaleToken TenureError
     Unsupported
-    Attempt Client Election Leadership Lease Mutex Semaphore Session Ticket
-    Capabilities Leader MutexHolder NodeConfig NodeDescription Recovered RequestDescription
+    Attempt Client Election Leadership Lease Mutex RunLease Semaphore Session Ticket
+    Capabilities LastRun Leader MutexHolder NodeConfig NodeDescription Recovered RequestDescription
     SemaphoreDescription SessionDescription
     connect default_url
 """.split()

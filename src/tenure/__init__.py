@@ -35,6 +35,7 @@ from tenure.lease import Lease
 from tenure.loss import LOSS_EXIT_STATUS
 from tenure.model import (
     Capabilities,
+    LastRun,
     Leader,
     MutexHolder,
     NodeConfig,
@@ -45,6 +46,7 @@ from tenure.model import (
     SessionDescription,
 )
 from tenure.mutex import Mutex
+from tenure.runs import RunLease
 from tenure.semaphore import Semaphore, Ticket
 from tenure.session import Session
 from tenure.sessions import Attempt
@@ -62,6 +64,7 @@ __all__ = [
     "EngineError",
     "EngineUnavailable",
     "InvalidArgument",
+    "LastRun",
     "Leader",
     "Leadership",
     "Lease",
@@ -77,6 +80,7 @@ __all__ = [
     "NodeNotFound",
     "Recovered",
     "RequestDescription",
+    "RunLease",
     "SelfDeadlock",
     "Semaphore",
     "SemaphoreBusy",

@@ -33,6 +33,7 @@ from tenure.mutex import Mutex
 from tenure.nodes import Nodes
 from tenure.once import Once
 from tenure.resume import ResumeToken
+from tenure.runs import Jobs
 from tenure.scope import note_failure
 from tenure.semaphore import Semaphore
 from tenure.session import Session
@@ -91,7 +92,7 @@ def connect(
     return Client(engine, clock, identify=identify)
 
 
-class Client(Nodes, AsyncHandle):
+class Client(Nodes, Jobs, AsyncHandle):
     """A program's way to one store. `connect` makes one. It belongs to one event loop.
 
     Attributes:
@@ -430,6 +431,9 @@ class Client(Nodes, AsyncHandle):
     def election(self, name: str) -> Election:
         """The election of that name on ``/default``, through the client's implicit session."""
         return Election(self._implicit, name)
+
+    def _source(self) -> ImplicitSession:
+        return self._implicit
 
     # What happens
 

@@ -17,6 +17,7 @@ __all__ = [
     "Capabilities",
     "Consistency",
     "CountersMode",
+    "LastRun",
     "Leader",
     "Liveness",
     "MutexHolder",
@@ -208,6 +209,29 @@ class Leader:
 
 
 @dataclass(frozen=True, slots=True)
+class LastRun:
+    """The latest run of a job that `Client.once` guards.
+
+    Attributes:
+        started: when it was started, by the store's clock, in seconds since the Unix epoch.
+        since: seconds from then until now, by the same clock.
+        succeeded: whether it ended well. A run that still goes on has not (yet).
+        fencing_token: of its lease; 0 where the store has none.
+        host, pid, program: who ran it; ``None`` is unknown.
+        description: what its session said of itself.
+    """
+
+    started: float
+    since: float
+    succeeded: bool
+    fencing_token: int
+    host: str | None = None
+    pid: int | None = None
+    program: str | None = None
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class MutexHolder:
     """Who holds a mutex.
 
@@ -256,6 +280,8 @@ class Capabilities:
         owners: descriptions tell who owns and who waits.
         descriptions: an owner and a waiter are described with their session's description.
         longest_window: seconds of the longest recovery window that a session may have.
+        store_time: the store's wall clock can be read. Where this is false, what is dated
+            (`Client.once`) is dated by the caller's clock.
     """
 
     fencing: bool = True
@@ -272,3 +298,4 @@ class Capabilities:
     owners: bool = True
     descriptions: bool = True
     longest_window: float = 1800.0
+    store_time: bool = True

@@ -25,13 +25,14 @@ class _Block(Protocol):
     ) -> None: ...
 
 
-B = TypeVar("B", bound=_Block)
+B = TypeVar("B", bound=_Block | None)
 
 
 class Once(AsyncHandle, Coroutine[Any, Any, B], Generic[B]):
     """A coroutine that is also a context manager; either way it runs once.
 
-    ``x = await call()`` gives the object; ``async with call() as x`` gives it and enters it.
+    ``x = await call()`` gives the object; ``async with call() as x`` gives it and enters it. Some
+    calls may give ``None`` instead; then nothing is entered.
     It is a coroutine in full, so that ``task_group.create_task(call())`` works.
     Dropped unused, it warns, as a coroutine that was never awaited does.
     """
@@ -67,7 +68,8 @@ class Once(AsyncHandle, Coroutine[Any, Any, B], Generic[B]):
 
     async def __aenter__(self) -> B:
         self._entered = entered = await self._start()
-        entered._enter()
+        if entered is not None:
+            entered._enter()
         return entered
 
     def __aexit__(
@@ -76,8 +78,7 @@ class Once(AsyncHandle, Coroutine[Any, Any, B], Generic[B]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> Coroutine[Any, Any, None]:
-        assert self._entered is not None, "a block is left after it was entered"
-        return self._entered.__aexit__(kind, error, trace)
+        return _nothing() if self._entered is None else self._entered.__aexit__(kind, error, trace)
 
     # A coroutine's own protocol: what a task drives.
 
@@ -105,3 +106,7 @@ class Once(AsyncHandle, Coroutine[Any, Any, B], Generic[B]):
                 stacklevel=2,
                 source=self,
             )
+
+
+async def _nothing() -> None:
+    """Leave a block that nothing was entered for."""

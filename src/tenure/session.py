@@ -41,6 +41,7 @@ from tenure.proof import Proof
 from tenure.request import Wanted
 from tenure.requested import Requested
 from tenure.resume import ResumeToken
+from tenure.runs import Jobs
 from tenure.scope import Scope, note_failure
 from tenure.semaphore import Semaphore
 from tenure.withdrawal import Withdrawals
@@ -53,7 +54,7 @@ __all__ = ["Session", "SessionState"]
 SessionState = Literal["connecting", "attached", "detached", "expired", "closed"]
 
 
-class Session(AsyncHandle):
+class Session(Jobs, AsyncHandle):
     """A program's session on a node. `Client.session` makes one.
 
     ``async with client.session(...) as session`` closes it at the end of the block, and cancels
@@ -72,6 +73,7 @@ class Session(AsyncHandle):
         self.node = how.node
         self.recovery_window = how.recovery_window
         self.max_stall = max_stall
+        self._description = how.description
         self._key = how.key
         self._resumable = how.liveness == "window"
         self._client = client
@@ -228,6 +230,9 @@ class Session(AsyncHandle):
             raise self._ending.error()
 
     # For the primitives
+
+    def _source(self) -> Session:
+        return self
 
     async def _obtain(self) -> Session:
         return self._alive()

@@ -15,7 +15,18 @@ from types import FunctionType
 import pytest
 
 import tenure
-from tenure import blocking, client, election, events, lease, mutex, semaphore, session, sessions
+from tenure import (
+    blocking,
+    client,
+    election,
+    events,
+    lease,
+    mutex,
+    runs,
+    semaphore,
+    session,
+    sessions,
+)
 from tenure import recipes as recipe_twins
 from tenure import watch as watches
 from tenure.blocking import recipes
@@ -33,6 +44,7 @@ PAIRS: dict[type, type] = {
     events.EventStream: EventStream,
     lease.Lease: blocking.Lease,
     mutex.Mutex: blocking.Mutex,
+    runs.RunLease: blocking.RunLease,
     semaphore.Semaphore: blocking.Semaphore,
     semaphore.Ticket: blocking.Ticket,
     session.Session: blocking.Session,

@@ -12,6 +12,7 @@ from tenure.blocking.client import Client, connect
 from tenure.blocking.election import Election, Leadership
 from tenure.blocking.lease import Lease
 from tenure.blocking.mutex import Mutex
+from tenure.blocking.runs import RunLease
 from tenure.blocking.semaphore import Semaphore, Ticket
 from tenure.blocking.session import Attempt, Session
 from tenure.client import default_url
@@ -40,6 +41,7 @@ from tenure.errors import (
 from tenure.loss import LOSS_EXIT_STATUS
 from tenure.model import (
     Capabilities,
+    LastRun,
     Leader,
     MutexHolder,
     NodeConfig,
@@ -61,6 +63,7 @@ __all__ = [
     "EngineError",
     "EngineUnavailable",
     "InvalidArgument",
+    "LastRun",
     "Leader",
     "Leadership",
     "Lease",
@@ -76,6 +79,7 @@ __all__ = [
     "NodeNotFound",
     "Recovered",
     "RequestDescription",
+    "RunLease",
     "SelfDeadlock",
     "Semaphore",
     "SemaphoreBusy",

@@ -9,9 +9,10 @@ from typing import TypeVar
 
 from tenure import client as twins
 from tenure.blocking.election import Election, Leadership
-from tenure.blocking.mirror import Mirror, mirrors
+from tenure.blocking.mirror import mirrors
 from tenure.blocking.mutex import Mutex
 from tenure.blocking.portal import the_portal
+from tenure.blocking.runs import Jobs
 from tenure.blocking.semaphore import Semaphore
 from tenure.blocking.session import Attempts, Session, abandon
 from tenure.blocking.watch import EventStream
@@ -68,7 +69,7 @@ def connect(
 
 @mirrors(Nodes)
 @mirrors(twins.Client)
-class Client(Mirror[twins.Client]):
+class Client(Jobs[twins.Client]):
     """`tenure.Client`, for threads: any number of them may use it at once."""
 
     __slots__ = ()

@@ -34,6 +34,7 @@ BACK = {here: there for there, here in RENAMED.items()}
 
 DIFFERENT = {
     "Leadership.__enter__": "says that it gives a Leadership, as the call that gives it does there",
+    "RunLease.__enter__": "says that it gives a RunLease, as the call that gives it does there",
     "Lease.wait_lost": "takes a timeout, since nobody can cancel a thread; None when it is over",
 }
 """What has other parameters, or gives something else, and why."""

@@ -9,6 +9,7 @@ from tenure import sessions as sessions_twins
 from tenure.blocking.election import Election
 from tenure.blocking.mirror import Mirror, mirrors
 from tenure.blocking.mutex import Mutex
+from tenure.blocking.runs import Jobs
 from tenure.blocking.semaphore import Semaphore
 from tenure.model import Recovered
 from tenure.session import SessionState
@@ -24,7 +25,7 @@ def abandon(session: twins.Session, *, detach: bool = False) -> None:
 
 
 @mirrors(twins.Session)
-class Session(Mirror[twins.Session]):
+class Session(Jobs[twins.Session]):
     """`tenure.Session`, for threads.
 
     A thread cannot be cancelled. Inside the block of an expired session the next call of this

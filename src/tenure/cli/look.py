@@ -240,7 +240,7 @@ def who(request: Request, *, host: bool = True) -> str:
     return f"{name} ({remark(request)})" if remark(request) else name
 
 
-def program(each: Request | Session) -> str:
+def program(each: Request | Session | tenure.LastRun) -> str:
     """The name of a program, or the description that begins with it (``tenure run backup.sh``)."""
     text = _description(each)
     return safe(text if text.startswith(each.program or "") else each.program or "")
@@ -252,7 +252,7 @@ def remark(each: Request | Session) -> str:
     return "" if text.startswith(each.program or "") else safe(text)
 
 
-def _description(each: Request | Session) -> str:
+def _description(each: Request | Session | tenure.LastRun) -> str:
     if isinstance(each, Request):
         return each.session_description or ""
     return each.description

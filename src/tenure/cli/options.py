@@ -14,6 +14,7 @@ from tenure.model import DEFAULT_NODE
 __all__ = [
     "a_count",
     "a_duration",
+    "a_span",
     "complete",
     "data_options",
     "json_option",
@@ -37,6 +38,20 @@ def a_duration(value: str) -> float:
     if not 0 <= number < math.inf:
         raise click.BadParameter(f"{value!r} is not a number of seconds, zero or more")
     return number
+
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def a_span(value: str) -> float:
+    """The type of an option in seconds, or in another unit: 90, 30s, 15m, 1h, 7d."""
+    number, unit = (value[:-1], value[-1:]) if value[-1:] in _UNITS else (value, "s")
+    try:
+        return a_duration(number) * _UNITS[unit]
+    except click.BadParameter:
+        raise click.BadParameter(
+            f"{value!r} is no length of time; write for example 30s, 15m, 1h or 7d"
+        ) from None
 
 
 def a_count(value: str) -> int:

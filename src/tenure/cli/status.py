@@ -22,6 +22,7 @@ class Status(IntEnum):
     STORE = 74
     BUSY = 75
     TIMED_OUT = 76
+    NOT_DUE = 77
     USAGE = 78
     LOST = LOSS_EXIT_STATUS
     NOT_EXECUTABLE = 126
@@ -34,6 +35,7 @@ _MEANING = {
     Status.STORE: "the store cannot be reached or used",
     Status.BUSY: "not free, with --timeout 0",
     Status.TIMED_OUT: "not granted within --timeout",
+    Status.NOT_DUE: "not due, with --once-per: it has run already",
     Status.USAGE: "wrong usage: an option, a name, a URL",
     Status.LOST: "the lock was lost, and the command ended",
     Status.NOT_EXECUTABLE: "the command cannot be executed",
@@ -55,6 +57,7 @@ def table(*, run: bool) -> list[tuple[str, str]]:
     only_run = {
         Status.BUSY,
         Status.TIMED_OUT,
+        Status.NOT_DUE,
         Status.LOST,
         Status.NOT_EXECUTABLE,
         Status.NOT_FOUND,

@@ -359,6 +359,17 @@ class Engine(Protocol):
         """
         ...
 
+    async def store_time(self) -> float:
+        """Read the store's wall clock, in seconds since the Unix epoch.
+
+        It may jump. Where the store has none that can be read, it is the caller's
+        (`Capabilities.store_time` is false then).
+
+        Raises:
+            EngineUnavailable, EngineError: the store cannot be reached.
+        """
+        ...
+
     async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
         """Raises `NodeExists` unless `exist_ok`; what exists is not touched either way."""
 

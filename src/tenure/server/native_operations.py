@@ -29,9 +29,11 @@ from tenure.wire.messages import (
     ListSessions,
     NodeDescribed,
     NodesListed,
+    ReadStoreTime,
     SemaphoreDescribed,
     SemaphoresListed,
     SessionsListed,
+    StoreTime,
 )
 from tenure.wire.values import NodeInfo
 
@@ -120,6 +122,10 @@ async def _evict(engine: Engine, message: Evict, _: int) -> Iterable[Struct]:
     return (Done(message.rid, await engine.evict(message.path, message.name, message.order_id)),)
 
 
+async def _read_store_time(engine: Engine, message: ReadStoreTime, _: int) -> Iterable[Struct]:
+    return (StoreTime(message.rid, await engine.store_time()),)
+
+
 _ASK: dict[type[Struct], Callable[[Engine, Any, int], Awaitable[Iterable[Struct]]]] = {
     AlterNode: _alter_node,
     CreateNode: _create_node,
@@ -131,6 +137,7 @@ _ASK: dict[type[Struct], Callable[[Engine, Any, int], Awaitable[Iterable[Struct]
     ListNodes: _list_nodes,
     ListSemaphores: _list_semaphores,
     ListSessions: _list_sessions,
+    ReadStoreTime: _read_store_time,
 }
 
 ENGINE_MESSAGES = frozenset(_ASK)

@@ -254,6 +254,7 @@ class Abilities(Struct, array_like=True, frozen=True):
     since: bool = True
     waiter_timeout: bool = True
     durable: bool = False
+    store_time: bool = False
 
     @classmethod
     def of(cls, can: Capabilities) -> Abilities:
@@ -266,6 +267,7 @@ class Abilities(Struct, array_like=True, frozen=True):
             can.since,
             can.waiter_timeout,
             can.durable,
+            can.store_time,
         )
 
     def model(self) -> Capabilities:
@@ -278,4 +280,5 @@ class Abilities(Struct, array_like=True, frozen=True):
             since=self.since,
             waiter_timeout=self.waiter_timeout,
             durable=self.durable,
+            store_time=self.store_time,
         )

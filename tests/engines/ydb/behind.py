@@ -244,6 +244,9 @@ class Behind:
         owner = self._family.owner
         return tuple(replace(each, session_id=owner(each.session_id)) for each in requests)
 
+    async def store_time(self) -> float:
+        return await self.inner.store_time()
+
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         found = await (await self.store()).list_sessions(path)
         return [

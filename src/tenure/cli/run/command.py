@@ -9,7 +9,15 @@ from typing import Any, Literal
 import click
 
 from tenure.cli.mistakes import Mistake
-from tenure.cli.options import a_count, a_duration, complete, node_option, run_async, url_option
+from tenure.cli.options import (
+    a_count,
+    a_duration,
+    a_span,
+    complete,
+    node_option,
+    run_async,
+    url_option,
+)
 from tenure.cli.status import Status, table
 from tenure.core import rules
 
@@ -63,6 +71,25 @@ class _WithStatusTable(click.Command):
     metavar="K",
     type=a_count,
     help="How many of the semaphore's tokens to take.  [default: 1]",
+)
+@click.option(
+    "--once-per",
+    metavar="TIME",
+    type=a_span,
+    help="With --lock: do not run it when a run was started less than TIME ago (30s, 15m, 1h, 1d) "
+    "and succeeded, by the store's clock.",
+)
+@click.option(
+    "--count-failed",
+    is_flag=True,
+    help="With --once-per: runs count that failed or were killed, too.",
+)
+@click.option(
+    "--hold-at-least",
+    metavar="TIME",
+    type=a_span,
+    default="0",
+    help="Keep the lock for TIME from the start of COMMAND, even when that ends sooner.",
 )
 @node_option
 @click.option(
@@ -157,6 +184,10 @@ def _checked(kind: str, options: dict[str, Any]) -> dict[str, Any]:
     window, grace, limit = options["window"], options["grace"], options["limit"]
     if kind != "semaphore" and (limit is not None or options["count"] is not None):
         raise click.UsageError("--limit and --count go with --semaphore", context)
+    if options["once_per"] is not None and kind != "lock":
+        raise click.UsageError("--once-per goes with --lock", context)
+    if options["count_failed"] and options["once_per"] is None:
+        raise click.UsageError("--count-failed goes with --once-per", context)
     count = options["count"] or 1
     if limit is not None and count > limit:
         raise click.UsageError(f"--count {count} is more than --limit {limit}", context)

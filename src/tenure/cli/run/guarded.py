@@ -19,6 +19,9 @@ from tenure.cli.run.guard.processes import SWEEP, become_subreaper, descendants,
 
 __all__ = ["CannotGuard", "CannotRun", "Ending", "GuardedCommand", "check_interpreter"]
 
+LATE = 1.0
+"""Seconds that the watchdog has to exit, once everything has ended."""
+
 GUARDIAN = Path(__file__).with_name("guard") / "__main__.py"
 
 
@@ -183,9 +186,11 @@ class GuardedCommand:
             self.kill()
             with contextlib.suppress(CannotRun, CannotGuard):
                 await self.ended()
-        # Everything has ended, and that is all that the watchdog was for. It may be stopped.
-        self._watchdog.kill()
-        self._watchdog.wait()
+        try:
+            await asyncio.to_thread(self._watchdog.wait, LATE)
+        except subprocess.TimeoutExpired:  # it is stopped, and everything has ended
+            self._watchdog.kill()
+            self._watchdog.wait()
         become_subreaper(be=False)
 
     def _say(self, line: str) -> None:

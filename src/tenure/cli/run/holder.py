@@ -25,8 +25,9 @@ from typing import Literal, Protocol, cast
 import click
 
 import tenure
+from tenure.cli.look import program
 from tenure.cli.mistakes import Mistake
-from tenure.cli.output import duration
+from tenure.cli.output import duration, safe
 from tenure.cli.run.environment import environment_of, slots_of
 from tenure.cli.run.guard.cgroup import Cgroup, NoCgroup, end_abandoned, make, parent_of
 from tenure.cli.run.guarded import (
@@ -89,6 +90,9 @@ class Job:
     quiet: bool
     verbose: bool = False
     credentials: bool = False  # whether the command gets those of `tenure run`
+    once_per: float | None = None
+    count_failed: bool = False
+    hold_at_least: float = 0.0
     cgroup: bool = True  # whether the command gets a cgroup of its own, where that is possible
 
 
@@ -172,6 +176,7 @@ class Holder:
     async def _with_client(self, client: tenure.Client) -> int:
         job = self._job
         lease = await self._acquire(client)
+        started = client.clock.now()
         try:
             ending = await self._run_under(lease, _liveness(client))
         except CannotRun as failure:
@@ -186,6 +191,9 @@ class Holder:
             )
             return Status.LOST
         try:
+            if isinstance(lease, tenure.RunLease) and ending.exit_code == 0:
+                await lease.succeed()
+            await _hold(lease, started + job.hold_at_least - client.clock.now())
             await lease.release()
         except tenure.LeaseLost as loss:
             say(f"{str(loss).removesuffix(ADVICE)}; the command was ended")
@@ -237,6 +245,8 @@ class Holder:
 
     async def _request(self, session: tenure.Session, timeout: float | None) -> tenure.Lease:
         job = self._job
+        if job.once_per is not None:
+            return await self._once(session, job.once_per, timeout)
         if job.kind == "lock":
             return await session.mutex(job.name).lock(
                 data=job.data, timeout=timeout, on_loss=self._lost
@@ -268,6 +278,31 @@ class Holder:
                 Status.REFUSED,
                 f"there is no semaphore {job.name!r} on {job.node}; --limit N creates it",
             ) from None
+
+    async def _once(
+        self, session: tenure.Session, per: float, timeout: float | None
+    ) -> tenure.RunLease:
+        job = self._job
+        lease = await session.once(
+            job.name,
+            per=per,
+            timeout=timeout,
+            count_failed=job.count_failed,
+            data=job.data,
+            on_loss=self._lost,
+        )
+        if lease is not None:
+            return lease
+        last = await session.last_run(job.name)
+        if last is None or last.since >= per or not (last.succeeded or job.count_failed):
+            raise tenure.AcquireTimeout("another run goes on", node=job.node, name=job.name)
+        raise Mistake(
+            Status.NOT_DUE,
+            ""
+            if job.quiet
+            else f"{job.name!r} on {job.node} is not due for {duration(per - last.since)}: it ran "
+            f"{duration(last.since)} ago ({_runner(last)})",
+        )
 
     def _lost(self, _loss: tenure.LeaseLost) -> None:
         """The lease is lost. From any thread."""
@@ -323,6 +358,28 @@ def on_signals(numbers: Iterable[signal.Signals], act: Callable[[int], None]) ->
 def say(text: str) -> None:
     """A line to the person."""
     click.echo(f"tenure: {text}", err=True)
+
+
+def _runner(last: tenure.LastRun) -> str:
+    """Who ran a job: ``tenure run backup.sh, pid 4242 on db-1``."""
+    process = "" if last.pid is None else f"pid {last.pid}"
+    name = ", ".join(filter(None, (program(last), process))) or "an unknown program"
+    return f"{name} on {safe(last.host)}" if last.host else name
+
+
+async def _hold(lease: tenure.Lease, seconds: float) -> None:
+    """Keep the lease for a while, unless it is lost, or a signal comes."""
+    if seconds <= 0:
+        return
+    interrupted = asyncio.Event()
+    on_signals(ENDING, lambda _: interrupted.set())
+    waits = [asyncio.ensure_future(each) for each in (lease.wait_lost(), interrupted.wait())]
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waits:
+            each.cancel()
+        await asyncio.wait(waits)
 
 
 def _liveness(client: tenure.Client) -> int | None:

@@ -103,6 +103,7 @@ class DflockdEngine:
             removal_reason=False,
             owners=False,
             descriptions=False,
+            store_time=False,
         )
 
     @property
@@ -307,6 +308,9 @@ class DflockdEngine:
 
     async def list_nodes(self) -> Sequence[str]:
         return [DEFAULT_NODE]
+
+    async def store_time(self) -> float:
+        return self.clock.wall()  # dflockd's protocol tells no time
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         rules.check_path(path)

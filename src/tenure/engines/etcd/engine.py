@@ -60,7 +60,9 @@ class EtcdEngine:
         patience: seconds after which an unanswered call is asked of another member, at the most.
     """
 
-    capabilities = Capabilities(resume=True, durable=True, since=False, waiter_timeout=False)
+    capabilities = Capabilities(
+        resume=True, durable=True, since=False, waiter_timeout=False, store_time=False
+    )
 
     loop: asyncio.AbstractEventLoop
     watching: Watching
@@ -389,6 +391,10 @@ class EtcdEngine:
         return await self._administer(
             path, admin.describe_semaphore(self, path, name, owners=owners, waiters=waiters)
         )
+
+    async def store_time(self) -> float:
+        self.check_open()
+        return self.clock.wall()  # etcd tells no time
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         return await self._administer(path, admin.list_sessions(self, path))

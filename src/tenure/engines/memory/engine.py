@@ -318,6 +318,9 @@ class MemoryEngine:
                 for _, session in sorted(store.node(path).sessions.items())
             ]
 
+    async def store_time(self) -> float:
+        return self.clock.wall()
+
     async def end_session(self, path: str, session_id: int) -> bool:
         shared, store, now = self._command()
         with shared.lock:

@@ -158,6 +158,12 @@ class NativeEngine:
             ) from None
         return found
 
+    async def store_time(self) -> float:
+        try:
+            return float(await self._ask(wire.ReadStoreTime, feature=wire.STORE_TIME))
+        except _OlderServer:
+            return self.clock.wall()
+
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         found: list[SessionDescription] = await self._ask(wire.ListSessions, plain_path(path))
         return found

@@ -95,6 +95,7 @@ def _answers(link: Link, connection: Connection) -> Handlers:
         wire.NodesListed: lambda each: part(each.rid, each.paths, more=each.more),
         wire.SemaphoresListed: semaphores,
         wire.SessionsListed: sessions,
+        wire.StoreTime: lambda each: succeed(each.rid, each.seconds),
     }
 
 

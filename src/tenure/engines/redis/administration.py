@@ -140,6 +140,10 @@ class Administration:
         _, paths = await self._read("", "admin", "nodes", "")
         return sorted(path.decode() for path in paths)
 
+    async def store_time(self) -> float:
+        _, microseconds = await self._read("", "admin", "time", "")
+        return int(microseconds) / 1e6
+
     async def list_semaphores(
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:

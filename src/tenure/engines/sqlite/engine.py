@@ -396,6 +396,9 @@ class SqliteEngine:
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         return await self._read(path, describe.session_list)
 
+    async def store_time(self) -> float:
+        return self.clock.wall()  # the file is used on one host
+
     # Changing
 
     async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:

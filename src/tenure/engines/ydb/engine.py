@@ -71,6 +71,7 @@ class YdbEngine:
             one_step=False,
             removal_reason=False,
             descriptions=False,
+            store_time=False,
         )
         self.channel = Channel(address)
         self.sessions: set[YdbSession] = set()
@@ -213,6 +214,9 @@ class YdbEngine:
             return await session.describe_semaphore(name, owners=owners, waiters=waiters)
         finally:
             await session.close()
+
+    async def store_time(self) -> float:
+        return self.clock.wall()  # YDB's coordination API tells no time
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         self._unsupported("listing sessions", "has no list of them", path)

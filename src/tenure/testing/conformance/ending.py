@@ -80,6 +80,18 @@ async def a_session_that_is_closed_or_ended_takes_no_more_requests(stage: Stage)
     assert await stage.queue("m") == ([], [])
 
 
+@behaviour("data", "lasting")
+async def a_session_that_is_closed_or_ended_changes_no_data(stage: Stage) -> None:
+    closed, ended, other = await stage.programs(3)
+    await other.create("pool", 1, b"kept")
+    await closed.close()
+    await stage.eye.end_session(DEFAULT_NODE, ended.id)
+    for program in (closed, ended):
+        with raises(SessionExpired, "update"):
+            await program.session.update_semaphore("pool", b"late")
+    assert (await other.describe("pool")).data == b"kept"
+
+
 @behaviour()
 async def a_session_closes_although_its_caller_is_cancelled(stage: Stage) -> None:
     engine = await stage.engine()

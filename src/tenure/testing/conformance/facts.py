@@ -21,6 +21,17 @@ async def an_engine_tells_where_its_store_is_by_what_clock_and_what_it_can(stage
     assert isinstance(stage.eye.capabilities, Capabilities)
 
 
+@behaviour()
+async def a_store_tells_its_wall_clock_in_seconds_since_1970(stage: Stage) -> None:
+    before = stage.clock.wall()
+    told = [await stage.eye.store_time() for _ in range(3)]
+    after = stage.clock.wall()
+    # The stores of a conformance run are on this machine.
+    assert told == sorted(told)
+    assert before - 1 <= told[0]
+    assert told[-1] <= after + 1
+
+
 @behaviour("lasting")
 async def owners_and_waiters_are_described_in_the_order_of_the_queue(stage: Stage) -> None:
     programs = await stage.programs(6)

@@ -220,6 +220,9 @@ class FaultyEngine:
         )
         return found
 
+    async def store_time(self) -> float:
+        return float(await self.operate(self.inner.store_time))
+
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         found: Sequence[SessionDescription] = await self.operate(
             partial(self.inner.list_sessions, path)

@@ -33,6 +33,7 @@ __all__ = [
     "ListSemaphores",
     "ListSessions",
     "Ping",
+    "ReadStoreTime",
     "Renew",
     "RenewAside",
     "Unwatch",
@@ -373,6 +374,12 @@ class Describe(Struct, array_like=True, tag=29, frozen=True):
     waiters: bool
 
 
+class ReadStoreTime(Struct, array_like=True, tag=30, frozen=True):
+    """`Engine.store_time`. Answered by `StoreTime`. It belongs to the feature `STORE_TIME`."""
+
+    rid: Number
+
+
 ClientMessage: TypeAlias = (
     Hello
     | Ping
@@ -402,4 +409,5 @@ ClientMessage: TypeAlias = (
     | EndSession
     | Evict
     | Describe
+    | ReadStoreTime
 )

@@ -29,6 +29,7 @@ __all__ = [
     "SemaphoresListed",
     "ServerMessage",
     "SessionsListed",
+    "StoreTime",
     "Unproven",
     "WatchRefused",
     "Welcome",
@@ -231,6 +232,13 @@ class Ended(Struct, array_like=True, tag=19, frozen=True):
     error: WireError
 
 
+class StoreTime(Struct, array_like=True, tag=20, frozen=True):
+    """The answer to `ReadStoreTime`: seconds since the Unix epoch."""
+
+    rid: Number
+    seconds: float
+
+
 ServerMessage: TypeAlias = (
     Welcome
     | Pong
@@ -244,6 +252,7 @@ ServerMessage: TypeAlias = (
     | NodesListed
     | SemaphoresListed
     | SessionsListed
+    | StoreTime
     | Granted
     | Removed
     | Changed

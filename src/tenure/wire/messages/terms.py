@@ -10,6 +10,7 @@ __all__ = [
     "GRANTED",
     "GREETING_BYTES",
     "REFUSED",
+    "STORE_TIME",
     "VERSION",
     "WAITING",
     "AttachKind",
@@ -22,7 +23,10 @@ VERSION = 1
 DESCRIBE = "describe"
 """The feature of servers that answer `Describe`."""
 
-FEATURES: frozenset[str] = frozenset({DESCRIBE})
+STORE_TIME = "store time"
+"""The feature of servers that answer `ReadStoreTime`."""
+
+FEATURES: frozenset[str] = frozenset({DESCRIBE, STORE_TIME})
 """What this code can do that was not always a part of this version."""
 
 GREETING_BYTES = 16 * 1024

@@ -1,7 +1,7 @@
 -- What administrators do. ARGV: what, node, ...
 --   create, node, configuration, a number of the caller's, exist_ok
 --   alter, node, configuration, the one that it replaces
---   config, node / node, node / nodes, "" / sessions, node
+--   config, node / node, node / nodes, "" / sessions, node / time, ""
 --   drop, node, force
 --   end, node, session
 --   evict, node, semaphore, order id
@@ -12,6 +12,8 @@ local what, path = ARGV[1], ARGV[2]
 local nodes = P .. 'nodes'
 if what == 'nodes' then
   return {'ok', call('HKEYS', nodes)}
+elseif what == 'time' then
+  return {'ok', instant}
 elseif what == 'create' then
   local token = P .. 'a:' .. ARGV[4]
   if call('HSETNX', nodes, path, ARGV[3]) == 1 then

@@ -1,0 +1,291 @@
+"""Runs of a job that is due once in a period: `Client.once` and `Session.once`.
+
+The job's mutex keeps two runs apart. The data of a lasting semaphore beside it, of the mutex's name
+and `SUFFIX`, remembers the latest runs (`tenure.core.periods` has the rule and the record).
+
+Rules:
+
+* A record is read and written under the mutex, by the session that holds it. The mutex passes on
+  when that session has expired, and from then on the store refuses its commands: a former holder
+  that was stopped cannot write. (A holder whose request was evicted has a session still.)
+* The beginning of a run is recorded before the program gets the lease, its success before the
+  lease is released. A success is recorded only while the record is that of the same run, with the
+  same fencing token.
+* Whatever ends the call early (a cancellation, an error), the mutex is released.
+"""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+from typing import TYPE_CHECKING, cast
+
+from tenure.core import rules
+from tenure.core.periods import RunRecord, decode, encode
+from tenure.durations import Duration, seconds, timeout_seconds
+from tenure.errors import (
+    AcquireTimeout,
+    InvalidArgument,
+    SemaphoreNotFound,
+    SessionClosed,
+    SessionExpired,
+    Unsupported,
+)
+from tenure.identity import NOBODY, described, part
+from tenure.lease import Lease
+from tenure.loss import OnLoss
+from tenure.model import EPHEMERAL_LIMIT, LastRun
+from tenure.once import Once
+from tenure.request import SessionSource, Wanted, acquire, try_acquire
+
+if TYPE_CHECKING:
+    from tenure.session import Session
+
+__all__ = ["SUFFIX", "Jobs", "RunLease"]
+
+SUFFIX = ":last-run"
+"""What the name of the semaphore with the record ends in."""
+
+_log = logging.getLogger("tenure")
+
+
+class RunLease(Lease):
+    """The lease of one run of a job. `Client.once` gives one.
+
+    A block that ends normally records that the run succeeded; one that raises does not, and the job
+    is due again. Without a block, call `succeed` before `release`.
+    """
+
+    __slots__ = ("_record",)
+    _record: RunRecord  # set before a program sees the lease
+
+    async def succeed(self) -> None:
+        """Record that the run succeeded. The lease stays held; safe to call twice.
+
+        Raises:
+            LeaseLost: the lease has been lost; nothing is recorded.
+            LeaseReleased: it has been released.
+        """
+        self.check()
+        if self._record.done:
+            return
+        record = self._record.succeed()
+        try:
+            if await _read(self.session, self.name, create=False) != self._record:
+                self._taken("another run has been recorded since")
+                raise self._why_not_held()
+            await _write(self.session, self.name, record)
+        except (SessionExpired, SessionClosed):
+            raise self._why_not_held() from None
+        self._record = record
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None and self.held:
+            try:
+                await self.succeed()
+            except BaseException as failure:
+                await super().__aexit__(type(failure), failure, failure.__traceback__)
+                raise
+        await super().__aexit__(kind, error, trace)
+
+    async def _begin(self, period: float, *, count_failed: bool) -> bool:
+        """Record the beginning of a run, if the job is due."""
+        session = self.session
+        now = await _store_time(session)
+        old = await _read(session, self.name, create=True)
+        if old is not None:
+            known = old.clamped(now)
+            wait = known.due_in(now, period, count_failed=count_failed)
+            if wait > 0:
+                if known != old:
+                    await _write(session, self.name, known)
+                _log.info(
+                    "%r on %s is not due for another %.0f s: it ran %.0f s ago (%s)",
+                    *(self.name, self.node, wait, now - known.started, known.by),
+                )
+                return False
+            old = known
+        # A store without fencing tokens has no order to compare.
+        token = self._order_id or 0
+        by = described(session._description, session._client._identity())
+        self._record = RunRecord(now, token, by) if old is None else old.begin(now, token, by)
+        self.check()
+        await _write(session, self.name, self._record)
+        self.check()
+        return True
+
+
+class Jobs:
+    """What a client and a session do for jobs that are due once in a period."""
+
+    if TYPE_CHECKING:
+
+        def _source(self) -> SessionSource:
+            """The session that such a job runs in."""
+
+    def once(
+        self,
+        name: str,
+        *,
+        per: Duration,
+        timeout: Duration | None = 0.0,
+        count_failed: bool = False,
+        data: bytes = b"",
+        on_loss: OnLoss | None = None,
+        stop_time: Duration = 0.0,
+    ) -> Once[RunLease | None]:
+        """Begin a run of a job, unless it ran within the last `per`; gives a lease, or ``None``.
+
+        ::
+
+            if run := await client.once("nightly", per=timedelta(hours=12)):
+                async with run:
+                    await work(fencing_token=run.fencing_token)
+
+        By the store's clock, a job is not due when a run was started within `per` and has
+        succeeded. A run succeeds when its block ends normally, or by `RunLease.succeed`. After a
+        run that raised, was killed or lost its lease, the next caller may run the job again.
+
+        Choose `per` longer than the clocks of the callers differ, and shorter than the time from
+        one run to the next: half of that, for example.
+
+        The run holds the mutex `name`; the last run is remembered in the data of the semaphore
+        ``name:last-run`` on the same node.
+
+        Args:
+            name: of the job, 1 to 1,015 bytes.
+            per: how long a run counts, from its start.
+            timeout: seconds to wait for a run that goes on; ``None``: as long as it takes. If it
+                succeeds there is nothing left to do; if it fails, this caller has its turn.
+            count_failed: whether runs count that did not succeed.
+            data: what the request carries.
+            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            stop_time: seconds that the work needs to stop after its cancellation.
+
+        Returns:
+            ``None`` when the job is not due, or another run goes on. `last_run` has the facts.
+
+        Raises:
+            AcquireTimeout: the store did not answer in time.
+            InvalidArgument: a semaphore of one of the two names is used for something else.
+            Unsupported: the store keeps no data.
+            SessionExpired, SessionClosed: the session is over.
+        """
+        rules.check_name(name)
+        rules.check_name(name + SUFFIX)
+        period = seconds(per, "a period")
+        wanted = Wanted(
+            "mutex",
+            name,
+            EPHEMERAL_LIMIT,
+            data,
+            ephemeral=True,
+            on_loss=on_loss,
+            stop_time=stop_time,
+            handle=RunLease,
+        )
+        limit = timeout_seconds(timeout)
+        return Once(wanted, _once, self._source(), wanted, period, limit, bool(count_failed))
+
+    async def last_run(self, name: str) -> LastRun | None:
+        """Read when a job that `once` guards ran last; ``None``: never.
+
+        Raises:
+            InvalidArgument: the semaphore with the record is used for something else.
+            Unsupported: the store keeps no data.
+            SessionExpired, SessionClosed: the session is over.
+        """
+        rules.check_name(name)
+        session = await self._source()._obtain()
+        _check_store(session, name)
+        record = await _read(session, name, create=False)
+        if record is None:
+            return None
+        now = await _store_time(session)
+        known = record.clamped(now)
+        text, identity = part(known.by)
+        return LastRun(
+            known.started,
+            now - known.started,
+            known.done,
+            known.token,
+            *(identity or NOBODY),
+            description=text,
+        )
+
+
+async def _once(
+    source: SessionSource, wanted: Wanted, period: float, timeout: float | None, count_failed: bool
+) -> RunLease | None:
+    _check_store(await source._obtain(), wanted.name)
+    try:
+        if timeout == 0:
+            lease = await try_acquire(source, wanted)
+        else:
+            lease = await acquire(source, wanted, timeout)
+    except AcquireTimeout as late:
+        if timeout == 0 or late.__cause__ is not None:
+            raise  # by the store, and not by a run that goes on
+        lease = None
+    if lease is None:
+        return None
+    run = cast(RunLease, lease)
+    try:
+        begun = await run._begin(period, count_failed=count_failed)
+    except BaseException:
+        run._give_up()
+        raise
+    if begun:
+        return run
+    await run.release()
+    return None
+
+
+# The store
+
+
+def _check_store(session: Session, name: str) -> None:
+    can = session._client.capabilities
+    if not (can.data and can.lasting):
+        raise Unsupported(
+            f"the store of {session._client.url} keeps no data, and remembers no run of {name!r}; "
+            "sqlite://, redis://, etcd:// and tenure:// do",
+            node=session.node,
+            name=name,
+        )
+
+
+async def _store_time(session: Session) -> float:
+    return await session._ending.race(session._client._engine.store_time())
+
+
+async def _read(session: Session, name: str, *, create: bool) -> RunRecord | None:
+    """Read the record of a job; ``None``: none has been written."""
+    where, engine = name + SUFFIX, session._engine
+    try:
+        described = await session._ending.race(
+            engine.describe_semaphore(where, owners=False, waiters=False)
+        )
+    except SemaphoreNotFound:
+        if create:
+            await session._ending.race(engine.create_semaphore(where, 1, b"", exist_ok=True))
+        return None
+    rules.check_kind(False, described.ephemeral, session.node, where)
+    try:
+        return decode(described.data)
+    except ValueError as error:
+        raise InvalidArgument(
+            f"the data of semaphore {where!r} on {session.node} cannot be read as the last run of "
+            f"{name!r}: {error}. Delete it, or choose another name",
+            node=session.node,
+            name=where,
+        ) from error
+
+
+async def _write(session: Session, name: str, record: RunRecord) -> None:
+    await session._ending.race(session._engine.update_semaphore(name + SUFFIX, encode(record)))
