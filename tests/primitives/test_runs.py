@@ -270,7 +270,6 @@ async def test_a_block_that_ends_without_an_error_has_recorded_its_success(
         last = await other.last_run("job")
         assert last is not None
         assert lost or last.succeeded
-        assert lost is (later < 60)
 
 
 async def test_a_caller_that_is_cancelled_leaves_no_lock_behind(world: World) -> None:
