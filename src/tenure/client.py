@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, TypeVar
 from tenure import fork
 from tenure.attaching import Asked, attach
 from tenure.clock import Clock, SystemClock
+from tenure.contact import ANSWER_TIMEOUT, Contact
 from tenure.durations import Duration
 from tenure.election import Election, Leadership
-from tenure.engines import connect_engine
+from tenure.engines import connect_engine, split_answer_timeout
 from tenure.engines.contract import Engine
 from tenure.errors import InvalidArgument, Misuse, SessionClosed
 from tenure.handles import AsyncHandle
@@ -88,8 +89,10 @@ def connect(
     clock = clock if clock is not None else SystemClock()
     if identify is None:
         identify = identify_by_default()
-    engine = connect_engine(url if url is not None else default_url(), clock)
-    return Client(engine, clock, identify=identify)
+    url = default_url() if url is None else url
+    engine = connect_engine(url, clock)
+    _, answer_timeout = split_answer_timeout(url)
+    return Client(engine, clock, identify=identify, answer_timeout=answer_timeout)
 
 
 class Client(Nodes, Jobs, AsyncHandle):
@@ -99,9 +102,17 @@ class Client(Nodes, Jobs, AsyncHandle):
         clock: what its deadlines are measured on.
     """
 
-    def __init__(self, engine: Engine, clock: Clock, *, identify: bool = True) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        *,
+        identify: bool = True,
+        answer_timeout: float | None = None,
+    ) -> None:
         self.clock = clock
         self._identify = identify
+        self._contact = Contact(engine, clock, answer_timeout or ANSWER_TIMEOUT)
         self._engine = engine
         self._born = fork.generation()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -307,10 +318,12 @@ class Client(Nodes, Jobs, AsyncHandle):
 
     def _keep_session(self, session: Session) -> None:
         self._sessions[session] = None
+        self._contact.attached(session)
         self._keeper.add(session)
 
     def _forget_session(self, session: Session) -> None:
         self._sessions.pop(session, None)
+        self._contact.ended(session)
         self._keeper.discard(session)
 
     def sessions(

@@ -105,8 +105,14 @@ class Election(Handle):
         """Who leads now, or ``None``.
 
         Raises:
+            EngineUnavailable: the store cannot be reached, or does not answer.
             InvalidArgument: a semaphore of another limit, or a mutex, has that name.
         """
+        return await self._source._client_contact.answered(
+            f"election {self.name!r} on {self._source.node}", self._leader_now()
+        )
+
+    async def _leader_now(self) -> Leader | None:
         session = await self._source._obtain()
         try:
             described = await described_now(session, self.name, ephemeral=False, owners=True)
@@ -167,7 +173,7 @@ class _Prepared:
     def __init__(self, election: Election) -> None:
         self._election = election
         self.node = election._source.node
-        self.recovery_window = election._source.recovery_window
+        self._client_contact = election._source._client_contact
 
     def _ready(self) -> None:
         self._election._source._ready()  # for what it raises: that takes an answer from the store

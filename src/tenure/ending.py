@@ -205,8 +205,10 @@ class Ending:
     async def _leave(self) -> None:
         session = self._session
         try:
-            # Later than that it is over in the store, whatever that says.
-            async with asyncio.timeout(session.recovery_window):
+            # After its window it is over in the store, whatever that says; and no program is
+            # held up for longer than an answer may take. The engine goes on until it is closed.
+            limit = min(session.recovery_window, session._client_contact.answer_timeout)
+            async with asyncio.timeout(limit):
                 await (session._engine.detach() if self.detached else session._engine.close())
         except Exception as error:
             failure = EngineError(
@@ -215,7 +217,9 @@ class Ending:
                 f"{session.recovery_window:g} s has passed",
                 node=session.node,
             )
-            heard = self._closers or session._client._closed
-            if heard and not isinstance(self.why, SessionExpired):
+            expired = isinstance(self.why, SessionExpired)
+            if (self._closers or session._client._closed) and not expired:
                 raise failure from error
-            _log.warning("%s", failure)
+            # An outage that ends sessions is logged once, and not for each of them.
+            known = expired and session._client_contact.obstacle() is not None
+            _log.log(logging.DEBUG if known else logging.WARNING, "%s", failure)

@@ -18,9 +18,9 @@
     ├── LeaseLost                          a lease ended before it was released
     ├── LeaseReleased                      a lease was used after its release
     ├── StaleToken                         a fence refused a write: a newer holder has written
-    ├── AcquireTimeout (TimeoutError)      not granted in time
+    ├── AcquireTimeout (TimeoutError)      not granted in time; __cause__ tells an outage
     ├── AuthenticationFailed (PermissionError)
-    ├── EngineUnavailable (ConnectionError)  connecting or attaching failed
+    ├── EngineUnavailable (ConnectionError)  the store cannot be reached, or does not answer
     └── EngineError                        the store failed in a way that is not the caller's doing
 
 A message says what happened, on which node and name, and what to do. What a
@@ -195,7 +195,11 @@ class StaleToken(TenureError):
 
 
 class AcquireTimeout(TenureError, TimeoutError):
-    """The request was not granted in the time given; it has left the queue."""
+    """The request was not granted in the time given; it has left the queue.
+
+    When the store is the reason, and not another holder, the message says so, and ``__cause__``
+    is the store's failure: an `EngineUnavailable` during an outage.
+    """
 
 
 class AuthenticationFailed(TenureError, PermissionError):
@@ -203,7 +207,7 @@ class AuthenticationFailed(TenureError, PermissionError):
 
 
 class EngineUnavailable(TenureError, ConnectionError):
-    """The store could not be reached while connecting or attaching."""
+    """The store cannot be reached or does not answer: connecting, attaching or a read failed."""
 
 
 class EngineError(TenureError):

@@ -58,7 +58,8 @@ class Mutex(Handle):
                 is given up that much earlier.
 
         Raises:
-            AcquireTimeout: not granted in time.
+            AcquireTimeout: not granted in time. During an outage the message says so, and
+                ``__cause__`` is the failure of the connection.
             InvalidArgument: a lasting semaphore has that name.
             SelfDeadlock: the calling task is inside what it waits for.
             SessionExpired, SessionClosed: the session is over.
@@ -76,7 +77,12 @@ class Mutex(Handle):
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
     ) -> Lease | None:
-        """Lock the mutex if it is free and nobody waits; else ``None``."""
+        """Lock the mutex if it is free and has no waiters; else ``None``.
+
+        Raises:
+            AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is its
+                failure.
+        """
         return await try_acquire(self._source, self._wanted(data, on_loss, stop_time))
 
     def recover(
@@ -92,7 +98,16 @@ class Mutex(Handle):
         return recover(self._source, self._wanted(b"", on_loss, stop_time))
 
     async def inspect(self) -> MutexHolder | None:
-        """Who holds the mutex, or ``None`` when it is free."""
+        """The holder of the mutex, or ``None`` when it is free.
+
+        Raises:
+            EngineUnavailable: the store cannot be reached, or does not answer.
+        """
+        return await self._source._client_contact.answered(
+            f"mutex {self.name!r} on {self._source.node}", self._holder_now()
+        )
+
+    async def _holder_now(self) -> MutexHolder | None:
         session = await self._source._obtain()
         described = await described_now(session, self.name, ephemeral=True, owners=True)
         if not described.owners:

@@ -1,10 +1,16 @@
-"""What a client does with nodes and what is on them, without a session."""
+"""What a client does with nodes and what is on them, without a session.
+
+A read ends within the client's answer timeout: with `EngineUnavailable` while the store cannot be
+reached, or does not answer.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
+from tenure.contact import Contact
 from tenure.core import rules
 from tenure.engines.contract import Engine
 from tenure.identity import semaphore_with_identities, session_with_identity
@@ -18,13 +24,25 @@ from tenure.model import (
 
 __all__ = ["Nodes"]
 
+T = TypeVar("T")
+
 
 class Nodes(ABC):
     """The operations on nodes, a part of `Client`."""
 
+    _contact: Contact
+
     @abstractmethod
     async def _opened(self) -> Engine:
         """The engine, opened."""
+
+    async def _read(self, subject: str, reading: Callable[[Engine], Awaitable[T]]) -> T:
+        """What the engine reads, within the client's answer timeout."""
+
+        async def read() -> T:
+            return await reading(await self._opened())
+
+        return await self._contact.answered(subject, read())
 
     async def create_node(
         self, path: str, config: NodeConfig | None = None, *, exist_ok: bool = False
@@ -60,11 +78,11 @@ class Nodes(ABC):
     async def describe_node(self, path: str = DEFAULT_NODE) -> NodeDescription:
         """A node as it is now. Raises `NodeNotFound`."""
         rules.check_path(path)
-        return await (await self._opened()).describe_node(path)
+        return await self._read(f"node {path}", lambda engine: engine.describe_node(path))
 
     async def list_nodes(self) -> Sequence[str]:
         """The paths of all nodes, sorted."""
-        return await (await self._opened()).list_nodes()
+        return await self._read("the list of nodes", lambda engine: engine.list_nodes())
 
     async def list_semaphores(
         self, path: str = DEFAULT_NODE, *, owners: bool = False, waiters: bool = False
@@ -75,8 +93,10 @@ class Nodes(ABC):
             NodeNotFound: there is no such node.
         """
         rules.check_path(path)
-        engine = await self._opened()
-        found = await engine.list_semaphores(path, owners=owners, waiters=waiters)
+        found = await self._read(
+            f"the semaphores on {path}",
+            lambda engine: engine.list_semaphores(path, owners=owners, waiters=waiters),
+        )
         return [semaphore_with_identities(each) for each in found]
 
     async def describe_semaphore(
@@ -89,15 +109,18 @@ class Nodes(ABC):
         """
         rules.check_name(name, path)
         rules.check_path(path)
-        engine = await self._opened()
-        return semaphore_with_identities(
-            await engine.describe_semaphore(path, name, owners=owners, waiters=waiters)
+        found = await self._read(
+            f"{name!r} on {path}",
+            lambda engine: engine.describe_semaphore(path, name, owners=owners, waiters=waiters),
         )
+        return semaphore_with_identities(found)
 
     async def list_sessions(self, path: str = DEFAULT_NODE) -> Sequence[SessionDescription]:
         """All sessions of a node, sorted by id. Raises `NodeNotFound`."""
         rules.check_path(path)
-        found = await (await self._opened()).list_sessions(path)
+        found = await self._read(
+            f"the sessions on {path}", lambda engine: engine.list_sessions(path)
+        )
         return [session_with_identity(each) for each in found]
 
     async def end_session(self, path: str, session_id: int) -> bool:

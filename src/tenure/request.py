@@ -19,10 +19,12 @@ from tenure.errors import AcquireTimeout, SelfDeadlock
 from tenure.lease import Lease
 from tenure.loss import OnLoss, check_policy
 from tenure.model import EPHEMERAL_LIMIT
+from tenure.probe import Probe
 from tenure.requested import ASKED, HELD, WAITING
 from tenure.scope import entered_scopes, note_failure
 
 if TYPE_CHECKING:
+    from tenure.contact import Contact
     from tenure.session import Session
 
 __all__ = ["SessionSource", "Wanted", "acquire", "join", "settled", "try_acquire"]
@@ -35,7 +37,7 @@ class SessionSource(Protocol):
     def node(self) -> str: ...
 
     @property
-    def recovery_window(self) -> float: ...
+    def _client_contact(self) -> Contact: ...
 
     def _ready(self) -> Session | None:
         """The session, when there is one that can be used at once."""
@@ -99,7 +101,8 @@ async def acquire(source: SessionSource, wanted: Wanted, timeout: float | None) 
     """Acquire; the timeout runs on the local clock from this call on.
 
     Raises:
-        AcquireTimeout: not granted in time; with timeout 0, not free.
+        AcquireTimeout: not granted in time; with timeout 0, not free. When the store is the
+            reason, the message says so and ``__cause__`` is its failure.
     """
     session = source._ready()
     lease = None if session is None else _send(session, wanted, timeout)
@@ -117,19 +120,20 @@ async def acquire(source: SessionSource, wanted: Wanted, timeout: float | None) 
                 _give_up(lease, error)
                 raise
             if not lease.held:
-                lease = _outcome(lease)
+                lease = _outcome(lease, timeout, Probe(lease, 0.0))
         if lease is None:
             assert timeout is not None
             who = await contention(source._current(), wanted.name)
-            raise _too_late(source, wanted, timeout, who)
+            raise _not_acquired(wanted, source.node, timeout, f"; {who}")
     return lease
 
 
 async def try_acquire(source: SessionSource, wanted: Wanted) -> Lease | None:
-    """Acquire if that is possible at once, without passing anyone who waits.
+    """Acquire if that is possible at once, without passing any waiter.
 
     Raises:
-        AcquireTimeout: the store did not answer within the session's recovery window.
+        AcquireTimeout: the store did not answer within the client's `answer_timeout`, or grants
+            nothing; ``__cause__`` is its failure.
     """
     session = source._ready()
     lease = None if session is None else _send(session, wanted, 0.0)
@@ -210,13 +214,16 @@ async def _in_time(
     source: SessionSource, wanted: Wanted, timeout: float, lease: Lease | None
 ) -> Lease | None:
     """Wait for the grant of what was sent already, or send it first; ``None``: too late."""
-    # With timeout 0 it is the store that says no, and reaching it may take a while.
-    patience = timeout or source.recovery_window
+    # With timeout 0 the store rejects the request, and reaching it may take a while.
+    contact = source._client_contact
+    patience = timeout or contact.answer_timeout
     expiry = asyncio.timeout(patience)
+    probe: Probe | None = None
     answered = False
     try:
         async with expiry:
             lease = lease or _send(await source._obtain(), wanted, timeout)
+            probe = Probe(lease, patience)
             await settled(lease, for_ever=False)
     except BaseException as error:
         if lease is not None:
@@ -226,40 +233,45 @@ async def _in_time(
             raise
         if lease is not None:
             _tell_timed_out(lease)
-        if timeout == 0:
-            raise AcquireTimeout(
-                f"the store did not say within {patience:g} s whether {wanted.kind} "
-                f"{wanted.name!r} on {source.node} is free",
-                node=source.node,
-                name=wanted.name,
-            ) from None
     else:
-        return _outcome(lease)
-    if not answered:
-        raise _too_late(source, wanted, timeout, "the store did not answer in time")
-    return None
+        return _outcome(lease, timeout, probe)
+    finally:
+        if probe is not None:
+            probe.stop()
+    if probe is not None and answered:
+        obstacle = probe.obstacle()
+    else:
+        obstacle = contact.silence(wanted.name, patience)
+    if obstacle is None:
+        return None
+    because = f", because {obstacle.clause}."
+    raise _not_acquired(wanted, source.node, patience, because) from obstacle.cause
 
 
-def _too_late(source: SessionSource, wanted: Wanted, timeout: float, why: str) -> AcquireTimeout:
-    """The error for a request that was not granted in time."""
-    return AcquireTimeout(
-        f"{wanted} on {source.node} was not granted "
-        f"{f'within {timeout:g} s' if timeout else 'at once'}; {why}",
-        node=source.node,
-        name=wanted.name,
-    )
+def _not_acquired(wanted: Wanted, node: str, timeout: float | None, why: str) -> AcquireTimeout:
+    within = f"within {timeout:g} s" if timeout else "at once"
+    message = f"{wanted.kind} {wanted.name!r} on {node}: not acquired {within}{why}"
+    return AcquireTimeout(message, node=node, name=wanted.name)
 
 
-def _outcome(lease: Lease) -> Lease | None:
-    """What became of a request that does not wait any more; ``None``: it was too late."""
+def _outcome(lease: Lease, timeout: float | None, probe: Probe) -> Lease | None:
+    """The lease of a request that waits no more; ``None`` when another client has it.
+
+    Raises:
+        AcquireTimeout: it was rejected or timed out because of the store. An engine may keep the
+            time by itself, so that this can happen during an outage.
+    """
     if lease.held:
         return lease
-    if lease._why_gone is Place.REFUSED:
-        return None
     if lease._why_gone is Removal.TIMED_OUT:
         _tell_timed_out(lease)
+    elif lease._why_gone is not Place.REFUSED:
+        raise lease._why_not_held()
+    obstacle = probe.obstacle()
+    if obstacle is None:
         return None
-    raise lease._why_not_held()
+    because = f", because {obstacle.clause}."
+    raise _not_acquired(lease._wanted, lease.node, timeout, because) from obstacle.cause
 
 
 def _tell_timed_out(lease: Lease) -> None:

@@ -20,6 +20,7 @@ from tenure.lease import Lease
 from tenure.loss import OnLoss
 from tenure.model import SemaphoreDescription
 from tenure.once import Once
+from tenure.probe import Probe
 from tenure.request import SessionSource, Wanted, acquire, join, settled, try_acquire
 from tenure.requested import HELD, WAITING
 from tenure.scope import Scope
@@ -103,7 +104,8 @@ class Ticket(AsyncHandle, Generic[L]):
         """Wait for the grant; called again, it gives the same lease.
 
         Raises:
-            AcquireTimeout: not granted in time; the place is kept.
+            AcquireTimeout: not granted in time; the place is kept. During an outage the message
+                says so, and ``__cause__`` is the failure of the connection.
             SelfDeadlock: without a timeout, the calling task is inside what it waits for.
             SemaphoreNotFound: the semaphore was deleted by force.
             LeaseLost, LeaseReleased, SessionExpired, SessionClosed: it is over.
@@ -112,23 +114,31 @@ class Ticket(AsyncHandle, Generic[L]):
         lease = self._lease
         lease.session._proven()  # for what it notices: a deadline, a fork
         expiry = asyncio.timeout(limit)
+        probe = None if limit is None else Probe(lease, limit)
         try:
             async with expiry:
                 await settled(lease, for_ever=limit is None)
         except TimeoutError:
             if not expiry.expired():
                 raise
+            assert probe is not None
+            obstacle = probe.obstacle()
         else:
             if lease.held:
                 return lease
             raise lease._why_not_held()
-        who = await contention(lease.session, lease.name) if lease._state is WAITING else ""
+        finally:
+            if probe is not None:
+                probe.stop()
+        waits = obstacle is None and lease._state is WAITING
+        who = f"; {await contention(lease.session, lease.name)}" if waits else ""
+        why = who if obstacle is None else f", because {obstacle.clause}"
         raise AcquireTimeout(
-            f"{lease.name!r} on {lease.node} was not granted within {limit:g} s; "
-            f"{who and f'{who}; '}the place in its queue is kept",
+            f"{lease._wanted.kind} {lease.name!r} on {lease.node}: not acquired within "
+            f"{limit:g} s{why}; the place in its queue is kept",
             node=lease.node,
             name=lease.name,
-        )
+        ) from (None if obstacle is None else obstacle.cause)
 
     async def withdraw(self) -> None:
         """Leave the queue, or release the lease. Safe to call twice.
@@ -256,7 +266,14 @@ class Semaphore(Handle):
 
         Raises:
             SemaphoreNotFound: there is none; an ephemeral one is empty instead.
+            EngineUnavailable: the store cannot be reached, or does not answer.
         """
+        return await self._source._client_contact.answered(
+            f"semaphore {self.name!r} on {self._source.node}",
+            self._described_now(owners=owners, waiters=waiters),
+        )
+
+    async def _described_now(self, *, owners: bool, waiters: bool) -> SemaphoreDescription:
         session = await self._source._obtain()
         return await described_now(
             session, self.name, ephemeral=self.ephemeral, owners=owners, waiters=waiters
@@ -287,7 +304,8 @@ class Semaphore(Handle):
                 is given up that much earlier.
 
         Raises:
-            AcquireTimeout: not granted in time.
+            AcquireTimeout: not granted in time. During an outage the message says so, and
+                ``__cause__`` is the failure of the connection.
             SemaphoreNotFound: there is none; `create` it.
             InvalidArgument: the count is not between 1 and the limit.
             SelfDeadlock: the calling task is inside what it waits for.
@@ -304,7 +322,12 @@ class Semaphore(Handle):
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
     ) -> Lease | None:
-        """Acquire `count` tokens if they are free and nobody waits; else ``None``."""
+        """Acquire `count` tokens if they are free and there are no waiters; else ``None``.
+
+        Raises:
+            AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is its
+                failure.
+        """
         return await try_acquire(self._source, self._wanted(count, data, on_loss, stop_time))
 
     def enqueue(

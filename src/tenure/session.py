@@ -78,6 +78,7 @@ class Session(Jobs, AsyncHandle):
         self._resumable = how.liveness == "window"
         self._client = client
         self._listeners = client._listeners
+        self._client_contact = client._contact
         self._now = client.clock.now
         self._born = fork.generation()
         self._loop = asyncio.get_running_loop()
@@ -92,6 +93,7 @@ class Session(Jobs, AsyncHandle):
         self._watchers: dict[Callable[[], None], None] = {}  # a set that keeps its order
         self._withdrawals = Withdrawals(self)
         self._readings: dict[str, asyncio.Task[str]] = {}  # of `tenure.contention`
+        self._probes: dict[str, asyncio.Task[bool]] = {}  # of `tenure.probe`
         self._last_hold = 0
         self._scope: Scope | None = None
 
@@ -366,16 +368,18 @@ class Session(Jobs, AsyncHandle):
             lease._remove(why)
         self._recovered.pop(hold, None)
 
-    def detached(self) -> None:
+    def detached(self, cause: BaseException | None = None) -> None:
         """The contact is broken."""
         if self._contact == "attached" and self._ending.why is None:
             self._contact = "detached"
+            self._client_contact.detached(self, cause)
             self._tell("SessionDetached")
 
     def attached(self) -> None:
         """The contact is back."""
         if self._contact == "detached" and self._ending.why is None:
             self._contact = "attached"
+            self._client_contact.attached(self)
             self._tell("SessionAttached")
             self.renew()
 

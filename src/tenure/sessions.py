@@ -31,6 +31,7 @@ class ImplicitSession:
         self.node = DEFAULT_NODE
         self.recovery_window = recovery_window
         self._client = client
+        self._client_contact = client._contact
         self._session: Session | None = None
         self._attaching: asyncio.Task[Session] | None = None
 

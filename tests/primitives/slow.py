@@ -26,7 +26,7 @@ from tenure.engines.contract import (
     Removal,
     SessionEvents,
 )
-from tenure.errors import SessionExpired
+from tenure.errors import SessionExpired, TenureError
 from tenure.model import (
     UNCHANGED,
     Capabilities,
@@ -83,6 +83,7 @@ class SlowEngine:
         self.sessions: list[SlowSession] = []
         self.calls: list[str] = []
         self.renewals: list[float] = []
+        self.trouble_told: TenureError | None = None
         self._failures: dict[str, deque[tuple[Exception, bool]]] = {}
 
     def cut(self) -> None:
@@ -171,6 +172,9 @@ class SlowEngine:
             await asyncio.sleep(0)
         self.check("aclose")
         await self.inner.aclose()
+
+    def trouble(self, name: str | None = None) -> TenureError | None:
+        return self.inner.trouble(name) if self.trouble_told is None else self.trouble_told
 
     async def attach(self, how: Attach, events: SessionEvents) -> EngineSession:
         session = SlowSession(self, events)
@@ -348,8 +352,8 @@ class SlowSession:
     def removed(self, hold: int, why: Removal) -> None:
         self.engine.back.carry(lambda: self.events.removed(hold, why))
 
-    def detached(self) -> None:
-        self.engine.back.carry(self.events.detached)
+    def detached(self, cause: BaseException | None = None) -> None:
+        self.engine.back.carry(lambda: self.events.detached(cause))
 
     def attached(self) -> None:
         self.engine.back.carry(self.events.attached)

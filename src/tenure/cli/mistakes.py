@@ -54,6 +54,8 @@ def explain(error: Exception) -> tuple[Status, str] | None:
         if isinstance(error, click.UsageError) and context is not None:
             message += f" (see '{context.command_path} --help')"
         return Status.USAGE, message[:1].lower() + message[1:]
+    if isinstance(error, AcquireTimeout) and isinstance(error.__cause__, TenureError):
+        return Status.STORE, _one_line(str(error))  # an outage is no contention
     for kinds, status in _STATUS:
         if isinstance(error, kinds):
             return status, _one_line(str(error))

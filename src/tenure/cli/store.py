@@ -80,9 +80,10 @@ async def open_store(
 def _check_there(url: str) -> None:
     if not _is_sqlite(url):
         return
+    from tenure.engines import split_answer_timeout
     from tenure.engines.sqlite.url import parse
 
-    file = parse(url).path
+    file = parse(split_answer_timeout(url)[0]).path
     try:
         os.stat(file)
     except (FileNotFoundError, NotADirectoryError):

@@ -19,9 +19,11 @@ from tenure.errors import InvalidArgument, Unsupported
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-__all__ = ["GROUP", "connect_engine", "diagnose", "schemes"]
+__all__ = ["GROUP", "connect_engine", "diagnose", "schemes", "split_answer_timeout"]
 
 GROUP = "tenure.engines"
+
+_ANSWER_TIMEOUT = "answer_timeout"
 
 
 def schemes() -> list[str]:
@@ -43,7 +45,34 @@ def connect_engine(url: str, clock: Clock) -> Engine:
         InvalidArgument: the URL has no scheme, or its engine finds fault with it.
         Unsupported: no engine is installed for the scheme.
     """
-    return _connector(url)(url, clock)
+    connector = _connector(url)
+    return connector(split_answer_timeout(url)[0], clock)
+
+
+def split_answer_timeout(url: str) -> tuple[str, float | None]:
+    """The URL without the parameter ``answer_timeout``, and that in seconds, if it is given.
+
+    It means the same on every engine, and the client applies it; engines do not see it.
+
+    Raises:
+        InvalidArgument: it is not a number of seconds from 0.1 to 600.
+    """
+    location, mark, query = url.partition("?")
+    parameters = query.split("&")
+    found = [each for each in parameters if each.partition("=")[0] == _ANSWER_TIMEOUT]
+    if not found:
+        return url, None
+    try:
+        value = float(found[0].partition("=")[2])
+    except ValueError:
+        value = 0.0
+    if len(found) > 1 or not 0.1 <= value <= 600:
+        raise InvalidArgument(
+            f"{_ANSWER_TIMEOUT} in a URL is a number of seconds from 0.1 to 600, given once, not "
+            f"{'&'.join(found)!r}"
+        )
+    rest = "&".join(each for each in parameters if each not in found)
+    return location + (mark + rest if rest else ""), value
 
 
 def diagnose(url: str) -> Iterable[Finding]:
@@ -53,7 +82,9 @@ def diagnose(url: str) -> Iterable[Finding]:
     """
     connector = _connector(url)
     offered = getattr(sys.modules[connector.__module__], "diagnose", None)
-    return () if offered is None else cast("Iterable[Finding]", offered(url))
+    return (
+        () if offered is None else cast("Iterable[Finding]", offered(split_answer_timeout(url)[0]))
+    )
 
 
 def _connector(url: str) -> Connector:

@@ -10,7 +10,10 @@ Rules that hold for every engine:
 * **Errors** are those of `tenure.errors`. An operation raises at once or through its future.
   An operation that an engine has taken is carried out, through reconnects if need be, or
   fails with `SessionExpired` when the session is over. `EngineUnavailable` comes only from
-  `open` and `attach`.
+  `open`, `attach` and the operations on nodes. The client bounds how long a read may take.
+* **Outages.** A session reports the loss of its contact (`detached`) and its return (`attached`),
+  and `Engine.trouble` names the reason. The client logs both, once for all its sessions; what an
+  engine logs about them itself is of level DEBUG.
 * **Identity.** The caller numbers its requests (`hold`: unique within the session, for ever)
   before it sends them, so that a request whose answer was never seen can still be withdrawn.
 * **Pushes** arrive through `SessionEvents`, on the loop that called `attach`; an engine
@@ -46,7 +49,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from tenure.clock import Clock
 from tenure.engines.prompt import Prompt, when_answered
-from tenure.errors import SessionExpired
+from tenure.errors import SessionExpired, TenureError
 from tenure.model import (
     UNCHANGED,
     Capabilities,
@@ -155,8 +158,12 @@ class SessionEvents(Protocol):
     def removed(self, hold: int, why: Removal) -> None:
         """A request, waiting or owning, has left its queue."""
 
-    def detached(self) -> None:
-        """The contact to the store is broken; the engine is trying to attach again."""
+    def detached(self, cause: BaseException | None = None) -> None:
+        """The contact to the store is broken; the engine is trying to attach again.
+
+        Args:
+            cause: the failure of the connection, where it is known.
+        """
 
     def attached(self) -> None:
         """The contact is back, with every request in its place."""
@@ -335,6 +342,21 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """Close what is still attached, then the connection. Safe to call twice."""
+
+    def trouble(self, name: str | None = None) -> TenureError | None:
+        """The reason why the store grants nothing at this moment, as far as it is known.
+
+        It takes no I/O, and is ``None`` while the store works.
+
+        Args:
+            name: the semaphore that the question is about, where the store has several servers.
+
+        Returns:
+            `EngineUnavailable` while the store cannot be reached or does not answer, for the
+            newest cause; an `EngineError` while it answers and grants nothing to any client. The
+            message is a clause without a full stop, such as "process 7 has kept the turn for 3 s".
+        """
+        ...
 
     async def attach(self, how: Attach, events: SessionEvents) -> EngineSession:
         """Attach a session. `events.proven` has been called when it returns.

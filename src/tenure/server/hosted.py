@@ -400,7 +400,7 @@ class Hosted:
         self._see_placed(hold, request)
         self.say(Removed(self.channel, hold, self.places.remove(hold, request, why)))
 
-    def detached(self) -> None:
+    def detached(self, cause: BaseException | None = None) -> None:  # noqa: ARG002
         """The contact to the store is broken."""
         self._store_there = False
         self.say(Contact(self.channel, False))

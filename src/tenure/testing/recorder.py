@@ -164,7 +164,7 @@ class Recorder:
         self.removals[hold] = why
         self._wake()
 
-    def detached(self) -> None:
+    def detached(self, cause: BaseException | None = None) -> None:  # noqa: ARG002
         self._hear(Detached())
         self._wake()
 

@@ -66,7 +66,7 @@ async def test_a_cut_connection_is_the_loss_of_all_on_it_at_once(server: Server)
         for loss in await asyncio.gather(*losing):
             assert "lost with its connection" in str(loss)
         assert time.monotonic() - began < 5
-        assert session.state == "attached"
+        assert session.state in {"attached", "detached"}  # it lives, and connects again
         for number in range(3):
             await (await other.mutex(f"m{number}").lock(timeout=PATIENCE)).release()
         async with session.mutex("m0").lock(timeout=PATIENCE):

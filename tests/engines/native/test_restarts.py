@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -321,6 +322,7 @@ async def test_a_server_that_refuses_who_comes_back_is_told_of_in_the_log(
 async def test_what_is_asked_while_the_client_is_closed_fails_at_once(
     store: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, "tenure")
     with served(store) as server:
         client = tenure.connect(server.address)
         await client.list_nodes()

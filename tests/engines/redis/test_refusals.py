@@ -113,7 +113,7 @@ async def test_a_password_that_is_changed_is_asked_for_in_the_log(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.tell("ACL", "SETUSER", "anna", "on", ">word", "allkeys", "allchannels", "allcommands")
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG, "tenure")
     url = f"redis+unix://anna:word@{server.socket}?fresh=true"
     async with tenure.connect(url) as client, client.mutex("m").lock(timeout=PATIENCE) as lease:
         server.tell("ACL", "SETUSER", "anna", "resetpass", ">another")

@@ -178,7 +178,7 @@ class Events:
     def removed(self, hold: int, why: Removal) -> None:
         say("removed", hold=hold, why=why.name)
 
-    def detached(self) -> None:
+    def detached(self, cause: BaseException | None = None) -> None:
         say("detached")
 
     def attached(self) -> None:

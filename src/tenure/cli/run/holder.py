@@ -228,7 +228,9 @@ class Holder:
                     say(f"{expired}; queueing again")
                     if until is not None:
                         timeout = max(0.0, until - now())
-        except tenure.AcquireTimeout:
+        except tenure.AcquireTimeout as late:
+            if late.__cause__ is not None:
+                raise  # the store is the reason, and no other holder
             busy = job.timeout == 0
             waited = "" if busy else f" after {duration(job.timeout)}"
             held, waiting = await _who_holds(client, job)

@@ -31,6 +31,7 @@ from tenure.errors import (
     NodeExists,
     SemaphoreNotFound,
     SessionClosed,
+    TenureError,
 )
 from tenure.model import (
     DEFAULT_NODE,
@@ -50,6 +51,9 @@ Sharding: TypeAlias = Callable[[str, int], int]
 
 TICK = 1.0
 """Seconds between two looks at all connections, at the most."""
+
+SLOW = 0.5
+"""Seconds after which a missing answer is the reason that nothing was granted in time."""
 
 WINDOWS_PER_READ_TIMEOUT = 6
 """How many read timeouts a window may be long: a longer one could not be renewed in time."""
@@ -147,7 +151,10 @@ class DflockdEngine:
             return
         self.loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._shards = [Shard(self.address, place, self.clock) for place in self.address.places]
+        self._shards = [
+            Shard(self.address, place, self.clock, self._tell_contact)
+            for place in self.address.places
+        ]
         try:
             for shard in self._shards:
                 shard.start()
@@ -190,6 +197,22 @@ class DflockdEngine:
     def _opened(self) -> None:
         if not self._open:
             raise SessionClosed(f"the engine of {self.url} is not open")
+
+    # Contact
+
+    def trouble(self, name: str | None = None) -> TenureError | None:
+        if not self._open:
+            return None
+        shards = self._shards if name is None else [self.shard_of(name)]
+        for shard in shards:
+            if shard.shared is not None and shard.shared.is_silent(SLOW):
+                return EngineUnavailable(f"{self.url} has not answered for {SLOW:g} s or more")
+        return _lost(shards)
+
+    def _tell_contact(self) -> None:
+        trouble = _lost(self._shards)
+        for session in list(self._sessions):
+            session.contact(trouble)
 
     # Time
 
@@ -356,7 +379,10 @@ class DflockdEngine:
         if shard.kind is Kind.PLAIN:
             raise cannot(f"see what a server before dflockd 1.0 has ({shard})", DEFAULT_NODE)
         if shard.shared is None:
-            raise EngineError(f"the dflockd server at {shard} is out of reach", node=DEFAULT_NODE)
+            raise EngineUnavailable(
+                f"the dflockd server at {shard} cannot be reached: {_words(shard.failure)}",
+                node=DEFAULT_NODE,
+            ) from shard.failure
         try:
             reply = await shard.shared.request(asking.STATS)
             stats = json.loads(reply.body)
@@ -365,11 +391,26 @@ class DflockdEngine:
                 *(_mutex(each["key"], 0, 0) for each in stats["idle_locks"]),
                 *(_semaphore(each) for each in stats["semaphores"]),
             ]
-        except (ConnectionError, ValueError, LookupError, TypeError) as error:
+        except ConnectionError as error:
+            raise EngineUnavailable(
+                f"the connection to the dflockd server at {shard} was lost: {_words(error)}",
+                node=DEFAULT_NODE,
+            ) from error
+        except (ValueError, LookupError, TypeError) as error:
             raise EngineError(
                 f"the dflockd server at {shard} does not tell what it has: {_words(error)}",
                 node=DEFAULT_NODE,
             ) from error
+
+
+def _lost(shards: Sequence[Shard]) -> EngineUnavailable | None:
+    """Why the first server that is not connected is not; ``None`` when all are."""
+    for shard in shards:
+        if shard.shared is None:
+            lost = EngineUnavailable(f"{shard}: {_words(shard.failure)}")
+            lost.__cause__ = shard.failure
+            return lost
+    return None
 
 
 def _mutex(name: str, held: int, waiting: int) -> SemaphoreDescription:

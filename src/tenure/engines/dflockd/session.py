@@ -72,6 +72,7 @@ class DflockdSession:
         self._asked = at
         self._older = max(0.0, self.window - engine.address.read_timeout)
         self._detached = False
+        self._in_contact = True
         self._again: asyncio.TimerHandle | None = None
         self._closing: list[asyncio.Future[bool]] | None = None
 
@@ -150,6 +151,18 @@ class DflockdSession:
                 node=self.node,
             )
         )
+
+    # Contact
+
+    def contact(self, trouble: TenureError | None) -> None:
+        """Whether all servers can be reached, and if not, why."""
+        if self._in_contact == (trouble is None) or self.over or self._detached:
+            return
+        self._in_contact = trouble is None
+        if trouble is None:
+            self.events.attached()
+        else:
+            self.events.detached(trouble)
 
     # The end
 

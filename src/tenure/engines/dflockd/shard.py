@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from tenure.clock import Clock
@@ -39,6 +39,9 @@ _log = logging.getLogger("tenure")
 class Shard:
     """One server.
 
+    Args:
+        changed: called when the shared connection is lost, and when there is another one.
+
     Attributes:
         kind: what it can do; ``None`` until it has been reached.
         shared: the connection that all share, while there is one.
@@ -47,7 +50,9 @@ class Shard:
         lines: the order of what is asked for there.
     """
 
-    def __init__(self, address: Address, place: Place, clock: Clock) -> None:
+    def __init__(
+        self, address: Address, place: Place, clock: Clock, changed: Callable[[], None]
+    ) -> None:
         self.kind: Kind | None = None
         self.shared: Connection | None = None
         self.failure: OSError | None = None
@@ -57,6 +62,7 @@ class Shard:
         self._address = address
         self._place = place
         self._clock = clock
+        self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._wanting: dict[Hold, None] = {}
         self._waiting: dict[Hold, None] = {}  # for a connection of their own
@@ -141,6 +147,8 @@ class Shard:
         self.came_up.set()
         if connection.lost:
             self.cut("it was closed")
+        else:
+            self._changed()
         for release in self._orphans:
             connection.ask(release, _ignore)
         self._orphans.clear()
@@ -151,10 +159,12 @@ class Shard:
 
     def cut(self, why: str) -> None:
         """The shared connection is lost."""
-        _log.info("the connection to the dflockd server at %s is lost: %s", self, why)
+        _log.debug("the connection to the dflockd server at %s is lost: %s", self, why)
+        self.failure = ConnectionResetError(why)
         self.shared = None
         self.came_up.clear()
         self._lost.set()
+        self._changed()
 
     def leave_behind(self, release: bytes) -> None:
         """Something was held on a connection that is lost: a server that has not noticed is told.
@@ -168,7 +178,7 @@ class Shard:
 
     def _failed(self, error: OSError) -> None:
         if self.failure is None:
-            _log.info("the dflockd server at %s cannot be reached: %s", self, error)
+            _log.debug("the dflockd server at %s cannot be reached: %s", self, error)
         self.failure = error
         self.tried.set()
 

@@ -227,9 +227,15 @@ class EtcdEngine:
             session.contact(True)
 
     def _down(self, why: str) -> None:
-        _log.info("%s: %s; asking another member", self.url, why)
+        _log.debug("%s: %s; asking another member", self.url, why)
+        cause = EngineUnavailable(why)
         for session in list(self._sessions):
-            session.contact(False)
+            session.contact(False, cause)
+
+    def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
+        if not self._is_open or self.watching.is_up or not self._members.trouble:
+            return None
+        return EngineUnavailable(self._members.trouble)
 
     # Asking
 

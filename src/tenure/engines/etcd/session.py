@@ -244,14 +244,14 @@ class EtcdSession:
             self.engine.eventually(wire.txn((), (wire.delete(key),)), self.window, "a note")
         )
 
-    def contact(self, there: bool) -> None:
-        """Whether a member can be reached."""
+    def contact(self, there: bool, cause: TenureError | None = None) -> None:
+        """Whether a member can be reached, and if not, why."""
         if there != self._in_contact and not (self.over or self._closing):
             self._in_contact = there
             if there:
                 self.events.attached()
             else:
-                self.events.detached()
+                self.events.detached(cause)
 
     def begin(self, found: Sequence[Queue], data: dict[bytes, bytes]) -> None:
         """The take-over is complete: tell what was found, and then what has happened since."""

@@ -25,7 +25,7 @@ from tenure.core.queue import Request
 from tenure.engines.contract import Attach, Removal, SessionEvents
 from tenure.engines.memory import describe
 from tenure.engines.memory.session import TICK, MemorySession
-from tenure.errors import EngineUnavailable, SessionExpired
+from tenure.errors import EngineUnavailable, SessionExpired, TenureError
 from tenure.identity import retold
 from tenure.model import (
     Capabilities,
@@ -203,6 +203,9 @@ class MemoryEngine:
         self._timer.by(due)
 
     # The contract
+
+    def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
+        return None
 
     async def attach(self, how: Attach, events: SessionEvents) -> MemorySession:
         if how.session_id is not None:

@@ -17,10 +17,10 @@ from tenure.engines.native.attaching import attach
 from tenure.engines.native.calls import Call, ConnectionGone
 from tenure.engines.native.dial import Dial, dialler
 from tenure.engines.native.link import Link
-from tenure.engines.native.session import NativeSession
+from tenure.engines.native.session import STORE_LOST, NativeSession
 from tenure.engines.native.sideline import Sideline
 from tenure.engines.native.url import Address
-from tenure.errors import EngineError, EngineUnavailable, SemaphoreNotFound
+from tenure.errors import EngineError, EngineUnavailable, SemaphoreNotFound, TenureError
 from tenure.model import (
     Capabilities,
     NodeConfig,
@@ -100,6 +100,14 @@ class NativeEngine:
         if self._link is None:
             raise EngineUnavailable(f"{self.url} is not open")
         return self._link
+
+    def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
+        link = self._link
+        if link is None:
+            return None
+        if link.failure is None and any(each.is_store_lost for each in link.sessions.values()):
+            return EngineUnavailable(STORE_LOST)
+        return link.failure
 
     # Sessions
 

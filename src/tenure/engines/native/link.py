@@ -143,6 +143,11 @@ class Link:
                 f"{self.address.url} has been out of reach for {self.patience:g} s: {self._trouble}"
             ) from None
 
+    @property
+    def failure(self) -> TenureError | None:
+        """Why there is no connection at this moment; ``None`` while there is one."""
+        return self._trouble if self.connection is None else None
+
     def next_rid(self) -> int:
         """The number of the next request of this program."""
         self._last_rid += 1
@@ -214,7 +219,7 @@ class Link:
             await asyncio.wait([connection.gone])
             self._lose(connection)
             connection = await self._connect_again(connection)
-            _log.info("connected to %s again", connection.target)
+            _log.debug("connected to %s again", connection.target)
             self._use(connection)
 
     async def _connect_again(self, lost: Connection) -> Connection:
@@ -223,7 +228,7 @@ class Link:
         else:
             self._to_the_end(lost.target)
             self._tries += 1
-        _log.warning("the connection to %s is lost: %s; trying again", lost.target, lost.why)
+        _log.debug("the connection to %s is lost: %s; trying again", lost.target, lost.why)
         while True:
             if self._tries and self._tries % len(self._targets) == 0:
                 await asyncio.sleep(self.pause(self._tries // len(self._targets) - 1))
@@ -281,7 +286,7 @@ class Link:
                 f"nobody listens at {target}; see whether 'tenure serve' runs there"
                 if refused
                 else f"{target} cannot be reached: {error}{on_connecting(error, 'tenure')}"
-            ) from None
+            ) from error
         except BaseException:
             connection.abort("it is not wanted any more")
             raise
@@ -334,4 +339,6 @@ def _worst(troubles: list[TenureError]) -> TenureError:
     for each in troubles:
         if not isinstance(each, EngineUnavailable):
             return each
-    return EngineUnavailable("; ".join(map(str, troubles)))
+    worst = EngineUnavailable("; ".join(map(str, troubles)))
+    worst.__cause__ = troubles[0].__cause__
+    return worst

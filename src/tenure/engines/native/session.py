@@ -37,7 +37,7 @@ from tenure.engines.native.operations import Operations
 from tenure.engines.native.proofs import Proofs
 from tenure.engines.native.reconcile import OWNED, REFUSED, REMOVALS, Holds, reconcile
 from tenure.engines.native.watches import Watches
-from tenure.errors import AuthenticationFailed, SessionExpired
+from tenure.errors import AuthenticationFailed, EngineUnavailable, SessionExpired
 from tenure.wire import messages as wire
 from tenure.wire.errors import from_wire
 
@@ -46,7 +46,9 @@ if TYPE_CHECKING:
     from tenure.engines.native.link import Link
     from tenure.engines.native.sideline import Sideline
 
-__all__ = ["NativeSession"]
+__all__ = ["STORE_LOST", "NativeSession"]
+
+STORE_LOST = "the server has lost contact to its store"
 
 _GRANTED, _WAITING = Place.GRANTED, Place.WAITING  # an enumeration's attributes are slow to read
 
@@ -62,6 +64,7 @@ class NativeSession(Asking):
         why_over: why it is over, by the server's word or the clock; else ``None``.
         proofs: what is known of its life.
         look: set when something has happened that its beginning waits for.
+        is_store_lost: the server has no contact to its own store.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class NativeSession(Asking):
         self.why_over: SessionExpired | None = None
         self.proofs = Proofs(self.window)
         self.look = asyncio.Event()
+        self.is_store_lost = False
         self._how = how
         self._events = events
         self._link = link
@@ -132,6 +136,7 @@ class NativeSession(Asking):
         """The server has attached it, for the first time or again."""
         self.id, self.attach_number = answer.session_id, answer.attach_number
         self._connection = connection
+        self.is_store_lost = False  # or else the server says so again
         self._refusals = 0
         self._stop_timers()
         if self.begun:
@@ -200,7 +205,7 @@ class NativeSession(Asking):
             left = max(0.0, self._until - now)
             self._window_ends = self._loop.call_later(left, self._give_up)
         if was_attached and self._leaving is None:
-            self._events.detached()
+            self._events.detached(self._link.failure)
 
     def reattach(self, connection: Connection) -> None:
         """There is a connection: attach it again, if it is to be.
@@ -408,11 +413,12 @@ class NativeSession(Asking):
 
     def contact(self, push: wire.Contact) -> None:
         """The server has lost, or found, the contact to its store."""
+        self.is_store_lost = not push.there
         if self._leaving is None:
             if push.there:
                 self._events.attached()
             else:
-                self._events.detached()
+                self._events.detached(EngineUnavailable(STORE_LOST))
 
 
 def _of(error: Exception, node: str) -> SessionExpired:

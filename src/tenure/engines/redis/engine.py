@@ -27,9 +27,7 @@ from tenure.engines.redis.scripts import SCRIPTS
 from tenure.engines.redis.session import OWNS, WAITING, RedisSession
 from tenure.engines.redis.url import Address
 from tenure.engines.redis.wire import Wire
-from tenure.errors import (
-    EngineError,
-)
+from tenure.errors import EngineError, TenureError
 from tenure.model import (
     Capabilities,
 )
@@ -214,11 +212,12 @@ class RedisEngine(Administration):
                         watch.changed()
 
     def lost(self, why: str) -> None:
-        _log.info("%s: %s; connecting again", self.url, why)
+        _log.debug("%s: %s; connecting again", self.url, why)
+        cause = self.link.failure
         if self.confirmer is not None:
             self.confirmer.disconnect()
         for session in set(self._sessions.values()):
-            session.events.detached()
+            session.events.detached(cause)
 
     async def prepare(self, wire: Wire, server: Server) -> None:
         """Greet the namespace, and attach every session anew."""
@@ -333,6 +332,9 @@ class RedisEngine(Administration):
             self._unheard = True
 
     # Sessions
+
+    def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
+        return (self.link.failure or self.quarantine.trouble()) if self._open else None
 
     async def attach(self, how: Attach, events: SessionEvents) -> RedisSession:
         self._opened()

@@ -73,12 +73,22 @@ class Link:
         self._gone = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._why = ""
+        self._error: Exception | None = None
         self._progress = (0, 0)
 
     @property
     def trouble(self) -> str:
         """Why there is no connection, or was none the last time."""
         return self._why
+
+    @property
+    def failure(self) -> EngineUnavailable | None:
+        """Why there is no connection at this moment; ``None`` while there is one."""
+        if self._wire is not None:
+            return None
+        failure = EngineUnavailable(self._why)
+        failure.__cause__ = self._error
+        return failure
 
     @property
     def is_up(self) -> bool:
@@ -196,7 +206,7 @@ class Link:
                     )
                     level = logging.DEBUG if passes or why == self._why else logging.ERROR
                     _log.log(level, "%s: connecting again: %r", self._address.url, error)
-                    self._why = why
+                    self._why, self._error = why, error
                 pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def _connect(self) -> None:
@@ -257,7 +267,7 @@ class Link:
         self._gates = 0
         wire.give_up(why)
         ears.give_up(why)
-        self._why = why
+        self._why, self._error = why, None
         self._gone.set()
         self._client.lost(why)
 

@@ -170,6 +170,9 @@ class SqliteEngine:
 
     # Sessions
 
+    def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
+        return self.lookout.trouble(self.clock.now()) if self._open else None
+
     async def attach(self, how: Attach, events: SessionEvents) -> SqliteSession:
         self._opened()
         store = await self._registered()

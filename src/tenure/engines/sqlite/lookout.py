@@ -23,7 +23,7 @@ from tenure.engines.sqlite.over import over_among, standing_before
 from tenure.engines.sqlite.requests import Attachment
 from tenure.engines.sqlite.store import Store, log
 from tenure.engines.sqlite.transaction import OWNERS, Told, Transaction
-from tenure.errors import EngineError
+from tenure.errors import EngineError, EngineUnavailable
 
 if TYPE_CHECKING:
     from tenure.engines.sqlite.session import SqliteSession
@@ -32,6 +32,9 @@ __all__ = ["STALL", "Lookout"]
 
 STALL = 1.0
 """Seconds after which somebody's turn has lasted too long."""
+
+SLOW = 0.5
+"""Seconds after which a wait for the turn is the reason that nothing was granted in time."""
 
 _TICK = 1.0
 _TICK_WAITING = 0.5
@@ -231,6 +234,13 @@ class Lookout:
             f"for {now - since:.1f} s (is it stopped? see its state with ps, continue it with "
             "kill -CONT, or end it)"
         )
+
+    def trouble(self, now: float) -> EngineUnavailable | None:
+        """The stall, when it has lasted for longer than a commit takes."""
+        since = self._store.committer.stalled_since
+        if since is None or now - since < SLOW:
+            return None
+        return EngineUnavailable(self.stall(now))
 
     def _are_files_in_place(self) -> bool:
         """Whether database and sign of life are where others find them; if not, all is over."""

@@ -116,6 +116,10 @@ class YdbEngine:
 
     # The contract: sessions
 
+    def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
+        failures = (session.failure for session in self.sessions)
+        return next((each for each in failures if each is not None), None)
+
     async def attach(self, how: Attach, events: SessionEvents) -> YdbSession:
         self._opened()
         rules.check_path(how.node)
@@ -246,7 +250,7 @@ class _Unheard:
 
     def removed(self, hold: int, why: Removal) -> None: ...
 
-    def detached(self) -> None: ...
+    def detached(self, cause: BaseException | None = None) -> None: ...
 
     def attached(self) -> None: ...
 

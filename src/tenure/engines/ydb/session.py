@@ -99,6 +99,11 @@ class YdbSession:
     def is_over(self) -> bool:
         return self._over is not None
 
+    @property
+    def failure(self) -> EngineUnavailable | None:
+        """Why the contact is broken; ``None`` while it is not."""
+        return EngineUnavailable(self._why_not) if self._broken else None
+
     # Attaching
 
     async def attach(self) -> None:
@@ -160,7 +165,7 @@ class YdbSession:
         if broken != self._broken and self.told is not None:
             self._broken = broken
             if broken:
-                self.told.detached()
+                self.told.detached(self.failure)
             else:
                 self.told.attached()
 

@@ -115,7 +115,7 @@ class Holder:
         self.locks.drop(claim, TIMEOUT if why is Removal.TIMED_OUT else ERROR, self.locks.now())
         self._tell(claim)
 
-    def detached(self) -> None:
+    def detached(self, cause: BaseException | None = None) -> None:
         """The store cannot be reached. `lapsed` says when that is too long."""
 
     def attached(self) -> None:

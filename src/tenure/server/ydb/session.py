@@ -278,7 +278,7 @@ class SessionStream:
         self._conversation.removed(hold, why)
         self._pump()
 
-    def detached(self) -> None:
+    def detached(self, cause: BaseException | None = None) -> None:
         """The store is out of reach: nothing is proven to the client, and nothing lost yet."""
 
     def attached(self) -> None:

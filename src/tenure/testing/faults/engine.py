@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tenure.clock import Clock
 from tenure.engines.contract import Answer, Attach, Engine, SessionEvents
-from tenure.errors import EngineUnavailable
+from tenure.errors import EngineUnavailable, TenureError
 from tenure.model import (
     Capabilities,
     NodeConfig,
@@ -18,7 +18,7 @@ from tenure.model import (
     SessionDescription,
 )
 from tenure.testing.faults.answers import Rest, settle
-from tenure.testing.faults.session import FaultySession
+from tenure.testing.faults.session import FaultySession, out_of_reach
 from tenure.testing.faults.way import Message, Way
 
 __all__ = ["FaultyEngine"]
@@ -175,6 +175,9 @@ class FaultyEngine:
     def _close_inner(self, closed: asyncio.Future[None]) -> None:
         task = self.at_store(self.inner.aclose())
         task.add_done_callback(lambda _: settle(closed, None, None))
+
+    def trouble(self, name: str | None = None) -> TenureError | None:
+        return out_of_reach() if self.way.lost else self.inner.trouble(name)
 
     async def attach(self, how: Attach, events: SessionEvents) -> FaultySession:
         session = FaultySession(self, how, events)

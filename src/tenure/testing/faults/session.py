@@ -18,14 +18,19 @@ from tenure.engines.contract import (
     Removal,
     SessionEvents,
 )
-from tenure.errors import SessionExpired
+from tenure.errors import EngineUnavailable, SessionExpired
 from tenure.model import UNCHANGED, Recovered, SemaphoreDescription, Unchanged
 from tenure.testing.faults.answers import settle
 
 if TYPE_CHECKING:
     from tenure.testing.faults.engine import FaultyEngine
 
-__all__ = ["FaultySession"]
+__all__ = ["FaultySession", "out_of_reach"]
+
+
+def out_of_reach() -> EngineUnavailable:
+    """The cause of a broken way."""
+    return EngineUnavailable("the way to the store is broken")
 
 
 class FaultySession:
@@ -159,7 +164,7 @@ class FaultySession:
             if attached:
                 self._told.attached()
             else:
-                self._told.detached()
+                self._told.detached(out_of_reach())
 
     def _end(self, error: SessionExpired) -> None:
         if self._over is not None:
@@ -214,8 +219,8 @@ class FaultySession:
     def removed(self, hold: int, why: Removal) -> None:
         self.engine.tell(partial(self._told.removed, hold, why))
 
-    def detached(self) -> None:
-        self.engine.tell(self._told.detached)
+    def detached(self, cause: BaseException | None = None) -> None:
+        self.engine.tell(partial(self._told.detached, cause))
 
     def attached(self) -> None:
         self.engine.tell(self._told.attached)

@@ -1,0 +1,167 @@
+"""Contact between a client and its store: outages, their causes and their log lines.
+
+A `Contact` belongs to one client. Its sessions report the loss and the return of their contact;
+the client logs an outage once, however many sessions it has. Whatever times out asks it for the
+`Obstacle`, so that an outage is never reported as contention.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import re
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from tenure import fork
+from tenure.clock import Clock
+from tenure.engines.contract import Engine
+from tenure.errors import EngineUnavailable, TenureError
+
+if TYPE_CHECKING:
+    from tenure.session import Session
+
+__all__ = ["ANSWER_TIMEOUT", "Contact", "Obstacle", "reason_of"]
+
+T = TypeVar("T")
+
+ANSWER_TIMEOUT = 5.0
+"""Seconds within which reads and attempts end, unless the URL says ``answer_timeout``."""
+
+_log = logging.getLogger("tenure")
+
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
+
+
+class Obstacle(NamedTuple):
+    """Reason, other than contention, why the store did not grant or answer in time.
+
+    Attributes:
+        clause: the reason in words, without a full stop.
+        cause: the failure behind it.
+    """
+
+    clause: str
+    cause: TenureError
+
+
+class Contact:
+    """The contact of one client's sessions to their store. On the client's loop.
+
+    Attributes:
+        answer_timeout: seconds within which reads, and attempts to acquire, end.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock, answer_timeout: float) -> None:
+        self.answer_timeout = answer_timeout
+        self._engine = engine
+        self._now = clock.now
+        self._born = fork.generation()
+        self._attached: set[Session] = set()
+        self._detached: set[Session] = set()
+        self._lost_at: float | None = None
+
+    # Reports of the sessions
+
+    def attached(self, session: Session) -> None:
+        """The session is attached, for the first time or again."""
+        self._detached.discard(session)
+        self._attached.add(session)
+        self._end_outage()
+
+    def detached(self, session: Session, cause: BaseException | None) -> None:
+        """The session has lost its contact."""
+        self._attached.discard(session)
+        self._detached.add(session)
+        if self._lost_at is None:
+            self._lost_at = self._now()
+            why = "" if cause is None else f" ({self._reason(cause)})"
+            _log.warning(
+                "lost contact to %s%s; nothing is granted until it is re-established",
+                self._engine.url,
+                why,
+            )
+
+    def ended(self, session: Session) -> None:
+        """The session is over."""
+        self._attached.discard(session)
+        self._detached.discard(session)
+        self._end_outage()
+
+    def _end_outage(self) -> None:
+        if self._lost_at is not None and self._attached and not self._detached:
+            lasted, self._lost_at = self._now() - self._lost_at, None
+            _log.info("re-established contact to %s after %.1f s", self._engine.url, lasted)
+
+    # Questions of whatever has timed out
+
+    def obstacle(self, name: str | None = None) -> Obstacle | None:
+        """The known reason why nothing is granted, or ``None`` while the store works."""
+        trouble = self._engine.trouble(name)
+        if trouble is None:
+            return None
+        if self._lost_at is None or not isinstance(trouble, EngineUnavailable):
+            return Obstacle(str(trouble), trouble)
+        lasted = self._now() - self._lost_at
+        return Obstacle(
+            f"{self._engine.url} has been unreachable for {lasted:.1f} s ({self._reason(trouble)})",
+            trouble,
+        )
+
+    def silence(self, name: str | None, lasted: float) -> Obstacle:
+        """The reason why no answer came for so many seconds."""
+        found = self.obstacle(name)
+        if found is not None:
+            return found
+        clause = f"{self._engine.url} has not answered for {lasted:.1f} s"
+        return Obstacle(clause, EngineUnavailable(clause))
+
+    async def answered(self, subject: str, reading: Coroutine[Any, Any, T]) -> T:
+        """The answer to a read, within `answer_timeout`.
+
+        Args:
+            subject: what is read, for the message.
+
+        Raises:
+            EngineUnavailable: there was no answer in time.
+            Misuse: the client belongs to another process.
+        """
+        with contextlib.closing(reading):
+            fork.check(self._born, f"the client of {self._engine.url}")
+            return await self._in_time(subject, reading)
+
+    async def _in_time(self, subject: str, reading: Coroutine[Any, Any, T]) -> T:
+        timeout = self.answer_timeout
+        limit = asyncio.timeout(timeout)
+        try:
+            async with limit:
+                return await reading
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        clause, cause = self.silence(None, timeout)
+        raise EngineUnavailable(
+            f"{subject}: not read within {timeout:g} s, because {clause}."
+        ) from cause
+
+    def _reason(self, cause: BaseException) -> str:
+        return reason_of(cause).removeprefix(f"{self._engine.url}: ")
+
+
+def reason_of(error: BaseException) -> str:
+    """The cause of a failed connection in a few words, such as "connection refused"."""
+    each: BaseException | None = error
+    while each is not None:
+        # The subclasses of other modules (TLS, name resolution) have numbers of their own.
+        is_plain = isinstance(each, OSError) and type(each).__module__ == "builtins"
+        number: int | None = getattr(each, "errno", None) if is_plain else None
+        found = _ERRNO.search(str(each))
+        if number is None and found is not None:
+            number = int(found[1])
+        if number is not None and number in errno.errorcode:
+            return os.strerror(number).lower()
+        each = each.__cause__
+    return (str(error) or type(error).__name__).partition("; ")[0]

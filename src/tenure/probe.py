@@ -1,0 +1,90 @@
+"""A question to the store shortly before a timeout, so that silence is not taken for contention.
+
+A waiting request does not show whether the store still works: a stopped store and a busy mutex
+look alike. A `Probe` therefore reads the semaphore a moment before the timeout. When that read is
+unanswered at the timeout, the store is the reason. Requests of one session that time out together
+share the read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from tenure.errors import TenureError
+from tenure.requested import WAITING
+
+if TYPE_CHECKING:
+    from tenure.contact import Obstacle
+    from tenure.lease import Lease
+    from tenure.session import Session
+
+__all__ = ["Probe"]
+
+_log = logging.getLogger("tenure")
+
+LONGEST_LEAD, SHORTEST_LEAD = 1.0, 0.2
+"""Seconds from the question to the timeout. Where less is left, no question is asked."""
+
+
+class Probe:
+    """The question about one waiting request.
+
+    Args:
+        lease: the request.
+        timeout: seconds from now to the timeout.
+    """
+
+    __slots__ = ("_asked_at", "_asking", "_lease", "_timer")
+
+    def __init__(self, lease: Lease, timeout: float) -> None:
+        self._lease = lease
+        self._asked_at = 0.0
+        self._asking: asyncio.Task[bool] | None = None
+        lead = min(timeout / 2, LONGEST_LEAD)
+        self._timer = (
+            None
+            if lead < SHORTEST_LEAD
+            else lease.session._loop.call_later(timeout - lead, self._ask)
+        )
+
+    def obstacle(self) -> Obstacle | None:
+        """The reason of the timeout, when it is not contention."""
+        lease, asking = self._lease, self._asking
+        contact = lease.session._client_contact
+        if asking is None or (asking.done() and not asking.cancelled() and asking.result()):
+            return contact.obstacle(lease.name)
+        return contact.silence(lease.name, lease.session._now() - self._asked_at)
+
+    def stop(self) -> None:
+        """Ask no question any more. Safe to call twice."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _ask(self) -> None:
+        lease = self._lease
+        session, name = lease.session, lease.name
+        if lease._state is not WAITING or session.state != "attached":
+            return
+        self._asked_at = session._now()
+        asking = session._probes.get(name)
+        if asking is None:
+            asking = session._client._tasks.begin(_read(session, name))
+            session._probes[name] = asking
+            asking.add_done_callback(lambda _: session._probes.pop(name))
+        self._asking = asking
+
+
+async def _read(session: Session, name: str) -> bool:
+    """Whether the store answers, with an error or without."""
+    try:
+        async with asyncio.timeout(2 * LONGEST_LEAD):
+            await session._engine.describe_semaphore(name, owners=False, waiters=False)
+    except TenureError:
+        return True
+    except TimeoutError:
+        return False
+    except Exception:
+        _log.exception("%r on %s could not be read", name, session.node)
+    return True

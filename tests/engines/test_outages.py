@@ -1,0 +1,208 @@
+"""Outages of networked stores: never reported as contention, bounded, and logged once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+import tenure
+from tenure import events
+from tenure.errors import AcquireTimeout, EngineUnavailable, Unsupported
+from tenure.requested import ASKED
+from tests.engines.outages import NETWORKED, Afar
+
+ANSWER_TIMEOUT = 1.0
+"""Seconds that the tests' URLs allow for an answer."""
+
+BOUND = 4.0
+"""Seconds within which everything has to end that is to be bounded; generous for a busy machine."""
+
+
+@pytest.fixture(params=sorted(NETWORKED))
+def afar(request: pytest.FixtureRequest) -> Iterator[Afar]:
+    with NETWORKED[request.param]() as found:
+        yield found
+
+
+@pytest.fixture
+def url(afar: Afar) -> str:
+    return f"{afar.url}{'&' if '?' in afar.url else '?'}answer_timeout={ANSWER_TIMEOUT}"
+
+
+@asynccontextmanager
+async def in_time() -> AsyncIterator[None]:
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < BOUND
+
+
+def breaks(afar: Afar, how: str) -> None:
+    if how == "refused":
+        afar.network.refuse()
+    else:
+        afar.network.stall()
+
+
+def mends(afar: Afar) -> None:
+    afar.network.flow()
+    afar.network.start()
+
+
+async def recovers(afar: Afar, client: tenure.Client) -> None:
+    """Mend the network, and wait until the client can acquire again."""
+    mends(afar)
+    async with client.mutex("another").lock(timeout=30) as lease:
+        assert lease.held
+
+
+@pytest.mark.parametrize("how", ["refused", "stalled"])
+async def test_what_is_free_is_not_acquired_during_an_outage_and_the_error_says_why(
+    afar: Afar, url: str, how: str
+) -> None:
+    async with tenure.connect(url) as client:
+        mutex = client.mutex("nightly")
+        await (await mutex.lock(timeout=30)).release()
+        breaks(afar, how)
+        calls: list[tuple[float, Callable[[], Awaitable[object]]]] = [
+            (1, lambda: mutex.lock(timeout=1)),
+            (ANSWER_TIMEOUT, lambda: mutex.lock(timeout=0)),
+            (ANSWER_TIMEOUT, mutex.try_lock),
+        ]
+        for seconds, call in calls:
+            async with in_time():
+                with pytest.raises(AcquireTimeout) as late:
+                    await call()
+            message = str(late.value)
+            assert message.startswith(
+                f"mutex 'nightly' on /default: not acquired within {seconds:g} s, because "
+                f"{client.url} has "
+            )
+            assert " been unreachable for " in message or " not answered for " in message
+            assert isinstance(late.value.__cause__, EngineUnavailable)
+        await recovers(afar, client)
+
+
+@pytest.mark.parametrize("how", ["refused", "stalled"])
+async def test_a_waiter_that_times_out_during_an_outage_is_not_told_of_contention(
+    afar: Afar, url: str, how: str
+) -> None:
+    async with (
+        tenure.connect(afar.direct) as holder,
+        tenure.connect(url) as client,
+        holder.mutex("nightly").lock(timeout=30),
+    ):
+        mutex = client.mutex("nightly")
+        with pytest.raises(AcquireTimeout, match=r"not acquired within 1 s; ") as busy:
+            await mutex.lock(timeout=1)
+        assert busy.value.__cause__ is None
+        assert await mutex.try_lock() is None
+        waiting = asyncio.ensure_future(mutex.lock(timeout=3))
+        await until_it_waits(client)
+        breaks(afar, how)
+        with pytest.raises(AcquireTimeout, match=r"not acquired .* because .* has ") as late:
+            await waiting
+        assert isinstance(late.value.__cause__, EngineUnavailable)
+        await recovers(afar, client)
+
+
+async def until_it_waits(client: tenure.Client) -> None:
+    """Wait until the store has put the latest request into its queue."""
+    await asyncio.sleep(0)
+    (session,) = client._sessions
+    *_, lease = session._leases.values()
+    while lease._state is ASKED:
+        await lease._change()
+
+
+@pytest.mark.parametrize("how", ["refused", "stalled"])
+async def test_reads_end_in_time_during_an_outage(afar: Afar, url: str, how: str) -> None:
+    async with tenure.connect(url) as client:
+        async with client.mutex("nightly").lock(timeout=30):
+            pass
+        pool, reads = client.semaphore("gpu"), dict[str, Callable[[], Awaitable[object]]]()
+        await pool.create(2, exist_ok=True)
+        reads = {
+            "inspect": client.mutex("nightly").inspect,
+            "describe": pool.describe,
+            "count": pool.count,
+            "leader": client.election("primary").leader,
+            "list_semaphores": client.list_semaphores,
+            "list_sessions": client.list_sessions,
+            "describe_node": client.describe_node,
+            "list_nodes": client.list_nodes,
+        }
+        able = [name for name, read in reads.items() if await _is_supported(read)]
+        assert able
+        breaks(afar, how)
+        for name in able:
+            if client.url.startswith("dflockd:") and name in {"list_nodes", "describe_node"}:
+                continue  # there is one node, and no server is asked about it
+            async with in_time():
+                with pytest.raises(EngineUnavailable):
+                    await reads[name]()
+        await recovers(afar, client)
+
+
+async def _is_supported(read: Callable[[], Awaitable[object]]) -> bool:
+    try:
+        await read()
+    except Unsupported:
+        return False
+    except tenure.TenureError:
+        pass
+    return True
+
+
+async def test_an_outage_is_logged_once_however_many_sessions_there_are(
+    afar: Afar, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tenure")
+    async with tenure.connect(url) as client:
+        for _ in range(5):
+            await client.session()
+        caplog.clear()
+        async with asyncio.timeout(30), client.events() as stream:
+            afar.network.refuse()
+            await five(stream, events.SessionDetached)
+            afar.network.start()
+            await five(stream, events.SessionAttached)
+        told = [(each.levelname, each.getMessage()) for each in caplog.records]
+    assert [level for level, _ in told] == ["WARNING", "INFO"], told
+    (_, lost), (_, found) = told
+    assert lost.startswith(f"lost contact to {client.url} (")
+    assert found.startswith(f"re-established contact to {client.url} after ")
+
+
+async def five(stream: events.EventStream, kind: type[events.Event]) -> None:
+    """Wait for so many events of that kind."""
+    left = 5
+    async for event in stream:
+        left -= isinstance(event, kind)
+        if not left:
+            return
+
+
+@pytest.mark.parametrize("how", ["refused", "stalled"])
+async def test_a_first_connection_that_fails_says_so_in_time(
+    afar: Afar, url: str, how: str
+) -> None:
+    breaks(afar, how)
+    client = tenure.connect(url)
+    try:
+        for call in (lambda: client.mutex("m").lock(timeout=1), client.mutex("m").try_lock):
+            async with in_time():
+                with pytest.raises((AcquireTimeout, EngineUnavailable)) as failed:
+                    await call()
+            if isinstance(failed.value, AcquireTimeout):
+                assert isinstance(failed.value.__cause__, EngineUnavailable)
+        async with in_time():
+            with pytest.raises(EngineUnavailable):
+                await client.mutex("m").inspect()
+    finally:
+        mends(afar)
+        await client.aclose()
