@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -305,10 +306,12 @@ def test_a_file_that_is_mounted_elsewhere_is_refused_there(tmp_path: Path) -> No
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
     os.chown(tmp_path, -1, os.getegid())
-    who = "everyone" if mode & 2 else "its group"
+    who, shared = ("everyone", "0666") if mode & 2 else ("its group", "0660")
+    url = f"sqlite:///{tmp_path}/store.db"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folders, "_is_private_group", lambda _: False)
-        refused(f"sqlite:///{tmp_path}/store.db", AuthenticationFailed, f"{who} can write")
+        refused(url, AuthenticationFailed, rf"{who} can write .* \(\?mode={shared}\)$")
+        files.prepare(parse(f"{url}?mode={shared}"))
 
 
 def test_it_is_accepted_when_it_is_sticky_or_shared_on_purpose(tmp_path: Path) -> None:
@@ -342,6 +345,23 @@ def test_every_folder_on_the_way_is_looked_at(common: Path) -> None:
     os.chown(common / "a" / "b", 0, STAFF)
     (common / "a" / "b").chmod(0o775)
     refused(url, AuthenticationFailed, f"its group can write to the folder {common}/a/b, ")
+
+
+@needs_root
+@pytest.mark.skipif(not hasattr(os, "setxattr"), reason="sets a POSIX access list")
+def test_a_user_of_an_access_list_may_not_write_on_the_way(common: Path) -> None:
+    folder = common / "a"
+    folder.mkdir(mode=0o755)
+    nobody = 2**32 - 1
+    entries = [(1, 7, nobody), (2, 7, BOB), (4, 5, nobody), (16, 7, nobody), (32, 5, nobody)]
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(folder, "system.posix_acl_access", acl)
+    except OSError as error:
+        pytest.skip(f"this file system has no access lists: {error}")
+    url = f"sqlite:///{folder}/store.db"
+    refused(url, AuthenticationFailed, rf"access list can write .*\(setfacl -b {folder}\)")
+    files.prepare(parse(f"{url}?mode=0660"))
 
 
 @needs_root

@@ -269,7 +269,8 @@ async def test_the_commands_of_a_former_attachment_are_refused_by_the_store(url:
             await former.session.update_semaphore("pool", b"x")
         with pytest.raises(SessionExpired, match="resumed it"):
             await former.session.delete_semaphore("pool", force=True)
-        await former.withdraw(1)
+        with pytest.raises(SessionExpired, match="resumed it"):
+            await former.withdraw(1)
         found = await successor.session.describe_semaphore("m", owners=True, waiters=True)
         assert [owner.data for owner in found.owners] == [b""]
         assert len(await there.list_semaphores("/default", owners=False, waiters=False)) == 2

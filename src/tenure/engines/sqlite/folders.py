@@ -60,21 +60,36 @@ def check_folders(folder: str, address: Address) -> None:
 
 
 def _check_writers(path: str, status: os.stat_result, group: int | None, address: Address) -> None:
-    if status.st_mode & stat.S_ISVTX:
+    if status.st_mode & stat.S_ISVTX or not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return
+    mode, command = "0666", "chmod go-w"
     if status.st_mode & stat.S_IWOTH:
         writers = "everyone"
-    elif status.st_mode & stat.S_IWGRP and status.st_gid != group and not _is_private_group(status):
-        writers = "its group"
+        if address.shared:
+            command = "chmod o-w"
+    elif not address.shared and _has_access_list(
+        path
+    ):  # its widest permission is shown as the group's
+        writers, command = "a user of its access list", "setfacl -b"
+    elif status.st_gid != group and not _is_private_group(status):
+        writers, mode = "its group", "0660"
     else:
         return
-    bit = "o-w" if address.shared and writers == "everyone" else "go-w"
-    own = "a folder of your own"
-    share = "" if address.shared else ", or share the store on purpose (?mode=0660)"
+    share = "" if address.shared else f", or share the store on purpose (?mode={mode})"
     raise AuthenticationFailed(
-        f"{writers} can write to the folder {path}, and so could put another file in the place of "
-        f"{address.path}; remove that permission (chmod {bit} {path}), use {own}{share}"
+        f"{writers} can write to the folder {path}, and so could put another file in the place "
+        f"of {address.path}; remove that permission ({command} {path}), use a folder of your own"
+        + share
     )
+
+
+def _has_access_list(path: str) -> bool:
+    """Return whether a folder has a POSIX access list, which shows as its group's permissions."""
+    try:
+        os.getxattr(path, "system.posix_acl_access")
+    except (OSError, AttributeError):  # none, or not on this system
+        return False
+    return True
 
 
 def _way_to(folder: str) -> Iterator[tuple[str, os.stat_result]]:
