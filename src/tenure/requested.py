@@ -245,10 +245,10 @@ class Requested(AsyncHandle):
             self._left(was_there=answer.result())
         else:
             self.session._withdrawals.failed(self, error)
+        if self._loss is not None:
+            self._log_loss()
         if self._waiters:
             self._wake()
-        else:
-            self._log_loss()
 
     def _left(self, *, was_there: bool) -> None:
         """It is out of its queue. A release that came too late is a loss.
@@ -266,11 +266,13 @@ class Requested(AsyncHandle):
         session._tell("Lost", self.name, self._order_id, str(loss))
 
     def _log_loss(self) -> None:
-        """Log the loss of a lease whose release has no caller any more that could be told.
+        """Log the loss of a lease that its release has shown, if no caller waits to be told.
 
         One that the session's end explains is reported with that.
         """
-        if self._loss is not None and self._loss.__cause__ is None:
+        loss = self._loss
+        assert loss is not None
+        if loss.__cause__ is None and all(waiter.done() for waiter in self._waiters):
             _log.warning("%s", self._loss)
 
     def _wake(self) -> None:

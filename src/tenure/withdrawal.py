@@ -97,7 +97,8 @@ class Withdrawals:
                 if isinstance(answer, asyncio.Future):
                     answer = await answer
                 lease._left(was_there=answer)
-                lease._log_loss()
+                if lease._loss is not None:
+                    lease._log_loss()
             except SessionExpired as error:
                 self.failed(lease, error)
             except Exception as error:

@@ -45,6 +45,7 @@ from tenure.testing.conformance import (  # noqa: F401  each adds its behaviours
     inputs,
     nodes,
     queue,
+    releases,
     requests,
     semaphores,
     sessions,
