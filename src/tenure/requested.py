@@ -139,8 +139,8 @@ class Requested(AsyncHandle):
         If the store ended the session, its answer says whether the withdrawal came before.
         """
         await self._change()
-        if self.session._ending.by_the_store and not answer.done():
-            await asyncio.wait([answer])
+        if self.session._ending.by_the_store:
+            await asyncio.wait([answer])  # if it is there, until it has been heard
 
     def _give_up(self) -> asyncio.Future[bool] | None:
         """Begin to leave the queue.
