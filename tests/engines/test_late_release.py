@@ -64,7 +64,7 @@ _STORES = {
 }
 
 
-@pytest.fixture(params=_STORES.values(), ids=_STORES)
+@pytest.fixture(params=list(_STORES.values()), ids=list(_STORES))
 def urls(request: pytest.FixtureRequest) -> Iterator[Urls]:
     with request.param() as urls:
         yield urls

@@ -349,6 +349,35 @@ async def test_a_lease_shows_the_token_by_which_the_server_knows_it(ours: InThre
         assert lease.store_token == ""
 
 
+async def test_what_was_released_behind_its_back_is_lost_by_its_release(server: Server) -> None:
+    async with clients(server.url) as (one, two):
+        lease = await one.mutex("m").lock()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(asking.release("m", lease.store_token))
+        assert await reader.readline() == b"ok\n"
+        writer.close()
+        await writer.wait_closed()
+        async with two.mutex("m").lock(timeout=PATIENCE):
+            with pytest.raises(tenure.LeaseLost):
+                await lease.release()
+            assert await one.mutex("m").try_lock() is None
+
+
+async def test_a_release_that_a_lost_connection_cuts_off_was_in_time(server: Server) -> None:
+    async with (
+        Proxy(server.port) as proxy,
+        clients(proxy.url) as (one, _),
+        clients(server.url) as (two, _),
+    ):
+        lease = await one.mutex("m").lock()
+        releasing = asyncio.create_task(lease.release())
+        await asyncio.sleep(0)  # it has been sent, and the proxy has not come to it
+        proxy.cut()
+        await releasing
+        async with two.mutex("m").lock(timeout=PATIENCE):
+            assert lease.loss is None
+
+
 async def _token_of(client: tenure.Client, name: str) -> int:
     async with client.mutex(name).lock() as lease:
         return lease.fencing_token

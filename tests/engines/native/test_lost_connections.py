@@ -98,7 +98,7 @@ async def test_a_release_whose_answer_was_lost_is_one_release(address: str) -> N
         release = program.send_withdrawal(held)
         await waiting.granted()
         cable.cut()
-        await answer_of(release)
+        assert await answer_of(release) is True
         assert await stage.queue("m") == ([other.id], [])
 
 

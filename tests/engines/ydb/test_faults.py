@@ -153,6 +153,23 @@ async def test_what_is_asked_while_the_contact_is_broken_is_done_when_it_is_back
         assert heard.broken == []
 
 
+async def test_a_release_whose_answer_was_lost_was_in_time(server: Server, proxy: Proxy) -> None:
+    async with (
+        session_at(proxy.url) as (session, heard),
+        session_at(server.url) as (other, told),
+    ):
+        await lock(session, heard, 1)
+        assert (await lock(other, told, 1)).place is Place.WAITING
+        proxy.stall(there=False)
+        released: Any = session.withdraw(1)
+        await granted(told, 1)  # the server has done it
+        proxy.cut()
+        proxy.flow()
+        assert await released is True
+        assert await owners(other) == ([other.id], 0)
+        assert session.withdraw(1) is False
+
+
 @guarantee("cut off", "nothing leaks", on=YDB)
 async def test_a_waiter_that_gives_up_while_the_contact_is_broken_is_not_granted_later(
     server: Server, proxy: Proxy

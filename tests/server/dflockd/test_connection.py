@@ -19,6 +19,7 @@ from tenure.errors import EngineError
 from tenure.model import EPHEMERAL_LIMIT, SessionDescription
 from tenure.server.auth import Authenticator
 from tenure.server.dflockd.claims import Record
+from tenure.server.dflockd.holder import Holder
 from tenure.server.dflockd.housekeeping import Deaf
 from tenure.server.limits import Limits
 from tenure.testing import VirtualClock
@@ -488,6 +489,19 @@ async def test_what_an_administrator_evicts_is_lost(clock: VirtualClock, engine:
         await engine.evict("/dflockd", "job", job.owners[0].order_id)
         await asyncio.sleep(0.1)
         assert await holder.asks("n", "job", token) == "error"
+
+
+async def test_what_was_evicted_cannot_be_released_before_its_holder_is_told(
+    clock: VirtualClock, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(clock, engine=engine) as listener:
+        monkeypatch.setattr(Holder, "removed", lambda *_: None)  # the push is still on its way
+        client, other = Client(listener), Client(listener)
+        token = token_of(await client.asks("l", "job", "0"))
+        await engine.evict("/dflockd", "job", int(token[:16], 16))
+        theirs = token_of(await other.asks("l", "job", "0"))
+        assert await client.asks("r", "job", token) == "error"
+        assert await other.asks("r", "job", theirs) == "ok"
 
 
 async def test_what_the_store_fails_to_release_is_released_as_soon_as_it_can(

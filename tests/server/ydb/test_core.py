@@ -228,6 +228,20 @@ async def test_an_owner_that_is_evicted_is_told_nothing_and_has_nothing() -> Non
     await engine.aclose()
 
 
+async def test_an_owner_that_is_evicted_has_nothing_to_release_before_it_is_told() -> None:
+    engine, (owner,) = await parties(1)
+    await owner.ask(**acquire(1, ephemeral=True))
+    await owner.answer_all()
+    owner.heard()
+    (described,) = await engine.list_semaphores(NODE, owners=True, waiters=True)
+    assert await engine.evict(NODE, "m", described.owners[0].order_id)
+    await owner.ask(**release(2))
+    await owner.answer_all()
+    (said,) = owner.heard()
+    assert not said.release_semaphore_result.released
+    await engine.aclose()
+
+
 async def test_a_store_that_fails_fails_one_request_and_not_the_stream() -> None:
     engine, (client,) = await parties(1)
     failing = {

@@ -1,0 +1,53 @@
+"""What an answer to a withdrawal means, whichever server gives it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tenure.engines.native.calls import Call
+from tenure.engines.native.hearing import hearing
+from tenure.engines.native.link import Link
+from tenure.errors import EngineError, SessionExpired
+from tenure.wire.messages import Done, Withdraw
+
+
+def asked(*, perhaps_done: bool) -> Call:
+    call = Call(1, Withdraw(1, 1, 7), asyncio.get_running_loop().create_future())
+    call.perhaps_done = perhaps_done
+    return call
+
+
+def hear(call: Call, answer: Done) -> bool:
+    link: Any = SimpleNamespace(sessions={})
+    connection: Any = SimpleNamespace(calls={call.rid: call}, useful=False)
+    hearing(link, connection)[Done](answer)
+    found = call.future.result()
+    assert isinstance(found, bool)
+    return found
+
+
+@pytest.mark.parametrize("found", [True, False])
+async def test_the_server_says_whether_the_request_was_there(found: bool) -> None:
+    assert hear(asked(perhaps_done=False), Done(1, found)) is found
+
+
+async def test_a_server_that_does_not_say_it_is_taken_to_have_released() -> None:
+    assert hear(asked(perhaps_done=False), Done(1)) is True
+
+
+@pytest.mark.parametrize("found", [True, False])
+async def test_what_a_lost_server_may_have_done_was_there(found: bool) -> None:
+    assert hear(asked(perhaps_done=True), Done(1, found)) is True
+
+
+async def test_a_session_that_is_over_was_so_before_unless_a_lost_server_may_have_done_it() -> None:
+    link = object.__new__(Link)
+    link.refuse(unsure := asked(perhaps_done=True), SessionExpired("over"))
+    assert unsure.future.result() is True
+    for perhaps_done, error in ((False, SessionExpired("over")), (True, EngineError("a fault"))):
+        link.refuse(call := asked(perhaps_done=perhaps_done), error)
+        assert call.future.exception() is error
