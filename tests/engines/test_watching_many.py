@@ -18,27 +18,31 @@ import pytest
 
 from tenure.clock import SystemClock
 from tenure.core import node
-from tenure.engines import connect_engine
 from tenure.engines.contract import Attach, Engine, EngineSession
 from tenure.engines.etcd import lookout
 from tenure.engines.redis import engine as redis
 from tenure.engines.sqlite import news
+from tenure.engines.ydb import watches
 from tenure.testing.conformance import Stores
 from tenure.testing.recorder import Recorder
 from tests.engines.stores import ETCD, MEMORY_IN_REAL_TIME, REDIS, SQLITE
+from tests.engines.ydb.behind import in_memory, stores_of
 
 FEW, MANY = 150, 300
-KEEP_WATCHES = {f"{name}.py" for name in ("engine", "lookout", "news", "node", "watchers")}
+KEEP_WATCHES = {
+    *("engine.py", "lookout.py", "news.py", "node.py", "watchers.py", "watches.py"),
+}
 
-on_engines = pytest.mark.parametrize(
-    ("store", "watch"),
-    [
-        pytest.param(MEMORY_IN_REAL_TIME, node.Watch, id="memory"),
-        pytest.param(SQLITE, news.Watch, id="sqlite"),
-        pytest.param(REDIS, redis._Watch, id="redis"),
-        pytest.param(ETCD, lookout.Watcher, id="etcd"),
-    ],
-)
+ENGINES = [
+    pytest.param(MEMORY_IN_REAL_TIME, node.Watch, id="memory"),
+    pytest.param(SQLITE, news.Watch, id="sqlite"),
+    pytest.param(REDIS, redis._Watch, id="redis"),
+    pytest.param(ETCD, lookout.Watcher, id="etcd"),
+]
+YDB = pytest.param(stores_of(in_memory), watches._Listener, id="ydb")
+
+on_engines = pytest.mark.parametrize(("store", "watch"), [*ENGINES, YDB])
+on_engines_with_long_queues = pytest.mark.parametrize(("store", "watch"), ENGINES)
 
 
 class Work:
@@ -78,7 +82,7 @@ def work(watch: type, monkeypatch: pytest.MonkeyPatch) -> Work:
 @asynccontextmanager
 async def opened(store: Stores) -> AsyncIterator[Engine]:
     with store.empty() as url:
-        engine = connect_engine(url, SystemClock())
+        engine = store.connector(url, SystemClock())
         await engine.open()
         try:
             yield engine
@@ -129,7 +133,7 @@ async def test_beginning_watches_takes_as_much_for_each(store: Stores, work: Wor
             work.done = 0
             with work:
                 stops = [
-                    session.watch("x", data=True, owners=True, changed=lambda: None)
+                    session.watch("x", data=False, owners=True, changed=lambda: None)
                     for _ in range(count)
                 ]
             taken.append(work.done)
@@ -139,7 +143,7 @@ async def test_beginning_watches_takes_as_much_for_each(store: Stores, work: Wor
         assert many < 1.5 * MANY / FEW * few
 
 
-@on_engines
+@on_engines_with_long_queues
 async def test_a_session_that_ends_looks_at_no_waiter_of_others(store: Stores, work: Work) -> None:
     async with opened(store) as engine:
         taken = []

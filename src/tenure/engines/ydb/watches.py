@@ -77,12 +77,25 @@ class _Name:
         many: owners there are too many of to watch them for the sake of what is owned.
         known: it was described before, and so it was then.
         news: what has changed since: the data, the owners.
+        for_data, for_owners: how many of the listeners want to know of each.
     """
 
-    __slots__ = ("arm", "data", "known", "listeners", "many", "missing", "news", "owners")
+    __slots__ = (
+        "arm",
+        "data",
+        "for_data",
+        "for_owners",
+        "known",
+        "listeners",
+        "many",
+        "missing",
+        "news",
+        "owners",
+    )
 
     def __init__(self) -> None:
         self.listeners: dict[_Listener, None] = {}
+        self.for_data = self.for_owners = 0
         self.arm: _Arm | None = None
         self.missing = False
         self.many = False
@@ -90,6 +103,19 @@ class _Name:
         self.data: bytes | None = None
         self.owners: list[bytes] | None = None
         self.news = [False, False]
+
+    def add(self, listener: _Listener) -> None:
+        """Add a listener."""
+        self.listeners[listener] = None
+        self.for_data += listener.data
+        self.for_owners += listener.owners
+
+    def remove(self, listener: _Listener) -> None:
+        """Remove a listener, if it is there."""
+        if listener in self.listeners:
+            del self.listeners[listener]
+            self.for_data -= listener.data
+            self.for_owners -= listener.owners
 
     def note(self, data: bytes | None, owners: list[bytes] | None) -> None:
         """Compare a description with the last one; ``None``: there is nothing of that name."""
@@ -115,13 +141,13 @@ class Watches:
     ) -> Callable[[], None]:
         """Begin to watch; the result ends it."""
         listener = _Listener(data, owners, changed)
-        self._names.setdefault(name, _Name()).listeners[listener] = None
+        self._names.setdefault(name, _Name()).add(listener)
         self.want(name)
 
         def stop() -> None:
             watched = self._names.get(name)
             if watched is not None:
-                watched.listeners.pop(listener, None)
+                watched.remove(listener)
 
         return stop
 
@@ -156,8 +182,8 @@ class Watches:
         if watched is None or self._over:
             return
         guard = bool(self._session.owned(name))
-        data = guard or any(each.data for each in watched.listeners)
-        owners = (guard and not watched.many) or any(each.owners for each in watched.listeners)
+        data = guard or watched.for_data > 0
+        owners = (guard and not watched.many) or watched.for_owners > 0
         arm = watched.arm
         if not (data or owners):
             if arm is None:
