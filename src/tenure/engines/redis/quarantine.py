@@ -64,9 +64,7 @@ class Quarantine:
         self._reason = reason
         if may_be_new is not None:
             self._may_be_new = may_be_new
-        if left <= 0:
-            self._until = min(self._until, self._now())
-        elif self._until > self._warned_until + 1.0:
+        if left > 0 and self._until > self._warned_until + 1.0:
             self._warned_until = self._until
             _log.warning("%s: %s.%s", self._address.url, self, self._remedy())
 
