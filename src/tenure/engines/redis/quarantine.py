@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from datetime import datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from tenure.clock import Clock
-from tenure.errors import AcquireTimeout, EngineError
+from tenure.errors import EngineError
 
 if TYPE_CHECKING:
     from tenure.engines.redis.url import Address
@@ -35,6 +35,9 @@ REASONS = {
 }
 """Why nothing is granted, by the code that the namespace keeps."""
 
+_CERTAIN = frozenset({"lost", "moved"})
+"""Reasons by which the data is known to be lost."""
+
 
 class Quarantine:
     """The time for which nothing is granted in a namespace, because its data may be lost."""
@@ -42,6 +45,7 @@ class Quarantine:
     def __init__(self, address: Address, clock: Clock) -> None:
         self._address = address
         self._now = clock.now
+        self._wall = clock.wall
         self._until = float("-inf")
         self._reason = ""
         self._warned_until = float("-inf")
@@ -64,9 +68,11 @@ class Quarantine:
         self._reason = reason
         if may_be_new is not None:
             self._may_be_new = may_be_new
+        if reason in _CERTAIN:
+            self._may_be_new = False
         if left > 0 and self._until > self._warned_until + 1.0:
             self._warned_until = self._until
-            _log.warning("%s: %s.%s", self._address.url, self, self._remedy())
+            _log.warning("%s: %s.", self._address.url, self)
 
     def prolong(self, left: float) -> None:
         """Note that it ends no sooner."""
@@ -77,26 +83,14 @@ class Quarantine:
         """The reason why nothing is granted now; ``None`` while requests are granted."""
         return EngineError(str(self)) if self.left > 0 else None
 
-    def refusal(self, name: str, path: str) -> AcquireTimeout:
-        """The error for a request that does not wait until requests are granted again."""
-        refused = AcquireTimeout(
-            f"{name!r} on {path}: not acquired, because {self}.{self._remedy()}",
-            node=path,
-            name=name,
-        )
-        refused.__cause__ = self.trouble()
-        return refused
-
     def __str__(self) -> str:
         left = max(self.left, 0.0)
-        until = datetime.now().astimezone() + timedelta(seconds=left)
+        until = datetime.fromtimestamp(self._wall() + left, UTC).astimezone()
         why = REASONS.get(self._reason, REASONS["lost"])
+        new = ""
+        if self._may_be_new and self._reason != "new":
+            new = "; if no program has ever used it, ?fresh=true ends the wait"
         return (
             f"nothing is granted in {self._address.prefix[:-1]} for another {left:.1f} s (until "
-            f"{until:%H:%M:%S}): {why}"
+            f"{until:%H:%M:%S}): {why}{new}"
         )
-
-    def _remedy(self) -> str:
-        if not self._may_be_new or self._reason == "new":
-            return ""
-        return " If no program has ever used it, end the wait with ?fresh=true."

@@ -193,7 +193,7 @@ class RedisSession(Attachment):
             self.loop.call_later(left + 0.001, self._try_again, asked)
         else:
             self.holds.pop(asked.hold, None)
-            asked.fail(quarantine.refusal(asked.name, self.path))
+            asked.settle(_REFUSED)  # and `Engine.trouble` says why
 
     def _try_again(self, asked: Enqueue) -> None:
         if self.over:
