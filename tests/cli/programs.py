@@ -189,11 +189,15 @@ def guards_of(running: Running) -> tuple[int, int]:
 
 
 def together(*pids: int) -> None:
-    """Kill processes at once: none of them does anything after the first is dead."""
+    """Kill processes at once: none of them does anything after the first is dead.
+
+    They are given parents first. The kernel continues what is stopped when its parent dies, because
+    a process group that has lost its last parent could not be continued by anybody else.
+    """
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     eventually(lambda: all(state(pid) == "T" for pid in pids))
-    for pid in pids:
+    for pid in reversed(pids):
         os.kill(pid, signal.SIGKILL)
 
 

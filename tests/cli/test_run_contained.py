@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from tenure.cli.run.guard import cgroup
+from tests.cli import programs
 from tests.cli.programs import (
     CONT,
     KILL,
@@ -94,6 +96,18 @@ CONTAINED = [
 ]
 
 
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cgroup in which `tenure` runs, so that no other test's run ends what is left in it."""
+    folder = cgroup.parent_of() / f"tenure-test-{os.getpid()}-{os.urandom(4).hex()}"
+    folder.mkdir()
+    enter = ["sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh"]
+    monkeypatch.setattr(programs, "TENURE", [*enter, *programs.TENURE])
+    yield folder
+    eventually(lambda: (folder / "cgroup.procs").read_text() == "")
+    folder.rmdir()
+
+
 def start(tenure: Tenure, *options: str) -> tuple[Running, list[int]]:
     """A command with its daemons, and all of their process ids, the command's first."""
     running = tenure.start(*LOCK, *options, "--", sys.executable, "-c", DAEMONS)
@@ -141,6 +155,7 @@ def test_a_dead_watchdog_is_no_loss(tenure: Tenure) -> None:
 
 
 @in_cgroup
+@pytest.mark.usefixtures("apart")
 def test_the_next_run_ends_what_three_killed_processes_have_left(tenure: Tenure) -> None:
     running, pids = start(tenure)
     together(*people(running).values())
