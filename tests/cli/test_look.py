@@ -24,7 +24,7 @@ def test_a_lock_its_holder_and_its_waiters(tenure: Tenure) -> None:
     assert head.split() == "NODE NAME KIND HELD WAITING SINCE OWNER HOST DATA".split()
     assert re.fullmatch(
         r"/default +nightly +mutex +held +2 +[\d.]+ s "
-        rf"+tenure run sh, pid {holder.process.pid} +{HOST} +the first",
+        rf"+pid {holder.process.pid} tenure run sh +{HOST} +the first",
         row,
     )
 

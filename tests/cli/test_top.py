@@ -281,3 +281,25 @@ def test_a_mistake_gets_one_line_and_a_code(
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_the_host_of_the_owner_is_shown_on_a_terminal_of_80_columns() -> None:
+    owner = request(1795367972252788, host="db-1", program="backup.py", since=79.0)
+    held = replace(semaphore("nightly", held=1), owners=(owner,))
+    alone = snapshot_of(Row("/default", held, 0.5))
+    lines = [line.plain for line in render(alone, settled(View(), alone, PAGE), 80, 10)]
+    (titles,) = [line for line in lines if line.startswith("Name")]
+    assert "Host" in titles
+    assert "Node" not in titles
+    (row,) = [line for line in lines if line.startswith("nightly")]
+    assert "pid 4711 b" in row
+    assert "db-1" in row
+
+
+def test_long_tokens_are_shortened_to_what_tells_them_apart() -> None:
+    first, second = request(1795367972252788), request(1795367972310021)
+    inside = replace(semaphore("nightly", held=1), owners=(first,), waiters=(second,))
+    view = View(inside=("/default", "nightly"))
+    lines = [line.plain for line in render(replace(SEVERAL, inside=inside), view, 120, 10)]
+    assert "tokens 1795367972…" in lines[1]
+    assert [line.split()[1] for line in lines[3:5]] == ["…252788", "…310021"]

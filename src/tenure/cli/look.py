@@ -120,7 +120,7 @@ def _row(each: Semaphore) -> list[str]:
         held(each),
         "" if each.waiting is None else str(each.waiting or "-"),
         duration(first.since) if first else "",
-        who(first, host=False) + more if first else "",
+        owner(first) + more if first else "",
         safe(first.host or "") if first else "",
         shown_data(data, 40),
     ]
@@ -227,17 +227,25 @@ def count(request: Request) -> str:
     return "all" if request.count > EXACT else str(request.count)
 
 
-def who(request: Request, *, host: bool = True) -> str:
-    """The program of a request: ``backup.py, pid 4242 on db-1 (nightly)``.
-
-    Args:
-        host: whether the host is shown.
-    """
-    process = f"session {request.session_id}" if request.pid is None else f"pid {request.pid}"
-    name = ", ".join(filter(None, (program(request), process)))
-    if host and request.host:
+def who(request: Request) -> str:
+    """The program of a request in a sentence: ``backup.py, pid 4242 on db-1 (nightly)``."""
+    name = ", ".join(filter(None, (program(request), _process(request))))
+    if request.host:
         name += f" on {safe(request.host)}"
     return f"{name} ({remark(request)})" if remark(request) else name
+
+
+def owner(request: Request) -> str:
+    """The program of a request in a table: ``pid 4242 backup.py (nightly)``.
+
+    The process comes first, because the end is cut off where there is no room.
+    """
+    name = f"{_process(request)} {program(request)}".rstrip()
+    return f"{name} ({remark(request)})" if remark(request) else name
+
+
+def _process(request: Request) -> str:
+    return f"session {request.session_id}" if request.pid is None else f"pid {request.pid}"
 
 
 def program(each: Request | Session | tenure.LastRun) -> str:
@@ -293,7 +301,7 @@ def semaphore_json(each: Semaphore) -> dict[str, Any]:
         "waiting": each.waiting,
         "ephemeral": each.ephemeral,
         **data_json(each.data),
-        "owners": [request_json(owner) for owner in each.owners],
+        "owners": [request_json(request) for request in each.owners],
         "waiters": [request_json(waiter) for waiter in each.waiters],
     }
 

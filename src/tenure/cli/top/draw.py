@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 import tenure
-from tenure.cli.look import count, held, kind, program, remark, who
+from tenure.cli.look import count, held, kind, owner, program, remark
 from tenure.cli.output import GAP, Column, duration, fitted, safe, shortened, shown_data
 from tenure.cli.top.snapshot import Row, Snapshot
 from tenure.cli.top.view import View, chosen
@@ -37,6 +37,7 @@ COLUMNS = (
     Column("Host", text=True),
     Column("Data", style="cyan", text=True),
 )
+NODE = 1
 REQUESTS = (
     Column("", keep=True),
     Column("Token", right=True, keep=True),
@@ -114,8 +115,13 @@ def _rows(snapshot: Snapshot, view: View, width: int, page: int) -> list[Text]:
     wanted = chosen(snapshot, view)
     if not wanted:
         return [Text(), Text("nothing is held, awaited or stored", style="dim")]
-    shown = wanted[view.first : view.first + page]
-    return _table(COLUMNS, [cells_of(row) for row in shown], width, view.index - view.first)
+    shown = [cells_of(row) for row in wanted[view.first : view.first + page]]
+    columns = list(COLUMNS)
+    if len(snapshot.nodes) == 1:  # its name would take the room of the owners' hosts
+        del columns[NODE]
+        for cells in shown:
+            del cells[NODE]
+    return _table(columns, shown, width, view.index - view.first)
 
 
 def cells_of(row: Row) -> list[str]:
@@ -131,7 +137,7 @@ def cells_of(row: Row) -> list[str]:
         "" if each.waiting is None else str(each.waiting or "-"),
         "" if row.rate is None else f"{row.rate:.1f}" if row.rate else "-",
         duration(first.since) if first else "",
-        who(first, host=False) + more if first else "",
+        owner(first) + more if first else "",
         safe(first.host or "") if first else "",
         shown_data(first.data if first and first.data else each.data, 40),
     ]
@@ -150,7 +156,7 @@ def _inside(snapshot: Snapshot, view: View, width: int, page: int) -> tuple[list
         return [title, Text("nobody holds it or waits for it", style="dim")], [Text()]
     title.append(f"  {kind(each)} on {safe(node)}", style="not bold default")
     data = f"  data: {shown_data(each.data, 200)}" if each.data else ""
-    requests = [("owns", owner) for owner in each.owners]
+    requests = [("owns", request) for request in each.owners]
     requests += [("waits", waiter) for waiter in each.waiters]
     common, tokens = shortened([request.order_id for _, request in requests])
     begin = f", tokens {common}…" if common else ""
