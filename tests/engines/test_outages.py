@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 import tenure
-from tenure import events
+from tenure import blocking, events
 from tenure.errors import AcquireTimeout, EngineUnavailable, Unsupported
 from tenure.requested import ASKED
 from tests.engines.outages import NETWORKED, Afar
@@ -206,3 +206,18 @@ async def test_a_first_connection_that_fails_says_so_in_time(
     finally:
         mends(afar)
         await client.aclose()
+
+
+def test_synchronous_programs_see_the_same(afar: Afar, url: str) -> None:
+    with blocking.connect(url) as client:
+        mutex = client.mutex("nightly")
+        mutex.lock(timeout=30).release()
+        breaks(afar, "stalled")
+        for call in (lambda: mutex.lock(timeout=1), mutex.try_lock):
+            began = time.monotonic()
+            with pytest.raises(AcquireTimeout, match="within 1 s, because ") as late:
+                call()
+            assert time.monotonic() - began < BOUND
+            assert isinstance(late.value.__cause__, EngineUnavailable)
+        mends(afar)
+        mutex.lock(timeout=30).release()

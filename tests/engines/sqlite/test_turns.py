@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import tenure
 from tenure.engines.contract import Enqueued, Place
 from tenure.engines.sqlite.engine import SqliteEngine
 from tenure.engines.sqlite.turn import Turn
@@ -319,6 +320,25 @@ async def test_a_process_stopped_in_its_turn_is_named_and_costs_nobody_a_lease(
         assert (await result(answer)).place is Place.WAITING
         await one.withdraw(1)
         await other.granted(1)
+
+
+@on_either
+async def test_a_timeout_behind_a_stopped_turn_names_the_process(url: str, path: Path) -> None:
+    async with tenure.connect(f"{url}{'&' if '?' in url else '?'}answer_timeout=1") as client:
+        mutex = client.mutex("m")
+        await (await mutex.lock()).release()
+        with a_process_stopped_in_its_turn(path) as stopped:
+            told = f"because process {stopped.pid} has kept the turn at "
+            for call in (mutex.lock(timeout=1), mutex.try_lock()):
+                with pytest.raises(tenure.AcquireTimeout, match=told) as late:
+                    await call
+                assert isinstance(late.value.__cause__, tenure.EngineUnavailable)
+            with pytest.raises(
+                tenure.EngineUnavailable, match=told
+            ):  # behind what it has asked for
+                await mutex.inspect()
+        async with mutex.lock(timeout=30) as lease:
+            assert lease.held
 
 
 @guarantee("stuck peer", "others go on", on=SQLITE)
