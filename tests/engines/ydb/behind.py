@@ -22,7 +22,7 @@ from tenure.engines import connect_engine
 from tenure.engines.contract import Attach, Engine, EngineSession, SessionEvents
 from tenure.engines.ydb import connect
 from tenure.engines.ydb.engine import YdbEngine
-from tenure.errors import NodeNotFound, Unsupported
+from tenure.errors import NodeNotFound, TenureError, Unsupported
 from tenure.identity import part
 from tenure.model import (
     NodeConfig,
@@ -169,6 +169,9 @@ class Behind:
         self._store: Engine | None = None
         self._family = family
         family.engines.append(inner)
+
+    def trouble(self, name: str | None = None) -> TenureError | None:
+        return self.inner.trouble(name)
 
     async def open(self) -> None:
         await self.inner.open()
