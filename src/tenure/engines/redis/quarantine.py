@@ -38,6 +38,9 @@ REASONS = {
 _CERTAIN = frozenset({"lost", "moved"})
 """Reasons by which the data is known to be lost."""
 
+_LATE = 3.0
+"""Seconds by which an answer may be late without the wait seeming to be prolonged."""
+
 
 class Quarantine:
     """The time for which nothing is granted in a namespace, because its data may be lost."""
@@ -70,7 +73,7 @@ class Quarantine:
             self._may_be_new = may_be_new
         if reason in _CERTAIN:
             self._may_be_new = False
-        if left > 0 and self._until > self._warned_until + 1.0:
+        if left > 0 and self._until > self._warned_until + _LATE:
             self._warned_until = self._until
             _log.warning("%s: %s.", self._address.url, self)
 
