@@ -289,6 +289,18 @@ async def test_a_promoted_replica_without_data_is_waited_for(
     assert "its server was a replica" in why
 
 
+async def test_an_account_that_may_not_ask_what_happened_waits_for_the_longest_window(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    user = "weak on >word ~* &* +@all -info".split()
+    with a_server("--user", *user) as server:
+        url = plain(server, "username=weak", "password=word")
+        wait, why = await announced(url, caplog)
+        assert wait == pytest.approx(WINDOW, abs=0.5)
+        assert "does not report whether the data was lost" in why
+        await granted(url)
+
+
 async def test_a_witness_survives_what_makes_a_server_a_copy_of_another(server: Server) -> None:
     witnesses = Witnesses(parse(plain(server)))
     async with tenure.connect(plain(server, "fresh=true")):

@@ -104,7 +104,7 @@ async def connect(address: Address, meta: str, pushed: Pushed, lost: Lost) -> tu
                     f"{address.url}: the server at {shown(place)} is a replica; name its "
                     "master, or the sentinels with redis+sentinel://"
                 )
-            info = parse_info(await wire.ask("INFO"))
+            info = await _information(wire, address)
             if info.get("loading") == "1":
                 raise Loading(_loading(address, place, info))
             _check(address, info)
@@ -115,6 +115,21 @@ async def connect(address: Address, meta: str, pushed: Pushed, lost: Lost) -> tu
             raise translated(address, error) from error
         raise
     return wire, Server(place, protocol, info.get("run_id", ""))
+
+
+async def _information(wire: Wire, address: Address) -> Info:
+    """The server's report of itself; empty where this account may not ask for it."""
+    try:
+        return parse_info(await wire.ask("INFO"))
+    except Refusal as refusal:
+        if not str(refusal).startswith("NOPERM"):
+            raise
+        _log.warning(
+            "%s: INFO is denied to this account, so neither a restart of the server nor a "
+            "maxmemory-policy that evicts leases is noticed; grant it the command",
+            address.url,
+        )
+        return Info()
 
 
 async def connect_once(

@@ -1,4 +1,4 @@
--- ARGV: this Redis's run id, fresh, an id for a new epoch, the epoch that the client knows ("" for
+-- ARGV: this Redis's run id ("" if it does not tell), fresh, an id for a new epoch, the epoch that the client knows ("" for
 -- none), the namespace's longest recovery window in microseconds, the database, and for a namespace
 -- without an epoch: for how many microseconds nothing is granted ("" if the client has yet to find
 -- out), and why.
@@ -61,7 +61,7 @@ end
 --#head
 --#body
 --#rest
-if not is_new and m[4] ~= ARGV[1] then -- another server, or the same one started again
+if not is_new and ARGV[1] ~= '' and m[4] ~= ARGV[1] then -- another server, or the same one started again
   whatever_memory()
   call('HSET', KEYS[1], 'r', ARGV[1])
   for _, id in ipairs(call('ZRANGE', P .. 'x', 0, -1)) do
