@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -225,6 +226,17 @@ async def _release_when_waited_for(client: tenure.Client, lease: tenure.Lease) -
 
 
 # Connections
+
+
+async def test_behind_a_server_its_clients_are_known_by_their_address(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/store.db"
+    with InThread(store) as server:
+        async with tenure.connect(server.url) as client, client.mutex("m").lock():
+            with pytest.raises(tenure.Unsupported):
+                await client.describe_semaphore("m")
+            async with tenure.connect(store) as eye:
+                (owner,) = (await eye.describe_semaphore("m", "/dflockd")).owners
+                assert (owner.host, owner.pid) == ("127.0.0.1", None)
 
 
 async def test_what_is_free_is_held_on_one_connection(ours: InThread) -> None:

@@ -20,6 +20,7 @@ from tenure.errors import (
     AuthenticationFailed,
     EngineUnavailable,
     InvalidArgument,
+    SemaphoreNotFound,
     TenureError,
     Unsupported,
 )
@@ -201,6 +202,25 @@ async def test_more_than_the_server_reads_at_a_time_waits_here() -> None:
             for each in (*requests, *sent):
                 await program.withdraw(each)
             assert await stage.eye.list_semaphores("/default", owners=True, waiters=True) == []
+
+
+async def test_a_server_that_cannot_describe_one_semaphore_lists_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tenure.server.native_connection.FEATURES", frozenset())
+    with served("memory://") as server:
+        async with (
+            tenure.connect(server.address) as client,
+            client.session(description="mine") as session,
+            session.mutex("m").lock(data=b"data"),
+            session.mutex("n").lock(),
+        ):
+            found = await client.describe_semaphore("m")
+            assert (found.name, found.owners[0].data) == ("m", b"data")
+            assert found.owners[0].session_description == "mine"
+            with raises(SemaphoreNotFound) as caught:
+                await client.describe_semaphore("missing")
+            assert (caught.error.node, caught.error.name) == ("/default", "missing")
 
 
 async def test_an_engine_that_is_opened_again_is_another_program() -> None:

@@ -105,6 +105,23 @@ async def test_a_session_that_cannot_be_started_is_told_why(
         assert await client.fails(status)
 
 
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("an SDK", "an SDK [host=127.0.0.1]"),
+        ("", "[host=127.0.0.1]"),
+        ("x [host=db-1 pid=4 program=p]", "x [host=db-1 pid=4 program=p]"),
+    ],
+)
+async def test_a_client_that_tells_no_identity_is_known_by_its_address(
+    said: str, kept: str
+) -> None:
+    async with serving() as server, channel(server.target) as over:
+        await session(over, timeout=30, description=said)
+        (found,) = await server.context.engine.list_sessions("/default")
+        assert found.description == kept
+
+
 async def test_the_longest_of_everything_is_taken() -> None:
     async with serving() as server, channel(server.target) as over:
         client = await session(
