@@ -128,17 +128,20 @@ async def acquire(source: SessionSource, wanted: Wanted, timeout: float | None) 
     return lease
 
 
-async def try_acquire(source: SessionSource, wanted: Wanted) -> Lease | None:
-    """Acquire if that is possible at once, without passing any waiter.
+async def try_acquire(source: SessionSource, wanted: Wanted, timeout: float = 0.0) -> Lease | None:
+    """Acquire within a timeout; with 0, if that is possible at once, without passing any waiter.
+
+    Returns:
+        ``None`` when another client has it.
 
     Raises:
         AcquireTimeout: the store did not answer within the client's `answer_timeout`, or grants
             nothing; ``__cause__`` is its failure.
     """
     session = source._ready()
-    lease = None if session is None else _send(session, wanted, 0.0)
+    lease = None if session is None else _send(session, wanted, timeout)
     if lease is None or lease._state is not HELD:
-        lease = await _in_time(source, wanted, 0.0, lease)
+        lease = await _in_time(source, wanted, timeout, lease)
     return lease
 
 

@@ -24,7 +24,6 @@ from tenure.core import rules
 from tenure.core.periods import RunRecord, decode, encode
 from tenure.durations import Duration, seconds, timeout_seconds
 from tenure.errors import (
-    AcquireTimeout,
     InvalidArgument,
     SemaphoreNotFound,
     SessionClosed,
@@ -223,15 +222,10 @@ async def _once(
     source: SessionSource, wanted: Wanted, period: float, timeout: float | None, count_failed: bool
 ) -> RunLease | None:
     _check_store(await source._obtain(), wanted.name)
-    try:
-        if timeout == 0:
-            lease = await try_acquire(source, wanted)
-        else:
-            lease = await acquire(source, wanted, timeout)
-    except AcquireTimeout as late:
-        if timeout == 0 or late.__cause__ is not None:
-            raise  # by the store, and not by a run that goes on
-        lease = None
+    if timeout is None:
+        lease: Lease | None = await acquire(source, wanted, None)
+    else:
+        lease = await try_acquire(source, wanted, timeout)
     if lease is None:
         return None
     run = cast(RunLease, lease)

@@ -336,16 +336,19 @@ async def test_a_store_without_fencing_tokens_remembers_as_well(world: World) ->
         assert not await run(client)
 
 
-async def test_a_store_that_does_not_answer_is_no_run_that_goes_on(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("timeout", [0, 5])
+async def test_a_store_that_is_out_of_reach_is_no_run_that_goes_on(
+    world: World, timeout: float
 ) -> None:
-    async def late(*_: object) -> None:
-        raise AcquireTimeout("the store is away") from ConnectionError()
-
-    monkeypatch.setattr("tenure.runs.acquire", late)
-    async with world.client() as client:
-        with pytest.raises(AcquireTimeout, match="away"):
-            await client.once("job", per=HOUR, timeout=1)
+    client, engine = world.slow()
+    async with client:
+        await client.last_run("job")  # the session is there
+        engine.cut()
+        with pytest.raises(AcquireTimeout):
+            await client.once("job", per=HOUR, timeout=timeout)
+        engine.mend()
+        await turns()
+        assert await world.queue("job") == []
 
 
 async def test_equal_records_are_written_once(world: World, clock: VirtualClock) -> None:
