@@ -25,9 +25,8 @@ from typing import Literal, Protocol, cast
 import click
 
 import tenure
-from tenure.cli.look import program
 from tenure.cli.mistakes import Mistake
-from tenure.cli.output import duration, safe
+from tenure.cli.output import duration
 from tenure.cli.run.environment import environment_of, slots_of
 from tenure.cli.run.guard.cgroup import Cgroup, NoCgroup, end_abandoned, make, parent_of
 from tenure.cli.run.guarded import (
@@ -38,7 +37,7 @@ from tenure.cli.run.guarded import (
     check_interpreter,
 )
 from tenure.cli.run.jobcontrol import JobControl
-from tenure.cli.run.waiting import Notices, held_by
+from tenure.cli.run.waiting import Notices, runner, who_holds
 from tenure.cli.status import Status, after_signal
 from tenure.cli.store import open_store
 
@@ -233,7 +232,7 @@ class Holder:
                 raise  # the store is the reason, and no other holder
             busy = job.timeout == 0
             waited = "" if busy else f" after {duration(job.timeout)}"
-            held, waiting = await _who_holds(client, job)
+            held, waiting = await who_holds(client, job.name, job.node)
             raise Mistake(
                 Status.BUSY if busy else Status.TIMED_OUT,
                 ""
@@ -303,7 +302,7 @@ class Holder:
             ""
             if job.quiet
             else f"{job.name!r} on {job.node} is not due for {duration(per - last.since)}: it ran "
-            f"{duration(last.since)} ago ({_runner(last)})",
+            f"{duration(last.since)} ago ({runner(last)})",
         )
 
     def _lost(self, _loss: tenure.LeaseLost) -> None:
@@ -362,13 +361,6 @@ def say(text: str) -> None:
     click.echo(f"tenure: {text}", err=True)
 
 
-def _runner(last: tenure.LastRun) -> str:
-    """Who ran a job: ``tenure run backup.sh, pid 4242 on db-1``."""
-    process = "" if last.pid is None else f"pid {last.pid}"
-    name = ", ".join(filter(None, (program(last), process))) or "an unknown program"
-    return f"{name} on {safe(last.host)}" if last.host else name
-
-
 async def _hold(lease: tenure.Lease, seconds: float) -> None:
     """Keep the lease for a while, unless it is lost, or a signal comes."""
     if seconds <= 0:
@@ -394,14 +386,3 @@ def _description(job: Job) -> str:
     """What others see of our session. No arguments: they may be secret."""
     program = Path(job.command[0]).name
     return f"tenure run {program}"[:250]
-
-
-async def _who_holds(client: tenure.Client, job: Job) -> tuple[str, str]:
-    """Who holds it and how many wait, as far as that can still be seen."""
-    try:
-        described = await client.describe_semaphore(job.name, job.node)
-    except tenure.TenureError:
-        return "", ""
-    if not described.owners:
-        return "", ""
-    return held_by(described), f", {len(described.waiters)} waiting"

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import tenure
-from tenure.cli.look import who
-from tenure.cli.output import duration
+from tenure.cli.look import program, who
+from tenure.cli.output import duration, safe
 
-__all__ = ["Notices", "held_by"]
+__all__ = ["Notices", "held_by", "runner", "who_holds"]
 
 PATIENCE = 1.0
 """Seconds of waiting before the first notice."""
@@ -34,7 +34,7 @@ class Notices:
         self._name = name
         self._node = node
         self._say = say
-        self._told: object = None
+        self._told: object = self  # what was told last; nothing yet
 
     async def follow(self) -> NoReturn:
         """Print a line now and then, whenever the holder or the place has changed."""
@@ -44,6 +44,11 @@ class Notices:
             pause = INTERVAL
             try:
                 described = await self._client.describe_semaphore(self._name, self._node)
+            except tenure.SemaphoreNotFound:
+                continue  # it is just passing from one holder to the next
+            except tenure.Unsupported:
+                self._tell(None, "")  # the store tells of no holder
+                continue
             except tenure.TenureError as error:
                 self._tell(type(error), f": {error}")
                 continue
@@ -72,3 +77,21 @@ def held_by(described: tenure.SemaphoreDescription) -> str:
     since = "" if first.since is None else f" for {duration(first.since)}"
     more = f" and {len(described.owners) - 1} more" if len(described.owners) > 1 else ""
     return f": held by {who(first)}{since}{more}"
+
+
+async def who_holds(client: tenure.Client, name: str, node: str) -> tuple[str, str]:
+    """Describe the holders and the number of waiters, as far as that can still be seen."""
+    try:
+        described = await client.describe_semaphore(name, node)
+    except tenure.TenureError:
+        return "", ""
+    if not described.owners:
+        return "", ""
+    return held_by(described), f", {len(described.waiters)} waiting"
+
+
+def runner(last: tenure.LastRun) -> str:
+    """Name the program that ran a job: ``tenure run backup.sh, pid 4242 on db-1``."""
+    process = "" if last.pid is None else f"pid {last.pid}"
+    name = ", ".join(filter(None, (program(last), process))) or "an unknown program"
+    return f"{name} on {safe(last.host)}" if last.host else name
