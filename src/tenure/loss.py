@@ -24,7 +24,8 @@ __all__ = [
 OnLoss = Literal["cancel", "exit"] | Callable[[LeaseLost], object]
 """What happens when a lease is lost: ``"cancel"`` cancels the task that entered its block;
 ``"exit"`` ends the process at once; a callable is called, perhaps from another thread, and the
-task is cancelled too."""
+task is cancelled too. A loss that only the release shows is raised, and nothing else: the work that
+could be stopped has ended."""
 
 LOSS_EXIT_STATUS = 79
 """The exit status of a process that ``on_loss="exit"`` ended."""

@@ -131,7 +131,8 @@ class Nodes(ABC):
     async def evict(self, path: str, name: str, order_id: int) -> bool:
         """Take one request out of a queue; false when there was none.
 
-        Its owner learns it (`LeaseLost`); until the news arrives it believes that it holds.
+        Its owner loses the lease (`LeaseLost`) when the notification arrives, at the latest by its
+        release. Until then it still considers the lease held.
 
         Raises:
             NodeNotFound, SemaphoreNotFound: there is none; a mutex that nobody has is none.

@@ -56,6 +56,8 @@ SHOWN: dict[Fault, dict[str, tuple[Promise, ...]]] = {
         "an_evicted_owner_is_told_so_and_the_next_is_granted": ("told in time", "others go on"),
         "an_evicted_waiter_is_told_so_and_passed_over": ("told in time", "in order"),
         "deleting_by_force_tells_owners_and_waiters": ("told in time",),
+        "what_was_evicted_was_not_there_whether_or_not_its_session_was_told": ("told in time",),
+        "what_was_deleted_by_force_was_not_there": ("told in time",),
         "a_node_dropped_by_force_ends_its_sessions_as_expired": ("told in time",),
         "a_semaphore_that_is_created_again_knows_nothing_of_the_old_one": ("nothing leaks",),
     },
