@@ -1,4 +1,5 @@
-# Everything runs in .venv, which the targets make and keep in step with pyproject.toml.
+# Everything runs in .venv, which the targets make and keep in step with pyproject.toml. Another
+# Python gets an environment of its own: make quick VENV=.venv-3.13 PYTHON=python3.13
 # Each set of extras has a stamp file, so that the demo need not wait for the type checker.
 
 PYTHON ?= python3
@@ -14,6 +15,12 @@ COVERAGE := $(if $(strip $(ARGS)),,--cov --cov-report=term)
 # Most tests wait for servers and windows, and hardly one for a core: two run at a time.
 ABREAST := $(if $(strip $(ARGS)),,-n 2)
 
+# The quick part of the tests: what a change to the core or the primitives breaks first, on the
+# engines that need no server.
+QUICK := $(addprefix tests/,core primitives blocking recipes wire testing engines/test_memory.py) \
+	$(addprefix tests/engines/test_conformance.py::,TestMemory TestSQLite) \
+	$(wildcard tests/test_*.py)
+
 EXTRAS_demo := cli
 EXTRAS_dev := cli,dev
 EXTRAS_bench := cli,dev,bench
@@ -26,7 +33,7 @@ READY_bench := demo dev bench
 READY_mutation := demo dev mutation
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check chaos format guarantees bench mutate venv clean
+.PHONY: help demo test quick check chaos format guarantees bench mutate venv clean
 .NOTPARALLEL:
 
 help:  ## show this list
@@ -37,6 +44,9 @@ demo: $(VENV)/.ready-demo  ## see several processes share locks, slots and a lea
 
 test: $(VENV)/.ready-dev $(VENV)/.servers-tried $(VENV)/.node-tried  ## run the tests, with coverage (ARGS='-k lease' runs a part, without)
 	@$(BIN)/python -m pytest $(COVERAGE) $(ABREAST) $(ARGS)
+
+quick: $(VENV)/.ready-dev  ## run the quick part of the tests, in a minute or two (ARGS=-x, for example)
+	@$(BIN)/python -m pytest -n 2 $(QUICK) $(ARGS)
 
 check: $(VENV)/.ready-dev  ## check style, formatting and types
 	@failed=0; \
@@ -61,10 +71,10 @@ bench: $(VENV)/.ready-bench  ## measure, against other libraries, in a few minut
 mutate: $(VENV)/.ready-mutation  ## change the code in small ways that a test should notice (ARGS=core, one group)
 	@nice -n 15 $(BIN)/python -m tests.mutation $(ARGS)
 
-venv: $(VENV)/.ready-dev  ## make .venv with all that developing needs
+venv: $(VENV)/.ready-dev  ## make .venv with all that developing needs (PYTHON=python3.13, VENV=...)
 
-clean:  ## remove .venv and everything that running leaves behind
-	rm -rf $(VENV) .mutation build dist htmlcov .coverage .coverage.* .hypothesis
+clean:  ## remove the environments and everything that running leaves behind
+	rm -rf $(VENV) .venv-* .mutation build dist htmlcov .coverage .coverage.* .hypothesis
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks chaos examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 

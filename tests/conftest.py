@@ -105,11 +105,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No TENURE_* variable of the person's, and a state folder that is nobody's."""
+    """None of the person's TENURE_* variables, an empty state folder, no proxy to loopback."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("TENURE_")]:
             patch.delenv(name)
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        for name in ("no_proxy", "NO_PROXY"):
+            patch.setenv(name, "127.0.0.1,localhost,::1", prepend=",")
         yield
 
 

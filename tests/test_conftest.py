@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from urllib.request import proxy_bypass
 
 import pytest
 from hypothesis import given
@@ -105,3 +106,5 @@ def test_an_error_that_nobody_hears_of_fails_the_test(start: Callable[[], None])
 def test_the_persons_settings_are_out_of_sight() -> None:
     assert not [name for name in os.environ if name.startswith("TENURE_")]
     assert "state" in os.environ["XDG_STATE_HOME"]
+    assert proxy_bypass("127.0.0.1")
+    assert proxy_bypass("localhost")
