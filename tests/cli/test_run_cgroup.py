@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,3 +61,68 @@ def test_a_kernel_without_cgroup_kill_is_told(tmp_path: Path) -> None:
 def test_nothing_is_ended_where_there_is_nothing(tmp_path: Path) -> None:
     assert end_abandoned(tmp_path) == []
     assert end_abandoned(tmp_path / "nowhere") == []
+
+
+# --- as a user who is not root
+
+NOBODY = 65534
+
+AS_NOBODY = f"""
+import os, sys
+from pathlib import Path
+from tenure.cli.run.guard import cgroup
+Path(sys.argv[1], "cgroup.procs").write_text("0")
+os.setgroups([]), os.setgid({NOBODY}), os.setuid({NOBODY})
+try:
+    made = cgroup.make(cgroup.parent_of())
+except cgroup.NoCgroup as reason:
+    print(reason)
+else:
+    made.enter()
+    print("inside", made.path.parent, made.processes() == [os.getpid()], made.populated, flush=True)
+    made.kill()
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A cgroup of root's."""
+    try:
+        made = make(parent_of())
+    except NoCgroup as reason:
+        pytest.skip(f"no cgroup can be made here: {reason}")
+    yield made.path
+    made.kill()
+    made.remove()
+    made.close()
+
+
+def as_nobody(folder: Path) -> str:
+    program = [sys.executable, "-c", AS_NOBODY, str(folder)]
+    return subprocess.run(program, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def test_a_user_gets_no_cgroup_in_what_belongs_to_root(folder: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can become somebody else")
+    assert as_nobody(folder) == f"{folder} cannot be written: Permission denied"
+
+
+def test_a_user_gets_a_cgroup_in_what_was_delegated(folder: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can delegate")
+    for each in (folder, folder / "cgroup.procs"):
+        os.chown(each, NOBODY, NOBODY)
+    assert as_nobody(folder) == f"inside {folder} True True"
+    (left,) = folder.glob("tenure-run-*")
+    assert end_abandoned(folder) == []
+    assert not left.exists()
+
+
+def test_a_cgroup_is_not_abandoned_while_its_lock_is_held(folder: Path) -> None:
+    inside = make(folder)
+    assert end_abandoned(folder) == []
+    assert inside.path.exists()
+    inside.close()
+    assert end_abandoned(folder) == []
+    assert not inside.path.exists()
