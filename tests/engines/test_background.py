@@ -11,7 +11,7 @@ from tenure import background
 from tenure.clock import SystemClock
 from tenure.engines.sqlite import lookout
 from tenure.testing.stage import Stage, Stores
-from tests.engines.stores import MEMORY_IN_REAL_TIME, SQLITE
+from tests.engines.stores import MEMORY_IN_REAL_TIME, REDIS, SQLITE
 from tests.injection import (
     Injector,
     Scene,
@@ -24,6 +24,7 @@ from tests.injection import (
 ENGINES = [
     pytest.param("engines/memory", MEMORY_IN_REAL_TIME, 1, id="memory"),
     pytest.param("engines/sqlite", SQLITE, 5, id="sqlite"),
+    pytest.param("engines/redis", REDIS, 1, id="redis"),
 ]
 
 

@@ -9,20 +9,24 @@ has confirmed the one has the other.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tenure.background import Failures
 from tenure.clock import Clock
-from tenure.engines.redis.commands import Pending, Refusal
+from tenure.engines.redis.commands import Pending
 from tenure.engines.redis.connecting import Server, connect_once, greet
 from tenure.engines.redis.url import Address
 from tenure.engines.redis.wire import Wire
-from tenure.errors import EngineError, EngineUnavailable
+from tenure.errors import EngineError
 
 if TYPE_CHECKING:
     from tenure.engines.redis.attachment import Attachment
 
 __all__ = ["Confirmer"]
+
+_log = logging.getLogger("tenure")
 
 _PATIENCE = 1.0
 """Seconds that the replicas have."""
@@ -42,6 +46,7 @@ class Confirmer:
         self._wire: Wire | None = None
         self._granted: list[tuple[Attachment, Told]] = []
         self._task: asyncio.Task[None] | None = None
+        self._failures = Failures(f"confirming grants on {address.url}", _log)
 
     def serve(self, server: Server) -> None:
         """Where the server is now."""
@@ -73,7 +78,8 @@ class Confirmer:
                 batch, self._granted = self._granted, []
                 error = await self._confirm({session for session, _ in batch})
                 for _, told in batch:
-                    told(error)
+                    with self._failures.contained():
+                        told(error)
         finally:
             self._task = None
 
@@ -87,7 +93,7 @@ class Confirmer:
                     *(wire.run("renew", session) for session in sessions),
                     wire.ask("WAIT", wanted, int(_PATIENCE * 1000)),
                 )
-        except (EngineUnavailable, OSError, Refusal) as error:
+        except Exception as error:  # whatever it is, those who were granted hear of it
             self.disconnect()
             return EngineError(
                 f"{self._address.url}: no replica could be asked to confirm the grant ({error}); "

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from tenure.background import BackgroundQueue, BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.engines._kit.watchers import Watchers
 from tenure.engines.contract import Attach, SessionEvents
@@ -87,9 +88,7 @@ class RedisEngine(Administration):
         self._watches: Watchers[str, Attachment, _Watch] = Watchers()
         self._unheard = False  # changes may have been made that the store did not publish
         self._published_until = 0  # by its clock, as far as this engine has seen to that
-        self._heard: list[tuple[bytes, bytes]] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due = 0.0
+        self.failures = Failures(f"looking after the sessions on {address.url}", _log)
         self._polled = 0.0
         self._silent = 0
         self._proofs: list[tuple[RedisSession, float]] = []
@@ -121,6 +120,9 @@ class RedisEngine(Administration):
         self.channel = f"{self._address.prefix}p:{secrets.token_hex(8)}"
         self._channel = self.channel.encode()
         self._closing = None
+        now = self.clock.now
+        self._heard = BackgroundQueue(self.loop, now, self._pass_on, self.failures)
+        self._timer = BackgroundTimer(self.loop, now, self._tick, self.failures)
         self.link = Link(self._address, self._meta, self)
         self.renewer = Renewer(self._address, self._meta, self.clock, self._witnesses.mine)
         if self._address.min_replicas:
@@ -161,9 +163,7 @@ class RedisEngine(Administration):
             error = EngineError(f"{self.url} was closed")
             for session in sessions:
                 session.stop(error)
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+            self._timer.cancel()
             self._sessions.clear()
             self._watches.clear()
             self.fail_awaited()
@@ -184,14 +184,12 @@ class RedisEngine(Administration):
 
     def pushed(self, channel: bytes, message: bytes) -> None:
         # Later in this turn: the answer that came before it has been heard by then.
-        self._heard.append((channel, message))
-        if len(self._heard) == 1:
-            self.loop.call_soon(self._pass_on)
+        self._heard.put(((channel, message),))
 
     def told(self, message: bytes) -> None:
         """What would have been pushed came with an answer."""
-        if self._heard:
-            self._heard.append((self._channel, message))
+        if self._heard.items:
+            self._heard.put(((self._channel, message),))
         else:
             self._tell(message)
 
@@ -201,15 +199,14 @@ class RedisEngine(Administration):
         if session is not None:
             session.push(kind, rest)
 
-    def _pass_on(self) -> None:
-        heard, self._heard = self._heard, []
-        for channel, message in heard:
-            if channel == self._channel:
-                self._tell(message)
-            else:
-                for watch in self._watches.on(channel.decode()):
-                    if message[0] in watch.what and not watch.session.over:
-                        watch.changed()
+    def _pass_on(self, heard: tuple[bytes, bytes]) -> None:
+        channel, message = heard
+        if channel == self._channel:
+            self._tell(message)
+        else:
+            for watch in self._watches.on(channel.decode()):
+                if message[0] in watch.what and not watch.session.over:
+                    watch.changed()
 
     def lost(self, why: str) -> None:
         _log.debug("%s: %s; connecting again", self.url, why)
@@ -281,16 +278,9 @@ class RedisEngine(Administration):
             self._set_timer(min(microseconds / 1e6 + 0.001, _POLL))
 
     def _set_timer(self, delay: float) -> None:
-        due = self.clock.now() + delay
-        if self._timer is not None:
-            if self._timer_due <= due:
-                return
-            self._timer.cancel()
-        self._timer_due = due
-        self._timer = self.loop.call_later(delay, self._tick)
+        self._timer.by(self.clock.now() + delay)
 
     def _tick(self) -> None:
-        self._timer = None
         if not self._sessions and not self._watches:
             return
         now = self.clock.now()

@@ -21,6 +21,7 @@ from collections import deque
 from functools import partial
 from typing import Any, Protocol
 
+from tenure.background import Failures, supervise
 from tenure.engines.redis.commands import Batch, Operation, Pending, Refusal
 from tenure.engines.redis.connecting import (
     Loading,
@@ -112,7 +113,8 @@ class Link:
                 warned, self._why = True, str(error)
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, _LONGEST_LOADING_PAUSE)
-        self._task = asyncio.get_running_loop().create_task(self._keep())
+        failures = Failures(f"{self._address.url}: keeping a connection", _log)
+        self._task = asyncio.get_running_loop().create_task(supervise(self._keep, failures))
 
     async def aclose(self) -> None:
         """Disconnect. Safe to call twice."""
@@ -192,7 +194,8 @@ class Link:
     async def _keep(self) -> None:
         """See to it that there is a connection, until cancelled."""
         while True:
-            await self._gone.wait()
+            if self._wire is not None:
+                await self._gone.wait()
             pause = _FIRST_PAUSE
             while True:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))
@@ -239,8 +242,12 @@ class Link:
         self._wire, self._ears = wire, ears
         self._gates = 0
         self._progress = (0, 0)
-        self._send_waiting()
-        self._client.resumed()
+        try:
+            self._send_waiting()
+            self._client.resumed()
+        except Exception as error:
+            self._drop(f"it could not be used: {error!r}")
+            raise
 
     async def _prepare(self, wire: Wire, ears: Wire, server: Server) -> None:
         try:
@@ -265,10 +272,10 @@ class Link:
             return
         self._wire = self._ears = None
         self._gates = 0
-        wire.give_up(why)
-        ears.give_up(why)
         self._why, self._error = why, None
         self._gone.set()
+        wire.give_up(why)
+        ears.give_up(why)
         self._client.lost(why)
 
 

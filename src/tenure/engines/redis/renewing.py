@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
+from tenure.background import BackgroundThread, Failures
 from tenure.clock import Clock
 from tenure.engines.redis.commands import pack
 from tenure.engines.redis.connecting import Server
@@ -44,7 +45,8 @@ class Renewer:
         self._server: Server | None = None
         self._wanted: dict[Attachment, None] = {}
         self._look = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._failures = Failures(f"renewing beside the loop on {address.url}", _log)
+        self._thread = BackgroundThread("tenure-redis-renewer", self._run)
         self._socket: socket.socket | None = None
         self._connected_to: Server | None = None
         self._reader: Any = None
@@ -61,10 +63,7 @@ class Renewer:
             if self._closing:
                 return
             self._wanted[session] = None
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="tenure-redis-renewer", daemon=True
-                )
+            with self._failures.contained():  # the next renewal tries again
                 self._thread.start()
             self._look.notify()
 
@@ -78,9 +77,8 @@ class Renewer:
                     self._socket.shutdown(socket.SHUT_RDWR)  # it may be waiting for an answer
                 except OSError:
                     _log.debug("the renewer's connection was closed already")
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            await asyncio.get_running_loop().run_in_executor(None, thread.join)
+        if self._thread.alive:
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
     # In the thread
 
@@ -97,6 +95,9 @@ class Renewer:
                 self._renew(sessions)
             except (OSError, hiredis.HiredisError) as error:
                 _log.debug("renewing beside the loop failed: %s", error)
+                self._disconnect()
+            except Exception as error:
+                self._failures.report(error)
                 self._disconnect()
         self._disconnect()
 

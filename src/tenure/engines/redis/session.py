@@ -327,7 +327,8 @@ class RedisSession(Attachment):
 
     def _removed(self, hold: int, why: Removal) -> None:
         self._drop(hold)
-        self._withdraw_unasked(hold)  # what the store keeps of it, it need not keep
+        with self._engine.failures.contained():
+            self._withdraw_unasked(hold)  # what the store keeps of it, it need not keep
         self.events.removed(hold, why)
 
     # What is looked up

@@ -17,6 +17,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from tenure.engines.redis.attachment import Attachment
 
 __all__ = ["Wire"]
+
+_log = logging.getLogger("tenure")
 
 _UNUSABLE = frozenset({"READONLY", "LOADING", "MASTERDOWN", "BUSY", "UNBLOCKED"})
 _NOTHING = object()
@@ -112,8 +115,11 @@ class Wire(asyncio.Protocol):
             except (TypeError, ValueError) as error:  # nothing is sent, and no reply will come
                 call.answered(Refusal(f"it cannot be sent: {error}"))
                 return
-            self._write(packed)
+            self._close_batch()
+            # Together, or replies would go to others than those who asked.
+            self._out.append(packed)
             self._pending.append(call)
+            self._soon()
 
     def operate(self, operation: Operation[Any]) -> None:
         """Send an operation, with others of its session."""
@@ -142,12 +148,21 @@ class Wire(asyncio.Protocol):
         self._soon()
 
     def _close_batch(self) -> None:
-        batch, self._batch = self._batch, None
-        if batch is not None and self._reloading:
+        batch = self._batch
+        if batch is None:
+            return
+        if self._reloading:
             self._held_back.append(batch)
-        elif batch is not None:
-            self._out.append(batch.packed(self._meta))
+        else:
+            try:
+                packed = batch.packed(self._meta)
+            except Exception as error:  # nothing is sent, and no reply will come
+                self._batch = None
+                batch.answered(Refusal(f"it cannot be sent: {error!r}"))
+                return
+            self._out.append(packed)
             self._pending.append(batch)
+        self._batch = None
 
     def ask(self, *words: str | bytes | int) -> asyncio.Future[Any]:
         """The reply to a plain command."""
@@ -201,7 +216,11 @@ class Wire(asyncio.Protocol):
 
     def _end_turn(self) -> None:
         self._flushing = False
-        self._flush()
+        try:
+            self._flush()
+        except Exception as error:  # what was to be sent is sent on the next connection
+            _log.error("what was asked could not be sent: %r", error, exc_info=error)
+            self.give_up(f"what was asked could not be sent: {error!r}")
 
     def _flush(self) -> None:
         self._close_batch()
