@@ -159,7 +159,7 @@ class BackgroundTimer:
 
     def at(self, due: float) -> None:
         """Run the step at that time, whatever the timer was armed for."""
-        self.cancel()
+        self._disarm()
         self.by(due)
 
     def soon(self) -> None:
@@ -174,13 +174,16 @@ class BackgroundTimer:
     def cancel(self) -> None:
         """Run no further step until the timer is armed again. Safe to call twice."""
         self._running = False
+        self._disarm()
+
+    def _disarm(self) -> None:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
 
     def run(self) -> None:
         """Run the step now; errors are logged, and the step is repeated."""
-        self.cancel()
+        self._disarm()
         self._run()
 
     def _run(self) -> None:

@@ -28,6 +28,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from tenure.background import BackgroundThread, BackgroundTimer, Failures
 from tenure.clock import Clock
 
 __all__ = ["TICK", "Keeper", "Kept"]
@@ -80,9 +81,10 @@ class Keeper:
         self._stalled = stalled
         self._sessions: dict[Kept, None] = {}
         self._last_turn = clock.now()
-        self._timer: asyncio.TimerHandle | None = None
+        self._failures = Failures("renewing sessions", _log)
+        self._timer = BackgroundTimer(loop, clock.now, self._turn, self._failures)
         self._wake = 0.0  # when it fires
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self._starting = threading.Lock()
         self._look = threading.Event()
         self._thread_over = asyncio.Event()
@@ -93,20 +95,25 @@ class Keeper:
         """Keep a session alive from now on. On the loop."""
         with self._starting:
             self._sessions[session] = None
-            if self._thread is None and not self._clock.virtual:
-                self._thread_over = asyncio.Event()
-                self._thread = threading.Thread(
-                    target=self._run_thread, name="tenure-keeper", daemon=True
-                )
-                self._thread.start()
+            self._start_thread()
         self._look.set()
-        if self._timer is None or min(session.renew_at, session.deadline) < self._wake:
-            self._turn()
+        if not self._timer.armed or min(session.renew_at, session.deadline) < self._wake:
+            self._timer.run()
+
+    def _start_thread(self) -> None:
+        """Start the thread unless it runs; if that fails, the next turn tries again."""
+        lives = self._thread is not None and self._thread.alive
+        if not lives and not self._clock.virtual:
+            with self._failures.contained():
+                self._thread_over = asyncio.Event()
+                thread = BackgroundThread("tenure-keeper", self._run_thread)
+                thread.start()
+                self._thread = thread
 
     def reschedule(self) -> None:
         """Look again at what is due when. On the loop."""
         self._look.set()
-        self._turn()
+        self._timer.run()
 
     def discard(self, session: Kept) -> None:
         """Leave a session to itself. Safe to call twice, and from any thread."""
@@ -116,9 +123,7 @@ class Keeper:
         """Stop, and wait for the end of the thread. Safe to call twice."""
         self._closing = True
         self._look.set()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         thread = self._thread
         if thread is not None:
             await self._thread_over.wait()
@@ -135,24 +140,33 @@ class Keeper:
             self._renewed_in_stall = False
             self._stalled(now - self._last_turn)
         self._last_turn = now
-        wake = now + TICK
+        self._wake = now + TICK
         for session in list(self._sessions):
-            if now >= session.deadline:
-                session.lapse()
-                continue
-            if now >= session.renew_at:
-                session.renew()
-            wake = min(wake, session.deadline, max(session.renew_at, now + SHORTEST))
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+            with self._failures.contained():  # the others are renewed all the same
+                self._look_after(session, now)
         if self._sessions:
-            self._wake = wake
-            self._timer = self._loop.call_later(wake - now, self._turn)
+            self._timer.at(self._wake)
+            with self._starting:
+                self._start_thread()
+
+    def _look_after(self, session: Kept, now: float) -> None:
+        if now >= session.deadline:
+            session.lapse()
+            return
+        if now >= session.renew_at:
+            session.renew()
+        self._wake = min(self._wake, session.deadline, max(session.renew_at, now + SHORTEST))
 
     # In the thread
 
     def _run_thread(self) -> None:
+        try:
+            self._keep_watch()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._thread_over.set)
+
+    def _keep_watch(self) -> None:
         while not self._closing:
             sessions = list(self._sessions)
             pause = self._watch_over(sessions) if sessions else IDLE
@@ -160,8 +174,6 @@ class Keeper:
             self._look.clear()
             if not sessions and not told and self._may_end():
                 return
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._thread_over.set)
 
     def _may_end(self) -> bool:
         with self._starting:
@@ -177,20 +189,24 @@ class Keeper:
         stalled = now - self._last_turn
         pause = TICK
         for session in sessions:
-            if now >= session.deadline:
-                session.lapse()
-                if closed:
-                    self.discard(session)  # its own loop will not
-                continue
-            head_start = session.renew_interval / 4
-            overdue = session.renew_at + head_start
-            if now >= overdue:
-                if stalled <= session.max_stall and not closed:
-                    session.renew()
-                    self._note_stall(stalled)
-                overdue = now + head_start
-            pause = min(pause, overdue - now, session.deadline - now)
+            with self._failures.contained():  # the others are renewed all the same
+                pause = min(pause, self._watch_over_one(session, now, stalled, closed))
         return max(pause, SHORTEST)
+
+    def _watch_over_one(self, session: Kept, now: float, stalled: float, closed: bool) -> float:
+        if now >= session.deadline:
+            session.lapse()
+            if closed:
+                self.discard(session)  # its own loop will not
+            return TICK
+        head_start = session.renew_interval / 4
+        overdue = session.renew_at + head_start
+        if now >= overdue:
+            if stalled <= session.max_stall and not closed:
+                session.renew()
+                self._note_stall(stalled)
+            overdue = now + head_start
+        return min(overdue - now, session.deadline - now)
 
     def _note_stall(self, stalled: float) -> None:
         if stalled > 2 * TICK and not self._renewed_in_stall:

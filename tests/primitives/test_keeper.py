@@ -17,12 +17,15 @@ import pytest
 
 import tenure
 from tenure import events, keeper
+from tenure.background import BackgroundThread
 from tenure.clock import SystemClock
 from tenure.errors import LeaseLost
 from tenure.keeper import Keeper
 from tenure.testing.clock import VirtualClock, VirtualLoop
 from tests.guarantees import MEMORY, guarantee
 from tests.primitives.helpers import for_ever, turns
+
+ERRORS = (OSError("too many open files"), MemoryError(), RuntimeError("no"))
 
 
 class Fake:
@@ -259,9 +262,77 @@ def test_on_a_closed_loop_sessions_run_out_and_are_forgotten(clock: VirtualClock
     assert kept._sessions == {}
 
 
+class Failing(Fake):
+    """A session whose renewals fail while `error` is set."""
+
+    error: Exception | None = None
+
+    def renew(self) -> None:
+        super().renew()
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+async def test_a_renewal_that_fails_is_logged_and_costs_no_other_session_its_own(
+    clock: VirtualClock, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept, failing, other = make(clock), Failing(clock), Fake(clock)
+    failing.error = error
+    kept.add(failing)
+    kept.add(other)
+    await asyncio.sleep(8)
+    assert len(other.renewals) == 2
+    assert [each.getMessage() for each in caplog.records] == [
+        f"renewing sessions failed: {error!r}; it is tried again"
+    ]
+    failing.error = None
+    before = len(failing.renewals)
+    await asyncio.sleep(4)
+    assert len(failing.renewals) > before
+    assert (failing.lapses, other.lapses) == (0, 0)
+    await kept.aclose()
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+async def test_the_thread_renews_others_when_one_renewal_fails(
+    clock: VirtualClock, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept, failing, other = make(clock), Failing(clock), Fake(clock)
+    failing.error = error
+    clock.advance(5)
+    kept._watch_over([failing, other])
+    assert len(other.renewals) == 1
+    assert caplog.text.count("renewing sessions failed: ") == 1
+    await kept.aclose()
+
+
+@pytest.mark.no_debug
+async def test_a_thread_that_cannot_be_started_is_started_at_a_later_turn(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = threading.Thread.start
+    refused = 0
+
+    def no_thread(thread: threading.Thread) -> None:
+        nonlocal refused
+        refused += 1
+        if refused < 3:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(keeper, "TICK", 0.01)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    async with tenure.connect("memory://") as client, client.mutex("x").lock():
+        async with asyncio.timeout(30):
+            while refused < 3:  # noqa: ASYNC110  nothing tells when to look again
+                await asyncio.sleep(0.01)
+    assert "can't start new thread" in caplog.text
+
+
 async def test_a_thread_may_end_only_with_nothing_to_keep(clock: VirtualClock) -> None:
     kept, session = make(clock), Fake(clock)
-    kept._thread = threading.current_thread()
+    kept._thread = BackgroundThread("tenure-keeper", kept._run_thread)
     kept.add(session)
     assert not kept._may_end()
     kept.discard(session)
