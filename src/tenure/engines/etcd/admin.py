@@ -17,7 +17,8 @@ from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.joining import not_found
 from tenure.engines.etcd.keys import EVICTED, Entry, Record, config, config_text, name_in, queues
 from tenure.engines.etcd.members import Lost, Refused
-from tenure.engines.etcd.semaphores import all_under, describe, described, descriptions, note
+from tenure.engines.etcd.semaphores import all_under, describe, described, descriptions
+from tenure.engines.etcd.transactions import note
 from tenure.errors import EngineError, NodeBusy, NodeExists, NodeNotFound, SemaphoreNotFound
 from tenure.model import NodeConfig, NodeDescription, SemaphoreDescription, SessionDescription
 

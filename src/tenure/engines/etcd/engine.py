@@ -19,6 +19,7 @@ from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.etcd import admin, answers, attaching, wire
 from tenure.engines.etcd.admin import Patient
 from tenure.engines.etcd.keys import Keys, Name, config_text
+from tenure.engines.etcd.late import LateWaiters
 from tenure.engines.etcd.lookout import Lookout, Watcher
 from tenure.engines.etcd.members import Lost, Members, Refused, failure
 from tenure.engines.etcd.renewing import Renewer, Rounds
@@ -81,6 +82,7 @@ class EtcdEngine:
         self._thread = 0
         self._sessions: set[EtcdSession] = set()
         self.local: dict[bytes, Request] = {}
+        self.late = LateWaiters(self)
         self._names: dict[tuple[str, str], Name] = {}
         self._lookouts: dict[tuple[str, str], Lookout] = {}
         self._watchers: Watchers[Lookout, EtcdSession, Watcher] = Watchers()

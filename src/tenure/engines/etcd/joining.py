@@ -76,8 +76,18 @@ class Joining:
             if not self._check_condition(request, limit, queue):
                 continue
             if whole or not _has_room(queue, request):
+                if await self._has_taken_out_late(request, queue):
+                    continue
                 return None
             newest = answer.revision + 1
+
+    async def _has_taken_out_late(self, request: Request, queue: Sequence[Entry]) -> bool:
+        """Whether a late waiter stood before a request, and has been taken out."""
+        engine = self._session.engine
+        due = engine.late.next_due(queue)
+        if due is None or due > engine.clock.now():
+            return False
+        return await engine.late.take_out_or_later(request.name)
 
     async def relieve(self, request: Request, leaving: Request) -> tuple[bool, KeyValue | None]:
         """Put a request into its queue, behind an owner of the whole, and take that one out.

@@ -32,6 +32,7 @@ from tenure.model import EPHEMERAL_LIMIT, Liveness, NodeConfig
 __all__ = [
     "DELETED",
     "EVICTED",
+    "TIMED_OUT",
     "Entry",
     "Keys",
     "Name",
@@ -49,7 +50,7 @@ __all__ = [
 ]
 
 
-EVICTED, DELETED = b"evicted", b"deleted"
+EVICTED, DELETED, TIMED_OUT = b"evicted", b"deleted", b"timed out"
 """What is noted for a session about a request that was taken out."""
 
 
@@ -228,9 +229,14 @@ def limit_of(stored: bytes) -> int:
 
 
 class Entry:
-    """A request as it stands in its queue."""
+    """A request as it stands in its queue.
 
-    __slots__ = ("count", "created", "hold", "key", "marked", "modified", "session")
+    Attributes:
+        timeout: seconds that it was to wait from when it was last put; ``None`` if for ever, or if
+            it is marked as an owner.
+    """
+
+    __slots__ = ("count", "created", "hold", "key", "marked", "modified", "session", "timeout")
 
     def __init__(self, kv: KeyValue) -> None:
         count, _, mark = kv.value.partition(b" ")
@@ -241,12 +247,15 @@ class Entry:
         self.session = int(session, 16)
         self.hold = int(hold, 16)
         self.count = int(count)
-        self.marked = bool(mark)
+        self.marked = mark == b"g"
+        self.timeout = int(mark[1:]) / 1000 if mark[:1] == b"t" else None
 
 
-def request_value(count: int, *, marked: bool = False) -> bytes:
+def request_value(count: int, *, marked: bool = False, timeout: float | None = None) -> bytes:
     """A request as it is stored."""
-    return b"%d g" % count if marked else b"%d" % count
+    if marked:
+        return b"%d g" % count
+    return b"%d" % count if timeout is None else b"%d t%d" % (count, round(1000 * timeout))
 
 
 def entries(found: Iterable[KeyValue]) -> list[Entry]:

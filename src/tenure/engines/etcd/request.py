@@ -29,6 +29,8 @@ class Request:
         near: whether it was so near to the head when it joined that no time is to be lost.
         followers: requests of this engine that wait for it to go.
         left: etcd has said that it is out of its queue.
+        timeout: seconds that it waits, as its value says.
+        late: looks whether another program's request before it is to be taken out.
         perhaps_left: etcd was asked to take it out, and did not answer.
     """
 
@@ -43,6 +45,7 @@ class Request:
         "gone",
         "hold",
         "key",
+        "late",
         "left",
         "limit",
         "look_again",
@@ -53,6 +56,7 @@ class Request:
         "owns",
         "perhaps_left",
         "poll",
+        "timeout",
         "timer",
         "waiting",
         "watch",
@@ -85,7 +89,9 @@ class Request:
         self.perhaps_left = False
         self.followers: list[Request] = []
         self.early: bytes | None = None
+        self.timeout: float | None = None
         self.timer: asyncio.TimerHandle | None = None
+        self.late: asyncio.TimerHandle | None = None
         self.poll: asyncio.TimerHandle | None = None
         self.watch: Watch | None = None
         self.watched: frozenset[bytes] = frozenset()

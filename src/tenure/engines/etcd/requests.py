@@ -27,7 +27,7 @@ from tenure.core import rules
 from tenure.engines.contract import Answer, Enqueued, Place, Removal
 from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.joining import Joining
-from tenure.engines.etcd.keys import DELETED, EVICTED, Name, Queue
+from tenure.engines.etcd.keys import DELETED, EVICTED, TIMED_OUT, Name, Queue
 from tenure.engines.etcd.request import Request
 from tenure.engines.etcd.transactions import LARGE, Transactions
 from tenure.engines.etcd.waiting import Waiting, heard
@@ -41,7 +41,11 @@ __all__ = ["Requests"]
 
 _log = logging.getLogger("tenure")
 
-_REMOVALS = {EVICTED: Removal.EVICTED, DELETED: Removal.DELETED}
+_REMOVALS = {
+    EVICTED: Removal.EVICTED,
+    DELETED: Removal.DELETED,
+    TIMED_OUT: Removal.TIMED_OUT,
+}
 
 _REFUSED = Enqueued(Place.REFUSED, None)
 
@@ -68,6 +72,7 @@ class Requests:
         self, hold: int, name: Name, count: int, data: bytes, timeout: float | None, ephemeral: bool
     ) -> asyncio.Future[Enqueued]:
         request = Request(self._waiting, self._session.id, hold, name, count, data, ephemeral)
+        request.timeout = timeout
         self._requests[hold] = request
         return self._session.turns.take(name.name, lambda: self._enqueue(request, timeout))
 
@@ -138,7 +143,10 @@ class Requests:
         if timeout is not UNCHANGED:
             rules.check_timeout(timeout, path, name)
         shrinks = count is not None and count != request.count
-        if shrinks or (data is not None and data != request.data):
+        retimed = False
+        if timeout is not UNCHANGED and timeout != 0 and not request.owns:
+            request.timeout, retimed = timeout, True
+        if shrinks or retimed or (data is not None and data != request.data):
             new = request.count if count is None else count
             answer, _ = await self._session.ask(
                 partial(self._transactions.changing, request, new, data)
@@ -287,8 +295,11 @@ class Requests:
                 request.limit = found.limit
                 self._waiting.joined(request, entry.created)
                 request.marked = entry.marked
+                request.timeout = entry.timeout
                 request.owns = number < found.owning
                 self._requests[entry.hold] = request
+                if not request.owns:  # it waits once more, at the most
+                    self._set_timer(request, entry.timeout)
                 mine.append(request)
         return [
             Recovered(

@@ -18,7 +18,6 @@ from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.joining import not_found
 from tenure.engines.etcd.keys import (
-    DELETED,
     Entry,
     Name,
     Queue,
@@ -29,6 +28,7 @@ from tenure.engines.etcd.keys import (
 )
 from tenure.engines.etcd.limits import check_semaphores
 from tenure.engines.etcd.members import Refused
+from tenure.engines.etcd.transactions import note
 from tenure.errors import SemaphoreBusy, SemaphoreExists
 from tenure.model import RequestDescription, SemaphoreDescription
 
@@ -44,7 +44,6 @@ __all__ = [
     "describe",
     "described",
     "descriptions",
-    "note",
     "update",
 ]
 
@@ -176,11 +175,6 @@ def _deleting(session: EtcdSession, name: Name, queue: Queue, revision: int) -> 
 
 def _data_key(name: Name, entry: Entry) -> bytes:
     return name.request_data + entry.key[len(name.requests) :]
-
-
-def note(session_key: bytes, entry: Entry, why: bytes = DELETED) -> bytes:
-    """To tell a session that one of its requests was taken out."""
-    return wire.put(session_key + b"/h/%x" % entry.hold, why, entry.session)
 
 
 # Descriptions

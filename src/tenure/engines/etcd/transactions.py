@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tenure.engines.etcd import wire
-from tenure.engines.etcd.keys import request_value
+from tenure.engines.etcd.keys import DELETED, Entry, request_value
 from tenure.engines.etcd.request import Request
 
 if TYPE_CHECKING:
     from tenure.engines.etcd.session import EtcdSession
 
-__all__ = ["LARGE", "Transactions"]
+__all__ = ["LARGE", "Transactions", "note"]
 
 LARGE = 64 * 1024
 """Bytes of data; more are sent but once, at the price of reading the queue though it be empty."""
@@ -48,8 +48,12 @@ class Transactions:
         """
         session, name = self._session, request.name
         put = [wire.put(request.key, request_value(request.count), session.id)]
+        waiting = request_value(request.count, timeout=request.timeout)
+        put_waiting = [wire.put(request.key, waiting, session.id)]
         if request.data:
-            put.append(wire.put(request.data_key, request.data, session.id))
+            put_data = wire.put(request.data_key, request.data, session.id)
+            put.append(put_data)
+            put_waiting.append(put_data)
         get = wire.get(wire.range_(request.key))
         queue = name.newest_two if whole else name.queue
         wrong = (name.get_limit, get, name.first_request)
@@ -57,7 +61,7 @@ class Transactions:
             fresh = (wire.nested(wire.txn((name.empty,), (name.drop_data,))),)
             return wire.txn(
                 (session.mine, condition, wire.created_at(request.key, wire.ABSENT)),
-                (*put, *(fresh if request.ephemeral else ()), queue),
+                (*put_waiting, *(fresh if request.ephemeral else ()), queue),
                 (session.get, *wrong),
             )
         if newest:  # the queue had room, and nobody has joined it since
@@ -73,7 +77,7 @@ class Transactions:
         else:
             inner = wire.txn(
                 (session.mine, condition, wire.created_at(request.key, wire.ABSENT)),
-                (*put, queue),
+                (*put_waiting, queue),
                 wrong,
             )
             otherwise = (session.get, wire.nested(inner))
@@ -85,7 +89,8 @@ class Transactions:
         """The same for one without data: only the number of the hold is another one."""
         if request.hold > _LAST_HOLD:
             return self.joining(request, condition, whole, at_once, 0)
-        what = (request.name.name, request.count, request.ephemeral, condition, at_once)
+        timeout = None if at_once else request.timeout
+        what = (request.name.name, request.count, request.ephemeral, condition, at_once, timeout)
         template = self._template(what)
         if template is None:
             hold, request.key = request.key, request.name.requests + self._any_hold
@@ -124,7 +129,8 @@ class Transactions:
     def changing(self, request: Request, count: int, data: bytes | None) -> bytes:
         """Put a request again; the data is left alone if it is ``None``."""
         session = self._session
-        then = [wire.put(request.key, request_value(count, marked=request.marked), session.id)]
+        value = request_value(count, marked=request.marked, timeout=request.timeout)
+        then = [wire.put(request.key, value, session.id)]
         if data:
             then.append(wire.put(request.data_key, data, session.id))
         elif data is not None:
@@ -147,7 +153,8 @@ class Transactions:
         It is read who is the first then.
         """
         session, name = self._session, request.name
-        put = [wire.put(request.key, request_value(request.count), session.id)]
+        value = request_value(request.count, timeout=request.timeout)
+        put = [wire.put(request.key, value, session.id)]
         if request.data:
             put.append(wire.put(request.data_key, request.data, session.id))
         return wire.txn(
@@ -175,3 +182,8 @@ class Transactions:
             template = wire.txn((session.mine,), (wire.delete(key),), (session.get,))
             self._templates[request.name.name,] = template
         return template.replace(_ANY_HOLD, request.key[-16:])
+
+
+def note(session_key: bytes, entry: Entry, why: bytes = DELETED) -> bytes:
+    """To tell a session that one of its requests was taken out."""
+    return wire.put(session_key + b"/h/%x" % entry.hold, why, entry.session)

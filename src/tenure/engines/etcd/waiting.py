@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.answers import Event
 from tenure.engines.etcd.keys import EVICTED, Entry, entries, number_owning
-from tenure.engines.etcd.members import Refused
+from tenure.engines.etcd.members import Lost, Refused
 from tenure.engines.etcd.request import Request
 from tenure.engines.etcd.transactions import Transactions
 from tenure.errors import TenureError
@@ -85,6 +85,7 @@ class Waiting:
             return
         if request.gone:  # it is being withdrawn already
             return
+        self._look_for_late(request, before)
         ahead = self._engine.local.get(before[-1].key)
         if ahead is not None and request.count == request.limit:
             self.unwatch(request)
@@ -99,6 +100,27 @@ class Waiting:
                 delay = max(_POLL, _POLL_BY_PLACE * len(before))
                 request.poll = self._engine.loop.call_later(delay, self.look_soon, request)
         self._watch(request, watched, revision)
+
+    def _look_for_late(self, request: Request, before: Sequence[Entry]) -> None:
+        """See to it that those before a request do not wait for longer than they wanted to."""
+        due = self._engine.late.next_due(before)
+        if due is not None and request.late is None:
+            pause = due - self._engine.clock.now()
+            # What is due already owns: its value says so only once it has been put again.
+            pause = pause if pause > 0 else _POLL
+            request.late = self._engine.loop.call_later(pause, self._take_out_late, request)
+
+    def _take_out_late(self, request: Request) -> None:
+        request.late = None
+        if not (request.decided or self._session.over):
+            self._engine.spawn(self._take_out_and_look(request))
+
+    async def _take_out_and_look(self, request: Request) -> None:
+        try:
+            await self._engine.late.take_out(request.name)
+        except (TenureError, Lost, Refused) as error:
+            _log.warning("taking late waiters out of a queue: %s", error)
+        self.look_soon(request)
 
     def _watch(self, request: Request, watched: frozenset[bytes], revision: int) -> None:
         if request.watch is not None and request.watched == watched:
@@ -197,6 +219,9 @@ class Waiting:
         if request.timer is not None:
             request.timer.cancel()
             request.timer = None
+        if request.late is not None:
+            request.late.cancel()
+            request.late = None
 
     def gone(self, request: Request) -> None:
         """It has left its queue, or nobody here hears of it any more: who follows it looks."""

@@ -1,0 +1,109 @@
+"""Waiters whose timeout has passed, and whose own program does not take them out.
+
+A request that waits with a timeout says so in its value. Its program takes it out on time. When
+that program has lost contact, or was killed, the request stays under its lease and holds up the
+queue; any other program that waits behind it takes it out.
+
+Rules:
+
+* No clock is compared with that of another machine. The timeout counts from when *this* program
+  first saw the request as it stands. So it is never taken out early, and a request that was put
+  again has a new timeout.
+* A program has `_OTHERS` seconds more for its own requests than the others give it.
+* Only a request that waits is taken out: the transaction compares that neither it nor any owner
+  before it was put or deleted since the queue was read. Where there are more owners than one
+  transaction compares, its lease has to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from tenure.engines.etcd import wire
+from tenure.engines.etcd.keys import TIMED_OUT, Entry, Name, entries, limit_of, number_owning
+from tenure.engines.etcd.members import Lost, Refused
+from tenure.engines.etcd.transactions import note
+from tenure.model import EPHEMERAL_LIMIT
+
+if TYPE_CHECKING:
+    from tenure.engines.etcd.engine import EtcdEngine
+
+__all__ = ["LateWaiters"]
+
+_OTHERS = 0.5
+_MOST_SEEN = 4096
+_MOST_COMPARED = 100  # etcd takes 128 comparisons by default
+
+
+class LateWaiters:
+    """The timeouts of other programs' requests, as one engine sees them."""
+
+    def __init__(self, engine: EtcdEngine) -> None:
+        self._engine = engine
+        self._seen: dict[bytes, tuple[int, float]] = {}  # key: (modified, when first seen)
+
+    def next_due(self, queue: Iterable[Entry]) -> float | None:
+        """Return when the first of these that waits with a timeout is to be taken out, if any."""
+        due: float | None = None
+        for entry in queue:
+            if entry.timeout is not None and entry.key not in self._engine.local:
+                at = self._due(entry, entry.timeout)
+                due = at if due is None else min(due, at)
+        return due
+
+    def _due(self, entry: Entry, timeout: float) -> float:
+        now = self._engine.clock.now()
+        modified, first = self._seen.get(entry.key, (0, now))
+        if modified != entry.modified:
+            if len(self._seen) >= _MOST_SEEN:
+                del self._seen[next(iter(self._seen))]
+            first = now
+            self._seen[entry.key] = (entry.modified, first)
+        return first + timeout + _OTHERS
+
+    async def take_out(self, name: Name) -> bool:
+        """Take the late ones out of a queue; whether there were any.
+
+        Raises:
+            Lost, Refused, AuthenticationFailed
+        """
+        engine, found = self._engine, False
+        while True:
+            read = await engine.txn(wire.txn((), (name.get_limit, name.queue)), engine.patience)
+            limit, queue = read.parts[0].first, entries(read.parts[1].found)
+            most = EPHEMERAL_LIMIT if limit is None else limit_of(limit.value)
+            owning = number_owning(queue, most)
+            late = next(filter(self._is_late, queue[owning:]), None)
+            if late is None or owning > _MOST_COMPARED:
+                return found
+            if await self._take_out(name, late, queue[:owning]):
+                found = True
+                self._seen.pop(late.key, None)
+
+    async def take_out_or_later(self, name: Name) -> bool:
+        """The same; what is not answered is tried again by the next look."""
+        try:
+            return await self.take_out(name)
+        except Lost:
+            return False
+
+    def _is_late(self, entry: Entry) -> bool:
+        due = self.next_due([entry])
+        return due is not None and due <= self._engine.clock.now()
+
+    async def _take_out(self, name: Name, late: Entry, owners: Sequence[Entry]) -> bool:
+        engine = self._engine
+        compares = tuple(wire.modified_at(each.key, each.modified) for each in (late, *owners))
+        gone = (
+            wire.delete(late.key),
+            wire.delete(name.request_data + late.key[len(name.requests) :]),
+        )
+        tell = note(engine.keys.session(name.path, late.session), late, TIMED_OUT)
+        try:
+            answer = await engine.txn(wire.txn(compares, (*gone, tell)), engine.patience)
+        except Refused as refused:
+            if refused.no_lease:
+                return True  # its session has just ended
+            raise
+        return answer.ok
