@@ -21,6 +21,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from tenure.background import Failures
 from tenure.server.context import Context
 from tenure.server.limits import LimitReached
 
@@ -77,6 +78,7 @@ class Door:
         self._sockets = list(sockets)
         self._protocol = protocol
         self._tls = tls
+        self._failures = Failures("accepting a connection", context.logger)
         self._accepting: list[asyncio.Task[None]] = []
         self._arriving: set[asyncio.Task[None]] = set()
 
@@ -110,7 +112,15 @@ class Door:
                     self._context.log(logging.ERROR, "no connection can be accepted", reason=error)
                     await asyncio.sleep(_PAUSE)
                 continue  # or else it was gone before it was accepted
-            self._admit(loop, connection, address)
+            except Exception as error:
+                self._failures.report(error)
+                await asyncio.sleep(_PAUSE)
+                continue
+            try:
+                self._admit(loop, connection, address)
+            except Exception as error:  # this one is sent away; the next may come in
+                self._failures.report(error)
+                connection.close()
 
     def _admit(
         self, loop: asyncio.AbstractEventLoop, connection: socket.socket, address: object

@@ -33,6 +33,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any
 
+from tenure.background import Failures
 from tenure.core import rules
 from tenure.errors import (
     AuthenticationFailed,
@@ -79,6 +80,7 @@ class Hosting:
         self._arriving = Arriving(self)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._failures = Failures("looking after sessions without proof", self.context.logger)
 
     # Its own life
 
@@ -152,7 +154,8 @@ class Hosting:
         if self.unproven:
             now = self.context.clock.now()
             for each in list(self.unproven):
-                each.give_up_old(now)
+                with self._failures.contained():
+                    each.give_up_old(now)
 
     # What hosted sessions say
 

@@ -23,6 +23,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 
+from tenure.background import Failures
 from tenure.errors import EngineUnavailable
 from tenure.server.accept import Door
 from tenure.server.addresses import Address, parse
@@ -66,6 +67,7 @@ class NativeListener:
         self._connections: set[Connection] = set()
         self.farewell: EngineUnavailable | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._failures = Failures("looking after connections", self.context.logger)
 
     @property
     def address(self) -> str:
@@ -151,7 +153,8 @@ class NativeListener:
         self._timer = asyncio.get_running_loop().call_later(_TICK, self._tick)
         now = self.context.clock.now()
         for connection in list(self._connections):
-            connection.tick(now)
+            with self._failures.contained():
+                connection.tick(now)
 
 
 def _bound_url(address: Address, bound: socket.socket) -> str:

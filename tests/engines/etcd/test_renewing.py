@@ -47,7 +47,7 @@ async def attached(
     finally:
         thread = engine._renewer._thread
         await engine.aclose()
-    assert thread is None or not thread.is_alive()
+    assert not thread.alive
 
 
 async def proven_beside_the_loop(session: EtcdSession, heard: Recorder) -> None:

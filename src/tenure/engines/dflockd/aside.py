@@ -9,14 +9,18 @@ while; what it reads for others waits for the loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import select
 import threading
 from collections.abc import Iterable
 
+from tenure.background import BackgroundThread, Failures
 from tenure.clock import Clock
 from tenure.engines.dflockd.connection import Connection
 
 __all__ = ["Aside"]
+
+_log = logging.getLogger("tenure")
 
 _LISTENING = 3.0
 """Seconds for which the thread listens after the last renewal that it was told of."""
@@ -33,7 +37,8 @@ class Aside:
         self._lock = threading.Lock()
         self._connections: dict[int, Connection] = {}
         self._until = 0.0
-        self._thread: threading.Thread | None = None
+        self._failures = Failures("listening beside the loop", _log)
+        self._thread: BackgroundThread | None = None
         self._closing = False
 
     def listen(self, connections: Iterable[Connection]) -> None:
@@ -43,11 +48,11 @@ class Aside:
                 return
             self._until = self._clock.now() + _LISTENING
             self._connections.update({each.fileno(): each for each in connections})
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="tenure-dflockd-aside", daemon=True
-                )
-                self._thread.start()
+            if self._thread is None or not self._thread.alive:
+                thread = BackgroundThread("tenure-dflockd-aside", self._run)
+                with self._failures.contained():  # the next renewal tries again
+                    thread.start()
+                    self._thread = thread
 
     async def aclose(self) -> None:
         """Stop the thread. Safe to call twice."""
@@ -73,4 +78,5 @@ class Aside:
                 else:
                     poll.register(descriptor, select.POLLIN)
             for descriptor, _ in poll.poll(_POLL):
-                connections[descriptor].receive_aside()
+                with self._failures.contained():
+                    connections[descriptor].receive_aside()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from tenure.background import BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines.advice import on_connecting
@@ -86,8 +87,8 @@ class DflockdEngine:
         self._open = False
         self._shards: list[Shard] = []
         self._sessions: dict[DflockdSession, None] = {}
-        self._ticking: asyncio.TimerHandle | None = None
-        self._tick_due = 0.0
+        self._failures = Failures(f"looking after the sessions on {self.url}", _log)
+        self._ticking: BackgroundTimer | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -186,7 +187,6 @@ class DflockdEngine:
         self._open = False
         if self._ticking is not None:
             self._ticking.cancel()
-            self._ticking = None
         await self._stop_shards()
         await self.aside.aclose()
 
@@ -218,21 +218,19 @@ class DflockdEngine:
 
     def _expect(self, delay: float) -> None:
         due = self.clock.now() + delay
-        if self._ticking is not None:
-            if self._tick_due <= due:
-                return
-            self._ticking.cancel()
-        self._tick_due = due
-        self._ticking = self.loop.call_later(delay, self._tick)
+        if self._ticking is None:
+            self._ticking = BackgroundTimer(self.loop, self.clock.now, self._tick, self._failures)
+        self._ticking.by(due)
 
     def _tick(self) -> None:
-        self._ticking = None
         for shard in self._shards:
-            shard.look_after()
+            with self._failures.contained():
+                shard.look_after()
         now = self.clock.now()
         for session in list(self._sessions):
             if now >= session.expires_at:
-                session.expire()
+                with self._failures.contained():
+                    session.expire()
         nearest = min((session.expires_at - now for session in self._sessions), default=TICK)
         if self._open:
             self._expect(max(min(nearest, TICK, self.address.read_timeout / 8), 0.001))

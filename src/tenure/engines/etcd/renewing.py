@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tenure.background import BackgroundThread, Failures
 from tenure.clock import Clock
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.allowance import give_time
@@ -157,7 +158,8 @@ class Renewer:
         self._loop = loop
         self._lock = threading.Lock()  # of what both threads use, down to `_stop`
         self._wanted: dict[EtcdSession, None] = {}
-        self._thread: threading.Thread | None = None
+        self._failures = Failures(f"renewing beside the loop on {address.url}", _log)
+        self._thread = BackgroundThread("tenure-etcd-renewer", self._run)
         self._closing = False
         self._wake: Callable[[], object] | None = None
         self._stop: Callable[[], object] | None = None
@@ -169,13 +171,13 @@ class Renewer:
             if self._closing:
                 return
             self._wanted[session] = None
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="tenure-etcd-renewer", daemon=True
-                )
-                self._thread.start()
+            if not self._thread.alive:
+                self._wake = None
+                with self._failures.contained():  # the next renewal tries again
+                    self._thread.start()
             elif self._wake is not None:  # or else it is only just beginning
-                self._wake()
+                with self._failures.contained():
+                    self._wake()
 
     async def aclose(self) -> None:
         """End the thread. Safe to call twice."""
@@ -184,9 +186,8 @@ class Renewer:
             stop, self._stop = self._stop, None
             if stop is not None:
                 stop()
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            await self._loop.run_in_executor(None, thread.join)
+        if self._thread.alive:
+            await self._loop.run_in_executor(None, self._thread.join)
 
     # In the thread
 
@@ -209,7 +210,8 @@ class Renewer:
                 with self._lock:
                     sessions = [each for each in self._wanted if not each.over]
                     self._wanted.clear()
-                await self._renew(members, sessions)
+                with self._failures.contained():
+                    await self._renew(members, sessions)
                 await more.wait()
         finally:
             await members.aclose()

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tenure.background import Failures
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.answers import Event
 from tenure.engines.etcd.keys import EVICTED, Entry, entries, number_owning
@@ -57,6 +58,7 @@ class Waiting:
         self._engine = session.engine
         self._transactions = transactions
         self._taken_out = taken_out
+        self._failures = Failures("looking at a queue", _log)
 
     def joined(self, request: Request, created: int) -> Request:
         """It stands in its queue, since that revision."""
@@ -120,6 +122,8 @@ class Waiting:
             await self._engine.late.take_out(request.name)
         except (TenureError, Lost, Refused) as error:
             _log.warning("taking late waiters out of a queue: %s", error)
+        except Exception as error:
+            self._failures.report(error)
         self.look_soon(request)
 
     def _watch(self, request: Request, watched: frozenset[bytes], revision: int) -> None:
@@ -168,6 +172,10 @@ class Waiting:
         except (TenureError, Refused) as error:
             if not self._session.over:
                 _log.warning("looking at a queue on %s: %s", request.name.path, error)
+                request.poll = self._engine.loop.call_later(_POLL, self.look_soon, request)
+        except Exception as error:
+            self._failures.report(error)
+            if not self._session.over:
                 request.poll = self._engine.loop.call_later(_POLL, self.look_soon, request)
         finally:
             request.looking = False

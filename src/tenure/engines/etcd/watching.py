@@ -22,6 +22,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 
+from tenure.background import Failures
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.answers import Event, WatchAnswer
 from tenure.engines.etcd.calls import CallFailed, Code, Conversation
@@ -117,6 +118,7 @@ class Watching:
         self._turn = -1
         self._spent = 0
         self._task: asyncio.Task[None] | None = None
+        self._failures = Failures("reading the stream of watches", _log)
         self.is_up = False
 
     def open(self) -> None:
@@ -187,6 +189,9 @@ class Watching:
                 continue
             except (Lost, TimeoutError, TenureError) as error:
                 why = str(error) or "the stream of watches does not begin"
+            except Exception as error:  # another stream begins where this one was
+                self._failures.report(error)
+                why = repr(error)
             if self.is_up:
                 self.is_up = False
                 pause = _FIRST_PAUSE
@@ -237,13 +242,13 @@ class Watching:
         if answer.canceled and (watch is not None or answer.number in {_SENTINEL, -1}):
             self._end_of(watch, answer)
         elif watch is not None and answer.created and not watch.following:
-            watch.following = answer.revision + 1
             if answer.revision > watch.known:
                 watch.missed()
+            watch.following = answer.revision + 1
         elif watch is not None and answer.events:
-            watch.following = answer.events[-1].kv.modified + 1
             watch.spent = watch.once and answer.events[-1].deleted
             watch.happened(answer.events)
+            watch.following = answer.events[-1].kv.modified + 1  # what failed is heard again
         return False
 
     def _end_of(self, watch: Watch | None, answer: WatchAnswer) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from tenure.background import Failures
 from tenure.clock import Clock
 from tenure.engines.advice import on_connecting
 from tenure.engines.native.calls import Call, ConnectionGone
@@ -73,6 +74,7 @@ class Link:
         self._made: set[Connection] = set()  # those whose transports are not closed yet
         self._up = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
+        self._failures = Failures(f"keeping a connection to {address.url}", _log)
         self._tries = 0  # in vain, since the last connection that was of use
         self._trouble: TenureError = EngineUnavailable(f"{address.url} is not open")
         self._last_rid = 0
@@ -217,10 +219,15 @@ class Link:
     async def _run(self, connection: Connection) -> None:
         while True:
             await asyncio.wait([connection.gone])
-            self._lose(connection)
+            with self._failures.contained():
+                self._lose(connection)
             connection = await self._connect_again(connection)
             _log.debug("connected to %s again", connection.target)
-            self._use(connection)
+            try:
+                self._use(connection)
+            except Exception as error:  # another connection takes its place
+                self._failures.report(error)
+                connection.abort("it could not be used")
 
     async def _connect_again(self, lost: Connection) -> Connection:
         if lost.useful and not lost.dismissed:
@@ -252,6 +259,10 @@ class Link:
                 return await self._greet(target)
             except TenureError as error:
                 troubles.append(error)
+                self._to_the_end(target)
+            except Exception as error:  # whatever it is, it may pass
+                self._failures.report(error)
+                troubles.append(EngineUnavailable(f"{target}: {error!r}"))
                 self._to_the_end(target)
         self._trouble = _worst(troubles)
         return None

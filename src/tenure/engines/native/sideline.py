@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 import threading
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import DecodeError, Struct
 
+from tenure.background import BackgroundThread, Failures
 from tenure.clock import Clock
 from tenure.engines.native.url import Address, Target
 from tenure.wire import messages as wire
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from tenure.engines.native.session import NativeSession
 
 __all__ = ["Sideline"]
+
+_log = logging.getLogger("tenure")
 
 _HEAD_START = 0.05
 """Seconds in which the loop may do it itself."""
@@ -127,7 +131,8 @@ class Sideline:
         self._wanted: dict[NativeSession, float] = {}
         self._bell = threading.Event()
         self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._failures = Failures(f"renewing beside the loop on {address.url}", _log)
+        self._thread: BackgroundThread | None = None
         self._over = asyncio.Event()
         self._targets = list(address.targets)
         self._asides: dict[Target, _Aside] = {}
@@ -138,11 +143,11 @@ class Sideline:
             if self._closing.is_set():
                 return
             self._wanted[session] = self._clock.now()
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="tenure-sideline", daemon=True
-                )
-                self._thread.start()
+            if self._thread is None or not self._thread.alive:
+                thread = BackgroundThread("tenure-sideline", self._run)
+                with self._failures.contained():  # the next renewal tries again
+                    thread.start()
+                    self._thread = thread
             self._bell.set()
 
     async def aclose(self) -> None:
@@ -172,7 +177,8 @@ class Sideline:
                     wanted, self._wanted = self._wanted, {}
                 for session, asked in wanted.items():
                     if session.proofs.asked < asked and not self._closing.is_set():
-                        self._prove(session)
+                        with self._failures.contained():
+                            self._prove(session)
         finally:
             for target in list(self._asides):
                 self._hang_up(target)

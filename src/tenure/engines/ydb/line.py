@@ -17,14 +17,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections.abc import Callable
 
+from tenure.background import Failures
 from tenure.engines.ydb.channel import Channel, OutOfReach, Stream
 from tenure.engines.ydb.strand import Strand
 from tenure.errors import AuthenticationFailed
 
 __all__ = ["Line"]
+
+_log = logging.getLogger("tenure")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds between two attempts: at first, and at the most."""
@@ -69,6 +73,7 @@ class Line:
         self._word = asyncio.Event()
         self._was_attached = False  # through the stream that there is
         self._over = False
+        self._failures = Failures("keeping a session stream", _log)
         self._silence: asyncio.TimerHandle | None = None
         self._silence_due = 0.0
         self._excused = 0
@@ -139,6 +144,8 @@ class Line:
                 await self._connected()
             except (OutOfReach, AuthenticationFailed, TimeoutError) as error:
                 self._failed(error)
+            except Exception as error:  # whatever it is, the next stream may go on
+                self._failures.report(error)
             finally:
                 self._strand.lost()
             if self._was_attached:

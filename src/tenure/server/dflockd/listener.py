@@ -24,6 +24,7 @@ import ssl
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
+from tenure.background import Failures
 from tenure.core import rules
 from tenure.errors import EngineError, InvalidArgument, TenureError, Unsupported
 from tenure.identity import seen_from
@@ -86,6 +87,7 @@ class DflockdListener:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._keeping: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._failures = Failures("looking after connections", self.context.logger)
         self._interval = min(
             1.0, self.options.sweep_interval, max(0.02, self.options.read_timeout / 8)
         )
@@ -224,13 +226,16 @@ class DflockdListener:
         now = self.context.clock.now()
         if now - self._swept_at >= self.options.sweep_interval:
             self._swept_at = now
-            self.locks.sweep(now)
+            with self._failures.contained():
+                self.locks.sweep(now)
         for holder in list(self.locks.holders):
-            holder.tick(now)
-            if holder.lapsed(now):
-                self.locks.lose(holder, LAPSED)
+            with self._failures.contained():
+                holder.tick(now)
+                if holder.lapsed(now):
+                    self.locks.lose(holder, LAPSED)
         for connection in list(self._connections):
-            connection.tick(now)
+            with self._failures.contained():
+                connection.tick(now)
         idle = self._keeping is None or self._keeping.done()
         if idle and now - self._kept_at >= self.options.gc_interval:
             self._kept_at = now

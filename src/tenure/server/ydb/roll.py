@@ -119,12 +119,14 @@ class Roll:
     def _expire(self) -> None:
         self._timer = None
         now = self._context.clock.now()
-        while self._ends and self._ends[0][0] <= now:
-            until, key = heapq.heappop(self._ends)
-            member = self._members.get(key)
-            if member is not None and member.stream is None and member.until <= until:
-                self.over(*key)
-        self._set_timer()
+        try:
+            while self._ends and self._ends[0][0] <= now:
+                until, key = heapq.heappop(self._ends)
+                member = self._members.get(key)
+                if member is not None and member.stream is None and member.until <= until:
+                    self.over(*key)
+        finally:
+            self._set_timer()
 
     # What outlives a stream
 

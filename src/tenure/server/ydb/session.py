@@ -408,11 +408,13 @@ class SessionStream:
     def _tick(self, due: float) -> None:
         late = self._loop.time() - due > self._ping_every / 2
         deaf = late or self.choked or self._connection.overloaded
-        if not (deaf and self._conversation.waits_for_pong):  # it may have come, and be unread
-            self._conversation.tick(_opaque())
-            self._pump()
-        if not self._conversation.over:
-            self._set_timer()
+        try:
+            if not (deaf and self._conversation.waits_for_pong):  # it may have come, and be unread
+                self._conversation.tick(_opaque())
+                self._pump()
+        finally:
+            if not self._conversation.over:
+                self._set_timer()
 
 
 def _opaque() -> int:
