@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -24,12 +25,15 @@ __all__ = [
     "a_hand_over",
     "a_timeout",
     "each_error",
+    "failing_once",
     "played_in_spite_of_errors",
 ]
 
 ERRORS: tuple[type[Exception], ...] = (OSError, MemoryError, RuntimeError)
 
 each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+
+_numbers = itertools.count(1)
 
 _SOURCE = Path(tenure.__file__).parent
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -175,3 +179,21 @@ async def _withdrawn(request: Request) -> list[str]:
             errors.append(repr(error.__cause__ or error))
         else:
             return errors
+
+
+def failing_once(
+    patch: pytest.MonkeyPatch, owner: type, name: str, error: type[Exception]
+) -> list[str]:
+    """Have a method raise once, before it does anything; returns a list of who raised."""
+    method = getattr(owner, name)
+    raised: list[str] = []
+
+    @wraps(method)
+    def fails(*arguments: Any, **named: Any) -> Any:
+        if not raised:
+            raised.append(name)
+            raise error(f"injected into {name} ({next(_numbers)})")  # a cause of its own
+        return method(*arguments, **named)
+
+    patch.setattr(owner, name, fails)
+    return raised

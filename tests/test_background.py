@@ -280,6 +280,27 @@ async def test_a_queue_that_is_cleared_while_it_handles_items_handles_no_more(
     assert receiver.handled == ["clear", "again"]
 
 
+async def test_items_are_put_from_any_thread_and_the_first_wakes_the_loop(
+    clock: VirtualClock,
+) -> None:
+    receiver = Receiver(clock, {"b": 1})
+    for item in "abc":
+        receiver.queue.put_threadsafe(item)
+    await asyncio.sleep(1)
+    assert receiver.handled == ["a", "b", "c"]
+
+
+def test_items_for_a_closed_loop_are_handled_no_more(clock: VirtualClock) -> None:
+    loop = asyncio.new_event_loop()
+    handled: list[str] = []
+    queue: BackgroundQueue[str] = BackgroundQueue(
+        loop, clock.now, handled.append, Failures("delivering", LOG)
+    )
+    loop.close()
+    queue.put_threadsafe("a")
+    assert handled == []
+
+
 # Tasks
 
 

@@ -16,12 +16,13 @@ import pytest
 import tenure
 from tenure import blocking
 from tenure.blocking import callers
-from tenure.blocking.agent import Call
+from tenure.blocking.agent import Agent, Call
 from tenure.blocking.portal import the_portal
 from tenure.blocking.turning import SWITCH_INTERVAL
 from tenure.errors import InvalidArgument, LeaseReleased, Misuse, SessionClosed, Unsupported
 from tests.blocking.helpers import Thread, is_free, is_held, until, waiting
 from tests.guarantees import MEMORY, guarantee
+from tests.injection import each_error, failing_once
 
 
 def loop_threads() -> int:
@@ -459,3 +460,18 @@ def test_when_no_thread_can_be_started_that_is_what_is_raised(
     with pytest.raises(SessionClosed):
         client.list_nodes()
     until(lambda: loop_threads() == 0)
+
+
+@each_error
+def test_a_call_that_the_loop_could_not_take_is_taken_again(
+    error: type[Exception],
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with blocking.connect(url) as client:
+        raised = failing_once(monkeypatch, Agent, "take", error)
+        with client.mutex("x").lock() as lease:
+            assert is_held(lease)
+        assert raised == ["take"]
+        assert "injected into take" in caplog.text

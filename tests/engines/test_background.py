@@ -9,15 +9,21 @@ import pytest
 
 from tenure import background
 from tenure.clock import SystemClock
+from tenure.engines.etcd.waiting import Waiting
+from tenure.engines.etcd.watching import Watching
+from tenure.engines.redis.engine import RedisEngine
 from tenure.engines.sqlite import lookout
+from tenure.server.hosted import Hosted
+from tenure.testing.recorder import Recorder
 from tenure.testing.stage import Stage, Stores
-from tests.engines.stores import MEMORY_IN_REAL_TIME, REDIS, SQLITE
+from tests.engines.stores import ETCD, MEMORY_IN_REAL_TIME, REDIS, SERVED_MEMORY, SQLITE
 from tests.injection import (
     Injector,
     Scene,
     a_hand_over,
     a_timeout,
     each_error,
+    failing_once,
     played_in_spite_of_errors,
 )
 
@@ -48,3 +54,35 @@ async def test_a_waiter_is_granted_wherever_a_step_fails(
             programs = await stage.programs(3)
             fired = await played_in_spite_of_errors(scene, injector, caplog, programs)
     assert len(set(fired)) >= least, fired
+
+
+# Steps of engines that are tasks: each fails once, before it does anything
+
+STEPS = [
+    pytest.param(ETCD, Waiting, "place", id="etcd: looking at a queue"),
+    pytest.param(ETCD, Watching, "_hear", id="etcd: reading the stream of watches"),
+    pytest.param(REDIS, RedisEngine, "_tell", id="redis: delivering"),
+    pytest.param(MEMORY_IN_REAL_TIME, Recorder, "granted", id="memory: delivering"),
+    pytest.param(SERVED_MEMORY, Hosted, "granted", id="tenure: delivering in the server"),
+]
+
+
+@each_error
+@pytest.mark.parametrize(("stores", "owner", "name"), STEPS)
+async def test_a_waiter_is_granted_after_a_task_has_failed(
+    stores: Stores,
+    owner: type,
+    name: str,
+    error: type[Exception],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with stores.empty() as url:
+        async with Stage(stores, url, SystemClock()) as stage:
+            holder, waiter = await stage.programs(2)
+            held, waiting = await holder.lock("x"), await waiter.lock("x")
+            raised = failing_once(monkeypatch, owner, name, error)
+            await holder.withdraw(held)
+            await waiting.granted()
+            assert raised == [name]
+            assert f"injected into {name}" in caplog.text

@@ -33,6 +33,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from tenure import fork
+from tenure.background import BackgroundQueue, Failures
 from tenure.blocking.agent import Agent, Call, loss_around
 from tenure.blocking.bell import Bell
 from tenure.blocking.callers import check_event_loop, check_threads
@@ -54,6 +55,9 @@ EXIT_PATIENCE = 5.0
 """Seconds for which the exit of the interpreter waits for clients to be closed."""
 
 _log = logging.getLogger("tenure")
+
+_Received: TypeAlias = tuple[Callable[[Call], object], Call]
+"""What a thread has put into the inbox: what takes the call, and the call."""
 
 
 class Served(Protocol):
@@ -101,7 +105,9 @@ class Portal:
         self._calls: set[Call] = set()
         self._agents: set[Agent] = set()
         self._background: set[asyncio.Task[Any]] = set()
-        self._inbox: deque[tuple[Callable[[Call], object], Call]] = deque()
+        self._inbox: deque[_Received] = deque()
+        self._failures = Failures("taking a call into the event loop", _log)
+        self._again = BackgroundQueue(self._loop, self._loop.time, self._receive, self._failures)
         self._bell = Bell()
         self._loop.add_reader(self._bell, self._hear)
         self._local = _Thread()
@@ -347,8 +353,16 @@ class Portal:
         """Threads have put something into the inbox."""
         self._bell.wait()
         while self._inbox:
-            receive, call = self._inbox.popleft()
-            receive(call)
+            item = self._inbox.popleft()
+            try:
+                self._receive(item)
+            except Exception as error:  # its thread waits for it, and so do those behind it
+                self._failures.report(error)
+                self._again.put((item,))
+
+    def _receive(self, item: _Received) -> None:
+        receive, call = item
+        receive(call)
 
     def _post(self, callback: Callable[..., object], *arguments: Any) -> None:
         """Have something called on the loop. From any thread; nothing once the loop is closed."""

@@ -164,6 +164,11 @@ class MemoryEngine:
         else:
             delivery.put_threadsafe(push)
 
+    def grant_again(self, session: MemorySession, request: Request, error: Exception) -> None:
+        """Telling a session of a grant failed: it is told later."""
+        self._failures.report(error)
+        self.deliver(self.loop, (session, GRANTED, request))
+
     def _deliver(self, push: _Push) -> None:
         sink, kind, what = push
         if kind == _TAKEN_OVER:

@@ -246,7 +246,10 @@ class MemorySession:
             if guard is not None:
                 guard.release()
         for session, request in granted:
-            session.events.granted(request.hold, request.order_id)
+            try:
+                session.events.granted(request.hold, request.order_id)
+            except Exception as error:
+                self.engine.grant_again(session, request, error)
         return True
 
     def watch(
