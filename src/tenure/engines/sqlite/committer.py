@@ -335,28 +335,25 @@ class Committer:
             try:
                 if operation.note is not None:
                     operation.note(operation.result if operation.error is None else None)
-            except Exception as error:
-                self._failures.report(error)
-            self._answer(operation)
+            except Exception as problem:
+                self._failures.report(problem)
+            error, future = operation.error, operation.future
+            if future.done():
+                continue  # nobody wants to know
+            if error is None:
+                future.set_result(operation.result)
+            else:
+                future.set_exception(error)
+                future.exception()  # whoever waits for it hears it; nobody has to
         for each in told:
             try:
                 self._tell(each)
-            except Exception as error:
-                self._tell_later(each, error)
+            except Exception as problem:
+                self._tell_later(each, problem)
         try:
             self._answered()
-        except Exception as error:
-            self._failures.report(error)
-
-    def _answer(self, operation: _Operation) -> None:
-        error, future = operation.error, operation.future
-        if future.done():
-            return  # nobody wants to know
-        if error is None:
-            future.set_result(operation.result)
-        else:
-            future.set_exception(error)
-            future.exception()  # whoever waits for it hears it; nobody has to
+        except Exception as problem:
+            self._failures.report(problem)
 
     # The thread
 
