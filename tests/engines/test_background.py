@@ -11,6 +11,7 @@ from tenure import background
 from tenure.clock import SystemClock
 from tenure.engines.etcd.waiting import Waiting
 from tenure.engines.etcd.watching import Watching
+from tenure.engines.native.connection import Connection
 from tenure.engines.redis.engine import RedisEngine
 from tenure.engines.sqlite import lookout
 from tenure.server.hosted import Hosted
@@ -86,3 +87,25 @@ async def test_a_waiter_is_granted_after_a_task_has_failed(
             await waiting.granted()
             assert raised == [name]
             assert f"injected into {name}" in caplog.text
+
+
+@each_error
+async def test_a_connection_that_cannot_be_looked_after_is_replaced(
+    error: type[Exception], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SERVED_MEMORY.empty() as url:
+        async with Stage(SERVED_MEMORY, url, SystemClock()) as stage:
+            holder, waiter = await stage.programs(2)
+            held = await holder.lock("x")
+            raised = failing_once(monkeypatch, Connection, "_beat", error)
+            short = await stage.program(engine=waiter.engine, window=3.0)
+            waiting = await waiter.lock("x")
+
+            async def has_failed() -> bool:
+                short.session.renew()
+                return bool(raised)
+
+            await stage.until(has_failed, "a beat that failed")
+            await holder.withdraw(held)
+            await waiting.granted()
+            assert "injected into _beat" in caplog.text

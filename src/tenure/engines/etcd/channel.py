@@ -21,16 +21,21 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import ssl
 from functools import partial
 from typing import TypeAlias, cast
 
+from tenure.background import Failures
 from tenure.engines.etcd.blocks import head
 from tenure.engines.etcd.calls import Call, CallFailed, Conversation, Question
 from tenure.engines.etcd.http2 import Connection
 
 __all__ = ["Channel", "Metadata"]
+
+_log = logging.getLogger("tenure")
+_failures = Failures("looking after a connection", _log)
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -153,6 +158,13 @@ class _Link(asyncio.Protocol):
         self._timer = self._loop.call_later(_SILENCE, self._look)
 
     def _look(self) -> None:
+        try:
+            self._look_for_silence()
+        except Exception as error:  # the next connection is looked after anew
+            _failures.report(error)
+            self.end(f"it could not be looked after: {error!r}")
+
+    def _look_for_silence(self) -> None:
         silent_for = self._loop.time() - self._heard_at
         if not self.connection.streams and self.connection.draining:
             self.end("it has done all that it could")

@@ -15,11 +15,13 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import DecodeError, Struct
 
+from tenure.background import Failures
 from tenure.busy_poll import BusyPoll
 from tenure.engines.native.calls import Call
 from tenure.engines.native.hearing import hearing
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from tenure.engines.native.link import Link
 
 __all__ = ["LARGEST_ANSWER", "Connection"]
+
+_log = logging.getLogger("tenure")
+_failures = Failures("looking after a connection", _log)
 
 LARGEST_ANSWER = 256 * 1024 * 1024
 """Bytes of a message that is accepted from a server that has been greeted."""
@@ -276,6 +281,13 @@ class Connection(asyncio.Protocol):
             self._tick_in(beat)
 
     def _tick(self) -> None:
+        try:
+            self._beat()
+        except Exception as error:  # the next connection is looked after anew
+            _failures.report(error)
+            self.abort(f"it could not be looked after: {error!r}")
+
+    def _beat(self) -> None:
         now = self._now()
         limit = self._link.silence_limit(self.welcome.heartbeat)
         beat = limit / 3

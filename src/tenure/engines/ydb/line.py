@@ -246,6 +246,13 @@ class Line:
             self._silence = self._loop.call_later(self.patience, self._look)
 
     def _look(self) -> None:
+        try:
+            self._look_for_silence()
+        except Exception as error:
+            self._failures.report(error)
+            self._mind_silence()
+
+    def _look_for_silence(self) -> None:
         self._silence = None
         assert self._stream is not None  # or else nobody would wait
         if self._loop.time() - self._silence_due > self.patience / 2:
