@@ -20,6 +20,7 @@ import asyncio
 import functools
 import gc
 import inspect
+import itertools
 import os
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -74,6 +75,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
+    _set_aside()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    yield
+    if next(_ended) % _BETWEEN_SETTING_ASIDE == 0:
+        _set_aside()
+
+
+_ended = itertools.count(1)
+_BETWEEN_SETTING_ASIDE = 100
+"""Tests of this process, each of which leaves its reports, and now and then a library."""
+
+
+def _set_aside() -> None:
     """Set aside what is loaded by now, so that collecting after each test takes no time."""
     gc.collect()
     gc.freeze()

@@ -14,7 +14,7 @@ import pytest
 
 __all__ = ["HangGuard"]
 
-_PROGRAM = Path(__file__).with_name("guard.py")
+_PROGRAM = str(Path(__file__).with_name("guard.py"))
 
 _TIMES = 2
 """Whatever pytest runs is over within so many times the time that pytest-timeout gives a test.
@@ -31,15 +31,20 @@ class ThreadLeftBehind(AssertionError):
 
 
 class HangGuard:
-    """The hooks; registered as a plugin when pytest is configured."""
+    """The hooks; registered as a plugin when pytest is configured.
 
-    def __init__(self, config: pytest.Config) -> None:
+    Args:
+        config: of this process.
+        program: of the guard.
+    """
+
+    def __init__(self, config: pytest.Config, program: str = _PROGRAM) -> None:
         self._config = config
         self._stderr = os.dup(2)  # while nothing is captured yet
         hears, self._says = os.pipe()
         os.posix_spawn(
             sys.executable,
-            [sys.executable, "-I", "-S", str(_PROGRAM)],
+            [sys.executable, "-I", "-S", program],
             os.environ,
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, hears, 0),
@@ -100,4 +105,7 @@ class HangGuard:
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         faulthandler.enable(self._stderr)  # pytest has just disabled its own
-        self._begin("the end of the process, after all tests")
+        if hasattr(self._config, "workerinput"):  # it waits for pytest-xdist, which ends it
+            self._begin("after the tests of this worker", 0)
+        else:
+            self._begin("the end of the process, after all tests")

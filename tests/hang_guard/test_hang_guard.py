@@ -146,10 +146,12 @@ hang()
 """
 
 
-def pytest_runs(folder: Path, text: str, *options: str, limit: float = 30) -> tuple[int, str]:
+def pytest_runs(
+    folder: Path, text: str, *options: str, limit: float = 30, conftest: str = CONFTEST
+) -> tuple[int, str]:
     """A run of pytest on a test file: its exit status, and what it printed."""
     (folder / "pytest.ini").write_text(f"[pytest]\ntimeout = {limit}\ntimeout_method = signal\n")
-    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "conftest.py").write_text(conftest)
     (folder / "test_hanging.py").write_text(HEAD + text)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, str(folder)],
@@ -235,16 +237,33 @@ def test_a_run_that_hangs_outside_the_tests_says_where(
     assert " in hang\n" in printed, printed
 
 
-def test_a_process_may_be_idle_between_its_tests(tmp_path: Path) -> None:
+RECORDER = """
+import os, sys
+from pathlib import Path
+file = Path(__file__).with_name(f"told-{os.getppid()}")
+file.write_bytes(sys.stdin.buffer.read())
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["one process", "a worker"])
+def test_a_process_may_be_idle_between_and_after_its_tests(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
     """A worker waits for the last test of another one, which may take longer than any limit."""
-    text = """
-@pytest.mark.timeout(30)
-def test_slow():
-    time.sleep(5)
-    """
-    status, printed = pytest_runs(tmp_path, text, "-n", "2", limit=1.5)
+    recorder = tmp_path / "recorder.py"
+    recorder.write_text(RECORDER)
+    conftest = CONFTEST.replace("HangGuard(config)", f"HangGuard(config, {str(recorder)!r})")
+    status, printed = pytest_runs(tmp_path, "", *options, conftest=conftest)
     assert status == 0, printed
-    assert "2 passed" in printed
+    told = sorted(file.read_text().splitlines() for file in tmp_path.glob("told-*"))
+    begin, end = "60.0 the collection of tests", "60.0 the end of the session"
+    exits = "60.0 the end of the process, after all tests"
+    idle, test = "0 between tests", "2.0 test_hanging.py::test_before"
+    if options:
+        after = "0 after the tests of this worker"
+        assert told == [[begin, idle, test, idle, end, after], [begin, idle, end, exits]]
+    else:
+        assert told == [[begin, idle, test, idle, end, exits]]
 
 
 def test_descendants_are_children_and_theirs() -> None:
