@@ -8,7 +8,8 @@ Rules:
 * A request is in the table from when it is asked for until it is withdrawn, taken out, or gives up.
   One that leaves is gone for the program at once, and in `leaving` until etcd has said so; if etcd
   refuses that, it is asked again, by whoever withdraws again or after a while.
-* Time to wait is the waiter's own: a timer takes it out.
+* A waiter with a timeout is taken out by a timer of its own program; when that program has lost
+  contact, by another one that waits behind it: see `late`.
 * The transaction that takes out an owner which another one of the same session follows reads who
   is first then: if that is the one, it owns. Any other one of this engine that follows looks.
 * Where an owner of the whole leaves just after another request of the session joins behind it, one
