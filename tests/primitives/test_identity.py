@@ -68,6 +68,8 @@ def test_a_text_that_looks_like_an_identity_is_read_as_a_text(text: str) -> None
 @example("a" * 1024, BACKUP)
 @example("ü" * 512, BACKUP)
 @example("a" * 1000, BACKUP)
+@example("a" * 1015 + " [host=x]", NOBODY)
+@example("a" * 1015 + " [host=x]", BACKUP)
 def test_a_description_never_has_more_than_1024_bytes(text: str, identity: Identity) -> None:
     stored = described(text, identity)
     assert len(stored.encode()) <= 1024
