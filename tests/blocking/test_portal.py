@@ -289,11 +289,11 @@ def with_gevent(patch: str, body: str) -> subprocess.CompletedProcess[str]:
     """Run a program of two workers that gevent has patched."""
     pytest.importorskip("gevent", reason="pip install gevent")
     program = (
-        f"import gevent.monkey\ngevent.monkey.patch_all({patch})\nimport gevent\n"
+        f"import os\nimport gevent.monkey\ngevent.monkey.patch_all({patch})\nimport gevent\n"
         "from tenure import blocking\n"
         "def work(number):\n"
         "    with blocking.connect('memory://') as client, client.mutex('a').lock(timeout=30):\n"
-        "        print('worked', number, flush=True)\n" + body
+        "        os.write(1, b'worked %d\\n' % number)\n" + body  # in one piece
     )
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],
