@@ -229,11 +229,11 @@ async def test_answers_are_kept_until_they_are_acknowledged_and_no_more_than_the
         assert isinstance(refused, Failed)
         assert "kept_answers = 4" in refused.error.message
         client.say(Acknowledge(1, 5), Withdraw(7, 1, 99))
-        assert await client.hear(Done) == Done(7)
+        assert await client.hear(Done) == Done(7, found=False)
         client.say(Renew(1, 1, 7), *(Withdraw(rid, 1, 99) for rid in range(8, 12)))
         await client.hear(Proven)
         for rid in range(8, 12):
-            assert await client.hear(Done) == Done(rid)
+            assert await client.hear(Done) == Done(rid, found=False)
 
 
 # --- leaving before arriving ---------------------------------------------------------------
@@ -281,7 +281,7 @@ async def test_everything_is_answered_by_a_store_that_takes_its_time(clock: Virt
         assert answers[2] == Done(2)
         assert (answers[3].place, answers[4].place, answers[5].place) == (0, 1, 2)
         assert answers[6].error.kind == "SemaphoreNotFound"
-        assert (answers[7], answers[8]) == (Done(7), Done(8))
+        assert (answers[7], answers[8]) == (Done(7), Done(8, found=True))
         assert answers["push"].hold == 2
         assert listener.hosting.semaphores.taken == 1
 
