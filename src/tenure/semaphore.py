@@ -114,22 +114,20 @@ class Ticket(AsyncHandle, Generic[L]):
         lease = self._lease
         lease.session._proven()  # for what it notices: a deadline, a fork
         expiry = asyncio.timeout(limit)
-        probe = None if limit is None else Probe(lease, limit)
+        probe = Probe(lease, limit or 0.0)
         try:
             async with expiry:
                 await settled(lease, for_ever=limit is None)
         except TimeoutError:
             if not expiry.expired():
                 raise
-            assert probe is not None
             obstacle = probe.obstacle()
         else:
             if lease.held:
                 return lease
             raise lease._why_not_held()
         finally:
-            if probe is not None:
-                probe.stop()
+            probe.stop()
         waits = obstacle is None and lease._state is WAITING
         who = f"; {await contention(lease.session, lease.name)}" if waits else ""
         why = who if obstacle is None else f", because {obstacle.clause}"
