@@ -90,6 +90,7 @@ class RedisBacking:
         self._push = push
         self._push_retry = seconds(push_retry, "push_retry")
         self._clock = clock or SystemClock()
+        self._latest: dict[str, int] = {}  # scores of this millisecond, by holder
 
     async def try_acquire(
         self, key: str, holder_id: str, ttl: float, limit: int, permits: int
@@ -116,13 +117,20 @@ class RedisBacking:
     async def _run(
         self, operation: str, script: str, key: str, limit: int, permits: int, who: str, ttl: float
     ) -> Any:
-        now = int(self._clock.wall() * 1000)
+        now = self._score(who)
         try:
             return await self._redis.eval(
                 script, 1, self._prefix + key, limit, permits, who, round(ttl * 1000), now
             )
         except FAILURES as error:
             raise BackingError(operation, error, name=key) from error
+
+    def _score(self, holder_id: str) -> int:
+        """Return the time in milliseconds, later than the same holder's last score."""
+        now = int(self._clock.wall() * 1000)
+        self._latest = {holder: score for holder, score in self._latest.items() if score >= now}
+        self._latest[holder_id] = now = max(now, self._latest.get(holder_id, 0) + 1)
+        return now
 
     def _channel(self, key: str) -> str:
         return f"{self._prefix}{key}:released"
