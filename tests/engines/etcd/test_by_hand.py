@@ -82,7 +82,8 @@ async def test_who_comes_after_an_owner_whose_request_was_removed_has_a_higher_t
         await remove(removed)
         second = await waiting
         assert second.fencing_token > first.fencing_token
-        await first.release()
+        with pytest.raises(tenure.LeaseLost, match="lost before its release"):
+            await first.release()
         assert second.held
         assert await one.mutex("m").try_lock() is None
         await second.release()
