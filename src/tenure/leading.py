@@ -23,7 +23,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tenure.attaching import Asked, attach
 from tenure.errors import EngineError, EngineUnavailable, LeaseLost, SessionClosed, SessionExpired
@@ -50,6 +50,11 @@ _PASSING = (EngineUnavailable, EngineError, SessionExpired, LeaseLost)
 _log = logging.getLogger("tenure")
 
 
+class _Losable(Protocol):
+    @property
+    def loss(self) -> LeaseLost | None: ...
+
+
 class Supervision:
     """The decisions of one `Client.lead`.
 
@@ -66,10 +71,12 @@ class Supervision:
         self._retry = retry
         self._pause = FIRST_PAUSE
         self._since: float | None = None  # when the work began, while it runs
+        self._leadership: _Losable  # set with it
         self._done = False
 
-    def begin(self) -> None:
-        """Note that the work begins."""
+    def begin(self, leadership: _Losable) -> None:
+        """Note that the work of that leadership begins."""
+        self._leadership = leadership
         self._since = self._now()
 
     def end(self) -> None:
@@ -84,13 +91,17 @@ class Supervision:
         """
         since, self._since = self._since, None
         led = since is not None
-        if self._done or isinstance(error, SessionClosed) or not self._is_retried(error, led=led):
+        # The work may raise the loss of another lease, too: that is an error of the work.
+        lost = led and is_loss(error) and self._leadership.loss is not None
+        if self._done or isinstance(error, SessionClosed):
+            raise error
+        if not (lost or self._is_retried(error, led=led)):
             raise error
         if since is not None and self._now() - since >= LONGEST_PAUSE:
             self._pause = FIRST_PAUSE
         length = self._pause * random.uniform(0.5, 1.0)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        if not led or is_loss(error):
+        if not led or lost:
             what = "leadership lost" if led else "campaign failed"
             _log.warning("%s on %s: %s. Next campaign in %.1f s", what, self._where, error, length)
         else:
@@ -99,8 +110,6 @@ class Supervision:
         return length
 
     def _is_retried(self, error: Exception, *, led: bool) -> bool:
-        if is_loss(error):
-            return True
         if not led:
             return isinstance(error, _PASSING)
         return self._retry(error) if callable(self._retry) else self._retry
@@ -122,7 +131,7 @@ async def lead(
                 attach(client, asked) as session,
                 session.election(name).campaign(data) as leadership,
             ):
-                supervision.begin()
+                supervision.begin(leadership)
                 result = await work(leadership)
                 supervision.end()
             return result

@@ -210,6 +210,8 @@ class Lease(Requested):
         failed = answer is not None and (answer.cancelled() or answer.exception() is not None)
         if count is not None and not failed:
             self._count = count
+            if self._slots is not None:
+                self._slots.shrink(count)
 
     async def __aenter__(self) -> Lease:
         self._check_enterable()

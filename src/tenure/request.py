@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tenure.contact import Contact
     from tenure.session import Session
 
-__all__ = ["SessionSource", "Wanted", "acquire", "join", "settled", "try_acquire"]
+__all__ = ["SessionSource", "Wanted", "acquire", "give_up", "join", "settled", "try_acquire"]
 
 
 class SessionSource(Protocol):
@@ -117,7 +117,7 @@ async def acquire(source: SessionSource, wanted: Wanted, timeout: float | None) 
                 if lease._state is WAITING:
                     await settled(lease, for_ever=True)
             except BaseException as error:
-                _give_up(lease, error)
+                give_up(lease, error)
                 raise
             if not lease.held:
                 lease = _outcome(lease, timeout, Probe(lease, 0.0))
@@ -152,7 +152,7 @@ async def join(source: SessionSource, wanted: Wanted) -> Lease:
         while lease._state is ASKED:
             await lease._change()
     except BaseException as error:
-        _give_up(lease, error)
+        give_up(lease, error)
         raise
     if lease._state is WAITING or lease.held:
         return lease
@@ -201,7 +201,7 @@ def _send(session: Session, wanted: Wanted, timeout: float | None) -> Lease:
     return lease
 
 
-def _give_up(lease: Lease, error: BaseException) -> None:
+def give_up(lease: Lease, error: BaseException) -> None:
     """Take the request back because of `error`, which stays the error that is raised."""
     if isinstance(error, GeneratorExit):
         # An abandoned task is closed in whatever thread.
@@ -231,7 +231,7 @@ async def _in_time(
     except BaseException as error:
         if lease is not None:
             answered = lease._state is not ASKED
-            _give_up(lease, error)
+            give_up(lease, error)
         if not (isinstance(error, TimeoutError) and expiry.expired()):
             raise
         if lease is not None:

@@ -35,7 +35,7 @@ from tenure.lease import Lease
 from tenure.loss import OnLoss
 from tenure.model import EPHEMERAL_LIMIT, LastRun
 from tenure.once import Once
-from tenure.request import SessionSource, Wanted, acquire, try_acquire
+from tenure.request import SessionSource, Wanted, acquire, give_up, try_acquire
 
 if TYPE_CHECKING:
     from tenure.session import Session
@@ -170,7 +170,7 @@ class Jobs:
             ``None`` when the job is not due, or another run goes on. `last_run` has the facts.
 
         Raises:
-            AcquireTimeout: the store did not answer in time.
+            AcquireTimeout, EngineUnavailable: the store did not answer in time.
             InvalidArgument: a semaphore of one of the two names is used for something else.
             Unsupported: the store keeps no data.
             SessionExpired, SessionClosed: the session is over.
@@ -195,49 +195,63 @@ class Jobs:
         """Read when a job that `once` guards ran last; ``None``: never.
 
         Raises:
+            EngineUnavailable: the store cannot be reached, or does not answer.
             InvalidArgument: the semaphore with the record is used for something else.
             Unsupported: the store keeps no data.
             SessionExpired, SessionClosed: the session is over.
         """
         rules.check_name(name)
-        session = await self._source()._obtain()
-        _check_store(session, name)
-        record = await _read(session, name, create=False)
-        if record is None:
-            return None
-        now = await _store_time(session)
-        known = record.clamped(now)
-        text, identity = part(known.by)
-        return LastRun(
-            known.started,
-            now - known.started,
-            known.done,
-            known.token,
-            *(identity or NOBODY),
-            description=text,
+        source = self._source()
+        return await source._client_contact.answered(
+            f"last run of {name!r} on {source.node}", _last_run_now(source, name)
         )
 
 
 async def _once(
     source: SessionSource, wanted: Wanted, period: float, timeout: float | None, count_failed: bool
 ) -> RunLease | None:
-    _check_store(await source._obtain(), wanted.name)
     if timeout is None:
         lease: Lease | None = await acquire(source, wanted, None)
     else:
         lease = await try_acquire(source, wanted, timeout)
+    session = source._current()
+    assert session is not None  # its store has answered
     if lease is None:
+        _check_store(session, wanted.name)
         return None
     run = cast(RunLease, lease)
     try:
-        begun = await run._begin(period, count_failed=count_failed)
-    except BaseException:
-        run._give_up()
+        _check_store(session, wanted.name)
+        begun = await source._client_contact.answered(
+            f"last run of {wanted.name!r} on {source.node}",
+            run._begin(period, count_failed=count_failed),
+        )
+    except BaseException as error:
+        give_up(run, error)
         raise
     if begun:
         return run
     await run.release()
     return None
+
+
+async def _last_run_now(source: SessionSource, name: str) -> LastRun | None:
+    session = await source._obtain()
+    _check_store(session, name)
+    record = await _read(session, name, create=False)
+    if record is None:
+        return None
+    now = await _store_time(session)
+    known = record.clamped(now)
+    text, identity = part(known.by)
+    return LastRun(
+        known.started,
+        now - known.started,
+        known.done,
+        known.token,
+        *(identity or NOBODY),
+        description=text,
+    )
 
 
 # The store

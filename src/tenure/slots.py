@@ -7,6 +7,7 @@ holder for the same reasons as any mutex, on every engine, and ends with the ses
 * A lease takes its slots when a program first asks for them, and keeps them until it ends.
 * It releases its slots before its place in the semaphore's queue. The next holder therefore finds
   enough free ones; only a lease that was evicted may still hold its slots for a moment.
+* A lease whose count shrinks keeps its lowest slots, and releases the others.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from tenure.errors import EngineError, InvalidArgument
+from tenure.errors import InvalidArgument
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.request import Wanted, join, try_acquire
 
@@ -58,9 +59,12 @@ class Slots:
 
     def release(self) -> None:
         """Release all. A release that the store refuses is sent again."""
-        taken, self._taken = self._taken, {}
-        for slot in taken.values():
-            _give_up(slot)
+        self.shrink(0)
+
+    def shrink(self, count: int) -> None:
+        """Release all but the lowest."""
+        for number in sorted(self._taken)[count:]:
+            _give_up(self._taken.pop(number))
 
     async def _limit(self) -> int:
         lease = self._lease
@@ -112,5 +116,6 @@ class Slots:
 
 
 def _give_up(slot: Lease) -> None:
-    with contextlib.suppress(EngineError):  # it is logged, and sent again
+    # Whatever the engine raises, the release is sent again. The lease's own is not to fail by it.
+    with contextlib.suppress(Exception):
         slot._give_up()

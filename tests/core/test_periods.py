@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -68,6 +68,13 @@ def test_a_record_of_the_future_counts_as_now(
     assert known.due_in(now, period, count_failed=count_failed) == wait
     # Once it is stored so, a period later it is due, whatever the clock was before.
     assert known.due_in(now + 2 * period, period, count_failed=count_failed) == 0
+
+
+@pytest.mark.parametrize("now", [500.0, 1005.0, 2000.0])
+def test_a_run_that_failed_is_no_success_after_the_clock_was_set_back(now: float) -> None:
+    failed = RunRecord(1010.0, 2, "me", succeeded=1000.0)
+    assert not failed.clamped(now).done
+    assert replace(failed, succeeded=1010.0).clamped(now).done
 
 
 @given(records)

@@ -223,7 +223,7 @@ class SlowEngine:
         return await self.inner.describe_semaphore(path, name, owners=owners, waiters=waiters)
 
     async def store_time(self) -> float:
-        return await self.inner.store_time()
+        return await self.run("store_time", self.inner.store_time)
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         return await self.inner.list_sessions(path)

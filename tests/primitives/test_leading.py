@@ -176,6 +176,25 @@ async def test_closing_the_client_ends_a_pause(world: World) -> None:
         await leading
 
 
+async def test_the_loss_of_another_lease_is_an_error_of_the_work(world: World) -> None:
+    async def work(_: Leadership) -> None:
+        async with client.mutex("other").lock() as lease:
+            await client.evict("/default", "other", lease.fencing_token)
+            await for_ever()
+
+    async with world.client() as client:
+        with pytest.raises(LeaseLost, match="'other'"):
+            await client.lead("scheduler", work, retry=False)
+        assert await world.queue("scheduler") == []
+
+
+class Led:
+    """A leadership, lost or not."""
+
+    def __init__(self, loss: LeaseLost | None = None) -> None:
+        self.loss = loss
+
+
 def supervision(clock: VirtualClock) -> Supervision:
     return Supervision(clock, "/default", "scheduler", retry=True)
 
@@ -186,18 +205,18 @@ def test_pauses_double_until_they_are_long_and_start_anew_after_a_long_leadershi
     watched = supervision(clock)
     pauses = []
     for _ in range(9):
-        watched.begin()
+        watched.begin(Led())
         pauses.append(watched.failed(ValueError("failure")))
     assert all(0.5 <= pause / (2**number) <= 1 for number, pause in enumerate(pauses[:6]))
     assert all(LONGEST_PAUSE / 2 <= pause <= LONGEST_PAUSE for pause in pauses[6:])
-    watched.begin()
+    watched.begin(Led())
     clock.advance(LONGEST_PAUSE)
     assert watched.failed(ValueError("failure")) <= FIRST_PAUSE
 
 
 def test_an_error_after_the_work_has_returned_is_raised(clock: VirtualClock) -> None:
     watched = supervision(clock)
-    watched.begin()
+    watched.begin(Led())
     watched.end()
     with pytest.raises(LeaseLost):
         watched.failed(LeaseLost("lost at the end of the block"))
@@ -209,6 +228,6 @@ def test_a_group_of_losses_is_a_loss_and_a_mixed_group_is_an_error(
     watched = supervision(clock)
     losses = ExceptionGroup("work", [LeaseLost("lost"), SessionExpired("expired")])
     for error in (losses, ExceptionGroup("work", [losses, ValueError("failure")])):
-        watched.begin()
+        watched.begin(Led(LeaseLost("lost")))
         watched.failed(error)
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]

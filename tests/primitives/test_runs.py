@@ -12,8 +12,11 @@ import pytest
 
 from tenure.client import Client, connect
 from tenure.core.periods import RunRecord, encode
+from tenure.engines.contract import Answer
 from tenure.errors import (
     AcquireTimeout,
+    EngineError,
+    EngineUnavailable,
     InvalidArgument,
     LeaseLost,
     LeaseReleased,
@@ -361,3 +364,68 @@ async def test_equal_records_are_written_once(world: World, clock: VirtualClock)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(10):
                     await anext(states)
+
+
+async def test_a_caller_that_is_cancelled_while_the_release_fails_is_cancelled(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, engine = world.slow()
+    async with client:
+        await client.mutex("another").try_lock()
+        session = engine.sessions[0]
+        withdraw, failures = session.withdraw, [EngineError("the disk is full")]
+
+        def fail_once(hold: int) -> Answer[bool]:
+            if failures:
+                raise failures.pop()
+            return withdraw(hold)
+
+        monkeypatch.setattr(session, "withdraw", fail_once)
+        beginning = asyncio.create_task(client.once("job", per=HOUR))
+        while "store_time" not in engine.calls:
+            await turns(1)
+        beginning.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await beginning
+        assert failures == []
+        await asyncio.sleep(1)
+        assert await world.queue("job") == []
+
+
+@pytest.mark.parametrize("attached", [True, False])
+async def test_during_an_outage_calls_end_and_name_it(
+    world: World, clock: VirtualClock, attached: bool
+) -> None:
+    client, engine = world.slow()
+    async with client:
+        await client.list_nodes()
+        if attached:
+            await client.mutex("another").try_lock()
+        engine.cut()
+        began = clock.now()
+        with pytest.raises(EngineUnavailable, match="last run of 'job' on /default: not read"):
+            await client.last_run("job")
+        assert clock.now() - began == pytest.approx(5)
+        with pytest.raises(AcquireTimeout, match="has not answered"):
+            await client.once("job", per=HOUR)
+        assert clock.now() - began == pytest.approx(10)
+        engine.mend()
+
+
+async def test_a_store_that_falls_silent_while_a_run_begins_is_named(
+    world: World, clock: VirtualClock
+) -> None:
+    client, engine = world.slow()
+    async with client:
+        await client.mutex("another").try_lock()
+        beginning = asyncio.create_task(client.once("job", per=HOUR))
+        while "store_time" not in engine.calls:
+            await turns(1)
+        engine.cut()
+        began = clock.now()
+        with pytest.raises(EngineUnavailable, match="has not answered for 5"):
+            await beginning
+        assert clock.now() - began == pytest.approx(5)
+        engine.mend()
+        await turns()
+        assert await world.queue("job") == []

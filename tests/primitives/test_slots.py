@@ -8,6 +8,7 @@ import random
 import pytest
 
 from tenure.client import Client
+from tenure.engines.contract import Answer
 from tenure.errors import EngineError, InvalidArgument, LeaseLost, LeaseReleased
 from tenure.semaphore import Semaphore
 from tests.primitives.helpers import World, turns
@@ -188,3 +189,36 @@ async def test_no_two_holders_ever_have_the_same_slot(world: World, seed: int) -
             group.create_task(work(client))
     for client in clients:
         await client.aclose()
+
+
+async def test_a_lease_that_shrinks_keeps_its_lowest_slots_and_frees_the_others(
+    world: World,
+) -> None:
+    async with world.client() as client, world.client() as other:
+        lease = await (await pool_of(client, 3)).acquire(3)
+        assert await lease.slots() == (0, 1, 2)
+        await lease.update(count=1)
+        assert await (await (await pool_of(other, 3)).acquire(2)).slots() == (1, 2)
+        assert await lease.slots() == (0,)
+
+
+async def test_a_slot_whose_release_fails_does_not_keep_the_lease(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, engine = world.slow()
+    async with client:
+        lease = await (await pool_of(client, 2)).acquire(2)
+        assert await lease.slots() == (0, 1)
+        session = engine.sessions[0]
+        withdraw, failures = session.withdraw, [OSError(24, "Too many open files")]
+
+        def fail_once(hold: int) -> Answer[bool]:
+            if failures:
+                raise failures.pop()
+            return withdraw(hold)
+
+        monkeypatch.setattr(session, "withdraw", fail_once)
+        await lease.release()
+        assert await world.queue("gpu") == []
+        await asyncio.sleep(1)
+        assert await world.queue("gpu/slot/0") == await world.queue("gpu/slot/1") == []

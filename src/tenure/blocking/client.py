@@ -243,7 +243,7 @@ class Client(Jobs[twins.Client]):
                     ) as session,
                     session.election(name).campaign(data) as leadership,
                 ):
-                    supervision.begin()
+                    supervision.begin(leadership)
                     result = work(leadership)
                     supervision.end()
                 return result

@@ -6,8 +6,9 @@ Rules:
   start of a run, so that a job of any length is due in equal intervals.
 * A run that failed, was killed or still goes on does not count, unless the caller wants it to: the
   next caller may try again.
-* A time in the future (the store's clock was set back) counts as now. The record is replaced by
-  what it counts as, so that the wait is one period at the most.
+* A run in the future (the store's clock was set back) counts as started now, and the success
+  before it is moved by as much. The record is replaced by what it counts as, so that the wait is
+  one period at the most.
 * A record carries the fencing token of its run, by which a run recognises its own record.
 """
 
@@ -44,9 +45,12 @@ class RunRecord:
         return self.succeeded == self.started
 
     def clamped(self, now: float) -> RunRecord:
-        """Return the record with times in the future replaced by now."""
-        succeeded = None if self.succeeded is None else min(self.succeeded, now)
-        return replace(self, started=min(self.started, now), succeeded=succeeded)
+        """Return the record with a run in the future moved to now, and its success with it."""
+        started, succeeded = min(self.started, now), self.succeeded
+        if succeeded is not None:
+            # Where the two differ they stay apart: a run that failed does not become a success.
+            succeeded = min(started - (self.started - succeeded), now)
+        return replace(self, started=started, succeeded=succeeded)
 
     def due_in(self, now: float, period: float, *, count_failed: bool) -> float:
         """Return the seconds until the job is due; 0: now.
@@ -56,8 +60,9 @@ class RunRecord:
             period: seconds from the start of a run to the next.
             count_failed: whether a run counts that did not end well.
         """
-        last = self.started if count_failed else self.succeeded
-        return 0.0 if last is None else max(0.0, period - max(0.0, now - last))
+        known = self.clamped(now)
+        last = known.started if count_failed else known.succeeded
+        return 0.0 if last is None else max(0.0, period - (now - last))
 
     def begin(self, now: float, token: int, by: str) -> RunRecord:
         """Return the record of a run that begins after the recorded ones."""
