@@ -101,6 +101,7 @@ class Lease(Requested):
         Raises:
             InvalidArgument: the count is not 1 (use `slots`); or the semaphore is ephemeral, or
                 its limit is above 1,024.
+            AcquireTimeout, EngineUnavailable: the store cannot be reached, or does not answer.
             LeaseLost, LeaseReleased: it is not held any more.
         """
         if self._count != 1:
@@ -117,6 +118,7 @@ class Lease(Requested):
 
         Raises:
             InvalidArgument: the semaphore is ephemeral, or its limit is above 1,024.
+            AcquireTimeout, EngineUnavailable: the store cannot be reached, or does not answer.
             LeaseLost, LeaseReleased: it is not held any more.
         """
         if self._slots is None:

@@ -136,11 +136,14 @@ class Requested(AsyncHandle):
     async def _answered_by_store(self, answer: asyncio.Future[bool]) -> None:
         """Wait until a withdrawal is answered, or the session's end has made that needless.
 
-        If the store ended the session, its answer says whether the withdrawal came before.
+        If the store ended the session, its answer says whether the withdrawal came before. An
+        outage may keep that answer back; then it is not known.
         """
         await self._change()
-        if self.session._ending.by_the_store:
-            await asyncio.wait([answer])  # if it is there, until it has been heard
+        session = self.session
+        if session._ending.by_the_store:
+            # If it is there, this takes until it has been heard.
+            await asyncio.wait([answer], timeout=session._client_contact.answer_timeout)
 
     def _give_up(self) -> asyncio.Future[bool] | None:
         """Begin to leave the queue.

@@ -70,6 +70,7 @@ class Ticket(AsyncHandle, Generic[L]):
 
         Raises:
             LeaseLost, LeaseReleased, SemaphoreNotFound: the request has left the queue.
+            EngineUnavailable: the store cannot be reached, or does not answer.
             SessionExpired, SessionClosed: the session is over.
             Unsupported: the store tells no order of its waiters (ydb, dflockd).
         """
@@ -86,8 +87,9 @@ class Ticket(AsyncHandle, Generic[L]):
                 node=lease.node,
                 name=lease.name,
             )
-        described = await session._ending.race(
-            session._engine.describe_semaphore(lease.name, owners=True, waiters=True)
+        described = await session._client_contact.answered(
+            f"queue of {lease.name!r} on {lease.node}",
+            described_now(session, lease.name, ephemeral=False, owners=True, waiters=True),
         )
         for place, waiter in enumerate(described.waiters, start=1):
             if waiter.order_id == lease._order_id:

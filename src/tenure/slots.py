@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from tenure.errors import InvalidArgument
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.request import Wanted, join, try_acquire
+from tenure.watch import described_now
 
 if TYPE_CHECKING:
     from tenure.lease import Lease
@@ -41,6 +42,7 @@ class Slots:
         """Take the slots that are missing, and return all. Cancelled, it keeps what it has.
 
         Raises:
+            AcquireTimeout, EngineUnavailable: the store does not answer.
             InvalidArgument: the semaphore has no limit up to `MOST_SLOTS`.
             LeaseLost, LeaseReleased: the lease is not held.
         """
@@ -69,8 +71,9 @@ class Slots:
     async def _limit(self) -> int:
         lease = self._lease
         session = lease.session
-        described = await session._ending.race(
-            session._engine.describe_semaphore(lease.name, owners=False, waiters=False)
+        described = await session._client_contact.answered(
+            f"limit of semaphore {lease.name!r} on {lease.node}",
+            described_now(session, lease.name, ephemeral=False, owners=False),
         )
         if described.limit > MOST_SLOTS:
             raise InvalidArgument(

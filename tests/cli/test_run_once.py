@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
+from tenure.cli.status import Status
 from tests.cli.programs import KILL, Tenure, alive, eventually, pid_of
 
 ONCE = ("run", "--lock", "nightly", "--once-per", "1h")
@@ -144,3 +146,18 @@ def test_a_mistake_is_told(tenure: Tenure, arguments: list[str], message: str) -
     done = tenure.inside("run", *arguments, "--", "true")
     assert done.returncode == 78
     assert message in done.stderr
+
+
+ANOTHER_RUN = """
+import tenure.blocking
+from tenure.core.periods import RunRecord, encode
+
+with tenure.blocking.connect() as client:
+    client.semaphore("nightly:last-run").update(encode(RunRecord(1.0, 1, "another run")))
+"""
+
+
+def test_a_loss_that_shows_after_the_command_is_not_said_to_have_ended_it(tenure: Tenure) -> None:
+    done = tenure(*ONCE, "--", sys.executable, "-c", ANOTHER_RUN)
+    assert done.returncode == Status.LOST
+    assert "another run has been recorded since; the command had ended by itself" in done.stderr

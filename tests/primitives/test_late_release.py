@@ -340,3 +340,22 @@ async def test_a_grant_that_its_caller_never_saw_is_given_back_without_an_error(
         engine.mend()
         await turns()
         assert await world.queue("m") == []
+
+
+async def test_an_outage_after_the_end_of_the_session_does_not_hold_up_a_release(
+    world: World,
+) -> None:
+    client, engine = world.slow(1)
+    async with client, client.session() as other:
+        session = await client.session(description="mine")
+        lease = await session.mutex("m").lock()
+        engine.there.flowing = False
+        releasing = asyncio.create_task(lease.release())
+        await turns()
+        await world.end_sessions("mine")
+        await turns()
+        engine.cut()  # the end has been heard of, and the answer will not be
+        async with asyncio.timeout(10):
+            await releasing
+        engine.mend()
+        assert other.state == "attached"

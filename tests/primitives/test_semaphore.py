@@ -9,6 +9,7 @@ import pytest
 
 from tenure.errors import (
     AcquireTimeout,
+    EngineUnavailable,
     InvalidArgument,
     LeaseLost,
     LeaseReleased,
@@ -20,6 +21,7 @@ from tenure.errors import (
     SessionExpired,
     Unsupported,
 )
+from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World, for_ever, is_held, released_after, turns
 
 # The semaphore
@@ -209,6 +211,23 @@ async def test_a_place_that_the_store_does_not_tell_is_unsupported(world: World)
             with pytest.raises(Unsupported, match="does not tell a waiter its place"):
                 await ticket.position()
             ticket._lease._order_id = known
+
+
+async def test_during_an_outage_the_question_for_a_place_ends_and_names_it(
+    world: World, clock: VirtualClock
+) -> None:
+    client, engine = world.slow()
+    async with client:
+        pool = client.semaphore("pool")
+        await pool.create(limit=1)
+        async with pool.acquire(), pool.enqueue() as ticket:
+            engine.cut()
+            began = clock.now()
+            with pytest.raises(EngineUnavailable, match="queue of 'pool' on /default: not read"):
+                await ticket.position()
+            assert clock.now() - began == pytest.approx(5)
+            engine.mend()
+            assert await ticket.position() == 1
 
 
 async def test_a_request_that_has_left_while_it_asked_has_no_place(world: World) -> None:

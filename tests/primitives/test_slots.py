@@ -9,8 +9,9 @@ import pytest
 
 from tenure.client import Client
 from tenure.engines.contract import Answer
-from tenure.errors import EngineError, InvalidArgument, LeaseLost, LeaseReleased
+from tenure.errors import EngineError, EngineUnavailable, InvalidArgument, LeaseLost, LeaseReleased
 from tenure.semaphore import Semaphore
+from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World, turns
 
 
@@ -222,3 +223,18 @@ async def test_a_slot_whose_release_fails_does_not_keep_the_lease(
         assert await world.queue("gpu") == []
         await asyncio.sleep(1)
         assert await world.queue("gpu/slot/0") == await world.queue("gpu/slot/1") == []
+
+
+async def test_during_an_outage_the_question_for_a_slot_ends_and_names_it(
+    world: World, clock: VirtualClock
+) -> None:
+    client, engine = world.slow()
+    async with client:
+        lease = await (await pool_of(client)).acquire()
+        engine.cut()
+        began = clock.now()
+        with pytest.raises(EngineUnavailable, match="limit of semaphore 'gpu' on /default: not"):
+            await lease.slot()
+        assert clock.now() - began == pytest.approx(5)
+        engine.mend()
+        assert await lease.slot() == 0

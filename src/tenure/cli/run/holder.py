@@ -195,7 +195,8 @@ class Holder:
             await _hold(lease, started + job.hold_at_least - client.clock.now())
             await lease.release()
         except tenure.LeaseLost as loss:
-            say(f"{str(loss).removesuffix(ADVICE)}; the command was ended")
+            how = "was ended" if ending.lost else "had ended by itself"
+            say(f"{str(loss).removesuffix(ADVICE)}; the command {how}")
             return Status.LOST
         return ending.exit_code
 
