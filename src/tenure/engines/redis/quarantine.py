@@ -93,7 +93,8 @@ class Quarantine:
         new = ""
         if self._may_be_new and self._reason != "new":
             new = "; if no program has ever used it, ?fresh=true ends the wait"
+        namespace = self._address.prefix[1:-2]  # without braces and colon
         return (
-            f"nothing is granted in {self._address.prefix[:-1]} for another {left:.1f} s (until "
-            f"{until:%H:%M:%S}): {why}{new}"
+            f"nothing is granted in namespace {namespace!r} for another {left:.1f} s "
+            f"(until {until:%H:%M:%S}): {why}{new}"
         )
