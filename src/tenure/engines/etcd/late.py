@@ -10,9 +10,9 @@ Rules:
   first saw the request as it stands. So it is never taken out early, and a request that was put
   again has a new timeout.
 * A program has `_OTHERS` seconds more for its own requests than the others give it.
-* Only a request that waits is taken out: the transaction compares that neither it nor any owner
-  before it was put or deleted since the queue was read. Where there are more owners than one
-  transaction compares, its lease has to end.
+* Only a request that waits is taken out: the transaction compares that neither it nor any request
+  before it, owner or waiter, was put or deleted since the queue was read. Where there are more of
+  them than one transaction compares, it stays until they are fewer, or its lease ends.
 """
 
 from __future__ import annotations
@@ -74,12 +74,13 @@ class LateWaiters:
             limit, queue = read.parts[0].first, entries(read.parts[1].found)
             most = EPHEMERAL_LIMIT if limit is None else limit_of(limit.value)
             owning = number_owning(queue, most)
-            late = next(filter(self._is_late, queue[owning:]), None)
-            if late is None or owning > _MOST_COMPARED:
+            waiting = range(owning, len(queue))
+            place = next((each for each in waiting if self._is_late(queue[each])), None)
+            if place is None or place > _MOST_COMPARED:
                 return found
-            if await self._take_out(name, late, queue[:owning]):
+            if await self._take_out(name, queue[place], queue[:place]):
                 found = True
-                self._seen.pop(late.key, None)
+                self._seen.pop(queue[place].key, None)
 
     async def take_out_or_later(self, name: Name) -> bool:
         """The same; what is not answered is tried again by the next look."""
@@ -92,9 +93,9 @@ class LateWaiters:
         due = self.next_due([entry])
         return due is not None and due <= self._engine.clock.now()
 
-    async def _take_out(self, name: Name, late: Entry, owners: Sequence[Entry]) -> bool:
+    async def _take_out(self, name: Name, late: Entry, before: Sequence[Entry]) -> bool:
         engine = self._engine
-        compares = tuple(wire.modified_at(each.key, each.modified) for each in (late, *owners))
+        compares = tuple(wire.modified_at(each.key, each.modified) for each in (late, *before))
         gone = (
             wire.delete(late.key),
             wire.delete(name.request_data + late.key[len(name.requests) :]),
