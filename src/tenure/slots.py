@@ -57,7 +57,8 @@ class Slots:
                     if not lease.held:
                         self.release()
                         lease.check()
-            return tuple(sorted(self._taken)[: lease.count])
+                self.shrink(lease.count)  # which may have shrunk meanwhile
+            return tuple(sorted(self._taken))
 
     def release(self) -> None:
         """Release all. A release that the store refuses is sent again."""

@@ -203,6 +203,20 @@ async def test_a_lease_that_shrinks_keeps_its_lowest_slots_and_frees_the_others(
         assert await lease.slots() == (0,)
 
 
+async def test_a_lease_that_shrinks_while_it_waits_for_a_slot_keeps_no_more_than_its_count(
+    world: World,
+) -> None:
+    async with world.client() as client, world.client() as other:
+        lease = await (await pool_of(client, 2)).acquire(2)
+        busy = await other.mutex("gpu/slot/1").lock()
+        asking = asyncio.create_task(lease.slots())
+        await turns()
+        await lease.update(count=1)
+        await busy.release()
+        assert await asking == (0,)
+        assert await world.queue("gpu/slot/1") == []
+
+
 async def test_a_slot_whose_release_fails_does_not_keep_the_lease(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
