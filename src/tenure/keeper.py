@@ -26,6 +26,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from tenure.background import BackgroundThread, BackgroundTimer, Failures
@@ -105,10 +106,10 @@ class Keeper:
         lives = self._thread is not None and self._thread.alive
         if not lives and not self._clock.virtual:
             with self._failures.contained():
-                self._thread_over = asyncio.Event()
-                thread = BackgroundThread("tenure-keeper", self._run_thread)
+                over = asyncio.Event()  # its own: the end of another thread does not set it
+                thread = BackgroundThread("tenure-keeper", partial(self._run_thread, over))
                 thread.start()
-                self._thread = thread
+                self._thread, self._thread_over = thread, over
 
     def reschedule(self) -> None:
         """Look again at what is due when. On the loop."""
@@ -142,7 +143,7 @@ class Keeper:
         self._last_turn = now
         self._wake = now + TICK
         for session in list(self._sessions):
-            with self._failures.contained():  # the others are renewed all the same
+            with self._failures.contained():  # the others are looked after all the same
                 self._look_after(session, now)
         if self._sessions:
             self._timer.at(self._wake)
@@ -154,17 +155,18 @@ class Keeper:
             session.lapse()
             return
         if now >= session.renew_at:
-            session.renew()
+            with self._failures.contained():  # its deadline is to be kept all the same
+                session.renew()
         self._wake = min(self._wake, session.deadline, max(session.renew_at, now + SHORTEST))
 
     # In the thread
 
-    def _run_thread(self) -> None:
+    def _run_thread(self, over: asyncio.Event) -> None:
         try:
             self._keep_watch()
         finally:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._thread_over.set)
+                self._loop.call_soon_threadsafe(over.set)
 
     def _keep_watch(self) -> None:
         while not self._closing:
@@ -189,7 +191,7 @@ class Keeper:
         stalled = now - self._last_turn
         pause = TICK
         for session in sessions:
-            with self._failures.contained():  # the others are renewed all the same
+            with self._failures.contained():  # the others are looked after all the same
                 pause = min(pause, self._watch_over_one(session, now, stalled, closed))
         return max(pause, SHORTEST)
 
@@ -203,8 +205,9 @@ class Keeper:
         overdue = session.renew_at + head_start
         if now >= overdue:
             if stalled <= session.max_stall and not closed:
-                session.renew()
-                self._note_stall(stalled)
+                with self._failures.contained():  # its deadline is to be kept all the same
+                    session.renew()
+                    self._note_stall(stalled)
             overdue = now + head_start
         return min(overdue - now, session.deadline - now)
 

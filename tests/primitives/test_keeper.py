@@ -307,6 +307,43 @@ async def test_the_thread_renews_others_when_one_renewal_fails(
     await kept.aclose()
 
 
+async def test_renewals_that_fail_do_not_put_off_the_end_at_the_deadline(
+    clock: VirtualClock,
+) -> None:
+    kept, failing = make(clock), Failing(clock, window=9.3)
+    failing.error, failing.answering, failing.kept_by = OSError("too many open files"), False, kept
+    kept.add(failing)
+    await asyncio.sleep(9.29)
+    assert failing.lapses == 0
+    assert kept._watch_over([failing]) == pytest.approx(0.01)
+    await asyncio.sleep(0.02)
+    assert failing.lapses == 1
+    await kept.aclose()
+
+
+@pytest.mark.no_debug
+async def test_a_keeper_closes_though_its_thread_has_died_and_no_other_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_memory(*_: object) -> float:
+        raise MemoryError
+
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    kept = Keeper(SystemClock(), asyncio.get_running_loop(), lambda _: None)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(kept, "_watch_over", no_memory)
+        kept.add(Fake(VirtualClock()))
+        assert kept._thread is not None
+        await asyncio.to_thread(kept._thread.join)
+        patch.setattr(threading.Thread, "start", no_thread)
+        kept.reschedule()
+    async with asyncio.timeout(30):
+        await kept.aclose()
+
+
 @pytest.mark.no_debug
 async def test_a_thread_that_cannot_be_started_is_started_at_a_later_turn(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -332,7 +369,7 @@ async def test_a_thread_that_cannot_be_started_is_started_at_a_later_turn(
 
 async def test_a_thread_may_end_only_with_nothing_to_keep(clock: VirtualClock) -> None:
     kept, session = make(clock), Fake(clock)
-    kept._thread = BackgroundThread("tenure-keeper", kept._run_thread)
+    kept._thread = BackgroundThread("tenure-keeper", for_ever)
     kept.add(session)
     assert not kept._may_end()
     kept.discard(session)
