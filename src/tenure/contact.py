@@ -14,15 +14,12 @@ import logging
 import os
 import re
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tenure import fork
 from tenure.clock import Clock
 from tenure.engines.contract import Engine
 from tenure.errors import EngineUnavailable, TenureError
-
-if TYPE_CHECKING:
-    from tenure.session import Session
 
 __all__ = ["ANSWER_TIMEOUT", "Contact", "Obstacle", "reason_of"]
 
@@ -60,19 +57,19 @@ class Contact:
         self._engine = engine
         self._now = clock.now
         self._born = fork.generation()
-        self._attached: set[Session] = set()
-        self._detached: set[Session] = set()
+        self._attached: set[object] = set()
+        self._detached: set[object] = set()
         self._lost_at: float | None = None
 
     # Reports of the sessions
 
-    def attached(self, session: Session) -> None:
+    def attached(self, session: object) -> None:
         """The session is attached, for the first time or again."""
         self._detached.discard(session)
         self._attached.add(session)
         self._end_outage()
 
-    def detached(self, session: Session, cause: BaseException | None) -> None:
+    def detached(self, session: object, cause: BaseException | None) -> None:
         """The session has lost its contact."""
         self._attached.discard(session)
         self._detached.add(session)
@@ -85,7 +82,7 @@ class Contact:
                 why,
             )
 
-    def ended(self, session: Session) -> None:
+    def ended(self, session: object) -> None:
         """The session is over."""
         self._attached.discard(session)
         self._detached.discard(session)
