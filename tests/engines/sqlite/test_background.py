@@ -12,11 +12,13 @@ import pytest
 
 from tenure.clock import SystemClock
 from tenure.engines.contract import Place
-from tenure.engines.sqlite import lookout
+from tenure.engines.sqlite import lookout, requests
 from tenure.engines.sqlite.bell import Bell
+from tenure.engines.sqlite.transaction import Transaction
+from tenure.errors import EngineError
 from tenure.testing.stage import Stage, Stores
 from tests.engines.sqlite.conftest import Workers, on_either
-from tests.engines.sqlite.helpers import attached, opened, program
+from tests.engines.sqlite.helpers import attached, opened, program, result
 from tests.injection import Injector, a_hand_over, each_error, played_in_spite_of_errors
 
 NAMES = 3
@@ -116,3 +118,35 @@ async def test_a_waiter_is_granted_wherever_a_step_fails(
             a_hand_over, injector, caplog, await stage.programs(2)
         )
     assert len(set(fired)) >= 5, fired
+
+
+@on_either
+async def test_what_a_full_disk_has_undone_is_not_told(url: str) -> None:
+    async with opened(url) as engine:
+        holder, waiter = await attached(engine), await attached(engine)
+        assert await holder.enqueue(1, "x") is Place.GRANTED
+        assert await waiter.enqueue(1, "x") is Place.WAITING
+        open_afterwards: list[bool] = []
+
+        def release_and_fill(tx: Transaction) -> None:
+            requests.withdraw(tx, holder.session.me, "/default", 1)
+            (pages,) = tx.execute("PRAGMA page_count").fetchone()
+            tx.execute(f"PRAGMA max_page_count = {pages}")
+            try:
+                tx.execute("INSERT INTO nodes VALUES (99, zeroblob(1 << 20), 0, 0, '', '', '', 0)")
+            finally:
+                open_afterwards.append(tx.connection.in_transaction)
+                tx.execute("PRAGMA max_page_count = 1000000000")
+
+        with pytest.raises(EngineError, match="full"):
+            await result(engine.store.committer.do(release_and_fill))
+        assert open_afterwards == [False]  # SQLite has undone it all by itself
+        described = await holder.session.describe_semaphore("x", owners=True, waiters=True)
+        assert len(described.owners) == len(described.waiters) == 1
+        assert await holder.enqueue(2, "y") is Place.GRANTED
+        assert await waiter.enqueue(2, "y") is Place.WAITING
+        await holder.withdraw(2)
+        await waiter.granted(2)  # what was wrongly told would have come before
+        assert list(waiter.heard.grants) == [2]
+        await holder.withdraw(1)
+        await waiter.granted(1)

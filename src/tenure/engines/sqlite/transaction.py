@@ -109,6 +109,7 @@ class Transaction:
 
     __slots__ = (
         "_clock",
+        "_committed",
         "_counters",
         "_identity",
         "_inside",
@@ -161,6 +162,7 @@ class Transaction:
         self.affected: dict[tuple[int, str], tuple[int, bool]] = {}
         self.guard = Guard()
         self._inside = False
+        self._committed = False
         self._clock = clock
         self._path = place.path
         self._identity = place.identity
@@ -176,6 +178,7 @@ class Transaction:
         if self.connection.in_transaction:  # an error hit the end of the last one
             self.rollback()
             self._enter()
+        self._committed = False
         self.now = now = self._clock.now()
         if not 0 <= now - self._looked < _LOOK:
             self.check_in_place()
@@ -231,6 +234,7 @@ class Transaction:
                 counters,
             )
         self.execute("COMMIT")
+        self._committed = True
         self._leave()
         self.committed()
         self.ready = True
@@ -239,12 +243,14 @@ class Transaction:
     def rollback(self) -> None:
         """Undo everything since `begin`, as far as that got.
 
-        What is to be told stays, if it had been committed by then.
+        What is to be told stays, if it had been committed by then. That no transaction is open does
+        not show it: SQLite ends one by itself when the disk is full.
         """
         self.affected = {}
+        if not self._committed:
+            self.told = Told()
         try:
             if self.connection.in_transaction:
-                self.told = Told()
                 self.execute("ROLLBACK")
         finally:
             self._leave()
