@@ -417,3 +417,22 @@ async def test_what_comes_of_an_operation_after_the_engine_was_closed_is_told_to
         with pytest.raises(EngineError, match="gone"):
             await result(answer)
         assert await other.enqueue(1, "x", timeout=0) is Place.GRANTED
+
+
+@pytest.mark.parametrize("how", ["close", "detach"])
+async def test_a_session_that_ends_after_its_caller_was_cancelled_frees_its_heartbeat(
+    url: str, how: str
+) -> None:
+    async with opened(url) as here, opened(url) as other:
+        session = (await attached(here, liveness="window")).session
+        turn = other.store.turn
+        assert turn.try_take()
+        leaving = asyncio.create_task(getattr(session, how)())
+        await asyncio.sleep(0)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        turn.release()
+        await here.create_node("/n", NodeConfig(), exist_ok=False)  # after it
+        await asyncio.sleep(0)
+        assert (await attached(here)).session.slot == session.slot

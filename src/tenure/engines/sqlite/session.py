@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tenure.core import rules
 from tenure.engines.contract import Answer, Attach, Enqueued, Place, SessionEvents
@@ -149,8 +149,7 @@ class SqliteSession:
             return
         self._forget()
         self._life.stop_beating(self.slot)  # should the store fail: whoever meets it ends it
-        await self._engine.wait(self._commit(None, sessions.close, self.me))
-        self._free_slot()
+        await self._leave(self._commit(None, sessions.close, self.me))
 
     async def detach(self) -> None:
         if self.over:
@@ -158,8 +157,19 @@ class SqliteSession:
         self.beat()  # whoever leaves was there until now
         contact = self.last_beat
         self._forget()
-        await self._engine.wait(self._commit(None, sessions.detach, self.me, contact))
-        self._free_slot()
+        await self._leave(self._commit(None, sessions.detach, self.me, contact))
+
+    async def _leave(self, answer: Answer[Any]) -> None:
+        """Wait until the store has done it. A cancelled caller does not stop that."""
+        if isinstance(answer, asyncio.Future):
+            answer.add_done_callback(self._left)
+            await self._engine.wait(asyncio.shield(answer))
+        else:
+            self._free_slot()
+
+    def _left(self, answer: asyncio.Future[Any]) -> None:
+        if not answer.cancelled() and answer.exception() is None:
+            self._free_slot()
 
     def abandon(self) -> None:
         """Nobody has heard of it: it ends, or is detached again if it was taken over.
