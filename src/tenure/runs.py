@@ -16,6 +16,8 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
@@ -231,7 +233,9 @@ async def _once(
         raise
     if begun:
         return run
-    await run.release()
+    with contextlib.suppress(TimeoutError):  # the release is sent, and takes effect all the same
+        async with asyncio.timeout(source._client_contact.answer_timeout):
+            await run.release()
     return None
 
 

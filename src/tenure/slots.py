@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from tenure.errors import InvalidArgument
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.request import Wanted, join, try_acquire
+from tenure.requested import WAITING
 from tenure.watch import described_now
 
 if TYPE_CHECKING:
@@ -111,6 +112,11 @@ class Slots:
                 if kept is not None:
                     return kept, queued[kept]
                 self._lease.check()
+                gone = [number for number, slot in queued.items() if slot._state is not WAITING]
+                if gone:  # evicted, or deleted by force
+                    for number in gone:
+                        queued[number] = await join(self._lease.session, self._wanted(number))
+                    continue
                 changes = [each._change() for each in (self._lease, *queued.values())]
                 await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
         finally:

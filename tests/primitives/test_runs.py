@@ -429,3 +429,21 @@ async def test_a_store_that_falls_silent_while_a_run_begins_is_named(
         engine.mend()
         await turns()
         assert await world.queue("job") == []
+
+
+async def test_a_store_that_falls_silent_after_a_job_was_not_due_holds_up_no_caller(
+    world: World, clock: VirtualClock
+) -> None:
+    client, engine = world.slow()
+    async with client:
+        assert await run(client)
+        engine.calls.clear()
+        beginning = asyncio.create_task(client.once("job", per=HOUR))
+        while "withdraw" not in engine.calls:
+            await turns(1)
+        engine.back.flowing = False
+        began = clock.now()
+        assert await beginning is None
+        assert clock.now() - began == pytest.approx(5)
+        assert await world.queue("job") == []
+        engine.mend()

@@ -217,6 +217,20 @@ async def test_a_lease_that_shrinks_while_it_waits_for_a_slot_keeps_no_more_than
         assert await world.queue("gpu/slot/1") == []
 
 
+async def test_a_request_for_a_slot_that_was_evicted_is_made_again(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        busy = await other.mutex("gpu/slot/0").lock()
+        lease = await (await pool_of(client, 1)).acquire()
+        asking = asyncio.create_task(lease.slot())
+        await turns()
+        _, waiter = await world.queue("gpu/slot/0")
+        assert waiter.order_id is not None
+        await other.evict("/default", "gpu/slot/0", waiter.order_id)
+        await turns()
+        await busy.release()
+        assert await asking == 0
+
+
 async def test_a_slot_whose_release_fails_does_not_keep_the_lease(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
