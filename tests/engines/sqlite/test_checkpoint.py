@@ -74,6 +74,7 @@ async def test_a_commit_stands_when_no_thread_can_be_started_for_the_checkpoint(
 
     async with opened(url) as engine:
         one = await attached(engine)
+        engine.store._checkpointer.close()  # one that attaching has started would copy more
         with monkeypatch.context() as patch:
             patch.setattr("tenure.engines.sqlite.checkpoint.threading.Thread.start", fails)
             for number in range(10):
