@@ -265,6 +265,114 @@ async def test_an_interrupt_inside_a_transaction_undoes_it(
         assert await other.enqueue(1, "x") is Place.GRANTED
 
 
+@contextmanager
+def one_error_after_a_commit(
+    engine: SqliteEngine, error: type[BaseException], commit: int = 1
+) -> Iterator[None]:
+    """A block in which one commit of an engine is followed by an error at once."""
+    tx = engine.store.tx
+    execute, commits = tx.execute, 0
+
+    def executed(sql: str, *arguments: Any) -> Any:
+        nonlocal commits
+        cursor = execute(sql, *arguments)
+        commits += sql == "COMMIT"
+        if sql == "COMMIT" and commits == commit:
+            raise error
+        return cursor
+
+    tx.execute = executed
+    try:
+        yield
+    finally:
+        tx.execute = execute
+
+
+async def test_an_interrupt_after_a_commit_does_not_silence_it(url: str) -> None:
+    async with opened(url) as engine:
+        holder, waiter = await attached(engine), await attached(engine)
+        assert await holder.enqueue(1, "x") is Place.GRANTED
+        assert await waiter.enqueue(1, "x") is Place.WAITING
+        (waiting,) = (
+            await engine.describe_semaphore("/default", "x", owners=False, waiters=True)
+        ).waiters
+        with one_error_after_a_commit(engine, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            holder.session.withdraw(1)
+        await engine.evict("/default", "x", waiting.order_id)
+        await waiter.heard.wait_for(lambda heard: 1 in heard.removals, "the removal")
+        assert 1 in waiter.heard.grants  # before it
+
+
+def refused(*_: object) -> int:
+    raise sqlite3.OperationalError("out of memory")
+
+
+@pytest.mark.parametrize("commit", [1, 2])
+async def test_an_interrupt_after_a_commit_repeats_nothing_and_silences_nothing(
+    url: str, commit: int
+) -> None:
+    async with opened(url) as engine:
+        holder, waiter = await attached(engine), await attached(engine)
+        assert await holder.enqueue(1, "x") is Place.GRANTED
+        assert await waiter.enqueue(1, "x") is Place.WAITING
+        committer = engine.store.committer
+        committer._grouping = True  # what comes is put off
+        released = holder.session.withdraw(1)
+        asked = [waiter.ask(hold, "y") for hold in (2, 3)]
+        failed = None if commit == 1 else committer.do(refused)  # so that each has a commit
+        with (
+            one_error_after_a_commit(engine, KeyboardInterrupt, commit),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            committer._flushing.run()
+        assert await result(released)
+        assert [(await result(each)).place for each in asked] == [Place.GRANTED, Place.WAITING]
+        await waiter.granted(1)
+        if failed is not None:
+            with pytest.raises(EngineError, match="out of memory"):
+                await result(failed)
+
+
+@on_either
+@pytest.mark.parametrize("put_off", [False, True])
+async def test_an_error_after_a_commit_repeats_nothing(
+    url: str, put_off: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        patch.undo()
+        raise MemoryError
+
+    async with opened(url) as engine:
+        holder, waiter = await attached(engine), await attached(engine)
+        assert await holder.enqueue(1, "x") is Place.GRANTED
+        assert await waiter.enqueue(1, "x") is Place.WAITING
+        engine.store.committer._grouping = put_off
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.store.tx, "_note_commit", fails)
+            released = holder.session.withdraw(1)
+            asked = [waiter.ask(hold, "y") for hold in (2, 3)]
+            assert await result(released)
+        assert [(await result(each)).place for each in asked] == [Place.GRANTED, Place.WAITING]
+        await waiter.granted(1)
+
+
+async def test_a_turn_that_cannot_be_given_back_denies_no_result(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(f"{url}?durability=full") as engine:
+        one, turn = await attached(engine), engine.store.turn
+
+        def fails() -> None:
+            patch.undo()
+            turn.release()
+            raise OSError("no locks available")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(turn, "release", fails)
+            assert await one.enqueue(1, "x") is Place.GRANTED
+        assert await one.enqueue(2, "x", timeout=0) is Place.REFUSED
+
+
 # A turn that does not end
 
 TAKES_THE_TURN = """

@@ -58,9 +58,10 @@ class _Operation:
     """One operation that was put off.
 
     `note` hears its result, or ``None`` when it failed, whether or not the caller still waits.
+    It is `done` when its transaction was committed, and is not run again then, whatever follows.
     """
 
-    __slots__ = ("arguments", "error", "future", "note", "result", "work")
+    __slots__ = ("arguments", "done", "error", "future", "note", "result", "work")
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class _Operation:
         self.note = note
         self.result: Any = None
         self.error: Exception | None = None
+        self.done = False
 
 
 class Committer:
@@ -146,11 +148,16 @@ class Committer:
             except TenureError as error:
                 failure = error
             tx.commit()
-        except (sqlite3.Error, OSError) as error:
+        except Exception as error:
             self._roll_back()
-            if schema.is_busy(error):
+            if tx.committed:
+                self._failures.report(error)
+            elif schema.is_busy(error):
                 return self._put_off(note, work, args)
-            raise self._explain(error) from error
+            elif isinstance(error, (sqlite3.Error, OSError)):
+                raise self._explain(error) from error
+            else:
+                raise
         except BaseException:
             self._roll_back()
             raise
@@ -160,12 +167,19 @@ class Committer:
         try:
             told = tx.take_told()
             if told is not None:
-                self._tell(told)
+                self._tell_now(told)
         except Exception as error:
             self._tell_later(told, error)
         if failure is not None:
             raise failure
         return result
+
+    def _tell_now(self, told: Told) -> None:
+        """Tell what a commit has to tell, after what earlier ones have."""
+        if self._telling.items:
+            self._telling.put((told,))
+        else:
+            self._tell(told)
 
     def _tell_later(self, told: Told | None, error: Exception) -> None:
         """Telling failed. What has been committed is told all the same, or waiters never hear."""
@@ -200,15 +214,17 @@ class Committer:
         operations = self._take()
         self._grouping = len(operations) > 1
         self._alone = 0
+        told: list[Told] = []
         try:
-            told = self._run(operations)
+            self._run(operations, told)
         except sqlite3.Error:  # locked by another program: that takes patience
             self._queue.extendleft(reversed(operations))
             self._hand_over()
             return
         except BaseException:  # an interrupt
-            self._queue.extendleft(reversed(operations))
+            self._queue.extendleft(each for each in reversed(operations) if not each.done)
             self._flushing.soon()
+            self._deliver([each for each in operations if each.done], told)
             raise
         finally:
             self._turn.release()
@@ -238,7 +254,7 @@ class Committer:
                 self.stalled_since = None
                 try:
                     operations = self._take()
-                    told = self._run_patiently(operations)
+                    self._run_patiently(operations, told)
                 finally:
                     self._turn.release()
         except Exception as error:
@@ -246,18 +262,18 @@ class Committer:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._done, operations, told, failure)
 
-    def _run_patiently(self, operations: list[_Operation]) -> list[Told]:
+    def _run_patiently(self, operations: list[_Operation], told: list[Told]) -> None:
         until = time.monotonic() + _PATIENCE
         while True:
             try:
-                return self._run(operations)
+                return self._run(operations, told)
             except sqlite3.Error as error:
                 if time.monotonic() < until:
                     time.sleep(0.005)
                     continue
                 for operation in operations:
                     operation.error = schema.explain(error, self._path)
-                return []
+                return None
 
     def _done(
         self, operations: list[_Operation], told: list[Told], failure: Exception | None
@@ -267,8 +283,9 @@ class Committer:
             self._fail(operations, self._closed)
             return
         if failure is not None:
-            for operation in operations:  # whether they were committed is not known
-                operation.error = operation.error or self._explain(failure)
+            for operation in operations:
+                if not operation.done:
+                    operation.error = operation.error or self._explain(failure)
         self._deliver(operations, told)
         if failure is not None:
             self._flushing.at(self._clock.now() + self._failures.failed(failure))
@@ -277,29 +294,31 @@ class Committer:
 
     # In the turn, on either thread
 
-    def _run(self, operations: list[_Operation]) -> list[Told]:
+    def _run(self, operations: list[_Operation], told: list[Told]) -> None:
         """Run operations in one transaction, or in one each if that fails.
+
+        What they have to tell is added to `told`.
 
         Raises:
             sqlite3.Error: another program has locked the database; nothing was done.
         """
         if not operations:
-            return []
+            return
         try:
-            return self._run_together(operations)
+            self._run_together(operations, told)
         except Exception as error:
             if schema.is_busy(error):
                 raise
             if len(operations) == 1:
                 operations[0].error = self._explain(error)
-                return []
-        told: list[Told] = []
+                return
+        else:
+            return
         for operation in operations:
             try:
-                told += self._run_together([operation])
+                self._run_together([operation], told)
             except Exception as error:
                 operation.error = self._explain(error)
-        return told
 
     def _explain(self, error: Exception) -> Exception:
         if isinstance(error, sqlite3.Error):
@@ -308,7 +327,7 @@ class Committer:
             return explain(f"cannot write to the files of {self._path}", error)
         return error
 
-    def _run_together(self, operations: list[_Operation]) -> list[Told]:
+    def _run_together(self, operations: list[_Operation], told: list[Told]) -> None:
         tx = self._tx
         try:
             tx.begin()
@@ -319,15 +338,27 @@ class Committer:
                 except TenureError as error:
                     operation.error = error
             tx.commit()
-        except BaseException:
-            self._roll_back()
-            raise
-        told: Told | None = None
+        except BaseException as error:
+            with contextlib.suppress(sqlite3.Error):
+                tx.rollback()
+            if not tx.committed:
+                raise
+            self._note_commit(operations, told)
+            if not isinstance(error, Exception):
+                raise
+            self._failures.report(error)
+        else:
+            self._note_commit(operations, told)
+
+    def _note_commit(self, operations: list[_Operation], told: list[Told]) -> None:
+        for operation in operations:
+            operation.done = True
         try:
-            told = tx.take_told()
+            each = self._tx.take_told()
+            if each is not None:
+                told.append(each)
         except Exception as error:
             self._tell_later(None, error)
-        return [] if told is None else [told]
 
     def _deliver(self, operations: list[_Operation], told: list[Told]) -> None:
         """Answer, and then tell. On the loop. What fails for one is logged; the others go on."""
@@ -347,7 +378,7 @@ class Committer:
                 future.exception()  # whoever waits for it hears it; nobody has to
         for each in told:
             try:
-                self._tell(each)
+                self._tell_now(each)
             except Exception as problem:
                 self._tell_later(each, problem)
         try:

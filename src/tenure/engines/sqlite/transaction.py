@@ -92,8 +92,11 @@ class Told:
 class Transaction:
     """What the operations of one turn share. One object serves all turns of an engine.
 
-    Attributes:
+    Args:
         committed: called after every commit.
+
+    Attributes:
+        committed: whether the last transaction that was begun is true, whatever failed after that.
         guard: what a thread is inside of while it uses the connection.
         durable: a commit is on disk before anybody hears of it. Once one program of a file has
             asked for that it holds for all, because what one of them hands over another is told
@@ -109,11 +112,11 @@ class Transaction:
 
     __slots__ = (
         "_clock",
-        "_committed",
         "_counters",
         "_identity",
         "_inside",
         "_looked",
+        "_note_commit",
         "_path",
         "affected",
         "committed",
@@ -150,7 +153,7 @@ class Transaction:
         self.execute = connection.execute
         self.place = place
         self.lives = lives
-        self.committed = committed
+        self._note_commit = committed
         self.durable = durable
         self.life: Life | None = None
         self.participant = 0
@@ -162,7 +165,7 @@ class Transaction:
         self.affected: dict[tuple[int, str], tuple[int, bool]] = {}
         self.guard = Guard()
         self._inside = False
-        self._committed = False
+        self.committed = False
         self._clock = clock
         self._path = place.path
         self._identity = place.identity
@@ -174,11 +177,11 @@ class Transaction:
 
     def begin(self) -> None:
         """Begin. In one's turn."""
+        self.committed = False
         self._enter()
         if self.connection.in_transaction:  # an error hit the end of the last one
             self.rollback()
             self._enter()
-        self._committed = False
         self.now = now = self._clock.now()
         if not 0 <= now - self._looked < _LOOK:
             self.check_in_place()
@@ -233,10 +236,16 @@ class Transaction:
                 "watches = ?, durable = ?",
                 counters,
             )
-        self.execute("COMMIT")
-        self._committed = True
+        try:
+            self.execute("COMMIT")
+            self.committed = True
+        except Exception:
+            raise
+        except BaseException:  # an interrupt, before it or after it
+            self.committed = not self.connection.in_transaction
+            raise
         self._leave()
-        self.committed()
+        self._note_commit()
         self.ready = True
         self.news_read = 0
 
@@ -247,7 +256,7 @@ class Transaction:
         not show it: SQLite ends one by itself when the disk is full.
         """
         self.affected = {}
-        if not self._committed:
+        if not self.committed:
             self.told = Told()
         try:
             if self.connection.in_transaction:
