@@ -43,7 +43,7 @@ DELAY = 0.05
 """Seconds that everything takes, in each direction, where answers are to be late."""
 
 
-@row(3, replacing(request, "_give_up", does_nothing), on=(*SERVERS, "dflockd"))
+@row(3, replacing(request, "give_up", does_nothing), on=(*SERVERS, "dflockd"))
 async def an_acquire_that_is_cancelled_before_its_late_answer_leaves_nothing(scene: Scene) -> None:
     client, network = scene.afar()
     async with client, client.session() as session:

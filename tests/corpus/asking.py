@@ -22,7 +22,7 @@ from tests.primitives.helpers import is_held, this_task, turns
 
 @row(
     3,
-    replacing(request, "_give_up", does_nothing),
+    replacing(request, "give_up", does_nothing),
     not_on={"dflockd": "tests/corpus/afar.py asks it, across a slow network"},
     shows=("cancelled", ("nothing leaks",)),
 )

@@ -123,7 +123,7 @@ _granted = FaultySession.granted
 
 DEFECTS: dict[str, tuple[object, str, Callable[..., Any], set[str]]] = {
     "a cancelled request stays in its queue": (
-        *(request, "_give_up", _no_withdrawal),
+        *(request, "give_up", _no_withdrawal),
         {"end", "error"},
     ),
     "a lease counts from the answer": (
