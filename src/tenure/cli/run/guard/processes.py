@@ -68,18 +68,20 @@ def descendants(
     groups: dict[int, int] = {}
     apart: set[int] = set()
     children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdecimal():
-            continue
-        with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", "rb") as file:
-            state, *numbers = file.read().rpartition(b")")[2].split()[:4]
-            parent, group, its_session = map(int, numbers)
-            if state not in {b"Z", b"X"}:
-                pid = int(entry)
-                groups[pid] = group
-                children.setdefault(parent, []).append(pid)
-                if session is not None and its_session != session:
-                    apart.add(pid)
+    seen: set[str] = set()
+    # A process may fork and end between the list and the look at it, so look until none is new.
+    while new := [each for each in os.listdir("/proc") if each.isdecimal() and each not in seen]:
+        seen.update(new)
+        for entry in new:
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", "rb") as file:
+                state, *numbers = file.read().rpartition(b")")[2].split()[:4]
+                parent, group, its_session = map(int, numbers)
+                if state not in {b"Z", b"X"}:
+                    pid = int(entry)
+                    groups[pid] = group
+                    children.setdefault(parent, []).append(pid)
+                    if session is not None and its_session != session:
+                        apart.add(pid)
     # A process whose parents have ended is a child of the root, which is a subreaper.
     daemons = apart.difference(known)
     look_at = [pid for pid in children.get(root, ()) if pid not in daemons]
