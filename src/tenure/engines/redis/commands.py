@@ -87,6 +87,9 @@ class Call:
             )
         return pack(words)
 
+    def came_too_early(self, reply: Any) -> None:
+        """It was done before what should have been, and is sent again."""
+
 
 class Reading(Call):
     """A script whose answer may be large, and that does no harm if nobody hears it.
@@ -169,7 +172,17 @@ class Batch:
             return
         for operation, each in zip(operations, reply, strict=False):
             operation.answered(each)
-        for news in reply[len(operations) :]:
+        self._tell(reply)
+
+    def came_too_early(self, reply: Any) -> None:
+        """They were done before what should have been, and are sent again."""
+        if type(reply) is list and type(reply[0]) is not bytes:
+            self._tell(reply)
+        for operation in self.operations:
+            operation.again()
+
+    def _tell(self, reply: list[Any]) -> None:
+        for news in reply[len(self.operations) :]:
             self.session.told(news)
 
 

@@ -11,7 +11,8 @@ Rules:
   lost its data) is no answer: the connection is given up, and what was not answered is sent again
   on the next one.
 * A server that has forgotten its scripts is given them again, and then what it did not run, in
-  order.
+  order. Another client may give them to it in the middle: what a session asked for later was then
+  done first, and is sent again behind what was not done.
 """
 
 from __future__ import annotations
@@ -312,9 +313,21 @@ class Wire(asyncio.Protocol):
                 self._answer(pending, None)
 
     def _answer(self, pending: deque[Pending], reply: Any) -> None:
-        pending.popleft().answered(reply)
+        call = pending.popleft()
+        if self._reloading and isinstance(call, Batch | Call) and self._came_too_early(call):
+            call.came_too_early(reply)
+            self._unscripted.append(call)
+        else:
+            call.answered(reply)
         if self._reloading and not pending:
             self._reload()
+
+    def _came_too_early(self, call: Batch | Call) -> bool:
+        """Whether it was done before what its session had asked for earlier."""
+        return call.session is not None and any(
+            isinstance(each, Batch | Call) and each.session is call.session
+            for each in self._unscripted
+        )
 
     def _refused(self, pending: deque[Pending], refusal: Refusal) -> None:
         word = str(refusal).partition(" ")[0]
@@ -333,6 +346,7 @@ class Wire(asyncio.Protocol):
 
     def _reload(self) -> None:
         """Everything is answered, or was not run because the scripts are gone."""
+        self._close_batch()
         self._reloading = False
         calls = [*self._unscripted, *self._held_back]
         self._unscripted, self._held_back = [], []
