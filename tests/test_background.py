@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import deque
 
 import pytest
 
@@ -288,6 +289,41 @@ async def test_items_are_put_from_any_thread_and_the_first_wakes_the_loop(
         receiver.queue.put_threadsafe(item)
     await asyncio.sleep(1)
     assert receiver.handled == ["a", "b", "c"]
+
+
+async def test_items_that_two_threads_put_at_the_same_time_are_handled(
+    clock: VirtualClock,
+) -> None:
+    handled: list[str] = []
+    queue: BackgroundQueue[str] = BackgroundQueue(
+        asyncio.get_running_loop(), clock.now, handled.append, Failures("delivering", LOG)
+    )
+
+    class Interleaved(deque[str]):
+        """Another thread puts an item as soon as the first one has appended its own."""
+
+        def append(self, item: str, /) -> None:
+            super().append(item)
+            if item == "a":
+                queue.put_threadsafe("b")
+
+    queue.items = Interleaved()
+    queue.put_threadsafe("a")
+    await asyncio.sleep(1)
+    assert handled == ["a", "b"]
+
+
+async def test_an_item_put_in_the_pause_after_a_failure_does_not_shorten_it(
+    clock: VirtualClock,
+) -> None:
+    receiver = Receiver(clock, {"a": 2})
+    receiver.queue.put_threadsafe("a")
+    await asyncio.sleep(FIRST_PAUSE / 2)
+    receiver.queue.put_threadsafe("b")
+    await asyncio.sleep(2 * FIRST_PAUSE)
+    assert receiver.handled == []
+    await asyncio.sleep(FIRST_PAUSE)
+    assert receiver.handled == ["a", "b"]
 
 
 def test_items_for_a_closed_loop_are_handled_no_more(clock: VirtualClock) -> None:

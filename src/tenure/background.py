@@ -218,7 +218,7 @@ class BackgroundQueue(Generic[T]):
         items: what is to be handled, and what is handled just now.
     """
 
-    __slots__ = ("_attempts", "_failures", "_handle", "_loop", "_timer", "items")
+    __slots__ = ("_attempts", "_failures", "_handle", "_loop", "_timer", "_waking", "items")
 
     def __init__(
         self,
@@ -232,6 +232,7 @@ class BackgroundQueue(Generic[T]):
         self._handle = handle
         self._failures = failures
         self._attempts = 0
+        self._waking = False  # the loop is to look at the items, and has not begun to
         self._timer = BackgroundTimer(loop, now, self._step, failures)
 
     def put(self, items: Iterable[T]) -> None:
@@ -243,8 +244,14 @@ class BackgroundQueue(Generic[T]):
     def put_threadsafe(self, item: T) -> None:
         """Have an item handled, from any thread; unless the loop is closed."""
         self.items.append(item)
-        if len(self.items) == 1 and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._timer.run)
+        if not self._waking and not self._loop.is_closed():
+            self._waking = True
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._waking = False  # first: what is put from now on wakes the loop again
+        if self.items and not self._timer.armed:
+            self._timer.run()
 
     def clear(self) -> None:
         """Drop everything."""
