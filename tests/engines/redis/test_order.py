@@ -1,20 +1,23 @@
-"""The order of operations when the server forgets its scripts, and others load them again."""
+"""The order of operations when the server forgets its scripts, or the client cannot write them."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any, TypeVar, cast
 
 import pytest
 
 import tenure
 from tenure.clock import SystemClock
-from tenure.engines.contract import Attach, Place
+from tenure.engines.contract import Answer, Attach, Place
 from tenure.engines.redis import connect
 from tenure.engines.redis.scripts import SCRIPTS
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.testing.recorder import Recorder
-from tests.engines.redis.helpers import queue_of
+from tests.engines.redis.helpers import PATIENCE, queue_of
 from tests.engines.redis.servers import Server
+
+T = TypeVar("T")
 
 
 def refused(server: Server) -> object:
@@ -22,6 +25,11 @@ def refused(server: Server) -> object:
     stats = server.tell("INFO", "commandstats")
     assert isinstance(stats, dict)
     return stats.get("cmdstat_evalsha")
+
+
+async def result(answer: Answer[T]) -> T:
+    """An answer, now or when it comes."""
+    return await answer if isinstance(answer, asyncio.Future) else answer
 
 
 @pytest.mark.parametrize("when", ["asked at once", "asked in a turn of the loop"])
@@ -49,5 +57,34 @@ async def test_a_withdrawal_does_not_overtake_its_request(server: Server, when: 
         assert await answer
         async with tenure.connect(server.url) as other:
             assert await queue_of(other, "m") == (0, 0)
+    finally:
+        await engine.aclose()
+
+
+async def test_what_cannot_be_written_is_sent_on_the_next_connection(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: bytes) -> None:
+        patch.undo()
+        raise MemoryError
+
+    engine = connect(server.url, SystemClock())
+    await engine.open()
+    try:
+        session = await engine.attach(Attach("/default", 30.0), Recorder())
+        asked = []
+        with monkeypatch.context() as patch:
+            for hold in range(1, 21):  # so many that some are sent before the turn of the loop ends
+                asked.append(
+                    session.enqueue(
+                        hold, f"m{hold % 10}", EPHEMERAL_LIMIT, b"", timeout=None, ephemeral=True
+                    )
+                )
+                if hold == 1:
+                    wire = cast("Any", engine).link._wire
+                    patch.setattr(wire._transport, "write", fails)
+        async with asyncio.timeout(PATIENCE):
+            places = [(await result(each)).place for each in asked]
+        assert places == [Place.GRANTED] * 10 + [Place.WAITING] * 10
     finally:
         await engine.aclose()

@@ -217,13 +217,16 @@ class Wire(asyncio.Protocol):
 
     def _end_turn(self) -> None:
         self._flushing = False
+        self._flush()
+
+    def _flush(self) -> None:
         try:
-            self._flush()
+            self._write_out()
         except Exception as error:  # what was to be sent is sent on the next connection
             _log.error("what was asked could not be sent: %r", error, exc_info=error)
             self.give_up(f"what was asked could not be sent: {error!r}")
 
-    def _flush(self) -> None:
+    def _write_out(self) -> None:
         self._close_batch()
         out, self._out = self._out, []
         if out and self._transport is not None and not self.over:
