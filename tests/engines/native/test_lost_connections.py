@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any, cast
 
 import pytest
 
@@ -87,6 +88,22 @@ async def test_a_request_that_never_arrived_is_sent_again(address: str) -> None:
         cable.cut()
         sent = program.send("m", EPHEMERAL_LIMIT, ephemeral=True)
         assert (await sent.answered()).place is Place.GRANTED
+
+
+async def test_a_request_that_cannot_be_written_is_sent_on_the_next_connection(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: bytes) -> None:
+        patch.undo()
+        raise MemoryError
+
+    async with on_a_cable(address) as (stage, _, engine):
+        program = await stage.program(engine=engine)
+        transport = cast("Any", engine)._link.connection._transport
+        with monkeypatch.context() as patch:
+            patch.setattr(transport, "write", fails)
+            sent = [program.send(name, EPHEMERAL_LIMIT, ephemeral=True) for name in ("m", "n")]
+            assert [(await each.answered()).place for each in sent] == [Place.GRANTED] * 2
 
 
 async def test_a_release_whose_answer_was_lost_is_one_release(address: str) -> None:

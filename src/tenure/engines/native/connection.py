@@ -179,7 +179,12 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if len(self._writer) and transport is not None and not transport.is_closing():
             self._sent_at = self._now()
-            transport.write(self._writer.take())
+            try:
+                transport.write(self._writer.take())
+            except Exception as error:  # what was to be sent is sent on the next connection
+                _failures.report(error)
+                self.abort(f"what was asked could not be sent: {error!r}")
+                return
             if self.calls:
                 self._poll.expect()
 
