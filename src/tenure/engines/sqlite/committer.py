@@ -329,6 +329,7 @@ class Committer:
 
     def _run_together(self, operations: list[_Operation], told: list[Told]) -> None:
         tx = self._tx
+        afterwards: BaseException | None = None
         try:
             tx.begin()
             for operation in operations:
@@ -343,22 +344,19 @@ class Committer:
                 tx.rollback()
             if not tx.committed:
                 raise
-            self._note_commit(operations, told)
-            if not isinstance(error, Exception):
-                raise
-            self._failures.report(error)
-        else:
-            self._note_commit(operations, told)
-
-    def _note_commit(self, operations: list[_Operation], told: list[Told]) -> None:
+            afterwards = error
         for operation in operations:
             operation.done = True
         try:
-            each = self._tx.take_told()
+            each = tx.take_told()
             if each is not None:
                 told.append(each)
         except Exception as error:
             self._tell_later(None, error)
+        if isinstance(afterwards, Exception):
+            self._failures.report(afterwards)
+        elif afterwards is not None:
+            raise afterwards
 
     def _deliver(self, operations: list[_Operation], told: list[Told]) -> None:
         """Answer, and then tell. On the loop. What fails for one is logged; the others go on."""
