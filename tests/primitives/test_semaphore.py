@@ -189,12 +189,14 @@ async def test_a_ticket_tells_its_place_and_its_token(world: World) -> None:
         assert [await first.position(), await second.position()] == [0, 1]
         assert (await first.wait()).fencing_token == first.fencing_token
         # The store has granted it, and its word is still on the way.
-        await first.withdraw()
         engine.back.flowing = False
+        withdrawing = asyncio.create_task(first.withdraw())
+        await turns(1)
         asking = asyncio.create_task(second.position())
         await turns()
         engine.back.flowing = True
         assert await asking == 0
+        await withdrawing
         await second.withdraw()
         with pytest.raises(LeaseReleased):
             await second.position()

@@ -72,6 +72,9 @@ NEW_TIMEOUTS = st.sampled_from([UNCHANGED, UNCHANGED, UNCHANGED, None, 0])
 class Histories(Sessions):
     """A random history on two stores; `histories` makes one for two engines."""
 
+    withdrawals_are_told = True
+    """Whether the answers of withdrawals agree: a lost answer may make one True."""
+
     @initialize(limit=LIMITS.filter(bool))
     def begin(self, limit: int) -> None:
         """Three sessions that may meet at once, and one elsewhere."""
@@ -170,7 +173,12 @@ class Histories(Sessions):
     @rule(which=ANY)
     def withdraw(self, which: int) -> None:
         asked = self._request(which)
-        self._both(lambda number, _: asked.session.sides[number].withdraw(asked.sides[number]))
+
+        async def withdraw(number: int, _: Side) -> object:
+            was_there = await asked.session.sides[number].withdraw(asked.sides[number])
+            return was_there if self.withdrawals_are_told else None
+
+        self._both(withdraw)
 
     @precondition(Sessions.something)
     @rule(which=ANY, count=st.none() | COUNTS, data=st.none() | DATA, timeout=NEW_TIMEOUTS)
@@ -235,7 +243,8 @@ class Histories(Sessions):
                         mine[hold].withdrawn = True
                     withdrawn.append(hold)
                     first = withdrawn.count(hold) == 1  # which may answer for the others
-                    answers.append(_withdrawn(program, hold, told=first))
+                    told = first and self.withdrawals_are_told
+                    answers.append(_withdrawn(program, hold, told=told))
             return [await outcome(each) for each in answers]
 
         self._both(rush)
@@ -335,9 +344,18 @@ async def _left(answer: Answer[bool], *, told: bool) -> object:
     return was_there if told else None
 
 
-def histories(reference: Stores, other: Stores) -> type[Histories]:
+def histories(
+    reference: Stores, other: Stores, *, withdrawals_are_told: bool = True
+) -> type[Histories]:
     """The state machine that compares two engines; its ``TestCase`` is what pytest collects.
 
     Time is virtual when both engines can live in virtual time.
+
+    Args:
+        reference: the stores of the one engine.
+        other: the stores of the other.
+        withdrawals_are_told: compare what withdrawals answer. Where answers are lost, an engine
+            may say True of a request that was never there.
     """
-    return type("Histories", (Histories,), {"stores": (reference, other)})
+    compared = {"stores": (reference, other), "withdrawals_are_told": withdrawals_are_told}
+    return type("Histories", (Histories,), compared)

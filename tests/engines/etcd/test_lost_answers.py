@@ -21,7 +21,9 @@ for _behaviour in BEHAVIOURS.values():
     if _behaviour.play.__module__.rpartition(".")[2] not in _ABOUT_THAT:
         setattr(TestLosingAnswers, f"test_{_behaviour.name}", None)
 
-TestMemoryAndEtcdLosingAnswers = histories(MEMORY_IN_REAL_TIME, LOSING).TestCase
+TestMemoryAndEtcdLosingAnswers = histories(
+    MEMORY_IN_REAL_TIME, LOSING, withdrawals_are_told=False
+).TestCase
 TestMemoryAndEtcdLosingAnswers.settings = settings(
     max_examples=3 * MORE,
     stateful_step_count=30,
