@@ -50,7 +50,7 @@ QUIET = 60.0
 """Seconds for which the same cause is not logged again."""
 
 ATTEMPTS = 8
-"""How often an item of a queue is handled before it is dropped."""
+"""Attempts to handle an item of a queue before it is dropped."""
 
 _CAUSES = 32  # remembered by each step
 
@@ -145,7 +145,7 @@ class BackgroundTimer:
 
     @property
     def armed(self) -> bool:
-        """Whether a step is to come."""
+        """True while a step is scheduled."""
         return self._handle is not None
 
     def by(self, due: float) -> None:
@@ -310,7 +310,7 @@ class BackgroundThread:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread was started and has not ended."""
+        """True from the start of the thread to its end."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:

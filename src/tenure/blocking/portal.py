@@ -57,7 +57,7 @@ EXIT_PATIENCE = 5.0
 _log = logging.getLogger("tenure")
 
 _Received: TypeAlias = tuple[Callable[[Call], object], Call]
-"""What a thread has put into the inbox: what takes the call, and the call."""
+"""An item of the inbox: the function that takes the call, and the call."""
 
 
 class Served(Protocol):

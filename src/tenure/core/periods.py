@@ -25,7 +25,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What the store remembers of a job's runs.
+    """Record of a job's runs, as the store keeps it.
 
     Attributes:
         started: when the latest run was started.

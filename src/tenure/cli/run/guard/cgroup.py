@@ -32,7 +32,7 @@ _PATIENCE = 1.0
 
 
 _ATTEMPTS = 10
-"""How often to try to lock a new cgroup, which another process may take for an abandoned one."""
+"""Attempts to lock a new cgroup, which another process may take for an abandoned one."""
 
 
 class NoCgroup(Exception):
@@ -70,7 +70,7 @@ class Cgroup:
 
     @property
     def populated(self) -> bool:
-        """Whether a process lives in it."""
+        """True while a process lives in the cgroup."""
         try:
             return "populated 1" in (self.path / "cgroup.events").read_text()
         except OSError:  # it is gone
