@@ -177,8 +177,11 @@ async def test_the_last_run_is_told(world: World, clock: VirtualClock) -> None:
         assert last.description == "invoices"
 
 
-async def test_the_last_run_names_its_program() -> None:
-    async with connect("memory://named") as client, connect("memory://named") as other:
+async def test_the_last_run_names_its_program(clock: VirtualClock) -> None:
+    async with (
+        connect("memory://named", clock=clock) as client,
+        connect("memory://named", clock=clock) as other,
+    ):
         async with client.once("job", per=HOUR):
             pass
         last = await other.last_run("job")

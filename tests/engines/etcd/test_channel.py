@@ -294,6 +294,17 @@ async def test_who_waits_too_long_or_not_any_more_is_told_to_the_member_and_nobo
 # Messages both ways
 
 
+async def test_a_call_that_is_closed_before_its_task_began_leaves_no_error() -> None:
+    async with both() as (member, channel):
+        assert await ask(channel) == b"yes"
+        member.answers = lambda *_: None
+        begun = ask(channel)
+        begun.send(None)
+        begun.close()  # an exception that no task retrieves would fail this test
+        (talk,) = member.talks
+        await talk.until(h2.events.StreamReset)
+
+
 async def test_a_conversation_goes_both_ways_to_its_end() -> None:
     async with both() as (member, channel):
         member.answers = lambda *_: None

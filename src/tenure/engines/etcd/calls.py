@@ -176,6 +176,11 @@ class Question(Call):
         self.answer = answer
         self._message: bytes | None = None
 
+    def cancel(self, why: str = "it is not wanted any more") -> None:
+        """End it without an answer or an error: its caller has left. Safe to call twice."""
+        self.answer.cancel()  # an exception that no task retrieves would be logged
+        super().cancel(why)
+
     def _heard(self, data: bytes) -> None:
         if self._message is None:
             self._message = data
