@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenure.core import rules
@@ -398,7 +398,7 @@ class YdbSession:
             name, lambda req_id: messages.delete(req_id, name, force=force)
         )
         if body.status == Status.SUCCESS or (again and body.status == Status.NOT_FOUND):
-            self.check_owned(name, None, self.step())
+            self._watches.check_owned(name, None, self.step())
             return
         if force and body.status == Status.PRECONDITION_FAILED:
             raise Unsupported(
@@ -468,20 +468,9 @@ class YdbSession:
         """The names of what the program owns."""
         return self._requests.owned_names()
 
-    def check_owned(self, name: str, owners: Iterable[Any] | None, step: int) -> None:
-        """Compare what the program owns with the owners, as they were asked for at `step`.
-
-        ``None``: there is no such semaphore.
-        """
-        order_ids = {each.session_id: each.order_id for each in owners or ()}
-        for hold in self.owned(name):
-            assert hold.member is not None
-            if hold.owned_at > step:
-                continue  # not yet, when that was asked
-            found = order_ids.get(hold.member.id)
-            if found is None or (hold.order_id is not None and found != hold.order_id):
-                why = Removal.DELETED if owners is None else Removal.EVICTED
-                self._requests.removed(hold, why, release=found is not None)
+    def lost(self, hold: Hold, why: Removal, *, release: bool) -> None:
+        """The server says that the program does not own that any more; see `Requests.removed`."""
+        self._requests.removed(hold, why, release=release)
 
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]

@@ -17,9 +17,10 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
+from tenure.engines.contract import Removal
 from tenure.engines.ydb import messages
 from tenure.engines.ydb.messages import Message, Status
 
@@ -226,13 +227,13 @@ class Watches:
         if not over:
             watched.missing = False
             watched.many = len(found.owners) > FEW
-            self._session.check_owned(name, found.owners, arm.step)
+            self.check_owned(name, found.owners, arm.step)
             watched.note(found.data, [owner.SerializeToString() for owner in found.owners])
         else:
             watched.arm = None
             watched.missing = True
             if body.status == Status.NOT_FOUND:
-                self._session.check_owned(name, None, arm.step)
+                self.check_owned(name, None, arm.step)
                 watched.note(None, None)
             else:
                 watched.news = [True, True]  # it cannot be watched: whoever watches has to look
@@ -269,6 +270,31 @@ class Watches:
             self._names.setdefault(name, _Name())
             self.want(name)
 
+    def check_owned(self, name: str, owners: Iterable[Any] | None, step: int) -> None:
+        """Compare what the program owns with the owners, as they were asked for at `step`.
+
+        An answer without a request that was granted after the question proves nothing: the
+        server may have described the semaphore before the grant, or after the request had left
+        again. It is asked once more then.
+
+        Args:
+            owners: ``None`` if there is no such semaphore.
+        """
+        order_ids = {each.session_id: each.order_id for each in owners or ()}
+        unproven = False
+        for hold in self._session.owned(name):
+            assert hold.member is not None
+            found = order_ids.get(hold.member.id)
+            if found is not None and (hold.order_id is None or found == hold.order_id):
+                continue
+            if hold.owned_at > step:
+                unproven = True
+                continue
+            why = Removal.DELETED if owners is None else Removal.EVICTED
+            self._session.lost(hold, why, release=found is not None)
+        if unproven:
+            self._look_up(name)
+
     def _covers_owners(self, watched: _Name) -> bool:
         return watched.arm is not None and watched.arm.owners
 
@@ -282,9 +308,9 @@ class Watches:
 
         def heard(_: str, body: Message) -> bool:
             if body.status == Status.SUCCESS:
-                self._session.check_owned(name, body.semaphore_description.owners, step)
+                self.check_owned(name, body.semaphore_description.owners, step)
             elif body.status == Status.NOT_FOUND:
-                self._session.check_owned(name, None, step)
+                self.check_owned(name, None, step)
             return True
 
         self._session.main.strand.ask(make, heard)

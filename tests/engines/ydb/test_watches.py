@@ -1,0 +1,125 @@
+"""What an owner hears of its requests from the descriptions of what it watches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tenure.engines.contract import Removal
+from tenure.engines.ydb.messages import Message, Status
+from tenure.engines.ydb.watches import Watches
+
+ME, OTHER = 7, 8
+
+
+class Question:
+    """A describe that the server has not answered."""
+
+    def __init__(
+        self, make: Callable[[int], Message], heard: Callable[[str, Message], bool]
+    ) -> None:
+        self.message = make(1).describe_semaphore
+        self.heard = heard
+
+    def answer(self, owners: Iterable[tuple[int, int]], status: int = Status.SUCCESS) -> None:
+        body = SimpleNamespace(
+            status=status,
+            semaphore_description=SimpleNamespace(
+                data=b"", owners=[_Owner(session_id=each, order_id=at) for each, at in owners]
+            ),
+        )
+        self.heard("describe_semaphore_result", cast("Message", body))
+
+
+class _Owner(SimpleNamespace):
+    def SerializeToString(self) -> bytes:  # noqa: N802  (protobuf's name)
+        return repr(self).encode()
+
+
+class Session:
+    """One that owns at most one request, and whose server answers when a test says so."""
+
+    def __init__(self) -> None:
+        self.questions: list[Question] = []
+        self.holds: list[Any] = []
+        self.removed: list[Removal] = []
+        self.main = SimpleNamespace(strand=self)
+        self._step = 0
+
+    def step(self) -> int:
+        self._step += 1
+        return self._step
+
+    def ask(self, make: Callable[[int], Message], heard: Callable[[str, Message], bool]) -> None:
+        self.questions.append(Question(make, heard))
+
+    def grant(self, order_id: int) -> None:
+        member = SimpleNamespace(id=ME)
+        hold = SimpleNamespace(member=member, order_id=order_id, owned_at=self.step())
+        self.holds.append(hold)
+
+    def owned(self, _name: str) -> list[Any]:
+        return list(self.holds)
+
+    def all_owned(self) -> list[str]:
+        return ["a"] if self.holds else []
+
+    def lost(self, hold: Any, why: Removal, *, release: bool) -> None:
+        assert not release
+        self.holds.remove(hold)
+        self.removed.append(why)
+
+
+async def watched() -> tuple[Session, Watches]:
+    """A session whose watch of a semaphore has been asked for, and is not described yet."""
+    session = Session()
+    watches = Watches(cast("Any", session))
+    watches.add("a", data=True, owners=True, changed=lambda: None)
+    return session, watches
+
+
+async def test_an_owner_evicted_before_its_watch_was_described_hears_of_it() -> None:
+    session, watches = await watched()
+    session.grant(5)
+    session.questions[0].answer([(OTHER, 6)])  # from before the grant, or after the eviction
+    assert not session.removed
+    look = session.questions[1]
+    assert not look.message.watch_owners
+    look.answer([(OTHER, 6)])
+    assert session.removed == [Removal.EVICTED]
+    assert len(session.questions) == 2
+    watches.close()
+
+
+async def test_an_owner_whose_watch_was_described_before_its_grant_keeps_it() -> None:
+    session, watches = await watched()
+    session.grant(5)
+    session.questions[0].answer([])
+    session.questions[1].answer([(ME, 5)])
+    assert not session.removed
+    assert len(session.questions) == 2
+    watches.close()
+
+
+async def test_an_owner_whose_semaphore_is_gone_hears_of_the_deletion() -> None:
+    session, watches = await watched()
+    session.grant(5)
+    for question in 0, 1:
+        session.questions[question].answer([], Status.NOT_FOUND)
+    assert session.removed == [Removal.DELETED]
+    watches.close()
+
+
+@pytest.mark.parametrize("known", [5, None])
+async def test_a_description_with_the_owner_is_enough(known: int | None) -> None:
+    session, watches = await watched()
+    session.grant(5)
+    session.holds[0].order_id = known
+    session.questions[0].answer([(ME, 5)])
+    assert (len(session.questions), session.removed) == (1, [])
+    watches.close()
+    await asyncio.sleep(0)
