@@ -1,0 +1,65 @@
+"""The table of attacks. Each runs in several threads of one process until its target is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tenure.wire.frames import FrameWriter
+from tenure.wire.messages import VERSION, Hello, Ping
+from tests.hostile.target import Target
+
+__all__ = ["ATTACKS", "Attack"]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One way to harm a server.
+
+    Attributes:
+        run: the attack; it returns when `Target.stopped` is set.
+        threads: how many run at a time.
+        tls: the server's listeners have TLS.
+        options: of the server.
+        memory: MiB by which the server may grow.
+    """
+
+    run: Callable[[Target], None]
+    threads: int = 16
+    tls: bool = False
+    options: tuple[str, ...] = ()
+    memory: int = 128
+
+    @property
+    def name(self) -> str:
+        """The name of the attack in the table."""
+        return self.run.__name__.replace("_", "-") + ("-tls" if self.tls else "")
+
+
+def _native(*messages: object) -> bytes:
+    writer = FrameWriter(1 << 20)
+    for each in messages:
+        writer.add(each)  # type: ignore[arg-type]  # any message
+    return bytes(writer.take())
+
+
+_HELLO = _native(Hello(VERSION, VERSION, [], "", b"attacker"))
+
+
+def native_pings(target: Target) -> None:
+    """Send pings, and read no answers."""
+    target.flood("tenure", _HELLO, _native(Ping()))
+
+
+def dflockd_nonsense(target: Target) -> None:
+    """Send commands that there are not."""
+    target.flood("dflockd", b"", b"nonsense\nkey\n1\n")
+
+
+ATTACKS: dict[str, Attack] = {
+    each.name: each
+    for each in (
+        Attack(native_pings),
+        Attack(dflockd_nonsense),
+    )
+}
