@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from tenure import AuthenticationFailed, InvalidArgument
-from tenure.server.auth import Authenticator, read_tokens, readable_by_others
+from tenure.server.auth import (
+    ANONYMOUS,
+    Authenticator,
+    Identity,
+    Peer,
+    PeerCertificate,
+    read_tokens,
+    readable_by_others,
+)
+from tenure.server.auth.peer import subject_of
 
 ONE, TWO = "0123456789abcdef", "fedcba9876543210"
 
@@ -15,21 +24,21 @@ ONE, TWO = "0123456789abcdef", "fedcba9876543210"
 def test_without_tokens_everybody_is_let_in() -> None:
     nobody_asks = Authenticator()
     assert not nobody_asks.required
-    assert nobody_asks.authenticate("") == nobody_asks.authenticate("anything") == ""
+    assert nobody_asks.authenticate("") == nobody_asks.authenticate("anything") == ANONYMOUS
 
 
 def test_each_of_several_tokens_opens_and_says_whose_it_is() -> None:
     authenticator = Authenticator({ONE: "line 1", TWO: "line 4"})
     assert authenticator.required
     assert len(authenticator) == 2
-    assert authenticator.authenticate(ONE) == "line 1"
-    assert authenticator.authenticate(TWO) == "line 4"
+    assert authenticator.authenticate(ONE) == Identity("line 1", "token")
+    assert authenticator.authenticate(TWO) == Identity("line 4", "token")
 
 
 @pytest.mark.parametrize(
     ("shown", "said"),
     [
-        ("", "without a token"),
+        ("", "requires a token"),
         (ONE[:-1], "does not know this token"),
         (ONE + "0", "does not know this token"),
         (ONE.upper(), "does not know this token"),
@@ -44,10 +53,48 @@ def test_anything_else_is_refused_and_not_repeated(shown: str, said: str) -> Non
     assert ONE not in str(refused.value) + repr(authenticator)
 
 
+@pytest.mark.parametrize(
+    ("peer", "identity"),
+    [
+        (Peer(), ANONYMOUS),
+        (Peer(uid=1000), Identity("uid 1000", "uid")),
+        (Peer(PeerCertificate("CN=billing", b"")), Identity("CN=billing", "certificate")),
+    ],
+)
+def test_without_tokens_the_identity_is_what_the_transport_shows(
+    peer: Peer, identity: Identity
+) -> None:
+    assert Authenticator().authenticate("", peer) == identity
+    with_tokens = Authenticator({ONE: "line 1"})
+    assert with_tokens.authenticate(ONE, peer).name == "line 1"
+    with pytest.raises(AuthenticationFailed):
+        with_tokens.authenticate("", peer)
+
+
+@pytest.mark.parametrize(
+    ("shown", "subject"),
+    [
+        ({"subject": ((("commonName", "billing"),),)}, "CN=billing"),
+        (
+            {"subject": ((("organizationName", "A, B"),), (("commonName", "x"), ("userId", "7")))},
+            "CN=x+UID=7,O=A\\, B",
+        ),
+        ({"subject": ((("commonName", "a,O=b"),),)}, "CN=a\\,O\\=b"),
+        ({"subject": ((("commonName", " # "),),)}, "CN=\\ #\\ "),
+        ({"subject": (), "subjectAltName": (("DNS", "a.example"),)}, "DNS:a.example"),
+        ({"subject": (), "serialNumber": "0F"}, "serial 0F"),
+    ],
+)
+def test_a_subject_has_one_text_and_no_other_subject_has_the_same(
+    shown: dict[str, object], subject: str
+) -> None:
+    assert subject_of(shown) == subject
+
+
 def test_replaced_tokens_count_from_then_on() -> None:
     authenticator = Authenticator({ONE: "line 1"})
     authenticator.replace({TWO: "line 1"})
-    assert authenticator.authenticate(TWO) == "line 1"
+    assert authenticator.authenticate(TWO).name == "line 1"
     with pytest.raises(AuthenticationFailed):
         authenticator.authenticate(ONE)
 

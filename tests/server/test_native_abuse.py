@@ -20,6 +20,8 @@ from msgspec import Struct
 
 from tenure.engines.memory import MemoryEngine
 from tenure.errors import AuthenticationFailed, EngineUnavailable
+from tenure.server.auth import Identity, Peer
+from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
 from tenure.server.native_connection import Connection
@@ -426,10 +428,10 @@ async def test_one_that_says_much_at_once_does_not_keep_others_waiting(
 class Password:
     required = True
 
-    def authenticate(self, token: str) -> str:
+    def authenticate(self, token: str, peer: Peer = UNKNOWN_PEER) -> Identity:
         if token != "right":
             raise AuthenticationFailed("the server does not know this token")
-        return "someone"
+        return Identity("someone", "token")
 
 
 async def test_a_wrong_token_is_refused_and_not_repeated_in_the_log(

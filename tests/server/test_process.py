@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import signal
 import socket
 import subprocess
@@ -424,3 +425,29 @@ async def test_ydbs_clients_find_what_tenures_own_have_made(tmp_path: Path) -> N
 async def test_who_finds_nobody_is_told_what_to_look_for(tmp_path: Path) -> None:
     with pytest.raises(tenure.EngineUnavailable, match="see whether 'tenure serve' runs there"):
         await token_of_a_lock(f"tenure+unix://{tmp_path}/t.sock")
+
+
+async def test_the_log_names_the_identity_of_each_connection(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair, client = authority.signs("server.test"), authority.signs("billing")
+    query = f"tls-cert={pair.cert}&tls-key={pair.key}&tls-client-ca={authority.cert}"
+    listen = [
+        "tenure://127.0.0.1:0",
+        f"tenure+unix://{tmp_path}/t.sock",
+        f"tenures://127.0.0.1:0?{query}",
+        "dflockd://127.0.0.1:0",
+        "ydb://127.0.0.1:0",
+    ]
+    async with serving(tmp_path, "--log-level", "debug", listen=listen) as server:
+        plain, local, inside_tls, lines, grpc = server.addresses
+        await token_of_a_lock(plain)
+        await token_of_a_lock(local)
+        await token_of_a_lock(
+            f"{inside_tls}?tls-ca={authority.cert}&tls-cert={client.cert}&tls-key={client.key}"
+        )
+        await token_of_a_lock(lines)
+        await token_of_a_lock(grpc)
+        assert await server.end() == 0
+        found = [each["identity"] for each in server.told("connection greeted")]
+        assert set(found) == {"anonymous", f"uid {os.getuid()}", "CN=billing"}
+        assert found.count("anonymous") >= 3  # one of each protocol

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Protocol
 from tenure.clock import Clock
 from tenure.engines.contract import Engine
 from tenure.errors import NodeNotFound
+from tenure.server.auth.authenticator import Anybody
+from tenure.server.auth.identity import Identity
+from tenure.server.auth.peer import UNKNOWN_PEER, Peer
 from tenure.server.limits import Count, LimitReached, Limits
 from tenure.server.log import tell
 
@@ -29,32 +32,24 @@ _RECOUNT_AFTER = 10.0  # seconds between two countings of the store's semaphores
 
 
 class Authenticator(Protocol):
-    """Who may come in."""
+    """Decision about the identity of a connection; see `tenure.server.auth`."""
 
     @property
     def required(self) -> bool:
         """Whether a client has to show a token."""
         ...
 
-    def authenticate(self, token: str) -> str:
-        """The name of whose token it is, for the log; empty for nobody in particular.
+    def authenticate(self, token: str, peer: Peer = UNKNOWN_PEER) -> Identity:
+        """Return the identity of a client.
 
         Args:
             token: what the client shows; empty if it shows none.
+            peer: what its transport shows.
 
         Raises:
-            AuthenticationFailed: a token is required, and it is not one that is known here.
+            AuthenticationFailed: a token is required, and this is not a valid one.
         """
         ...
-
-
-class Anybody:
-    """The authenticator that asks for nothing."""
-
-    required = False
-
-    def authenticate(self, token: str) -> str:  # noqa: ARG002  (the protocol's)
-        return ""
 
 
 class _Queue:

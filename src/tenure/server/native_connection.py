@@ -27,6 +27,8 @@ from tenure.errors import (
 )
 from tenure.server.accept import Greeting
 from tenure.server.arriving import Arrival
+from tenure.server.auth.identity import ANONYMOUS
+from tenure.server.auth.peer import peer_of
 from tenure.server.hosted import Hosted
 from tenure.server.limits import LimitReached
 from tenure.server.native_operations import ENGINE_MESSAGES, ask
@@ -68,6 +70,7 @@ class Connection(Stream):
 
     Attributes:
         program: whose it is, once it has said so.
+        identity: of its client, once the greeting is over.
         peer: where it comes from.
         stage: where it stands.
         gone: done when the connection is lost.
@@ -76,6 +79,7 @@ class Connection(Stream):
     def __init__(self, listener: NativeListener, greeting: Greeting) -> None:
         super().__init__(listener.context, greeting)
         self.program = b""
+        self.identity = ANONYMOUS
         self.gone: asyncio.Future[None] = self._loop.create_future()
         self._listener = listener
         self._hosting = listener.hosting
@@ -160,7 +164,8 @@ class Connection(Stream):
                 )
             if not 1 <= len(hello.program) <= 64:
                 raise InvalidArgument("a program is named by 1 to 64 bytes")
-            who = context.authenticator.authenticate(hello.token)
+            assert self._transport is not None
+            identity = context.authenticator.authenticate(hello.token, peer_of(self._transport))
             if self._hosting.lets_in_anyway(hello.program):
                 context.counts.connections.take_anyway()
             else:
@@ -178,10 +183,11 @@ class Connection(Stream):
         self._greeting.over()
         self._counted = True
         self.program = hello.program
+        self.identity = identity
         self._hosting.connected(hello.program)
         self.stage = Stage.OPEN
         self._reader.largest = self._limits.message_bytes
-        context.log(logging.DEBUG, "connection greeted", peer=self.peer, who=who or None)
+        context.log(logging.DEBUG, "connection greeted", peer=self.peer, identity=identity)
         self.send(
             Welcome(
                 VERSION,

@@ -26,6 +26,8 @@ from tenure.errors import (
 )
 from tenure.events import SessionAttached
 from tenure.model import DEFAULT_NODE
+from tenure.server.auth import Identity, Peer
+from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.testing.program import Program, answer_of, raises
 from tenure.testing.stage import WINDOW, Stage
 from tests.corpus.subjects import SystemClockThatSteps
@@ -285,7 +287,7 @@ class Nobody:
 
     required = True
 
-    def authenticate(self, token: str) -> str:
+    def authenticate(self, token: str, peer: Peer = UNKNOWN_PEER) -> Identity:
         raise AuthenticationFailed("a token is required")
 
 

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, cast
 from tenure.engines.contract import Answer
 from tenure.errors import AuthenticationFailed, TenureError
 from tenure.server.accept import Greeting
+from tenure.server.auth.identity import ANONYMOUS, Identity
+from tenure.server.auth.peer import UNKNOWN_PEER, peer_of
 from tenure.server.dflockd.claims import ASKED, HELD, MARK, OVER, WAITING, Claim
 from tenure.server.dflockd.commands import COMMANDS
 from tenure.server.dflockd.holder import Holder, attached
@@ -47,6 +49,7 @@ class Connection(Stream):
 
     Attributes:
         number: which of the listener's it is.
+        identity: of its client, once the greeting is over.
         holder: who has what it holds; ``None`` while it has asked for nothing.
         enqueued: claims of the first of two phases, by their keys.
         most_claims: that it may have at a time.
@@ -61,10 +64,12 @@ class Connection(Stream):
         "_leaving",
         "_listener",
         "_options",
+        "_peer",
         "_task",
         "enqueued",
         "gone",
         "holder",
+        "identity",
         "locks",
         "most_claims",
         "number",
@@ -73,10 +78,12 @@ class Connection(Stream):
     def __init__(self, listener: DflockdListener, greeting: Greeting, number: int) -> None:
         super().__init__(listener.context, greeting.peer, COMMANDS)
         self.number = number
+        self.identity = ANONYMOUS
         self.locks = listener.locks
         self.holder: Holder | None = None
         self.enqueued: dict[str, Claim] = {}
         self.most_claims = listener.context.limits.requests_per_session
+        self._peer = UNKNOWN_PEER
         self._listener = listener
         self._options = listener.options
         self.gone: asyncio.Future[None] = self._loop.create_future()
@@ -100,8 +107,10 @@ class Connection(Stream):
         self._inside_tls = transport.get_extra_info("sslcontext") is not None
         self._heard_at = self._now()
         self._listener.joined(self)
-        if not self._context.authenticator.required:
-            self._let_in()
+        self._peer = peer_of(transport)
+        authenticator = self._context.authenticator
+        if not authenticator.required:
+            self._let_in(authenticator.authenticate("", self._peer))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -238,7 +247,7 @@ class Connection(Stream):
 
     # Coming in
 
-    def _let_in(self) -> None:
+    def _let_in(self, identity: Identity) -> None:
         assert self._greeting is not None
         self._greeting.over()
         self._greeting = None
@@ -251,7 +260,9 @@ class Connection(Stream):
             self.cut_off()
             return
         self._counted = True
+        self.identity = identity
         self._special = False
+        self._context.log(logging.DEBUG, "connection greeted", peer=self.peer, identity=identity)
 
     def greet(self, requests: list[RawRequest]) -> list[RawRequest]:
         """The first request, of which more is asked; returns those behind it."""
@@ -260,12 +271,12 @@ class Connection(Stream):
         command, _, token = requests[0]
         if command == "auth":
             try:
-                self._context.authenticator.authenticate(token.strip())
+                identity = self._context.authenticator.authenticate(token.strip(), self._peer)
             except AuthenticationFailed:
                 pass
             else:
                 self._replies.append(OK)
-                self._let_in()
+                self._let_in(identity)
                 return requests[1:]
         self._context.log(logging.WARNING, "access denied", peer=self.peer)
         self._replies.append(ERROR_AUTH)

@@ -17,6 +17,8 @@ from grpclib.exceptions import StreamTerminatedError
 from grpclib.metadata import encode_grpc_message
 from grpclib.protocol import Stream
 
+from tenure.server.auth.identity import ANONYMOUS
+
 if TYPE_CHECKING:
     from tenure.server.ydb.transport import Connection
 
@@ -70,10 +72,12 @@ class Call:
         path: which method is called, ``/package.Service/Method``.
         authority: how the client calls this server, ``host:port``.
         connection: on which it came.
+        identity: of its client, once it is authenticated.
     """
 
     def __init__(self, connection: Connection, stream: Stream, headers: list[Any]) -> None:
         self.connection = connection
+        self.identity = ANONYMOUS
         self.metadata: dict[str, str] = dict(headers)
         self.path = self.metadata.get(":path", "")
         self.authority = self.metadata.get(":authority", "")

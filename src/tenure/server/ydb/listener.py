@@ -38,7 +38,7 @@ _COORDINATION = "/Ydb.Coordination.V1.CoordinationService/"
 _DISCOVERY = "/Ydb.Discovery.V1.DiscoveryService/"
 _FLUSHED_IN = 1.0  # seconds in which a client can read that the server goes away
 
-Unary = Callable[[Any, Call, str], Awaitable[Any]]
+Unary = Callable[[Any, Call], Awaitable[Any]]
 
 
 class YdbListener:
@@ -156,17 +156,17 @@ class YdbListener:
 
     # Who comes in
 
-    def _authenticate(self, call: Call) -> str:
-        """Who calls. Raises `AuthenticationFailed`."""
+    def _authenticate(self, call: Call) -> None:
+        """Find out the identity of a call. Raises `AuthenticationFailed`."""
+        connection = call.connection
         try:
-            name = self._context.authenticator.authenticate(
-                call.metadata.get("x-ydb-auth-ticket", "")
+            call.identity = self._context.authenticator.authenticate(
+                call.metadata.get("x-ydb-auth-ticket", ""), connection.shown
             )
         except AuthenticationFailed:
-            call.connection.log(logging.WARNING, "access denied", call=call.path)
+            connection.log(logging.WARNING, "access denied", call=call.path)
             raise
-        call.connection.greeted()
-        return name
+        connection.greeted(call.identity)
 
     def _wrong_database(self, call: Call) -> str:
         """What is wrong with the database that the client names, or nothing."""
@@ -194,7 +194,7 @@ class YdbListener:
 
         async def serve(call: Call) -> None:
             try:
-                who = self._authenticate(call)
+                self._authenticate(call)
             except AuthenticationFailed as error:
                 await call.send(
                     _framed(response_type(operation=operation(Status.UNAUTHORIZED, str(error))))
@@ -209,12 +209,12 @@ class YdbListener:
                 text = f"not a {name}Request: {error}"
                 raise GrpcError(GrpcStatus.INVALID_ARGUMENT, text) from error
             text = self._wrong_database(call)
-            done = operation(Status.NOT_FOUND, text) if text else await answer(request, call, who)
+            done = operation(Status.NOT_FOUND, text) if text else await answer(request, call)
             await call.send(_framed(response_type(operation=done)))
 
         return {service + name: serve}
 
-    async def _list_endpoints(self, request: Any, call: Call, who: str) -> Any:  # noqa: ARG002
+    async def _list_endpoints(self, request: Any, call: Call) -> Any:  # noqa: ARG002
         own = _shown(self._address.host), self._port
         host, port = self._advertise or _authority(call.authority) or own
         endpoint = discovery.EndpointInfo(
@@ -223,12 +223,12 @@ class YdbListener:
         result = discovery.ListEndpointsResult(endpoints=[endpoint])
         return operation(Status.SUCCESS, result=result)
 
-    async def _who_am_i(self, request: Any, call: Call, who: str) -> Any:  # noqa: ARG002
-        return operation(Status.SUCCESS, result=discovery.WhoAmIResult(user=who or "anonymous"))
+    async def _who_am_i(self, request: Any, call: Call) -> Any:  # noqa: ARG002
+        return operation(Status.SUCCESS, result=discovery.WhoAmIResult(user=call.identity.name))
 
 
 def _without_call(method: Callable[[Any], Awaitable[Any]]) -> Unary:
-    async def answer(request: Any, call: Call, who: str) -> Any:  # noqa: ARG001
+    async def answer(request: Any, call: Call) -> Any:  # noqa: ARG001
         return await method(request)
 
     return answer

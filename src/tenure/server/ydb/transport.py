@@ -35,6 +35,8 @@ from h2.events import PingReceived
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
+from tenure.server.auth.identity import ANONYMOUS, Identity
+from tenure.server.auth.peer import UNKNOWN_PEER, peer_of
 from tenure.server.limits import LimitReached
 from tenure.server.ydb.calls import Call, GrpcError, Method
 
@@ -63,6 +65,8 @@ class Connection(H2Protocol, AbstractHandler):
         tasks: where the tasks of its calls stand while they run.
 
     Attributes:
+        identity: of its client's latest authenticated call; each call has its own.
+        shown: what the transport shows about the client.
         sessions: how many sessions are attached through it.
         choked: calls whose messages are not read for now.
         pings: how many of HTTP/2's it has answered.
@@ -84,6 +88,8 @@ class Connection(H2Protocol, AbstractHandler):
     ) -> None:
         super().__init__(self, _CONFIG, _H2_CONFIG)
         self.context = context
+        self.identity = ANONYMOUS
+        self.shown = UNKNOWN_PEER
         self.sessions = 0
         self.choked: set[Call] = set()
         self.pings = 0
@@ -107,6 +113,7 @@ class Connection(H2Protocol, AbstractHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self.shown = peer_of(transport)
         limits = self.context.limits
         try:
             self.context.counts.connections.take()
@@ -186,7 +193,7 @@ class Connection(H2Protocol, AbstractHandler):
         self.lost.set()
         self._connections.discard(self)
         self.context.counts.connections.give_back()
-        self.greeted()
+        self._greeting_over()
         for timer in (self._stalled, self._lingering):
             if timer is not None:
                 timer.cancel()
@@ -253,8 +260,14 @@ class Connection(H2Protocol, AbstractHandler):
             return Status.INTERNAL, "an error of this server; its log has more"
         return Status.OK, ""
 
-    def greeted(self) -> None:
-        """The client has said who it is, or has gone. Safe to call twice."""
+    def greeted(self, identity: Identity) -> None:
+        """The client has made a call with this identity."""
+        if self._greeting_timer is not None or self.identity != identity:
+            self.identity = identity
+            self.log(logging.DEBUG, "connection greeted", identity=identity)
+        self._greeting_over()
+
+    def _greeting_over(self) -> None:
         self._greeting.over()
         if self._greeting_timer is not None:
             self._greeting_timer.cancel()

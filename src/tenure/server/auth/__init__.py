@@ -1,0 +1,27 @@
+"""Authentication: which identity each connection has.
+
+Read in this order: `identity` (the value that everything else uses), `peer` (what a transport shows
+about the client), `tokens` (the formats of a token file), `authenticator` (the decision).
+
+No message, log line and `repr` in this package contains a token.
+"""
+
+from __future__ import annotations
+
+from tenure.server.auth.authenticator import Anybody, Authenticator
+from tenure.server.auth.identity import ANONYMOUS, Identity, IdentityKind
+from tenure.server.auth.peer import Peer, PeerCertificate, peer_of
+from tenure.server.auth.tokens import read_tokens, readable_by_others
+
+__all__ = [
+    "ANONYMOUS",
+    "Anybody",
+    "Authenticator",
+    "Identity",
+    "IdentityKind",
+    "Peer",
+    "PeerCertificate",
+    "peer_of",
+    "read_tokens",
+    "readable_by_others",
+]

@@ -1,0 +1,34 @@
+"""Identity of a client, as permissions, quotas and the audit log see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+__all__ = ["ANONYMOUS", "Identity", "IdentityKind"]
+
+IdentityKind: TypeAlias = Literal["token", "certificate", "uid", "anonymous"]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Identity of one or several connections.
+
+    Attributes:
+        name: as the log shows it: a token's name, or its line in a file of plain tokens; the
+            subject of a client certificate; ``uid 1000`` for a Unix peer; ``anonymous``.
+        kind: the credential that established it.
+        credential: digest of the token; empty for the other kinds. It finds the token again after
+            a reload, and is not a secret: the key of the digest never leaves the process.
+    """
+
+    name: str
+    kind: IdentityKind
+    credential: bytes = field(default=b"", repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+ANONYMOUS = Identity("anonymous", "anonymous")
+"""Identity of every client that shows nothing, where nothing is required."""

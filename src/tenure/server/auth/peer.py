@@ -1,0 +1,92 @@
+"""What a transport shows about its client: a certificate, or a Unix user id."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["UNKNOWN_PEER", "Peer", "PeerCertificate", "peer_of"]
+
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: Linux's struct ucred
+_SHORT_NAMES = {
+    "commonName": "CN",
+    "countryName": "C",
+    "domainComponent": "DC",
+    "localityName": "L",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "stateOrProvinceName": "ST",
+    "userId": "UID",
+}
+_ESCAPED = frozenset(',+"\\<>;=')
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCertificate:
+    """Client certificate that the TLS handshake has verified.
+
+    Attributes:
+        subject: its distinguished name in the order of RFC 4514 (``CN=billing,O=Example``); without
+            one, its first alternative name (``DNS:billing.example``).
+        der: the certificate itself.
+    """
+
+    subject: str
+    der: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Client of one connection, as far as its transport knows it.
+
+    Attributes:
+        certificate: that it has shown, where the listener requires one.
+        uid: its user id, on a Unix socket of a system that tells.
+    """
+
+    certificate: PeerCertificate | None = None
+    uid: int | None = None
+
+
+UNKNOWN_PEER = Peer()
+
+
+def peer_of(transport: asyncio.BaseTransport) -> Peer:
+    """Read what a connected transport shows about its client."""
+    ssl_object = transport.get_extra_info("ssl_object")
+    if ssl_object is not None:
+        der = ssl_object.getpeercert(binary_form=True)
+        if der is None:
+            return UNKNOWN_PEER
+        return Peer(PeerCertificate(subject_of(ssl_object.getpeercert()), der))
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family == socket.AF_UNIX and hasattr(socket, "SO_PEERCRED"):
+        found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return Peer(uid=_CREDENTIALS.unpack(found)[1])
+    return UNKNOWN_PEER
+
+
+def subject_of(shown: Any) -> str:
+    """Format the subject in the result of `ssl.SSLSocket.getpeercert`."""
+    parts = [
+        "+".join(f"{_SHORT_NAMES.get(name, name)}={_escape(value)}" for name, value in part)
+        for part in shown.get("subject", ())
+    ]
+    if parts:
+        return ",".join(reversed(parts))
+    for kind, value in shown.get("subjectAltName", ()):
+        return f"{kind}:{value}"
+    return f"serial {shown.get('serialNumber', '')}"
+
+
+def _escape(value: str) -> str:
+    """Escape a value so that no two subjects have the same text."""
+    escaped = "".join(f"\\{each}" if each in _ESCAPED else each for each in value)
+    if escaped[:1] in {" ", "#"}:
+        escaped = "\\" + escaped
+    if escaped.endswith(" "):
+        escaped = escaped[:-1] + "\\ "
+    return escaped
