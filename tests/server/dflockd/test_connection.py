@@ -18,7 +18,7 @@ from tenure.engines.memory.session import MemorySession
 from tenure.errors import EngineError
 from tenure.model import EPHEMERAL_LIMIT, SessionDescription
 from tenure.server.auth import Authenticator
-from tenure.server.dflockd.claims import Record
+from tenure.server.dflockd.claims import Record, sealed
 from tenure.server.dflockd.holder import Holder
 from tenure.server.dflockd.housekeeping import Deaf
 from tenure.server.limits import Limits
@@ -421,7 +421,7 @@ async def test_locks_of_a_dead_server_are_taken_over_when_the_store_has_not_hear
         client, salt = Client(listener), "0123456789abcdef"
         how = Attach("/dflockd", 1000.0, listener.describe("somebody"), "window")
         session = await engine.attach(how, Deaf())
-        record = Record(salt, 900, int((clock.wall() + 900) * 1000)).to_bytes()
+        record = Record(sealed(salt, "job"), 900, int((clock.wall() + 900) * 1000)).to_bytes()
         placed = session.enqueue(1, "job", EPHEMERAL_LIMIT, record, timeout=None, ephemeral=True)
         assert isinstance(placed, Enqueued)
         assert placed.order_id is not None

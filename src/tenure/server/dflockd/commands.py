@@ -140,8 +140,8 @@ def _wait(conn: Connection, name: str, argument: str, now: float) -> bytes | Non
 
 def _release(conn: Connection, name: str, argument: str, now: float) -> bytes | None:
     locks = conn.locks
-    claim = locks.held.get(argument) or locks.held.get(argument.strip())
-    if claim is None or claim.key.name != name:
+    claim = locks.find(name, argument)
+    if claim is None:
         return ERROR
     if claim.deadline <= now:
         locks.expire(claim, now)
@@ -163,8 +163,8 @@ def _renew(conn: Connection, name: str, argument: str, now: float) -> bytes | No
         return ERROR
     locks = conn.locks
     token, lease = terms
-    claim = locks.held.get(token)
-    if claim is None or claim.key.name != name:
+    claim = locks.find(name, token)
+    if claim is None:
         return ERROR
     if claim.deadline <= now:
         locks.expire(claim, now)

@@ -145,7 +145,7 @@ async def _take_over(
     locks.holders.add(holder)
     for request in holder.found:
         holder.hold = max(holder.hold, request.hold)
-        record = Record.of(request.data)
+        record = Record.of(request.data, request.name)
         described = semaphores.get(request.name)
         if request.granted and record is not None and described is not None:
             _keep(locks, holder, request, record, described)
@@ -171,11 +171,11 @@ def _keep(
     key = locks.keys.get(request.name)
     if key is None:
         key = locks.found(request.name, limit, now)
-    claim = Claim(key, holder, request.hold, record.salt, record.lease)
+    claim = Claim(key, holder, request.hold, record.lease, record.seal)
     left = record.until / 1000 - locks.context.clock.wall()
     since = next((o.since for o in semaphore.owners if o.order_id == request.order_id), None)
     waited = record.lease if since is None else record.lease - since
     holder.claims[request.hold] = claim
     key.claims.add(claim)
-    locks.give(claim, request.order_id, now)
+    locks.inherit(claim, request.order_id)
     claim.deadline = now + min(max(left, waited), record.lease)

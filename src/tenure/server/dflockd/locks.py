@@ -28,7 +28,7 @@ from tenure.engines.contract import Answer, Enqueued, Place
 from tenure.errors import InvalidArgument, SemaphoreNotFound, SessionExpired, TenureError
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.server.context import Context
-from tenure.server.dflockd.claims import HELD, OVER, WAITING, Claim, Key, Record
+from tenure.server.dflockd.claims import HELD, OVER, WAITING, Claim, Key, Record, sealed
 from tenure.server.dflockd.holder import LAPSED, Holder
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.limits import LimitReached
@@ -38,6 +38,7 @@ from tenure.wire.lines.replies import (
     ERROR_LIMIT_MISMATCH,
     ERROR_MAX_LOCKS,
     TIMEOUT,
+    fence_of,
     make_token,
 )
 
@@ -59,7 +60,8 @@ class Locks:
 
     Attributes:
         keys: by their names.
-        held: claims by their tokens.
+        held: claims that hold. One that this server granted is found by its token, and one that
+            another server did by its fencing token and its seal (`find`).
         holders: with and without connections.
         draining: nobody may wait any more.
         leaving: sessions are not to end with their connections.
@@ -70,7 +72,7 @@ class Locks:
         self.options = options
         self.now = context.clock.now
         self.keys: dict[str, Key] = {}
-        self.held: dict[str, Claim] = {}
+        self.held: dict[str | tuple[int, str], Claim] = {}
         self.holders: set[Holder] = set()
         self.draining = False
         self.leaving = False
@@ -140,11 +142,12 @@ class Locks:
         """Ask for a place in its queue."""
         salts = self._salts or self._make_salts()
         salt = salts.pop()
+        seal = sealed(salt, key.name)
         holder.hold = hold = holder.hold + 1
-        claim = Claim(key, holder, hold, salt, lease)
+        claim = Claim(key, holder, hold, lease, seal, salt)
         wall = self._wall
         until = int((wall() + lease) * 1000)
-        record = f"dflockd {salt} {lease} {until}".encode()  # a `Record`, faster
+        record = f"dflockd2 {seal} {lease} {until}".encode()  # a `Record`, faster
         mutex = key.limit == 1
         try:
             answer = holder.session.enqueue(
@@ -234,8 +237,34 @@ class Locks:
             claim.key.waiting -= 1
         claim.stage = HELD
         claim.deadline = now + claim.lease
-        claim.token = token = make_token(order_id, claim.token)
+        claim.token = token = make_token(order_id, claim.salt)
         self.held[token] = claim
+
+    def inherit(self, claim: Claim, order_id: int) -> None:
+        """Another server granted it, and its client has the token."""
+        claim.stage = HELD
+        claim.order_id = order_id
+        self.held[order_id, claim.seal] = claim
+
+    def find(self, name: str, token: str) -> Claim | None:
+        """The claim for the key `name` that holds by this token."""
+        claim = self.held.get(token)
+        if claim is None:
+            token = token.strip()
+            claim = self.held.get(token) or self._claim_inherited(name, token)
+        return claim if claim is not None and claim.key.name == name else None
+
+    def _claim_inherited(self, name: str, token: str) -> Claim | None:
+        """A claim that another server granted; from now on it is found as all others are."""
+        fence = fence_of(token)
+        if fence is None:
+            return None
+        claim = self.held.pop((fence, sealed(token[16:], name)), None)
+        if claim is not None:
+            claim.salt = token[16:]
+            claim.token = token
+            self.held[token] = claim
+        return claim
 
     def drop(self, claim: Claim, verdict: bytes, now: float) -> None:
         """It is over. Safe to call twice."""
@@ -245,7 +274,7 @@ class Locks:
         claim.stage = OVER
         claim.verdict = verdict
         if stage is HELD:
-            del self.held[claim.token]
+            del self.held[claim.token or (claim.order_id, claim.seal)]
         elif stage is WAITING:
             key.waiting -= 1
         key.claims.discard(claim)
@@ -295,7 +324,7 @@ class Locks:
             SessionExpired, LeaseReleased: the store says that it is over.
         """
         until = int((self._wall() + lease) * 1000)
-        data = Record(claim.token[16:], lease, until).to_bytes()
+        data = Record(claim.seal, lease, until).to_bytes()
         answer = claim.holder.session.alter(claim.hold, count=None, data=data)
         claim.lease = lease
         # Until its client hears of it, a lease may be prolonged, and not be cut short.
