@@ -1,7 +1,8 @@
 """Authentication: which identity each connection has.
 
-Read in this order: `identity` (the value that everything else uses), `peer` (what a transport shows
-about the client), `tokens` (the formats of a token file), `authenticator` (the decision).
+Read in this order: `permissions` and `quotas` (what an identity may do, and have), `identity` (the
+value that everything else uses), `peer` (what a transport shows about the client), `tokens` (the
+formats of a token file), `authenticator` (the decision).
 
 No message, log line and `repr` in this package contains a token.
 """

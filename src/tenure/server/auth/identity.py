@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from tenure.server.auth.permissions import EVERYTHING, Permissions
+from tenure.server.auth.quotas import UNSET, Quotas
+
 __all__ = ["ANONYMOUS", "Identity", "IdentityKind"]
 
 IdentityKind: TypeAlias = Literal["token", "certificate", "uid", "anonymous"]
@@ -20,11 +23,15 @@ class Identity:
         kind: the credential that established it.
         credential: digest of the token; empty for the other kinds. It finds the token again after
             a reload, and is not a secret: the key of the digest never leaves the process.
+        permissions: its access to nodes.
+        quotas: how much it may have at a time.
     """
 
     name: str
     kind: IdentityKind
     credential: bytes = field(default=b"", repr=False, compare=False)
+    permissions: Permissions = field(default=EVERYTHING, repr=False, compare=False)
+    quotas: Quotas = field(default=UNSET, repr=False, compare=False)
 
     def __str__(self) -> str:
         return self.name

@@ -1,0 +1,99 @@
+"""Permissions of an identity: the access that it has to each node.
+
+Access to a node is one of four levels, and each includes those before it:
+
+* ``none``: the node does not exist for this identity.
+* ``read``: describe, list and watch; attach a session for that.
+* ``hold``: acquire, campaign, register; create, update and delete semaphores.
+* ``administer``: create, alter and drop the node, end sessions and evict requests of other
+  identities, delete a semaphore that has owners or waiters.
+
+Levels are given for prefixes of paths. A prefix covers whole components: ``/billing`` covers
+``/billing`` and ``/billing/jobs``, and not ``/billing2``; ``/`` covers every node. **The longest
+prefix that covers a node decides alone**, so that a rule inside another one may give more or less.
+Nodes that no prefix covers have the level ``none``. An identity without permissions of its own may
+do everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tenure.core.rules import check_path
+from tenure.errors import InvalidArgument
+
+__all__ = ["EVERYTHING", "Access", "Permissions"]
+
+
+class Access(IntEnum):
+    """Level of access to a node. A level includes those below it."""
+
+    NONE = 0
+    READ = 1
+    HOLD = 2
+    ADMINISTER = 3
+
+
+_LEVELS = {each.name.lower(): each for each in Access}
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """Levels of access by prefix of path. The longest prefix that covers a node decides.
+
+    Attributes:
+        prefixes: the rules, as ``{"/billing": Access.HOLD}``.
+    """
+
+    prefixes: Mapping[str, Access]
+
+    @classmethod
+    def parse(cls, given: Mapping[str, object] | None, *, where: str = "") -> Permissions:
+        """Read permissions from a plain mapping, as a TOML table has it.
+
+        Args:
+            given: a level's name for each prefix, as ``{"/billing": "hold"}``; ``None`` allows
+                everything.
+            where: the place of the mapping, for messages.
+
+        Raises:
+            InvalidArgument: a prefix is no path, or a level is unknown.
+        """
+        if given is None:
+            return EVERYTHING
+        place = f"{where}: " if where else ""
+        prefixes: dict[str, Access] = {}
+        for prefix, level in given.items():
+            if prefix != "/":
+                try:
+                    check_path(prefix)
+                except InvalidArgument as error:
+                    raise InvalidArgument(
+                        f"{place}permissions are given for a node or '/', not for {prefix!r}: "
+                        f"{error}"
+                    ) from None
+            access = _LEVELS.get(level) if isinstance(level, str) else None
+            if access is None:
+                raise InvalidArgument(
+                    f"{place}the permission for {prefix!r} is one of {', '.join(_LEVELS)}, "
+                    f"not {level!r}"
+                )
+            prefixes[prefix] = access
+        return cls(prefixes)
+
+    def access(self, node: str) -> Access:
+        """The level of access to a node."""
+        prefixes = self.prefixes
+        prefix = node
+        while prefix:
+            found = prefixes.get(prefix)
+            if found is not None:
+                return found
+            prefix = prefix.rpartition("/")[0]
+        return prefixes.get("/", Access.NONE)
+
+
+EVERYTHING = Permissions({"/": Access.ADMINISTER})
+"""The permissions of an identity that has none of its own."""
