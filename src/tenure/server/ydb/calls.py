@@ -85,7 +85,7 @@ class Call:
         self._receiver: Receiver | None = None
         self._unread: deque[tuple[bytes, int]] = deque()
         self._partial = bytearray()
-        self._ended = False
+        self._ended = self._cancelled = False
         self._over = False
         self._decoding = False
         self._begun = False
@@ -100,6 +100,10 @@ class Call:
         self._ended = True
         self.more()
 
+    def cancelled(self) -> None:
+        """The client has reset the stream; its task is being cancelled."""
+        self._cancelled = True
+
     def unacked_size(self) -> int:
         """How much of the client's data was not acknowledged; it is forgotten."""
         size = sum(ack_size for _, ack_size in self._unread)
@@ -107,6 +111,11 @@ class Call:
         return size
 
     # Receiving
+
+    @property
+    def left(self) -> bool:
+        """Whether the client has half-closed or cancelled it."""
+        return self._ended or self._cancelled
 
     def listen(self, receiver: Receiver) -> None:
         """From now on `receiver` gets the messages, those first that have come already."""

@@ -208,6 +208,7 @@ class YdbListener:
             except DecodeError as error:
                 text = f"not a {name}Request: {error}"
                 raise GrpcError(GrpcStatus.INVALID_ARGUMENT, text) from error
+            await call.connection.departures.settled()
             text = self._wrong_database(call)
             done = operation(Status.NOT_FOUND, text) if text else await answer(request, call)
             await call.send(_framed(response_type(operation=done)))

@@ -132,22 +132,25 @@ class Roll:
 
     def detach(
         self, session: EngineSession, node: str, under_way: set[asyncio.Future[Any]]
-    ) -> None:
-        """Have a session detached at its store, which nobody waits for but `aclose`.
+    ) -> asyncio.Task[None]:
+        """Have a session detached at its store; `aclose` waits for the task that does so.
 
         Args:
             under_way: operations that nobody wants the answers of any more, and which end first.
         """
-        self._spawn(self._part(session, node, under_way, session.detach))
+        return self._spawn(self._part(session, node, under_way, session.detach))
 
-    def end(self, session: EngineSession, node: str, under_way: set[asyncio.Future[Any]]) -> None:
+    def end(
+        self, session: EngineSession, node: str, under_way: set[asyncio.Future[Any]]
+    ) -> asyncio.Task[None]:
         """Have a session closed at its store; as `detach`."""
-        self._spawn(self._part(session, node, under_way, session.close))
+        return self._spawn(self._part(session, node, under_way, session.close))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
+        return task
 
     async def _part(
         self,

@@ -67,7 +67,9 @@ async def serve_session(
         raise GrpcError(GrpcStatus.INVALID_ARGUMENT, "First message must be a SessionStart")
     start, connection = request.session_start, call.connection
     connection.sessions += 1
+    connection.departures.begin(call)
     try:
+        await connection.departures.settled(before=call)
         if not start.session_id:
             _check_number(connection.sessions, context.limits.sessions_per_connection)
         stream = SessionStream(context, roll, call, _node(start.path, node_of))
@@ -82,6 +84,7 @@ async def serve_session(
         await call.send(frame(failure(refused.status, refused.text).SerializeToString()))
     finally:
         connection.sessions -= 1
+        connection.departures.over(call)
 
 
 def _check_number(sessions: int, most: int) -> None:
@@ -213,9 +216,10 @@ class SessionStream:
             return
         if self._roll.leave(self._node, session.id, self) and not self._keep:
             self._roll.over(self._node, session.id)
-            self._roll.end(session, self._node, under_way)
+            leaving = self._roll.end(session, self._node, under_way)
         else:
-            self._roll.detach(session, self._node, under_way)
+            leaving = self._roll.detach(session, self._node, under_way)
+        self._connection.departures.over(self._call, leaving)
 
     def go_elsewhere(self) -> None:
         """The server is going away: the client is to attach its session at another one."""

@@ -39,6 +39,7 @@ from tenure.server.auth.identity import ANONYMOUS, Identity
 from tenure.server.auth.peer import UNKNOWN_PEER, peer_of
 from tenure.server.limits import LimitReached
 from tenure.server.ydb.calls import Call, GrpcError, Method
+from tenure.server.ydb.departures import Departures
 
 if TYPE_CHECKING:
     from tenure.server.accept import Greeting
@@ -68,6 +69,7 @@ class Connection(H2Protocol, AbstractHandler):
         identity: of its client's latest authenticated call; each call has its own.
         shown: what the transport shows about the client.
         sessions: how many sessions are attached through it.
+        departures: sessions that its client has left.
         choked: calls whose messages are not read for now.
         pings: how many of HTTP/2's it has answered.
         is_open: it has not been closed from either end.
@@ -91,6 +93,7 @@ class Connection(H2Protocol, AbstractHandler):
         self.identity = ANONYMOUS
         self.shown = UNKNOWN_PEER
         self.sessions = 0
+        self.departures = Departures()
         self.choked: set[Call] = set()
         self.pings = 0
         self.lost = asyncio.Event()
@@ -215,7 +218,8 @@ class Connection(H2Protocol, AbstractHandler):
         task.add_done_callback(self._tasks.discard)
 
     def cancel(self, stream: Stream) -> None:
-        """A stream was reset: its wrapper has cancelled its task."""
+        """Note that a stream was reset: its wrapper has cancelled its task."""
+        cast(Call, stream.buffer).cancelled()
 
     def close(self) -> None:
         """The connection is over: so are the streams, each of whose wrappers cancels its task."""

@@ -1,0 +1,64 @@
+"""Sessions that the client of one connection has left, until the store has detached them.
+
+A client that cancels or half-closes a session's stream and then asks for something else, such as to
+drop the session's node, expects the session to be detached by then. HTTP/2 keeps the order of the
+two, but each call has its own task: the later call waits here for what was left before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tenure.server.ydb.calls import Call
+
+__all__ = ["Departures"]
+
+
+class Departures:
+    """The session streams of one connection, and which of them are being detached."""
+
+    def __init__(self) -> None:
+        self._streams: dict[Call, asyncio.Future[None]] = {}
+        self._leaving: set[asyncio.Future[None]] = set()
+
+    def begin(self, call: Call) -> None:
+        """Note that `call` is about to attach a session."""
+        self._streams[call] = asyncio.get_running_loop().create_future()
+
+    def over(self, call: Call, detaching: asyncio.Task[None] | None = None) -> None:
+        """Note the end of a stream. Safe to call twice; the first call counts.
+
+        Args:
+            call: the stream.
+            detaching: the task that detaches or ends its session in the store, where there is one.
+        """
+        future = self._streams.pop(call, None)
+        if future is None:
+            return
+        if detaching is None:
+            future.set_result(None)
+            return
+        self._leaving.add(future)
+
+        def done(_: asyncio.Task[None]) -> None:
+            self._leaving.discard(future)
+            future.set_result(None)
+
+        detaching.add_done_callback(done)
+
+    async def settled(self, before: Call | None = None) -> None:
+        """Wait until the store has detached every session that the client has left.
+
+        Args:
+            before: only the streams that began before this one count.
+        """
+        waiting = set(self._leaving)
+        for call, future in self._streams.items():
+            if call is before:
+                break
+            if call.left:
+                waiting.add(future)
+        if waiting:
+            await asyncio.wait(waiting)
