@@ -208,6 +208,32 @@ SCRIPTS = {
         a e other = acquired $2 33
         c w job 1 = error_not_enqueued
     """,
+    "a first phase after the grant of the former one is over": """
+        a e job = acquired $1 33
+        a r job $1 = ok
+        a e job = acquired $2 33
+        b r job $2 = ok
+        a e job 3 = acquired $3 3
+        + 5
+        a e job = acquired $4 33
+        a e job = error_already_enqueued
+        b e job = queued
+        a w job 10 = ok $4 33
+        a r job $4 = ok
+        a r job $4 = error
+        c l job 0 = timeout
+    """,
+    "a first phase in the moment in which the former lease ends": """
+        a e job 3 = acquired $1 3
+        b l job 10 = ?
+        + 2.75
+        a e job = error_already_enqueued
+        + 0.1
+        a e job = queued
+        b = ok $2 33
+        b r job $2 = ok
+        a w job 10 = ok $3 33
+    """,
     "the second phase begins the lease anew": """
         a e job 3 = acquired $1 3
         + 2
@@ -407,6 +433,25 @@ async def test_as_the_server_is_told(name: str, clock: VirtualClock, engine: Eng
     options, script = LIMITED[name]
     async with serving(clock, engine=engine, **options) as listener:  # type: ignore[arg-type]
         await play(listener, script)
+
+
+@pytest.mark.parametrize("read_timeout", [23.0, 5.6])
+async def test_the_next_is_granted_within_a_sweep_of_the_end_of_a_lease(
+    clock: VirtualClock, engine: Engine, read_timeout: float
+) -> None:
+    async with serving(clock, engine=engine, read_timeout=read_timeout) as listener:
+        for number in range(30):
+            await asyncio.sleep(0.23)
+            holder, waiter = Client(listener), Client(listener)
+            began = clock.now()
+            holder.ask("l", f"job-{number}", "0 1")
+            waiter.ask("l", f"job-{number}", "10")
+            while not waiter.heard:  # noqa: ASYNC110  (virtual time)
+                await asyncio.sleep(0.01)
+            assert waiter.heard.startswith(b"ok ")
+            assert 1.0 <= clock.now() - began <= 2.0
+            holder.abort()
+            waiter.abort()
 
 
 async def test_tokens_rise(clock: VirtualClock) -> None:

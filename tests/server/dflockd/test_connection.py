@@ -5,27 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenure.engines.contract import Attach, Engine, Enqueued
+from tenure.engines.contract import Attach, Engine
 from tenure.engines.memory import MemoryEngine
 from tenure.engines.memory.session import MemorySession
 from tenure.errors import EngineError
-from tenure.model import EPHEMERAL_LIMIT, SessionDescription
 from tenure.server.auth import Authenticator
-from tenure.server.dflockd.claims import Record, sealed
 from tenure.server.dflockd.holder import Holder
 from tenure.server.dflockd.housekeeping import Deaf
 from tenure.server.limits import Limits
 from tenure.testing import VirtualClock
 from tenure.testing.clock import run
 from tenure.testing.faults import FaultyEngine, Way
-from tenure.wire.lines.replies import make_token
 from tests.server.dflockd.talking import Client, play, serving
 
 pytestmark = pytest.mark.usefixtures("loop_factory")
@@ -401,40 +396,6 @@ async def test_what_a_killed_server_left_for_nobody_is_deleted_in_its_time(
         assert await store.list_semaphores("/dflockd", owners=False, waiters=False) == []
         token_of(await Client(listener).asks("sl", "pool", "0 3"))
     await store.aclose()
-
-
-class Unseeing(MemoryEngine):
-    """A store that does not see who is dead, as those that many machines share."""
-
-    silent = 0.0
-
-    async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
-        found = await super().list_sessions(path)
-        return [replace(each, attached=True, silent_for=self.silent) for each in found]
-
-
-async def test_locks_of_a_dead_server_are_taken_over_when_the_store_has_not_heard_of_it_for_long(
-    clock: VirtualClock,
-) -> None:
-    engine = Unseeing("shared", clock)
-    async with serving(clock, engine=engine, read_timeout=1000.0) as listener:
-        client, salt = Client(listener), "0123456789abcdef"
-        how = Attach("/dflockd", 1000.0, listener.describe("somebody"), "window")
-        session = await engine.attach(how, Deaf())
-        record = Record(sealed(salt, "job"), 900, int((clock.wall() + 900) * 1000)).to_bytes()
-        placed = session.enqueue(1, "job", EPHEMERAL_LIMIT, record, timeout=None, ephemeral=True)
-        assert isinstance(placed, Enqueued)
-        assert placed.order_id is not None
-        token = make_token(placed.order_id, salt)
-        engine.silent = 500.0
-        await asyncio.sleep(40)
-        assert await client.asks("n", "job", token) == "error"
-        engine.silent = 501.0
-        await asyncio.sleep(40)
-        assert await client.asks("l", "job", "0") == "timeout"
-        assert (await client.asks("n", "job", token)).startswith("ok ")
-        assert await client.asks("r", "job", token) == "ok"
-        token_of(await client.asks("l", "job", "0"))
 
 
 async def test_what_somebody_else_made_is_not_deleted(clock: VirtualClock, engine: Engine) -> None:

@@ -80,9 +80,10 @@ async def test_tokens_outlive_a_server_that_is_killed(tmp_path: Path) -> None:
             waiter.say("l", "job", "30")
             assert await holder.ask("ping") == "ok"
             assert await server.end(signal.SIGKILL) == -signal.SIGKILL
-    listen = [f"dflockd://127.0.0.1:{port}"]
-    async with serving(tmp_path, *with_store, listen=listen) as server:
+    async with serving(tmp_path, *with_store, listen=["dflockd://127.0.0.1:0"]) as server:
         assert server.told("took locks over")
+        assert port_of(server) != port
+        port = port_of(server)
         async with talking(port) as client, talking(port) as other:
             assert await other.ask("l", "job", "0") == "timeout"
             assert await client.ask("n", "job", f"{job} 20") == "ok 20"

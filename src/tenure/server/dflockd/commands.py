@@ -63,8 +63,13 @@ def _enqueue(
     terms = enqueue_terms(argument, counted=counted)
     if terms is None:
         return ERROR
-    if name in conn.enqueued:
-        return ERROR_ALREADY_ENQUEUED
+    former = conn.enqueued.get(name)
+    if former is not None:
+        if former.stage is HELD and former.deadline <= now:
+            conn.locks.expire(former, now)
+        if former.stage is not OVER:
+            return ERROR_ALREADY_ENQUEUED
+        del conn.enqueued[name]
     return _claim(conn, name, terms[0], terms[1], None, now)
 
 

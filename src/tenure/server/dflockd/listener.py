@@ -3,14 +3,13 @@
 States: made ─open─► open ─drain─► draining ─aclose─► closed; and from each of them to closed.
 
 Who owns what: the listener owns its `Door`, its connections, its `Locks`, every task that these
-begin, and one timer, which has them look at the clock.
+begin, and two timers: one has them look at the clock, one ends leases.
 
-* **Open.** The node is created if it is missing. What this listener has left in the store, when it
-  was killed or ended, is taken over: tokens go on being right until their leases run out.
+* **Open.** The node is created if it is missing. The sessions that former listeners left there are
+  taken over: their tokens stay valid until the leases end.
 * **Drain.** The door is closed, and who waits is told `error_draining`. Who holds is served on.
 * **Close.** Clients have `shutdown_time` to go, then they are cut off. What they hold stays in the
-  store: it is theirs until its lease runs out, or until this listener is opened anew and they
-  release it.
+  store: it is theirs until its lease ends, or until another listener on the node releases it.
 * **Cancel.** A close that is cancelled cuts everybody off at once, and leaves the sessions as they
   are.
 """
@@ -24,7 +23,7 @@ import ssl
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from tenure.background import Failures
+from tenure.background import BackgroundTimer, Failures
 from tenure.core import rules
 from tenure.errors import EngineError, InvalidArgument, TenureError, Unsupported
 from tenure.identity import seen_from
@@ -34,9 +33,10 @@ from tenure.server.addresses import parse
 from tenure.server.context import Context
 from tenure.server.dflockd.connection import Connection
 from tenure.server.dflockd.holder import LAPSED
-from tenure.server.dflockd.housekeeping import collect, know_leftovers, take_over_orphans
+from tenure.server.dflockd.housekeeping import collect, know_leftovers
 from tenure.server.dflockd.locks import Locks
 from tenure.server.dflockd.options import DflockdOptions
+from tenure.server.dflockd.orphans import Orphans, session_text
 from tenure.server.sockets import bind_ports
 
 __all__ = ["DflockdListener"]
@@ -87,12 +87,13 @@ class DflockdListener:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._keeping: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._sweeps: BackgroundTimer | None = None
+        self._sweep_due = 0.0
         self._failures = Failures("looking after connections", self.context.logger)
-        self._interval = min(
-            1.0, self.options.sweep_interval, max(0.02, self.options.read_timeout / 8)
-        )
-        self._swept_at = self._kept_at = self._looked_at = context.clock.now()
+        self._interval = min(1.0, max(0.02, self.options.read_timeout / 8))
+        self._kept_at = self._looked_at = context.clock.now()
         self.locks = Locks(context, self.options, self.start)
+        self._orphans = Orphans(self.locks)
 
     @property
     def address(self) -> str:
@@ -110,8 +111,8 @@ class DflockdListener:
         return len(self._connections)
 
     def describe(self, peer: str) -> str:
-        """What the session of a connection says of itself; by it, its listener finds it again."""
-        return seen_from(f"dflockd {self._place} for {peer}", peer_host(peer))
+        """Return the description of the session of a connection."""
+        return seen_from(session_text(self._place, peer), peer_host(peer))
 
     async def open(self) -> None:
         can = self.context.engine.capabilities
@@ -128,13 +129,21 @@ class DflockdListener:
             self._port = sockets[0].getsockname()[1]
         self._door = Door(self.context, sockets, self._connection, self._tls)
         try:
-            await take_over_orphans(self.locks, self.describe(""))
+            await self._orphans.take_over()
             await know_leftovers(self.locks)
         except BaseException:
             await self.aclose()
             raise
         self._door.open()
         self._tick()
+        self._sweep_due = self.context.clock.now()
+        self._sweeps = BackgroundTimer(
+            asyncio.get_running_loop(),
+            self.context.clock.now,
+            self._sweep,
+            Failures("ending leases", self.context.logger),
+        )
+        self._sweeps.soon()
 
     async def drain(self) -> None:
         if self._door is None:
@@ -164,6 +173,8 @@ class DflockdListener:
             self.locks.leaving = True
             if self._timer is not None:
                 self._timer.cancel()
+            if self._sweeps is not None:
+                self._sweeps.cancel()
             if self._keeping is not None:
                 self._keeping.cancel()
             for connection in list(self._connections):
@@ -221,13 +232,21 @@ class DflockdListener:
 
     # Time
 
+    def _sweep(self) -> None:
+        """End the leases that are over, twice in each interval.
+
+        So a lease ends at most one interval late, also where the loop is busy. A sweep that comes
+        late does not put off the next one.
+        """
+        assert self._sweeps is not None
+        now, interval = self.context.clock.now(), self.options.sweep_interval / 2
+        self._sweep_due = max(self._sweep_due + interval, now)
+        self._sweeps.by(self._sweep_due)
+        self.locks.sweep(now)
+
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._interval, self._tick)
         now = self.context.clock.now()
-        if now - self._swept_at >= self.options.sweep_interval:
-            self._swept_at = now
-            with self._failures.contained():
-                self.locks.sweep(now)
         for holder in list(self.locks.holders):
             with self._failures.contained():
                 holder.tick(now)
@@ -243,9 +262,9 @@ class DflockdListener:
 
     async def _keep_house(self) -> None:
         try:
-            await collect(self.locks, self.describe("housekeeping"))
+            await collect(self.locks, f"housekeeping of dflockd {self._place}")
             if self._kept_at - self._looked_at >= _ORPHANS_EVERY:
                 self._looked_at = self._kept_at
-                await take_over_orphans(self.locks, self.describe(""))
+                await self._orphans.take_over()
         except TenureError as error:
             self.context.log(logging.ERROR, "the store failed", why=error)

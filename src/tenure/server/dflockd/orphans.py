@@ -1,0 +1,157 @@
+"""Takeover of the sessions that a dflockd listener has left in the store.
+
+The identity of a dflockd service is its node in the store. Any listener on the node takes over the
+sessions that a former listener left there, whatever the address of either one. A copy of a store is
+a store of its own: its listeners take over the sessions in the copy.
+
+Rules:
+
+* A session of a living listener is left alone. Its store says that it is attached, or it was heard
+  of within half its window. A store that cannot tell who is attached has to show the session silent
+  in two looks: after an outage of the store, a living listener reports in between them.
+* A session that is taken over by mistake costs its listener the locks, and no client its lease:
+  the leases are in the requests' data, and are kept until they end.
+* Two listeners that take over the same session: the store gives it to the later one, and tells the
+  other one that it is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+
+from tenure.engines.contract import Attach
+from tenure.errors import NodeNotFound, SessionExpired, TenureError
+from tenure.model import Recovered, SemaphoreDescription, SessionDescription
+from tenure.server.dflockd.claims import Claim, Record
+from tenure.server.dflockd.holder import Holder
+from tenure.server.dflockd.locks import Locks
+
+__all__ = ["Orphans", "session_text"]
+
+_OURS = re.compile(r"dflockd \S+ for ")
+
+
+def session_text(place: str, peer: str) -> str:
+    """The text by which listeners know the session of a connection.
+
+    Args:
+        place: the address of its listener, for people.
+        peer: its client.
+    """
+    return f"dflockd {place} for {peer}"
+
+
+class Orphans:
+    """The search for sessions without a listener, on the node of one listener.
+
+    Args:
+        locks: where their locks go.
+    """
+
+    def __init__(self, locks: Locks) -> None:
+        self._locks = locks
+        self._suspects: dict[int, float] = {}  # seconds of silence at the first look, by ids
+
+    async def take_over(self) -> None:
+        """Look for sessions whose listener has ended, and take them over.
+
+        Raises:
+            TenureError: the store cannot be read. One session that cannot be taken over is logged.
+        """
+        locks = self._locks
+        engine, node = locks.context.engine, locks.options.node
+        try:
+            sessions = await engine.list_sessions(node)
+        except NodeNotFound:
+            return
+        mine = {holder.session.id for holder in locks.holders}
+        others = [
+            each for each in sessions if _OURS.match(each.description) and each.id not in mine
+        ]
+        orphans = [each for each in others if self._is_orphan(each)]
+        known = {each.id for each in others}
+        self._suspects = {id_: at for id_, at in self._suspects.items() if id_ in known}
+        if not orphans:
+            return
+        semaphores = await engine.list_semaphores(node, owners=True, waiters=False)
+        described = {each.name: each for each in semaphores}
+        for each in orphans:
+            self._suspects.pop(each.id, None)
+            try:
+                await _take_over(locks, each, described)
+            except SessionExpired:
+                continue  # meanwhile
+            except TenureError as error:
+                locks.context.log(logging.ERROR, "a session could not be taken over", why=error)
+
+    def _is_orphan(self, session: SessionDescription) -> bool:
+        if session.attached is False:
+            return True
+        silent = session.silent_for
+        if silent is None or silent <= session.recovery_window / 2:
+            self._suspects.pop(session.id, None)
+            return False
+        before = self._suspects.setdefault(session.id, silent)
+        if silent < before:  # it was heard of
+            self._suspects[session.id] = silent
+        return silent > before
+
+
+async def _take_over(
+    locks: Locks, session: SessionDescription, semaphores: dict[str, SemaphoreDescription]
+) -> None:
+    holder = Holder(locks, session.recovery_window, None)
+    counts = locks.context.counts
+    counts.sessions.take_anyway()
+    how = Attach(
+        locks.options.node,
+        session.recovery_window,
+        session.description,
+        liveness="window",
+        session_id=session.id,
+        assume_dead=True,
+    )
+    try:
+        holder.session = await locks.context.engine.attach(how, holder)
+    except BaseException:
+        counts.sessions.give_back()
+        raise
+    locks.holders.add(holder)
+    for request in holder.found:
+        holder.hold = max(holder.hold, request.hold)
+        record = Record.of(request.data, request.name)
+        described = semaphores.get(request.name)
+        if request.granted and record is not None and described is not None:
+            _keep(locks, holder, request, record, described)
+        else:
+            answer = holder.session.withdraw(request.hold)  # nobody waits for it any more
+            if isinstance(answer, asyncio.Future):
+                await answer
+    locks.context.log(logging.INFO, "took locks over", locks=len(holder.claims))
+    if not holder.claims and not holder.over:
+        locks.end(holder)
+
+
+def _keep(
+    locks: Locks,
+    holder: Holder,
+    request: Recovered,
+    record: Record,
+    semaphore: SemaphoreDescription,
+) -> None:
+    """Its token goes on being right, for as long as its lease has left."""
+    now = locks.now()
+    limit = 1 if request.ephemeral else semaphore.limit
+    key = locks.keys.get(request.name)
+    if key is None:
+        key = locks.found(request.name, limit, now)
+    claim = Claim(key, holder, request.hold, record.lease, record.seal)
+    left = record.until / 1000 - locks.context.clock.wall()
+    since = next((o.since for o in semaphore.owners if o.order_id == request.order_id), None)
+    waited = record.lease if since is None else record.lease - since
+    holder.claims[request.hold] = claim
+    key.claims.add(claim)
+    locks.inherit(claim, request.order_id)
+    claim.deadline = now + min(max(left, waited), record.lease)

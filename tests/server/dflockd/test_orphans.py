@@ -1,0 +1,128 @@
+"""Sessions that a listener left in the store: another listener on the node takes them over."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from tenure.engines.contract import Attach, Enqueued
+from tenure.engines.memory import MemoryEngine
+from tenure.model import EPHEMERAL_LIMIT, SessionDescription
+from tenure.server.dflockd.claims import Record, sealed
+from tenure.server.dflockd.housekeeping import Deaf
+from tenure.server.dflockd.listener import DflockdListener
+from tenure.testing import VirtualClock
+from tenure.wire.lines.replies import make_token
+from tests.server.dflockd.talking import Client, serving
+from tests.server.dflockd.test_connection import token_of
+
+pytestmark = pytest.mark.usefixtures("loop_factory")
+
+_stores = itertools.count()
+SALT = "0123456789abcdef"
+
+
+@pytest.fixture
+def name() -> str:
+    return f"orphans-{next(_stores)}"
+
+
+class Unseeing(MemoryEngine):
+    """A store that cannot tell who is attached, as one that many machines share.
+
+    Attributes:
+        silent: seconds for which it has heard of no session.
+    """
+
+    silent = 0.0
+
+    async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        found = await super().list_sessions(path)
+        return [replace(each, attached=None, silent_for=self.silent) for each in found]
+
+
+async def leave_a_lock(engine: MemoryEngine, listener: DflockdListener) -> str:
+    """Have another listener hold the key ``job`` for 900 s; returns the token."""
+    how = Attach("/dflockd", 1000.0, listener.describe("somebody"), "window")
+    session = await engine.attach(how, Deaf())
+    until = int((listener.context.clock.wall() + 900) * 1000)
+    record = Record(sealed(SALT, "job"), 900, until).to_bytes()
+    placed = session.enqueue(1, "job", EPHEMERAL_LIMIT, record, timeout=None, ephemeral=True)
+    assert isinstance(placed, Enqueued)
+    assert placed.order_id is not None
+    return make_token(placed.order_id, SALT)
+
+
+async def test_a_server_at_another_address_takes_over_what_the_former_one_left(
+    clock: VirtualClock, name: str
+) -> None:
+    store = MemoryEngine(name, clock)
+    await store.open()
+    async with serving(clock, engine=MemoryEngine(name, clock)) as listener:
+        client = Client(listener)
+        token = token_of(await client.asks("l", "job", "0 20"))
+        pool = token_of(await client.asks("sl", "pool", "0 2 20"))
+        former = listener.address
+    async with serving(clock, engine=MemoryEngine(name, clock)) as listener:
+        assert listener.address != former
+        client = Client(listener)
+        assert await client.asks("l", "job", "0") == "timeout"
+        assert await client.asks("n", "job", f"{token} 20") == "ok 20"
+        assert await client.asks("sr", "pool", pool) == "ok"
+        assert await client.asks("r", "job", token) == "ok"
+        assert (await client.asks("l", "job", "0")).startswith("ok ")
+    await store.aclose()
+
+
+async def test_a_server_that_is_started_beside_another_takes_nothing_of_it(
+    clock: VirtualClock, name: str
+) -> None:
+    store = MemoryEngine(name, clock)
+    await store.open()
+    async with serving(clock, engine=MemoryEngine(name, clock), read_timeout=1000.0) as first:
+        holder = Client(first)
+        token = token_of(await holder.asks("l", "job", "0 900"))
+        async with serving(clock, engine=MemoryEngine(name, clock), read_timeout=1000.0) as second:
+            await asyncio.sleep(200)
+            assert not second.locks.held
+            assert await holder.asks("n", "job", f"{token} 900") == "ok 900"
+            assert await Client(second).asks("l", "job", "0") == "timeout"
+        assert not holder.is_closed()
+        assert await holder.asks("r", "job", token) == "ok"
+    await store.aclose()
+
+
+async def test_a_session_that_is_silent_for_long_is_taken_over(
+    clock: VirtualClock, name: str
+) -> None:
+    engine = Unseeing(name, clock)
+    async with serving(clock, engine=engine, read_timeout=1000.0) as listener:
+        client = Client(listener)
+        token = await leave_a_lock(engine, listener)
+        engine.silent = 500.0
+        await asyncio.sleep(60)
+        assert await client.asks("n", "job", token) == "error"
+        engine.silent = 501.0
+        await asyncio.sleep(20)
+        engine.silent = 521.0
+        await asyncio.sleep(20)
+        assert await client.asks("l", "job", "0") == "timeout"
+        assert (await client.asks("n", "job", token)).startswith("ok ")
+        assert await client.asks("r", "job", token) == "ok"
+        token_of(await client.asks("l", "job", "0"))
+
+
+async def test_a_session_that_is_heard_of_after_an_outage_is_left_alone(
+    clock: VirtualClock, name: str
+) -> None:
+    engine = Unseeing(name, clock)
+    async with serving(clock, engine=engine, read_timeout=1000.0) as listener:
+        await leave_a_lock(engine, listener)
+        for silent in (700.0, 3.0, 700.0, 600.0, 500.0, 700.0):
+            engine.silent = silent
+            await asyncio.sleep(15)
+        assert not listener.locks.held
