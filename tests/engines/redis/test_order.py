@@ -11,9 +11,10 @@ import tenure
 from tenure.clock import SystemClock
 from tenure.engines.contract import Answer, Attach, Place
 from tenure.engines.redis import connect
+from tenure.engines.redis.engine import RedisEngine
 from tenure.engines.redis.scripts import SCRIPTS
 from tenure.model import EPHEMERAL_LIMIT
-from tenure.testing.recorder import Recorder
+from tenure.testing.recorder import Detached, Recorder
 from tests.engines.redis.helpers import PATIENCE, queue_of
 from tests.engines.redis.servers import Server
 
@@ -86,5 +87,30 @@ async def test_what_cannot_be_written_is_sent_on_the_next_connection(
         async with asyncio.timeout(PATIENCE):
             places = [(await result(each)).place for each in asked]
         assert places == [Place.GRANTED] * 10 + [Place.WAITING] * 10
+    finally:
+        await engine.aclose()
+
+
+async def test_a_removal_told_before_the_loss_of_its_session_costs_no_connection(
+    server: Server,
+) -> None:
+    """The store is asked to forget the request, and answers that the session is gone."""
+    engine = connect(server.url, SystemClock())
+    assert isinstance(engine, RedisEngine)
+    await engine.open()
+    try:
+        heard, others = Recorder(), Recorder()
+        session = await engine.attach(Attach("/default", 30.0), heard)
+        neighbour = await engine.attach(Attach("/default", 30.0), others)
+        asked = session.enqueue(1, "m", EPHEMERAL_LIMIT, b"", timeout=None, ephemeral=True)
+        assert (await result(asked)).place is Place.GRANTED
+        key = f"{{tenure}}:s:{session.id}"
+        token = server.tell("HGET", key, "a")
+        assert isinstance(token, bytes)
+        server.tell("DEL", key)
+        server.tell("PUBLISH", engine.channel, f"e {token.decode()} 1")
+        await heard.wait_for(lambda told: told.end is not None, "the end of the session")
+        await result(neighbour.enqueue(1, "m2", EPHEMERAL_LIMIT, b"", timeout=None, ephemeral=True))
+        assert not any(isinstance(each, Detached) for each in others.said)
     finally:
         await engine.aclose()

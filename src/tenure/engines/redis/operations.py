@@ -108,5 +108,5 @@ class WithdrawUnasked(Withdraw):
         self.hold = hold
 
     def answered(self, reply: Any) -> None:
-        if reply not in {0, NOT_THERE}:
+        if reply not in (0, NOT_THERE):  # a tuple: an error is a list, which no set can look up
             self.session.withdrawn_unasked(self.hold, reply)
