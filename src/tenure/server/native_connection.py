@@ -96,7 +96,6 @@ class Connection(Stream):
         super().connection_lost(exc)
         if self._counted:
             self._counted = False
-            self._context.counts.connections.give_back()
             self._hosting.disconnected(self.program)
         channels, self._channels = self._channels, {}
         for each in channels.values():
@@ -166,10 +165,8 @@ class Connection(Stream):
                 raise InvalidArgument("a program is named by 1 to 64 bytes")
             assert self._transport is not None
             identity = context.authenticator.authenticate(hello.token, peer_of(self._transport))
-            if self._hosting.lets_in_anyway(hello.program):
-                context.counts.connections.take_anyway()
-            else:
-                context.counts.connections.take()
+            returning = self._hosting.lets_in_anyway(hello.program)
+            self._greeting.let_in(identity, returning=returning)
         except LimitReached as error:
             context.log(logging.WARNING, "connection refused", peer=self.peer, limit=error.limit)
             self.bye(EngineUnavailable(str(error)), again=True)
@@ -180,7 +177,6 @@ class Connection(Stream):
             context.log(logging.WARNING, event, peer=self.peer, why=error)
             self.bye(error)
             return
-        self._greeting.over()
         self._counted = True
         self.program = hello.program
         self.identity = identity
