@@ -82,6 +82,19 @@ class Authority:
         )
         return pair
 
+    def revokes(self, *pairs: Pair) -> str:
+        """Write this authority's revocation list with these certificates; its path."""
+        now = dt.datetime.now(dt.UTC)
+        revoked = x509.CertificateRevocationListBuilder(self._name, now - DAY, now + 30 * DAY)
+        for pair in pairs:
+            certificate = x509.load_pem_x509_certificate(Path(pair.cert).read_bytes())
+            entry = x509.RevokedCertificateBuilder(certificate.serial_number, now - DAY)
+            revoked = revoked.add_revoked_certificate(entry.build())
+        path = Path(self.cert).with_suffix(".crl")
+        signed = revoked.sign(self._key, hashes.SHA256())
+        path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        return str(path)
+
 
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])

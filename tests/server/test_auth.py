@@ -10,9 +10,11 @@ from tenure import AuthenticationFailed, InvalidArgument
 from tenure.server.auth import (
     ANONYMOUS,
     Authenticator,
+    Credentials,
     Identity,
     Peer,
     PeerCertificate,
+    Token,
     read_tokens,
     readable_by_others,
 )
@@ -93,7 +95,7 @@ def test_a_subject_has_one_text_and_no_other_subject_has_the_same(
 
 def test_replaced_tokens_count_from_then_on() -> None:
     authenticator = Authenticator({ONE: "line 1"})
-    authenticator.replace({TWO: "line 1"})
+    authenticator.replace(Credentials((Token.plain(TWO, "line 1"),)))
     assert authenticator.authenticate(TWO).name == "line 1"
     with pytest.raises(AuthenticationFailed):
         authenticator.authenticate(ONE)
@@ -102,7 +104,8 @@ def test_replaced_tokens_count_from_then_on() -> None:
 def test_a_token_file_has_one_a_line_and_comments(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"# the backup host\n{ONE}\n\n   # and the other\n  {TWO}\t\n")
-    assert read_tokens(str(file)) == {ONE: "line 2", TWO: "line 5"}
+    one, two = Token.plain(ONE, "line 2"), Token.plain(TWO, "line 5")
+    assert read_tokens(str(file)) == Credentials((one, two))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ SCHEMES: dict[str, tuple[Protocol, bool]] = {
 
 _PORTS: dict[Protocol, int] = {"tenure": 7070, "ydb": 2136, "dflockd": 6388}
 
-TLS_FILES = ("tls-cert", "tls-key", "tls-client-ca")
+TLS_FILES = ("tls-cert", "tls-key", "tls-client-ca", "tls-client-crl")
 """The settings that a URL can have as parameters."""
 
 _MODES = {"0600": 0o600, "0660": 0o660, "0666": 0o666}

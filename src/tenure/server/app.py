@@ -15,6 +15,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from tenure.busy_poll import BusyPoll
@@ -22,16 +23,13 @@ from tenure.clock import SystemClock
 from tenure.engines import connect_engine
 from tenure.errors import InvalidArgument, Unsupported
 from tenure.server.addresses import Address
-from tenure.server.admission import fitted, raise_file_limit
-from tenure.server.auth import Authenticator, read_tokens
+from tenure.server.auth import Authenticator, Identity, Peer, Verdict
 from tenure.server.context import Context
-from tenure.server.examination import examine_files
-from tenure.server.limits import NO_LIMIT, Limits
 from tenure.server.listener import Listener
+from tenure.server.loading import LoadedFiles, load_files
 from tenure.server.log import LOGGER, tell
-from tenure.server.settings import Settings, Wrong
+from tenure.server.settings import Settings
 from tenure.server.sockets import claim
-from tenure.server.tls import renew_certificate, server_context
 
 __all__ = ["Server", "make_listener"]
 
@@ -41,6 +39,9 @@ _LISTENERS = {
     "dflockd": ("tenure.server.dflockd.listener", "DflockdListener"),
 }
 """Where the listener of a protocol is; imported when asked for, because it needs much."""
+
+
+_A_DAY = 86400.0
 
 
 class Server:
@@ -59,10 +60,10 @@ class Server:
         self._settings = settings
         self._passed = passed
         self._tokens = Authenticator()
-        self._read_files()
-        self._tls: dict[Address, ssl.SSLContext] = {
-            address: server_context(files) for address, files in settings.tls.items()
-        }
+        self._expiry: asyncio.TimerHandle | None = None
+        self._is_open = False
+        self._files = load_files(settings)
+        self._apply(self._files)
         self._engine = connect_engine(settings.store, SystemClock())
         self._listeners: list[Listener] = []
 
@@ -84,6 +85,7 @@ class Server:
             Unsupported, AuthenticationFailed, EngineError: the store cannot be used.
             InvalidArgument: an address is not one for its listener.
         """
+        self._is_open = True
         await self._engine.open()
         can = self._engine.capabilities
         if not can.resume:
@@ -93,14 +95,14 @@ class Server:
             )
         if not can.durable:
             tell(LOGGER, logging.WARNING, "the store ends with the server", store=self.store)
-        context = Context(self._engine, self._fitted_limits(), self._tokens, LOGGER)
+        context = Context(self._engine, self._settings.limits, self._tokens, LOGGER)
         if self._settings.busy_poll:
             poll = BusyPoll(asyncio.get_running_loop().call_soon, self._settings.busy_poll / 1e6)
             context.arrived = poll.arrived
         for address in self._settings.listen:
             sockets = claim(self._passed, address)
             listener = make_listener(
-                self._settings, context, address, self._tls.get(address), sockets
+                self._settings, context, address, self._files.tls.get(address), sockets
             )
             self._listeners.append(listener)
             await listener.open()
@@ -116,28 +118,12 @@ class Server:
                 else "no",
                 tokens=len(self._tokens),
             )
+        self._await_expiry()
         if self._passed:
             raise InvalidArgument(
                 f"a socket was passed for {self._passed[0].getsockname()}, and no --listen has "
                 "this address"
             )
-
-    def _fitted_limits(self) -> Limits:
-        """Return limits that this process has the open files for."""
-        asked = self._settings.limits
-        files = raise_file_limit()
-        limits = fitted(asked, files)
-        if limits.connections < asked.connections < NO_LIMIT:
-            tell(
-                LOGGER,
-                logging.WARNING,
-                "max-connections is lower than set, because the limit of open files is low",
-                open_files=files,
-                connections=limits.connections,
-                greetings=limits.greetings,
-                remedy="raise the limit (ulimit -n, LimitNOFILE=)",
-            )
-        return limits
 
     async def drain(self) -> None:
         """Accept nobody any more, and tell who is connected to go elsewhere."""
@@ -146,6 +132,9 @@ class Server:
 
     async def aclose(self) -> None:
         """Cut everybody off, then close the store. No session ends."""
+        self._is_open = False
+        if self._expiry is not None:
+            self._expiry.cancel()
         ends = await asyncio.gather(
             *(listener.aclose() for listener in self._listeners), return_exceptions=True
         )
@@ -157,37 +146,62 @@ class Server:
         await self._engine.aclose()
 
     def reload(self) -> None:
-        """Read tokens and certificates again; when they are wrong, those from before go on."""
+        """Read all files again, and end the connections that they do not allow any more.
+
+        Where a file is wrong, everything stays as it is.
+        """
         try:
-            self._read_files()
-            for address, files in self._settings.tls.items():
-                renew_certificate(self._tls[address], files)
+            loaded = load_files(self._settings)
         except InvalidArgument as error:
             tell(LOGGER, logging.ERROR, "not reloaded, and all goes on as before", why=str(error))
-        else:
-            tell(LOGGER, logging.INFO, "reloaded", tokens=len(self._tokens))
+            return
+        before, self._files = self._files, loaded
+        self._apply(loaded)
+        ended = 0
+        for address, listener in zip(self._settings.listen, self._listeners, strict=False):
+            verdict: Verdict = self._tokens.verdict
+            if address in loaded.tls:
+                distrusted = loaded.distrusted(address, before)
+                cut = distrusted or loaded.revoked != before.revoked
+                listener.renew_tls(loaded.tls[address], cut_handshakes=cut)
+                if distrusted:
+                    verdict = _distrusting(verdict)
+            ended += listener.end_connections(verdict)
+        tell(LOGGER, logging.INFO, "reloaded", tokens=len(self._tokens), connections_ended=ended)
 
-    def _read_files(self) -> None:
-        faults = []
-        for finding in examine_files(self._settings):
-            if finding.level == "failure":
-                faults.append(finding.found)
-            elif finding.level == "warning":
-                tell(
-                    LOGGER,
-                    logging.WARNING,
-                    "take care",
-                    found=finding.found,
-                    remedy=finding.remedy or None,
-                )
-        if faults:
-            raise Wrong(list(dict.fromkeys(faults)))  # one certificate may be several listeners'
-        if self._settings.auth_token_file is not None:
-            self._tokens.replace(
-                {**self._settings.tokens, **read_tokens(self._settings.auth_token_file)}
-            )
-        elif self._settings.tokens:
-            self._tokens.replace(self._settings.tokens)
+    def _apply(self, loaded: LoadedFiles) -> None:
+        if loaded.credentials is not None:
+            self._tokens.replace(loaded.credentials)
+        self._tokens.revoke(loaded.revoked)
+        self._await_expiry()
+
+    def _await_expiry(self) -> None:
+        """Have the connections of the next token that expires ended at that moment."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        at = self._tokens.next_expiry
+        if at is not None and self._is_open:
+            delay = (at - datetime.now(UTC)).total_seconds()
+            loop = asyncio.get_running_loop()
+            self._expiry = loop.call_later(min(max(delay, 0.0) + 0.1, _A_DAY), self._expire)
+
+    def _expire(self) -> None:
+        self._expiry = None
+        for listener in self._listeners:
+            listener.end_connections(self._tokens.verdict)
+        self._await_expiry()
+
+
+def _distrusting(verdict: Verdict) -> Verdict:
+    """Return a verdict that lets no connection with a client certificate go on."""
+
+    def decide(identity: Identity | None, peer: Peer) -> str | None:
+        if peer.certificate is not None:
+            return "an authority for client certificates is not trusted any more; connect again"
+        return verdict(identity, peer)
+
+    return decide
 
 
 def make_listener(

@@ -65,12 +65,12 @@ def _tokens(settings: Settings) -> Iterator[Finding]:
     if path is None:
         return
     try:
-        tokens = read_tokens(path)
+        found = read_tokens(path)
     except InvalidArgument as error:
         yield Finding("failure", "tokens", str(error))
         return
-    several = f"{len(tokens)} tokens" if len(tokens) > 1 else "1 token"
-    yield Finding("ok", "tokens", f"{several} in {path}")
+    number = len(found.tokens)
+    yield Finding("ok", "tokens", f"{number} token{'' if number == 1 else 's'} in {path}")
     loose = readable_by_others(path)
     if loose is not None:
         yield _warning("tokens", loose)

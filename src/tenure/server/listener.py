@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Sequence
 from typing import Protocol
 
+from tenure.server.auth import Verdict
 from tenure.server.context import Context
 
 __all__ = ["Listener", "ListenerFactory"]
@@ -32,6 +33,20 @@ class Listener(Protocol):
             EngineUnavailable: the address cannot be bound; the message says why.
             InvalidArgument: it is not an address for this kind of listener.
         """
+
+    def renew_tls(self, tls: ssl.SSLContext, *, cut_handshakes: bool) -> None:
+        """Use other certificates, for the connections that come from now on.
+
+        Args:
+            cut_handshakes: end those that are under way, whose client may not come in any more.
+        """
+
+    def end_connections(self, verdict: Verdict) -> int:
+        """End every connection that may not go on, and return their number.
+
+        Their sessions are detached: each lives on for its recovery window.
+        """
+        ...
 
     async def drain(self) -> None:
         """Accept nobody any more, and tell who is connected to go elsewhere.

@@ -27,8 +27,8 @@ from tenure.errors import (
 )
 from tenure.server.accept import Greeting
 from tenure.server.arriving import Arrival
-from tenure.server.auth.identity import ANONYMOUS
-from tenure.server.auth.peer import peer_of
+from tenure.server.auth import ANONYMOUS, Verdict, peer_of
+from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.hosted import Hosted
 from tenure.server.limits import LimitReached
 from tenure.server.native_operations import ENGINE_MESSAGES, ask
@@ -81,6 +81,7 @@ class Connection(Stream):
         self.program = b""
         self.identity = ANONYMOUS
         self.gone: asyncio.Future[None] = self._loop.create_future()
+        self._shown = UNKNOWN_PEER
         self._listener = listener
         self._hosting = listener.hosting
         self._counted = False
@@ -89,6 +90,7 @@ class Connection(Stream):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._shown = peer_of(transport)
         self._listener.joined(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -96,6 +98,7 @@ class Connection(Stream):
         super().connection_lost(exc)
         if self._counted:
             self._counted = False
+            self._context.counts.connections.give_back()
             self._hosting.disconnected(self.program)
         channels, self._channels = self._channels, {}
         for each in channels.values():
@@ -111,6 +114,19 @@ class Connection(Stream):
             self._context.log(
                 logging.DEBUG, "connection lost", peer=self.peer, why=exc, sessions=len(channels)
             )
+
+    def end_unless_valid(self, verdict: Verdict) -> bool:
+        """End the connection if its identity may not go on; its sessions are detached."""
+        if self.stage > Stage.OPEN:
+            return False
+        why = verdict(None if self.stage is Stage.GREETING else self.identity, self._shown)
+        if why is None:
+            return False
+        self._context.log(
+            logging.WARNING, "connection ended", peer=self.peer, identity=self.identity, why=why
+        )
+        self.bye(AuthenticationFailed(f"the server has ended this connection: {why}"))
+        return True
 
     def changed(self, channel: int, number: int) -> None:
         """Say `Changed`, once however often it is said until it is written."""
@@ -163,10 +179,11 @@ class Connection(Stream):
                 )
             if not 1 <= len(hello.program) <= 64:
                 raise InvalidArgument("a program is named by 1 to 64 bytes")
-            assert self._transport is not None
-            identity = context.authenticator.authenticate(hello.token, peer_of(self._transport))
-            returning = self._hosting.lets_in_anyway(hello.program)
-            self._greeting.let_in(identity, returning=returning)
+            identity = context.authenticator.authenticate(hello.token, self._shown)
+            if self._hosting.lets_in_anyway(hello.program):
+                context.counts.connections.take_anyway()
+            else:
+                context.counts.connections.take()
         except LimitReached as error:
             context.log(logging.WARNING, "connection refused", peer=self.peer, limit=error.limit)
             self.bye(EngineUnavailable(str(error)), again=True)
@@ -177,6 +194,7 @@ class Connection(Stream):
             context.log(logging.WARNING, event, peer=self.peer, why=error)
             self.bye(error)
             return
+        self._greeting.over()
         self._counted = True
         self.program = hello.program
         self.identity = identity

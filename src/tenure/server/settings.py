@@ -97,10 +97,17 @@ SETTINGS: tuple[Setting, ...] = (
         "Authorities (PEM); a client must have a certificate that one of them has signed.",
     ),
     Setting(
+        "tls-client-crl",
+        "file",
+        "FILE",
+        "Revocation lists (PEM) of these authorities. Read again on SIGHUP.",
+    ),
+    Setting(
         "auth-token-file",
         "file",
         "FILE",
-        "The tokens of which a client must show one; one a line. Read again on SIGHUP.",
+        "The tokens of which a client must show one: one on each line, or named ones in TOML. "
+        "Read again on SIGHUP.",
     ),
     Setting(
         "database",
@@ -297,7 +304,14 @@ def _tls_files(address: Address, given: Mapping[str, Given], faults: list[str]) 
         missing = "tls-cert" if cert is None else "tls-key"
         faults.append(f"{address.url} has TLS, which needs --tls-cert and --tls-key: no {missing}")
         return None
-    return TlsFiles(cert, key, own.get("tls-client-ca", given["tls-client-ca"].value))
+    client_ca = own.get("tls-client-ca", given["tls-client-ca"].value)
+    client_crl = own.get("tls-client-crl", given["tls-client-crl"].value)
+    if client_crl is not None and client_ca is None:
+        faults.append(
+            f"{address.url} has a revocation list of client certificates and asks for none; add "
+            "--tls-client-ca"
+        )
+    return TlsFiles(cert, key, client_ca, client_crl)
 
 
 def _check_effect(addresses: list[Address], given: Mapping[str, Given], faults: list[str]) -> None:

@@ -1,7 +1,8 @@
 """The server's end of TLS: which files, and whether they are right.
 
 At least TLS 1.2. With a file of client authorities, a client must show a certificate that one of
-them has signed; that comes on top of tokens, and does not replace them.
+them has signed, and that none of the revocation lists revokes. That comes on top of tokens, and
+does not replace them.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tenure.errors import InvalidArgument
+from tenure.server.auth.revocation import read_revoked
 
-__all__ = ["Certificate", "TlsFiles", "certificate_of", "renew_certificate", "server_context"]
+__all__ = ["Certificate", "TlsFiles", "certificate_of", "server_context"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,13 @@ class TlsFiles:
         key: its private key, not encrypted.
         client_ca: authorities, one of which must have signed a client's certificate; ``None``: a
             client needs none.
+        client_crl: revocation lists of these authorities; ``None``: nothing is revoked.
     """
 
     cert: str
     key: str
     client_ca: str | None = None
+    client_crl: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
         ("certificate", files.cert),
         ("key", files.key),
         ("file of client authorities", files.client_ca),
+        ("revocation list", files.client_crl),
     ):
         if path is not None:
             _check_readable(what, path)
@@ -78,17 +83,16 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
                 f"the file of client authorities {files.client_ca} has no certificate in PEM form"
             ) from None
         context.verify_mode = ssl.CERT_REQUIRED
+    if files.client_crl is not None:
+        read_revoked(files.client_crl)  # else OpenSSL might take it for another authority
+        try:
+            context.load_verify_locations(files.client_crl)
+        except ssl.SSLError as error:
+            raise InvalidArgument(
+                f"OpenSSL cannot read the revocation list {files.client_crl}: {error.reason}"
+            ) from None
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return context
-
-
-def renew_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
-    """Read certificate and key again, for the connections that come from now on.
-
-    Raises:
-        InvalidArgument: as `server_context`; all is as it was then.
-    """
-    server_context(files)
-    context.load_cert_chain(files.cert, files.key, password=_no_password)
 
 
 class _Encrypted(Exception):

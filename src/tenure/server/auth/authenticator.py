@@ -1,70 +1,113 @@
 """Decision about the identity of a connection.
 
-Where tokens are required, the token decides. Elsewhere the identity is the subject of the client's
-certificate, else the uid of a Unix peer, else `ANONYMOUS`.
+Where a token is required, the token decides; a client certificate or a Unix user that the token
+file lists needs none. Elsewhere the identity is the subject of the client's certificate, else the
+uid of a Unix peer, else `ANONYMOUS`.
 
-The authenticator compares keyed digests, and every digest for each attempt, so that the time of an
-attempt reveals nothing.
+A token is found by a digest under a key of this process. A client cannot choose any part of that
+digest, so the time of an attempt reveals nothing about the valid tokens.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import TypeAlias
 
 from tenure.errors import AuthenticationFailed
 from tenure.server.auth.identity import ANONYMOUS, Identity
 from tenure.server.auth.peer import UNKNOWN_PEER, Peer
+from tenure.server.auth.revocation import CertificateId, certificate_id
+from tenure.server.auth.tokens import Credentials, Rights, Token
 
-__all__ = ["Anybody", "Authenticator"]
+__all__ = ["Anybody", "Authenticator", "Verdict"]
+
+Verdict: TypeAlias = Callable[[Identity | None, Peer], str | None]
+"""Decision whether a connection ends, and why; the identity is ``None`` before the greeting."""
+
+_ALL_RIGHTS = Rights()
+
+
+def _utc() -> datetime:
+    return datetime.now(UTC)
 
 
 class Anybody:
     """Authenticator that requires nothing."""
 
-    required = False
+    @property
+    def required(self) -> bool:
+        """Whether a client has to show something."""
+        return False
 
     def authenticate(self, token: str, peer: Peer = UNKNOWN_PEER) -> Identity:  # noqa: ARG002  (the protocol's)
         """Return the identity that the transport shows."""
-        if peer.certificate is not None:
-            return Identity(peer.certificate.subject, "certificate")
-        if peer.uid is not None:
-            return Identity(f"uid {peer.uid}", "uid")
-        return ANONYMOUS
+        return _shown(peer, _ALL_RIGHTS)
 
 
 class Authenticator(Anybody):
     """Authenticator that requires a token, if it has any.
 
     Args:
-        tokens: each with the name of its identity.
+        tokens: the text of each, with the name of its identity.
+        utc: the time of day, by which tokens expire.
     """
 
-    def __init__(self, tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, tokens: Mapping[str, str] | None = None, utc: Callable[[], datetime] = _utc
+    ) -> None:
         self._key = secrets.token_bytes(32)
-        self._known: tuple[tuple[bytes, Identity], ...] = ()
-        self.replace(tokens or {})
+        self._utc = utc
+        self._required = False
+        self._tokens: dict[bytes, tuple[Token, Identity]] = {}
+        self._listed = Credentials()
+        self._revoked: frozenset[CertificateId] = frozenset()
+        if tokens:
+            self.replace(Credentials(tuple(Token.plain(*each) for each in tokens.items())))
 
     def __repr__(self) -> str:
-        return f"<Authenticator with {len(self._known)} tokens>"
+        return f"<Authenticator with {len(self._tokens)} tokens>"
 
     def __len__(self) -> int:
-        """Return the number of valid tokens."""
-        return len(self._known)
+        """Return the number of tokens."""
+        return len(self._tokens)
 
     @property
-    def required(self) -> bool:  # type: ignore[override]  # it depends on the tokens here
-        """Whether a client has to show a token."""
-        return bool(self._known)
+    def required(self) -> bool:
+        return self._required
 
-    def replace(self, tokens: Mapping[str, str]) -> None:
-        """Replace the valid tokens. Connections that are open stay open."""
-        known = []
-        for token, name in tokens.items():
-            digest = self._digest(token)
-            known.append((digest, Identity(name, "token", digest)))
-        self._known = tuple(known)
+    @property
+    def next_expiry(self) -> datetime | None:
+        """When the next of the valid tokens expires."""
+        now = self._utc()
+        ends = [token.expires for token, _ in self._tokens.values() if token.expires is not None]
+        return min((each for each in ends if each > now), default=None)
+
+    def replace(
+        self, credentials: Credentials, revoked: Iterable[CertificateId] = frozenset()
+    ) -> None:
+        """Replace what is valid; from now on a token is required. `verdict` knows the effect.
+
+        Args:
+            revoked: certificates that their authorities have revoked.
+        """
+        self._required = True
+        tokens = {}
+        for token in credentials.tokens:
+            key = self._keyed(token.digest)
+            rights = token.rights
+            identity = Identity(token.name, "token", key, rights.permissions, rights.quotas)
+            tokens[key] = token, identity
+        self._tokens = tokens
+        self._listed = credentials
+        self.revoke(revoked)
+
+    def revoke(self, certificates: Iterable[CertificateId]) -> None:
+        """Replace the certificates that are revoked."""
+        self._revoked = frozenset(certificates)
 
     def authenticate(self, token: str, peer: Peer = UNKNOWN_PEER) -> Identity:
         """Return the identity of a client.
@@ -74,22 +117,76 @@ class Authenticator(Anybody):
             peer: what its transport shows.
 
         Raises:
-            AuthenticationFailed: a token is required, and this is not a valid one.
+            AuthenticationFailed: a token is required, and this is not a valid one; or the
+                client's certificate is revoked.
         """
-        if not self._known:
-            return super().authenticate(token, peer)
-        shown = self._digest(token)
-        found = None
-        for digest, identity in self._known:  # all of them: the time must not tell which one
-            if hmac.compare_digest(digest, shown):
-                found = identity
-        if found is None:
-            raise AuthenticationFailed(
-                "the server does not know this token; ask its administrator for a valid one"
-                if token
-                else "the server requires a token; ask its administrator for one"
-            )
-        return found
+        if self._is_revoked(peer):
+            raise AuthenticationFailed("the client's certificate is revoked")
+        if not self._required:
+            return _shown(peer, _ALL_RIGHTS)
+        if token:
+            digest = hashlib.sha256(token.encode(errors="surrogatepass")).digest()
+            known, identity = self._tokens.get(self._keyed(digest), (None, ANONYMOUS))
+            if known is None:
+                raise AuthenticationFailed(
+                    "the server does not know this token; ask its administrator for a valid one"
+                )
+            if known.expires is not None and known.expires <= self._utc():
+                raise AuthenticationFailed(
+                    f"the token {known.name} has expired; ask the server's administrator for "
+                    "another one"
+                )
+            return identity
+        rights = None
+        if peer.certificate is not None:
+            rights = self._listed.certificates.get(peer.certificate.subject)
+        elif peer.uid is not None:
+            rights = self._listed.uids.get(peer.uid)
+        if rights is None:
+            raise AuthenticationFailed("the server requires a token; ask its administrator for one")
+        return _shown(peer, rights)
 
-    def _digest(self, token: str) -> bytes:
-        return hmac.digest(self._key, token.encode(errors="surrogatepass"), "sha256")
+    def verdict(self, identity: Identity | None, peer: Peer) -> str | None:
+        """Say why a connection may not go on, after a change or the expiry of a token.
+
+        Args:
+            identity: that the connection was given; ``None`` before its greeting.
+            peer: what its transport shows.
+        """
+        if self._is_revoked(peer):
+            return "its client's certificate was revoked"
+        if identity is None:
+            return None
+        if identity.kind == "token":
+            token, current = self._tokens.get(identity.credential, (None, ANONYMOUS))
+            if token is None:
+                return f"the token {identity} was revoked"
+            if token.expires is not None and token.expires <= self._utc():
+                return f"the token {identity} has expired"
+        else:
+            try:
+                current = self.authenticate("", peer)
+            except AuthenticationFailed:
+                return f"{identity} was revoked"
+        rights = identity.permissions, identity.quotas
+        if rights != (current.permissions, current.quotas):
+            return f"permissions or quotas of {identity} were changed"
+        return None
+
+    def _is_revoked(self, peer: Peer) -> bool:
+        if not self._revoked or peer.certificate is None:
+            return False
+        return certificate_id(peer.certificate.der) in self._revoked
+
+    def _keyed(self, digest: bytes) -> bytes:
+        return hmac.digest(self._key, digest, "sha256")
+
+
+def _shown(peer: Peer, rights: Rights) -> Identity:
+    """Return the identity that a transport shows."""
+    if peer.certificate is not None:
+        name = peer.certificate.subject
+        return Identity(name, "certificate", b"", rights.permissions, rights.quotas)
+    if peer.uid is not None:
+        return Identity(f"uid {peer.uid}", "uid", b"", rights.permissions, rights.quotas)
+    return ANONYMOUS

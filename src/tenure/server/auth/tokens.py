@@ -1,38 +1,162 @@
-"""Token files: one plain token on each line.
+"""Token files, in two formats.
 
-A line that starts with ``#`` is a comment. Several tokens at a time let an administrator hand out a
-new one before the old one is removed. No message contains a token.
+* **Plain**: one token on each line; a line that starts with ``#`` is a comment. The name of an
+  identity is its line.
+* **TOML**: named tokens, and what certificates and Unix users may do::
+
+      [tokens.billing]
+      hash = "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+      expires = 2027-01-01T00:00:00Z
+      permissions = {"/billing" = "hold", "/shared" = "read"}
+      quotas = {sessions = 100}
+
+      [certificates."CN=reports,O=Example"]
+      permissions = {"/" = "read"}
+
+      [uids.1000]
+
+The file contains a hash of each named token, so that a copy of the file opens nothing. One round of
+SHA-256 without a salt is enough here, unlike for passwords: a token has 256 random bits, which
+nobody can enumerate, with or without a table of hashes.
+
+No message contains a token.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
 
 from tenure.errors import InvalidArgument
+from tenure.server.auth.permissions import EVERYTHING, Permissions
+from tenure.server.auth.quotas import UNSET, Quotas
 
-__all__ = ["LONGEST", "SHORTEST", "read_tokens", "readable_by_others"]
+__all__ = [
+    "LONGEST",
+    "SHORTEST",
+    "Credentials",
+    "Rights",
+    "Token",
+    "check_name",
+    "hash_of",
+    "parse_tokens",
+    "read_tokens",
+    "readable_by_others",
+]
 
 SHORTEST = 16
-"""Characters of the shortest token that is taken: what is shorter is soon guessed."""
+"""Characters of the shortest plain token: a shorter one is soon guessed."""
 
 LONGEST = 4096
 """Characters of the longest."""
 
+_SCHEME = "sha256:"
+_HASH = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_TABLE = re.compile(r"^\s*\[\s*(tokens|certificates|uids)\s*[.\]]", re.MULTILINE)
+_TABLES = ("tokens", "certificates", "uids")
 
-def read_tokens(path: str) -> dict[str, str]:
-    """The tokens of a file, each with the place where it stands.
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Permissions and quotas of one identity."""
+
+    permissions: Permissions = EVERYTHING
+    quotas: Quotas = UNSET
+
+
+_ALL_RIGHTS = Rights()
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One valid token.
+
+    Attributes:
+        name: of its identity.
+        digest: SHA-256 of the token.
+        rights: of its identity.
+        expires: the end of its validity; ``None``: never.
+    """
+
+    name: str
+    digest: bytes = field(repr=False)
+    rights: Rights = _ALL_RIGHTS
+    expires: datetime | None = None
+
+    @classmethod
+    def plain(cls, token: str, name: str) -> Token:
+        """Return a token whose text is known."""
+        return cls(name, _digest(token))
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Content of a token file.
+
+    Attributes:
+        tokens: the valid tokens.
+        certificates: rights by the subject of a client certificate, which then needs no token.
+        uids: rights by the uid of a Unix peer, which then needs no token.
+        named: the file is TOML.
+    """
+
+    tokens: tuple[Token, ...] = ()
+    certificates: Mapping[str, Rights] = field(default_factory=dict)
+    uids: Mapping[int, Rights] = field(default_factory=dict)
+    named: bool = False
+
+
+def hash_of(token: str) -> str:
+    """Return the hash of a token, as a file contains it."""
+    return _SCHEME + _digest(token).hex()
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
+
+
+def read_tokens(path: str) -> Credentials:
+    """Read a token file.
 
     Raises:
-        InvalidArgument: it cannot be read, has no token, or has what cannot be one.
+        InvalidArgument: it cannot be read, contains no token, or something that is none.
     """
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines()
+            text = file.read()
     except OSError as error:
         raise InvalidArgument(f"the token file {path} cannot be read: {error.strerror}") from None
+    return parse_tokens(text, path)
+
+
+def parse_tokens(text: str, path: str) -> Credentials:
+    """Read the text of a token file.
+
+    Args:
+        path: of the file, for messages.
+
+    Raises:
+        InvalidArgument: see `read_tokens`.
+    """
+    if _TABLE.search(text):
+        return _parse_named(text, path)
+    return Credentials(tuple(_parse_plain(text, path)))
+
+
+# Plain tokens
+
+
+def _parse_plain(text: str, path: str) -> list[Token]:
     tokens: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         token = line.strip()
         if not token or token.startswith("#"):
             continue
@@ -44,14 +168,14 @@ def read_tokens(path: str) -> dict[str, str]:
         tokens[token] = number
     if not tokens:
         raise InvalidArgument(
-            f"the token file {path} has no token; write one a line, made for example with "
-            "'openssl rand -hex 32', or leave the file out to let everybody in"
+            f"the token file {path} has no token; write one on each line, made for example with "
+            "'openssl rand -hex 32', or leave the file out to let every client in"
         )
-    return {token: f"line {number}" for token, number in tokens.items()}
+    return [Token.plain(token, f"line {number}") for token, number in tokens.items()]
 
 
 def _fault(token: str) -> str | None:
-    """What is wrong with a token, without saying what it is."""
+    """Describe what is wrong with a token, without the token."""
     if len(token) < SHORTEST:
         return f"has {len(token)} characters, and fewer than {SHORTEST} are soon guessed"
     if len(token) > LONGEST:
@@ -61,8 +185,91 @@ def _fault(token: str) -> str | None:
     return None
 
 
+# Named tokens
+
+
+def _parse_named(text: str, path: str) -> Credentials:
+    try:
+        read = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, UnicodeError) as error:
+        raise InvalidArgument(f"the token file {path} is not TOML: {error}") from None
+    for key, value in read.items():
+        if key not in _TABLES:
+            raise InvalidArgument(
+                f"{path}: there is no table {key!r} in a token file; there are {', '.join(_TABLES)}"
+            )
+        if not isinstance(value, dict):
+            raise InvalidArgument(f"{path}: {key} is a table, [{key}.NAME]")
+    tokens: dict[bytes, Token] = {}
+    for name, entry in read.get("tokens", {}).items():
+        token = _token(name, entry, f"{path}: [tokens.{name}]")
+        if token.digest in tokens:
+            raise InvalidArgument(
+                f"{path}: [tokens.{name}] has the hash of [tokens.{tokens[token.digest].name}]"
+            )
+        tokens[token.digest] = token
+    certificates = {
+        subject: _rights(entry, f"{path}: [certificates.{subject!r}]")
+        for subject, entry in read.get("certificates", {}).items()
+    }
+    uids: dict[int, Rights] = {}
+    for uid, entry in read.get("uids", {}).items():
+        if not (uid.isascii() and uid.isdecimal()):
+            raise InvalidArgument(f"{path}: [uids.{uid}]: a uid is a number")
+        uids[int(uid)] = _rights(entry, f"{path}: [uids.{uid}]")
+    return Credentials(tuple(tokens.values()), certificates, uids, named=True)
+
+
+def _token(name: str, entry: object, where: str) -> Token:
+    check_name(name, where)
+    rights = _rights(entry, where, beside=("hash", "expires"))
+    assert isinstance(entry, dict)
+    given = entry.get("hash")
+    if not isinstance(given, str) or not given.startswith(_SCHEME):
+        raise InvalidArgument(f"{where}: hash is missing; it is the text 'sha256:' and 64 digits")
+    digits = given.removeprefix(_SCHEME)
+    if not _HASH.fullmatch(digits):
+        raise InvalidArgument(f"{where}: hash is 'sha256:' and 64 hexadecimal digits in lower case")
+    expires = entry.get("expires")
+    if expires is not None and not isinstance(expires, datetime):
+        raise InvalidArgument(f"{where}: expires is a moment like 2027-01-01T00:00:00Z")
+    if expires is not None and expires.tzinfo is None:
+        expires = expires.replace(tzinfo=UTC)
+    return Token(name, bytes.fromhex(digits), rights, expires)
+
+
+def _rights(entry: object, where: str, beside: tuple[str, ...] = ()) -> Rights:
+    known = (*beside, "permissions", "quotas")
+    if not isinstance(entry, dict):
+        raise InvalidArgument(f"{where} is a table")
+    for key in entry:
+        if key not in known:
+            raise InvalidArgument(f"{where}: there is no {key!r}; there are {', '.join(known)}")
+    for key in ("permissions", "quotas"):
+        if key in entry and not isinstance(entry[key], dict):
+            raise InvalidArgument(f"{where}: {key} is a table")
+    table: dict[str, Any] = entry
+    return Rights(
+        Permissions.parse(table.get("permissions"), where=where),
+        Quotas.parse(table.get("quotas"), where=where),
+    )
+
+
+def check_name(name: str, where: str) -> None:
+    """Check the name of a token.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"{where}: a token's name is 1 to 64 letters, digits, '.', '_' and '-', and begins "
+            "with a letter or a digit"
+        )
+
+
 def readable_by_others(path: str) -> str | None:
-    """Who else may read a file that holds a secret, in words; ``None`` when nobody may."""
+    """Describe who else may read or write a file that holds a secret; ``None``: no other user."""
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if mode & stat.S_IROTH:
         return f"everybody may read {path} (mode {mode:04o}); chmod 600 {path}"

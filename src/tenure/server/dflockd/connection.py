@@ -17,6 +17,7 @@ after the other; a busy connection keeps what arrives, and others are not held u
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine
 from functools import partial
@@ -25,8 +26,8 @@ from typing import TYPE_CHECKING, Any, cast
 from tenure.engines.contract import Answer
 from tenure.errors import AuthenticationFailed, TenureError
 from tenure.server.accept import Greeting
-from tenure.server.auth.identity import ANONYMOUS, Identity
-from tenure.server.auth.peer import UNKNOWN_PEER, peer_of
+from tenure.server.auth import ANONYMOUS, Identity, Verdict, peer_of
+from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.dflockd.claims import ASKED, HELD, MARK, OVER, WAITING, Claim
 from tenure.server.dflockd.commands import COMMANDS
 from tenure.server.dflockd.holder import Holder, attached
@@ -57,14 +58,15 @@ class Connection(Stream):
     """
 
     __slots__ = (
+        "_counted",
         "_enqueues",
-        "_greeted",
         "_greeting",
         "_inside_tls",
         "_leaving",
         "_listener",
         "_options",
         "_peer",
+        "_revoked",
         "_task",
         "enqueued",
         "gone",
@@ -84,11 +86,12 @@ class Connection(Stream):
         self.enqueued: dict[str, Claim] = {}
         self.most_claims = listener.context.limits.requests_per_session
         self._peer = UNKNOWN_PEER
+        self._revoked = False
         self._listener = listener
         self._options = listener.options
         self.gone: asyncio.Future[None] = self._loop.create_future()
-        self._greeting = greeting
-        self._greeted = False
+        self._greeting: Greeting | None = greeting
+        self._counted = False
         self._inside_tls = False
         self._leaving: asyncio.TimerHandle | None = None
         # What it is busy with
@@ -104,20 +107,21 @@ class Connection(Stream):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._greeting.displaced = self._yield_slot
         self._inside_tls = transport.get_extra_info("sslcontext") is not None
         self._heard_at = self._now()
         self._listener.joined(self)
         self._peer = peer_of(transport)
-        authenticator = self._context.authenticator
-        if not authenticator.required:
-            self._let_in(authenticator.authenticate("", self._peer))
+        with contextlib.suppress(AuthenticationFailed):  # then a token is to come first
+            self._let_in(self._context.authenticator.authenticate("", self._peer))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._requests.clear()
         self._unread.clear()
-        self._greeting.over()
+        if self._greeting is not None:
+            self._greeting.over()
+        if self._counted:
+            self._context.counts.connections.give_back()
         if self._leaving is not None:
             self._leaving.cancel()
         if self._task is not None:
@@ -126,7 +130,7 @@ class Connection(Stream):
         self.enqueued.clear()
         holder, self.holder = self.holder, None
         if holder is not None:
-            self.locks.leave(holder)
+            self.locks.leave(holder, keep=self._revoked)
         self._listener.left(self)
         self.gone.set_result(None)
         self._context.log(logging.DEBUG, "connection lost", peer=self.peer, why=exc)
@@ -245,29 +249,26 @@ class Connection(Stream):
 
     # Coming in
 
-    def _let_in(self, identity: Identity) -> bool:
-        """Serve the client from now on; false if it is refused."""
-        self._greeted = True
+    def _let_in(self, identity: Identity) -> None:
+        assert self._greeting is not None
+        self._greeting.over()
+        self._greeting = None
         try:
-            self._greeting.let_in(identity)
+            self._context.counts.connections.take()
         except LimitReached as error:
             self._context.log(
                 logging.WARNING, "connection refused", peer=self.peer, limit=error.limit
             )
-            self.leave(ERROR)
-            return False
+            self.cut_off()
+            return
+        self._counted = True
         self.identity = identity
         self._special = False
         self._context.log(logging.DEBUG, "connection greeted", peer=self.peer, identity=identity)
-        return True
-
-    def _yield_slot(self, _: LimitReached) -> None:
-        """Close a connection that has shown no token, because its slot is needed."""
-        self.leave(ERROR)
 
     def greet(self, requests: list[RawRequest]) -> list[RawRequest]:
         """The first request, of which more is asked; returns those behind it."""
-        if self._greeted or self._leaving is not None or not requests:
+        if self._greeting is None or self._leaving is not None or not requests:
             return []
         command, _, token = requests[0]
         if command == "auth":
@@ -276,9 +277,8 @@ class Connection(Stream):
             except AuthenticationFailed:
                 pass
             else:
-                if not self._let_in(identity):
-                    return []
                 self._replies.append(OK)
+                self._let_in(identity)
                 return requests[1:]
         self._context.log(logging.WARNING, "access denied", peer=self.peer)
         self._replies.append(ERROR_AUTH)
@@ -295,6 +295,25 @@ class Connection(Stream):
             self._awaited = None
             self.locks.give_up(claim, ERROR_DRAINING, self._now())
             self._reply(ERROR_DRAINING)
+
+    def end_unless_valid(self, verdict: Verdict) -> bool:
+        """End the connection if its identity may not go on.
+
+        Its client may not notice at once: what it holds is kept for its lease.
+        """
+        if self._transport is None or self._leaving is not None:
+            return False
+        why = verdict(None if self._greeting is not None else self.identity, self._peer)
+        if why is None:
+            return False
+        self._context.log(
+            logging.WARNING, "connection ended", peer=self.peer, identity=self.identity, why=why
+        )
+        self._revoked = True
+        self._requests.clear()
+        self._unread.clear()
+        self.leave(ERROR_AUTH)
+        return True
 
     def leave(self, word: bytes) -> None:
         """A last word, and then it is closed, however slowly that is read."""
@@ -322,7 +341,7 @@ class Connection(Stream):
                 self._context.log(logging.WARNING, "does not read", peer=self.peer)
                 self.cut_off()
             return
-        late = not self._greeted and now > self._greeting.deadline
+        late = self._greeting is not None and now > self._greeting.deadline
         silent = not self._busy and now - self._heard_at > self._options.read_timeout
         if late or silent:
             self.leave(ERROR)

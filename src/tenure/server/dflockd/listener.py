@@ -30,6 +30,7 @@ from tenure.identity import seen_from
 from tenure.model import NodeConfig
 from tenure.server.accept import Door, Greeting, peer_host
 from tenure.server.addresses import parse
+from tenure.server.auth import Verdict
 from tenure.server.context import Context
 from tenure.server.dflockd.connection import Connection
 from tenure.server.dflockd.holder import LAPSED
@@ -38,7 +39,6 @@ from tenure.server.dflockd.locks import Locks
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.dflockd.orphans import Orphans, session_text
 from tenure.server.sockets import bind_ports
-from tenure.wire.lines.replies import ERROR
 
 __all__ = ["DflockdListener"]
 
@@ -128,7 +128,7 @@ class DflockdListener:
         sockets = given or await bind_ports(self._address)
         if sockets[0].family in {socket.AF_INET, socket.AF_INET6}:
             self._port = sockets[0].getsockname()[1]
-        self._door = Door(self.context, sockets, self._connection, self._tls, lambda _: ERROR)
+        self._door = Door(self.context, sockets, self._connection, self._tls)
         try:
             await self._orphans.take_over()
             await know_leftovers(self.locks)
@@ -145,6 +145,14 @@ class DflockdListener:
             Failures("ending leases", self.context.logger),
         )
         self._sweeps.soon()
+
+    def renew_tls(self, tls: ssl.SSLContext, *, cut_handshakes: bool) -> None:
+        self._tls = tls
+        if self._door is not None:
+            self._door.renew_tls(tls, cut_handshakes=cut_handshakes)
+
+    def end_connections(self, verdict: Verdict) -> int:
+        return sum(each.end_unless_valid(verdict) for each in list(self._connections))
 
     async def drain(self) -> None:
         if self._door is None:

@@ -364,11 +364,15 @@ class Locks:
 
     # Holders
 
-    def leave(self, holder: Holder) -> None:
-        """Its client has gone."""
+    def leave(self, holder: Holder, *, keep: bool = False) -> None:
+        """Its client has gone.
+
+        Args:
+            keep: keep what it holds for its lease, whatever `DflockdOptions.auto_release` says.
+        """
         holder.connection = None
         now = self.now()
-        kept = self.leaving or not self.options.auto_release
+        kept = keep or self.leaving or not self.options.auto_release
         for claim in list(holder.claims.values()):
             if not kept:
                 self.drop(claim, ERROR, now)

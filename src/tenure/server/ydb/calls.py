@@ -72,17 +72,19 @@ class Call:
         path: which method is called, ``/package.Service/Method``.
         authority: how the client calls this server, ``host:port``.
         connection: on which it came.
-        identity: of its client, once it is authenticated.
+        identity: of its client, once it is `authenticated`.
     """
 
     def __init__(self, connection: Connection, stream: Stream, headers: list[Any]) -> None:
         self.connection = connection
         self.identity = ANONYMOUS
+        self.authenticated = False
         self.metadata: dict[str, str] = dict(headers)
         self.path = self.metadata.get(":path", "")
         self.authority = self.metadata.get(":authority", "")
         self._stream = stream
         self._receiver: Receiver | None = None
+        self._refusal: GrpcError | None = None
         self._unread: deque[tuple[bytes, int]] = deque()
         self._partial = bytearray()
         self._ended = self._cancelled = False
@@ -120,7 +122,17 @@ class Call:
     def listen(self, receiver: Receiver) -> None:
         """From now on `receiver` gets the messages, those first that have come already."""
         self._receiver = receiver
-        self.more()
+        if self._refusal is not None:
+            receiver.broken(self._refusal)
+        else:
+            self.more()
+
+    def refuse(self, error: GrpcError) -> None:
+        """End the call with `error` instead of its next message."""
+        self._over = True
+        self._refusal = error
+        if self._receiver is not None:
+            self._receiver.broken(error)
 
     def more(self) -> None:
         """Hand out what has come, as far as it is wanted."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tenure.errors import AuthenticationFailed, InvalidArgument
 from tenure.server.accept import Door, Greeting
 from tenure.server.addresses import parse
+from tenure.server.auth import Verdict
 from tenure.server.sockets import bind_ports
 from tenure.server.ydb.calls import Call, GrpcError, Method, frame
 from tenure.server.ydb.calls import Status as GrpcStatus
@@ -27,7 +28,7 @@ from tenure.server.ydb.nodes import NodeCalls
 from tenure.server.ydb.paths import DATABASE, Database
 from tenure.server.ydb.roll import Roll
 from tenure.server.ydb.session import SessionStream, serve_session
-from tenure.server.ydb.transport import Connection, refusal
+from tenure.server.ydb.transport import Connection
 
 if TYPE_CHECKING:
     from tenure.server.context import Context
@@ -36,6 +37,7 @@ __all__ = ["YdbListener"]
 
 _COORDINATION = "/Ydb.Coordination.V1.CoordinationService/"
 _DISCOVERY = "/Ydb.Discovery.V1.DiscoveryService/"
+_ALPN = ["h2"]
 _FLUSHED_IN = 1.0  # seconds in which a client can read that the server goes away
 
 Unary = Callable[[Any, Call], Awaitable[Any]]
@@ -79,7 +81,7 @@ class YdbListener:
         self._database = Database(database)
         self._tls = tls
         if tls is not None:
-            tls.set_alpn_protocols(["h2"])
+            tls.set_alpn_protocols(_ALPN)
         self._given = list(sockets)
         self._door: Door | None = None
         self._connections: set[Connection] = set()
@@ -111,8 +113,17 @@ class YdbListener:
         sockets = given or await bind_ports(self._address)
         if sockets[0].family in {socket.AF_INET, socket.AF_INET6}:
             self._port = sockets[0].getsockname()[1]
-        self._door = Door(self._context, sockets, self._connection, self._tls, refusal)
+        self._door = Door(self._context, sockets, self._connection, self._tls)
         self._door.open()
+
+    def renew_tls(self, tls: ssl.SSLContext, *, cut_handshakes: bool) -> None:
+        tls.set_alpn_protocols(_ALPN)
+        self._tls = tls
+        if self._door is not None:
+            self._door.renew_tls(tls, cut_handshakes=cut_handshakes)
+
+    def end_connections(self, verdict: Verdict) -> int:
+        return sum(each.end_unless_valid(verdict) for each in list(self._connections))
 
     async def drain(self) -> None:
         if self._door is not None:
@@ -157,7 +168,7 @@ class YdbListener:
     # Who comes in
 
     def _authenticate(self, call: Call) -> None:
-        """Find out the identity of a call. Raises `AuthenticationFailed` and `GrpcError`."""
+        """Find out the identity of a call. Raises `AuthenticationFailed`."""
         connection = call.connection
         try:
             call.identity = self._context.authenticator.authenticate(
@@ -166,6 +177,7 @@ class YdbListener:
         except AuthenticationFailed:
             connection.log(logging.WARNING, "access denied", call=call.path)
             raise
+        call.authenticated = True
         connection.greeted(call.identity)
 
     def _wrong_database(self, call: Call) -> str:

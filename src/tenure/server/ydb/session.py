@@ -246,6 +246,8 @@ class SessionStream:
         self._wake.set()
 
     def broken(self, error: GrpcError) -> None:
+        if error.status is GrpcStatus.UNAUTHENTICATED:
+            self._keep = True  # the server ends the stream, not the client the session
         self._error = error
         self._wake.set()
 

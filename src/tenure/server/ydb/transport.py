@@ -35,8 +35,8 @@ from h2.events import PingReceived
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
-from tenure.server.auth.identity import ANONYMOUS, Identity
-from tenure.server.auth.peer import UNKNOWN_PEER, peer_of
+from tenure.server.auth import ANONYMOUS, Identity, Verdict, peer_of
+from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.limits import LimitReached
 from tenure.server.ydb.calls import Call, GrpcError, Method
 from tenure.server.ydb.departures import Departures
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tenure.server.accept import Greeting
     from tenure.server.context import Context
 
-__all__ = ["Connection", "refusal"]
+__all__ = ["Connection"]
 
 _PREFACE, _FRAME_HEADER, _LONGEST_FRAME = 24, 9, 16384  # bytes, as HTTP/2 has them
 _LINGER = 0.5  # seconds between the end of a connection's last call and its own
@@ -103,8 +103,8 @@ class Connection(H2Protocol, AbstractHandler):
         self._operations = 0
         self._partial = 0
         self._output = 0
-        self._calls = 0
-        self._made = False
+        self._calls: set[Call] = set()
+        self._counted = False
         self._greeting = greeting
         self._greeting_timer: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
@@ -118,8 +118,14 @@ class Connection(H2Protocol, AbstractHandler):
         self._transport = cast(asyncio.Transport, transport)
         self.shown = peer_of(transport)
         limits = self.context.limits
-        self._made = self.is_open = True
-        self._greeting.displaced = self._yield_slot
+        try:
+            self.context.counts.connections.take()
+        except LimitReached as error:
+            self.log(logging.WARNING, "connection refused", limit=error.limit)
+            self._greeting.over()
+            self._transport.abort()
+            return
+        self._counted = self.is_open = True
         self._connections.add(self)
         self._greeting_timer = asyncio.get_running_loop().call_later(
             self._greeting.deadline - self.context.clock.now(), self._has_not_greeted
@@ -184,13 +190,13 @@ class Connection(H2Protocol, AbstractHandler):
             self._transport.resume_reading()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if not self._made:
+        if not self._counted:
             return
-        self._made = self.is_open = False
+        self._counted = self.is_open = False
         self.lost.set()
         self._connections.discard(self)
-        self._greeting.over()
-        self._stop_greeting_timer()
+        self.context.counts.connections.give_back()
+        self._greeting_over()
         for timer in (self._stalled, self._lingering):
             if timer is not None:
                 timer.cancel()
@@ -204,7 +210,7 @@ class Connection(H2Protocol, AbstractHandler):
         call = Call(self, stream, headers)
         stream.buffer = call  # type: ignore[assignment]  # it asks no more of one
         stream.wrapper = Wrapper()
-        self._calls += 1
+        self._calls.add(call)
         task = asyncio.get_running_loop().create_task(
             self._serve(call, stream.wrapper, release_stream)
         )
@@ -232,7 +238,7 @@ class Connection(H2Protocol, AbstractHandler):
             call.closed()
             with contextlib.suppress(H2Error):
                 release()
-            self._calls -= 1
+            self._calls.discard(call)
             self._close_if_drained()
 
     async def _answer(self, call: Call) -> tuple[Status, str]:
@@ -259,23 +265,14 @@ class Connection(H2Protocol, AbstractHandler):
         return Status.OK, ""
 
     def greeted(self, identity: Identity) -> None:
-        """Serve the client, which has made a call with this identity, from now on.
-
-        Raises:
-            GrpcError: there are as many connections as may be.
-        """
-        try:
-            self._greeting.let_in(identity)
-        except LimitReached as error:
-            self.log(logging.WARNING, "connection refused", limit=error.limit)
-            self.drain()
-            raise GrpcError(Status.UNAVAILABLE, str(error)) from error
+        """The client has made a call with this identity."""
         if self._greeting_timer is not None or self.identity != identity:
             self.identity = identity
             self.log(logging.DEBUG, "connection greeted", identity=identity)
-        self._stop_greeting_timer()
+        self._greeting_over()
 
-    def _stop_greeting_timer(self) -> None:
+    def _greeting_over(self) -> None:
+        self._greeting.over()
         if self._greeting_timer is not None:
             self._greeting_timer.cancel()
             self._greeting_timer = None
@@ -283,15 +280,6 @@ class Connection(H2Protocol, AbstractHandler):
     def _has_not_greeted(self) -> None:
         self.log(logging.WARNING, "connection closed: no call in time", limit="greeting_time")
         self._go_away()
-
-    def _yield_slot(self, error: LimitReached) -> None:
-        """Close a connection without an authenticated call, because its slot is needed."""
-        if self.is_open:
-            self._h2.close_connection(
-                ErrorCodes.ENHANCE_YOUR_CALM, additional_data=str(error).encode()
-            )
-            self.http2.flush()
-            self.processor.close("its slot is needed")
 
     # Limits
 
@@ -337,12 +325,31 @@ class Connection(H2Protocol, AbstractHandler):
 
     def cut_off(self, limit: str) -> None:
         """The client does not read what it gets: it gets no more."""
-        if self._made and not self._cut_off:
+        if self._counted and not self._cut_off:
             self._cut_off = True
             self.log(logging.WARNING, "connection cut off: the client does not read", limit=limit)
             self._transport.abort()
 
     # Going away
+
+    def end_unless_valid(self, verdict: Verdict) -> bool:
+        """End every call whose identity may not go on, and the connection if it is that one's."""
+        if not self.is_open:
+            return False
+        why = verdict(None if self._greeting_timer is not None else self.identity, self.shown)
+        for call in list(self._calls):
+            reason = why
+            if reason is None and call.authenticated:
+                reason = verdict(call.identity, self.shown)
+            if reason is not None:
+                self.log(logging.WARNING, "call ended", identity=call.identity, why=reason)
+                text = f"the server has ended this call: {reason}"
+                call.refuse(GrpcError(Status.UNAUTHENTICATED, text))
+        if why is None:
+            return False
+        self.log(logging.WARNING, "connection ended", identity=self.identity, why=why)
+        self.drain()
+        return True
 
     def drain(self) -> None:
         """Serve no new calls, and close when those that run are over."""
@@ -372,14 +379,6 @@ class Connection(H2Protocol, AbstractHandler):
     def log(self, level: int, event: str, **facts: object) -> None:
         """A line in the log, with the client's address."""
         self.context.log(level, event, listener="ydb", peer=self._greeting.peer, **facts)
-
-
-def refusal(error: LimitReached) -> bytes:
-    """Return what a client is sent that is refused before it has sent anything."""
-    reason = (0).to_bytes(4, "big") + ErrorCodes.ENHANCE_YOUR_CALM.to_bytes(4, "big")
-    reason += str(error).encode()
-    settings = b"\0\0\0\x04\0" + bytes(4)
-    return settings + len(reason).to_bytes(3, "big") + b"\x07\0" + bytes(4) + reason
 
 
 class _FrameLengths:

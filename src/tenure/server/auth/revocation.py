@@ -1,0 +1,117 @@
+"""Certificate revocation lists: which certificates an authority has withdrawn.
+
+OpenSSL checks a list while it verifies a handshake. A connection that is open already is checked
+here, against the issuer and serial number of its certificate. The lists are the administrator's own
+files, so their signatures are left to OpenSSL.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TypeAlias
+
+from tenure.errors import InvalidArgument
+
+__all__ = ["CertificateId", "certificate_id", "read_revoked"]
+
+CertificateId: TypeAlias = tuple[bytes, bytes]
+"""Issuer and serial number of a certificate, as their DER encodings."""
+
+_INTEGER, _SEQUENCE, _VERSION = 0x02, 0x30, 0xA0
+_TIMES = frozenset({0x17, 0x18})
+_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----", re.DOTALL)
+
+
+def read_revoked(path: str) -> frozenset[CertificateId]:
+    """Read the certificates that the lists of a PEM file revoke.
+
+    Raises:
+        InvalidArgument: the file cannot be read, or contains no list, or something else.
+    """
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            blocks = _BLOCK.findall(file.read())
+    except OSError as error:
+        raise InvalidArgument(
+            f"the revocation list {path} cannot be read: {error.strerror}"
+        ) from None
+    if not blocks or any(label != "X509 CRL" for label, _ in blocks):
+        raise InvalidArgument(
+            f"the revocation list {path} contains "
+            + ("something else than revocation lists" if blocks else "no list in PEM form")
+            + "; convert one with 'openssl crl -inform DER -in FILE'"
+        )
+    revoked: set[CertificateId] = set()
+    for _, body in blocks:
+        try:
+            revoked.update(_revoked(_decode(body)))
+        except (ValueError, IndexError, StopIteration, RuntimeError):
+            raise InvalidArgument(
+                f"the revocation list {path} is damaged; see 'openssl crl -in {path} -text'"
+            ) from None
+    return frozenset(revoked)
+
+
+@lru_cache(maxsize=4096)
+def certificate_id(der: bytes) -> CertificateId:
+    """Return the issuer and serial number of a certificate that OpenSSL has verified."""
+    fields = _items(der, *_inside(der, _inside(der, (0, len(der)))))
+    tag, at, end = next(fields)
+    if tag == _VERSION:
+        tag, at, end = next(fields)
+    serial = der[at:end]
+    next(fields)  # the algorithm of the signature
+    _, at, end = next(fields)
+    return der[at:end], serial
+
+
+def _revoked(der: bytes) -> list[CertificateId]:
+    fields = _items(der, *_inside(der, _inside(der, (0, len(der)))))
+    tag, at, end = next(fields)
+    if tag == _INTEGER:
+        next(fields)  # the algorithm, behind a version
+    _, at, end = next(fields)
+    issuer = der[at:end]
+    for tag, at, end in fields:
+        if tag in _TIMES:
+            continue
+        if tag != _SEQUENCE:
+            break
+        entries = (next(_items(der, *entry)) for _, *entry in _items(der, at, end))
+        return [(issuer, der[serial:serial_end]) for _, serial, serial_end in entries]
+    return []
+
+
+def _decode(body: str) -> bytes:
+    pem = f"{ssl.PEM_HEADER}\n{body.strip()}\n{ssl.PEM_FOOTER}"
+    return ssl.PEM_cert_to_DER_cert(pem)
+
+
+# DER: tag, length, content
+
+
+def _items(der: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the tag of each item, and where its content starts and ends."""
+    while at < end:
+        tag, length = der[at], der[at + 1]
+        at += 2
+        if length & 0x80:
+            size = length & 0x7F
+            length = int.from_bytes(der[at : at + size], "big")
+            at += size
+        if at + length > end:
+            raise ValueError("an item is longer than what contains it")
+        yield tag, at, at + length
+        at += length
+
+
+def _inside(der: bytes, place: tuple[int, int]) -> tuple[int, int]:
+    """Return the place of the content of the sequence that starts there."""
+    for tag, at, end in _items(der, *place):
+        if tag == _SEQUENCE:
+            return at, end
+        break
+    raise ValueError("not a sequence")

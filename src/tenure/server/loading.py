@@ -1,0 +1,81 @@
+"""Files that the settings name, read at the start and on each SIGHUP.
+
+`load_files` reads all of them before anything changes, so that a file that is wrong leaves the
+server as it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tenure.server.addresses import Address
+from tenure.server.auth import Credentials, Token, read_tokens
+from tenure.server.auth.revocation import CertificateId, read_revoked
+from tenure.server.examination import examine_files
+from tenure.server.log import LOGGER, tell
+from tenure.server.settings import Settings, Wrong
+from tenure.server.tls import server_context
+
+__all__ = ["LoadedFiles", "load_files"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedFiles:
+    """Content of all files.
+
+    Attributes:
+        credentials: what opens the server; ``None`` where nothing is required.
+        tls: of each address with TLS.
+        revoked: client certificates that their authorities have revoked.
+        authorities: of each address whose clients need a certificate: who may have signed it.
+    """
+
+    credentials: Credentials | None
+    tls: Mapping[Address, ssl.SSLContext]
+    revoked: frozenset[CertificateId]
+    authorities: Mapping[Address, frozenset[bytes]] = field(default_factory=dict)
+
+    def distrusted(self, address: Address, before: LoadedFiles) -> bool:
+        """Whether an authority of this address was trusted before and is no more."""
+        former = before.authorities.get(address, frozenset())
+        return bool(former - self.authorities.get(address, frozenset()))
+
+
+def load_files(settings: Settings) -> LoadedFiles:
+    """Read all files, and log warnings about them.
+
+    Raises:
+        InvalidArgument: a file is not what it should be; `Wrong` lists everything.
+    """
+    faults = []
+    for finding in examine_files(settings):
+        if finding.level == "failure":
+            faults.append(finding.found)
+        elif finding.level == "warning":
+            remedy = finding.remedy or None
+            tell(LOGGER, logging.WARNING, "take care", found=finding.found, remedy=remedy)
+    if faults:
+        raise Wrong(list(dict.fromkeys(faults)))  # several listeners may share a certificate
+    tls = {address: server_context(files) for address, files in settings.tls.items()}
+    lists = {files.client_crl for files in settings.tls.values() if files.client_crl is not None}
+    return LoadedFiles(
+        _credentials(settings),
+        tls,
+        frozenset[CertificateId]().union(*(read_revoked(path) for path in lists)),
+        {
+            address: frozenset(tls[address].get_ca_certs(binary_form=True))
+            for address, files in settings.tls.items()
+            if files.client_ca is not None
+        },
+    )
+
+
+def _credentials(settings: Settings) -> Credentials | None:
+    own = tuple(Token.plain(*each) for each in settings.tokens.items())
+    if settings.auth_token_file is None:
+        return Credentials(own) if own else None
+    found = read_tokens(settings.auth_token_file)
+    return Credentials(own + found.tokens, found.certificates, found.uids, found.named)
