@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -192,30 +193,88 @@ async def test_who_says_nothing_is_sent_away_and_makes_room(
     async with serving(limits=limits) as listener:
         async with called(listener, greet=False) as one, called(listener, greet=False) as two:
             async with called(listener, greet=False) as three:
+                bye = await one.hear(Bye)
+                assert bye.again
+                assert "greetings = 2" in bye.error.message
+                await one.until_lost()
+                assert listener.context.counts.greetings.taken == 2
                 await three.until_lost()
             assert any(
                 "connection refused" in each and "greetings" in each for each in lines(caplog)
             )
-            await one.until_lost()
             await two.until_lost()
         async with called(listener) as four:
             await four.attach()
     assert any("did not say who it is" in each for each in lines(caplog))
 
 
-async def test_a_handshake_that_is_not_finished_counts_and_ends(
+async def test_a_client_that_greets_comes_in_past_silent_ones() -> None:
+    async with serving(limits=Limits(greetings=3)) as listener, AsyncExitStack() as stack:
+        for _ in range(10):
+            await stack.enter_async_context(called(listener, greet=False))
+        for _ in range(5):
+            client = await stack.enter_async_context(called(listener))
+            await client.attach()
+        counts = listener.context.counts
+        assert (counts.connections.taken, counts.greetings.taken) == (5, 2)
+
+
+async def test_a_handshake_that_is_not_finished_counts_and_yields(
     server_tls: ssl.SSLContext, caplog: pytest.LogCaptureFixture
 ) -> None:
     limits = Limits(greetings=1, greeting_time=0.5)
     url = "tenures://127.0.0.1:0"
     async with serving(limits=limits, url=url, tls=server_tls) as listener:
-        async with called(listener, greet=False) as one:
-            async with called(listener, greet=False) as two:
-                await two.until_lost()
-            assert listener.context.counts.greetings.taken == 1
+        async with called(listener, greet=False) as one, called(listener, greet=False) as two:
             await one.until_lost()
+            assert listener.context.counts.greetings.taken == 1
+            await two.until_lost()
         assert listener.context.counts.greetings.taken == 0
     assert any("handshake failed" in each for each in lines(caplog))
+    assert any("connection refused" in each and "greetings" in each for each in lines(caplog))
+
+
+async def test_a_source_that_connects_too_fast_is_refused_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    limits = Limits(connections=2, connections_per_second=2)
+    async with serving(limits=limits) as listener, AsyncExitStack() as stack:
+        for _ in range(2):
+            await stack.enter_async_context(called(listener, greet=False))
+        refused = await stack.enter_async_context(called(listener, greet=False))
+        bye = await refused.hear(Bye)
+        assert bye.again
+        assert "connections_per_second = 2" in bye.error.message
+        await refused.until_lost()
+        assert listener.context.counts.greetings.taken == 2
+
+
+def _as_is(client: Caller) -> Caller:
+    return client
+
+
+async def test_local_clients_come_in_however_many_there_are_from_the_network(
+    tmp_path: Path,
+) -> None:
+    limits = Limits(connections=1, greetings=1)
+    path = tmp_path / "tenure.sock"
+    async with serving(limits=limits) as listener, called(listener) as one:
+        await one.attach()
+        local = NativeListener(listener.context, f"tenure+unix://{path}")
+        await local.open()
+        try:
+            async with called(listener, greet=False) as silent:
+                for number in range(10):
+                    client = Caller()
+                    await asyncio.get_running_loop().create_unix_connection(
+                        functools.partial(_as_is, client), str(path)
+                    )
+                    await client.greet()
+                    await client.attach()
+                    assert listener.context.counts.connections.taken == number + 2
+                assert not silent.lost
+        finally:
+            await local.aclose()
 
 
 async def test_too_many_connections_are_refused_and_told_to_come_again(

@@ -23,8 +23,10 @@ from tenure.clock import SystemClock
 from tenure.engines import connect_engine
 from tenure.errors import InvalidArgument, Unsupported
 from tenure.server.addresses import Address
+from tenure.server.admission import fitted, raise_file_limit
 from tenure.server.auth import Authenticator, Identity, Peer, Verdict
 from tenure.server.context import Context
+from tenure.server.limits import NO_LIMIT, Limits
 from tenure.server.listener import Listener
 from tenure.server.loading import LoadedFiles, load_files
 from tenure.server.log import LOGGER, tell
@@ -95,7 +97,7 @@ class Server:
             )
         if not can.durable:
             tell(LOGGER, logging.WARNING, "the store ends with the server", store=self.store)
-        context = Context(self._engine, self._settings.limits, self._tokens, LOGGER)
+        context = Context(self._engine, self._fitted_limits(), self._tokens, LOGGER)
         if self._settings.busy_poll:
             poll = BusyPoll(asyncio.get_running_loop().call_soon, self._settings.busy_poll / 1e6)
             context.arrived = poll.arrived
@@ -124,6 +126,23 @@ class Server:
                 f"a socket was passed for {self._passed[0].getsockname()}, and no --listen has "
                 "this address"
             )
+
+    def _fitted_limits(self) -> Limits:
+        """Return limits that this process has the open files for."""
+        asked = self._settings.limits
+        files = raise_file_limit()
+        limits = fitted(asked, files)
+        if limits.connections < asked.connections < NO_LIMIT:
+            tell(
+                LOGGER,
+                logging.WARNING,
+                "max-connections is lower than set, because the limit of open files is low",
+                open_files=files,
+                connections=limits.connections,
+                greetings=limits.greetings,
+                remedy="raise the limit (ulimit -n, LimitNOFILE=)",
+            )
+        return limits
 
     async def drain(self) -> None:
         """Accept nobody any more, and tell who is connected to go elsewhere."""

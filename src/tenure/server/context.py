@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from tenure.clock import Clock
 from tenure.engines.contract import Engine
 from tenure.errors import NodeNotFound
+from tenure.server.admission import Admission
 from tenure.server.auth.authenticator import Anybody
 from tenure.server.auth.identity import Identity
 from tenure.server.auth.peer import UNKNOWN_PEER, Peer
@@ -186,6 +187,8 @@ class Context:
         arrived: called whenever something has arrived from a client.
 
     Attributes:
+        counts: what there is at the moment.
+        admission: the connections by source.
         hosting: the native protocol's sessions, while one of its listeners is open.
     """
 
@@ -203,6 +206,9 @@ class Context:
         self.logger = logger
         self.arrived = arrived
         self.counts = Counts(engine, limits)
+        self.admission = Admission(
+            limits, self.counts.connections, self.counts.greetings, engine.clock
+        )
         self.hosting: Hosting | None = None
 
     @property

@@ -13,7 +13,10 @@ from typing import Any
 from tenure.core import rules
 from tenure.errors import EngineError, InvalidArgument
 
-__all__ = ["Count", "LimitReached", "Limits"]
+__all__ = ["NO_LIMIT", "Count", "LimitReached", "Limits"]
+
+NO_LIMIT = 2**31 - 1
+"""The value of a limit that is none."""
 
 _ENVELOPE = 64 * 1024  # what a message has beside the data that it carries, at the most
 
@@ -45,8 +48,18 @@ class Limits:
     """
 
     connections: int = _limit(10_000, "connections at a time, over all listeners")
+    connections_per_source: int = _limit(
+        10_000,
+        "connections at a time of one source: an address (of IPv6, the first 64 bits), the user of "
+        "a Unix socket, or an identity",
+    )
+    connections_per_second: int = _limit(
+        1_000, "connections a second of one source, once it has opened max-connections at once"
+    )
     greetings: int = _limit(
-        500, "connections at a time that have not yet said who they are, TLS handshakes included"
+        2_000,
+        "connections at a time that have not yet said who they are, TLS handshakes included; with "
+        "more, the oldest one of the source with the most is closed",
     )
     greeting_time: float = _limit(10.0, "seconds from connecting to having said who one is")
     sessions: int = _limit(100_000, "sessions at a time")

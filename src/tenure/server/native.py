@@ -30,8 +30,12 @@ from tenure.server.addresses import Address, parse
 from tenure.server.auth import Verdict
 from tenure.server.context import Context
 from tenure.server.hosting import Hosting
+from tenure.server.limits import LimitReached
 from tenure.server.native_connection import Connection
 from tenure.server.sockets import bind_ports, bind_unix
+from tenure.wire.errors import to_wire
+from tenure.wire.frames import FrameWriter
+from tenure.wire.messages import GREETING_BYTES, Bye
 
 __all__ = ["NativeListener"]
 
@@ -85,7 +89,9 @@ class NativeListener:
         sockets = given or await self._bind()
         self._url = _bound_url(self._address, sockets[0])
         self.hosting = Hosting.share(self.context)
-        self._door = Door(self.context, sockets, lambda each: Connection(self, each), self._tls)
+        self._door = Door(
+            self.context, sockets, lambda each: Connection(self, each), self._tls, _refusal
+        )
         self._door.open()
         self._tick()
 
@@ -164,6 +170,13 @@ class NativeListener:
         for connection in list(self._connections):
             with self._failures.contained():
                 connection.tick(now)
+
+
+def _refusal(error: LimitReached) -> bytes:
+    """Return the last message to a client that is refused before its greeting."""
+    writer = FrameWriter(GREETING_BYTES)
+    writer.add(Bye(to_wire(EngineUnavailable(str(error))), True))
+    return bytes(writer.take())
 
 
 def _bound_url(address: Address, bound: socket.socket) -> str:

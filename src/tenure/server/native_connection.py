@@ -98,7 +98,6 @@ class Connection(Stream):
         super().connection_lost(exc)
         if self._counted:
             self._counted = False
-            self._context.counts.connections.give_back()
             self._hosting.disconnected(self.program)
         channels, self._channels = self._channels, {}
         for each in channels.values():
@@ -180,10 +179,8 @@ class Connection(Stream):
             if not 1 <= len(hello.program) <= 64:
                 raise InvalidArgument("a program is named by 1 to 64 bytes")
             identity = context.authenticator.authenticate(hello.token, self._shown)
-            if self._hosting.lets_in_anyway(hello.program):
-                context.counts.connections.take_anyway()
-            else:
-                context.counts.connections.take()
+            returning = self._hosting.lets_in_anyway(hello.program)
+            self._greeting.let_in(identity, returning=returning)
         except LimitReached as error:
             context.log(logging.WARNING, "connection refused", peer=self.peer, limit=error.limit)
             self.bye(EngineUnavailable(str(error)), again=True)
@@ -194,7 +191,6 @@ class Connection(Stream):
             context.log(logging.WARNING, event, peer=self.peer, why=error)
             self.bye(error)
             return
-        self._greeting.over()
         self._counted = True
         self.program = hello.program
         self.identity = identity

@@ -29,7 +29,7 @@ from typing import cast
 
 from msgspec import DecodeError, Struct
 
-from tenure.errors import EngineError, InvalidArgument, TenureError
+from tenure.errors import EngineError, EngineUnavailable, InvalidArgument, TenureError
 from tenure.server.accept import Greeting
 from tenure.server.context import Context
 from tenure.server.limits import LimitReached
@@ -112,6 +112,7 @@ class Stream(asyncio.Protocol, ABC):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._greeting.displaced = self._yield_slot
         if transport.get_extra_info("sslcontext") is None:
             # What is written goes out at once, so that the client reads the first answers while
             # others are made. (In TLS this would say that nobody reads.)
@@ -314,6 +315,10 @@ class Stream(asyncio.Protocol, ABC):
         """Tell the client to go elsewhere; the connection serves it until it does."""
         if self.stage is Stage.OPEN or self.stage is Stage.GREETING:
             self.send(Bye(to_wire(error), again))
+
+    def _yield_slot(self, error: LimitReached) -> None:
+        """Close a connection that has not said who it is, because its slot is needed."""
+        self.bye(EngineUnavailable(str(error)), again=True)
 
     def cut_off(self) -> None:
         """Close the connection at once."""

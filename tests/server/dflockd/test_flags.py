@@ -9,6 +9,7 @@ import pytest
 
 from tenure.server.dflockd.flags import FLAGS, settings_of
 from tenure.server.dflockd.options import DflockdOptions
+from tenure.server.limits import Limits
 from tenure.server.settings import Settings, Wrong
 
 
@@ -24,7 +25,8 @@ def test_without_a_word_it_is_as_dflockds_own() -> None:
     (address,) = settings.listen
     assert address.url == "dflockd://127.0.0.1:6388"
     assert settings.drain_time > 30
-    assert settings.limits.connections >= 1_000_000
+    for name in ("connections", "connections_per_source", "connections_per_second", "greetings"):
+        assert getattr(settings.limits, name) >= 1_000_000
     assert settings.tokens == {}
 
 
@@ -63,6 +65,8 @@ def test_where_it_listens() -> None:
     (address,) = told({"tls-cert": "cert.pem", "tls-key": "key.pem"}).listen
     assert address.url == "dflockds://127.0.0.1:6388"
     assert told({"max-connections": "3"}).limits.connections == 3
+    assert told({"max-connections": "3"}).limits.greetings == Limits().greetings
+    assert told({"max-connections": "5000"}).limits.greetings == 5000
     assert told({"debug": "true"}).log_level == "debug"
 
 

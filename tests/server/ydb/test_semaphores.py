@@ -249,11 +249,49 @@ async def test_a_waiter_that_shrinks_so_that_it_fits_is_granted(store: str) -> N
         waits = await waiting(owner, waiter)
         again = await waiter.acquire("s", 1)
         assert await waiter.refused(waits) == Status.ABORTED
-        message = await waiter.receive()
-        if message.HasField("acquire_semaphore_pending"):
-            message = await waiter.receive()
-        result = message.acquire_semaphore_result
-        assert (result.req_id, result.acquired) == (again, True)
+        assert await waiter.acquired(again)  # without a Pending
+
+
+async def test_what_is_asked_behind_a_shrink_that_fits_finds_the_session_an_owner(
+    store: str,
+) -> None:
+    async with serving(store) as server, channel(server.target) as over:
+        owner, waiter = await session(over), await session(over)
+        waits = await waiting(owner, waiter)
+        again, once_more = await waiter.acquire("s", 1), await waiter.acquire("s", 1, data=b"new")
+        released = await waiter.release("s")
+        assert await waiter.refused(waits) == Status.ABORTED
+        assert await waiter.acquired(again)
+        assert await waiter.acquired(once_more)
+        assert await waiter.released(released)
+        assert not await waiter.released(await waiter.release("s"))
+
+
+async def test_a_shrink_that_does_not_fit_waits_on_in_its_place(store: str) -> None:
+    async with serving(store) as server, channel(server.target) as over:
+        owner, first, waiter = [await session(over) for _ in range(3)]
+        before = await waiting(owner, first)
+        waits = await waiter.acquire("s", 2)
+        await waiter.pending(waits)
+        again = await waiter.acquire("s", 1)  # one is free, and `first` is before it
+        assert await waiter.refused(waits) == Status.ABORTED
+        await waiter.pending(again)
+        await owner.released(await owner.release("s"))
+        assert await first.acquired(before)
+        assert await waiter.acquired(again)
+
+
+async def test_nothing_is_left_to_release_behind_an_acquire_that_does_not_wait(
+    store: str,
+) -> None:
+    async with serving(store) as server, channel(server.target) as over:
+        owner, waiter = await session(over), await session(over)
+        waits = await waiting(owner, waiter)
+        again = await waiter.acquire("s", 2, timeout_millis=0)
+        released = await waiter.release("s")
+        assert await waiter.refused(waits) == Status.ABORTED
+        assert not await waiter.acquired(again)
+        assert not await waiter.released(released)
 
 
 async def test_a_waiter_that_acquires_again_without_waiting_leaves_the_queue(store: str) -> None:
@@ -295,6 +333,24 @@ async def test_releasing_what_is_not_there_is_a_success_that_released_nothing() 
         await client.create("s")
         for name in ("s", "none", "", "n" * 2000):
             assert not await client.released(await client.release(name))
+
+
+async def test_requests_for_different_names_are_answered_in_their_order(store: str) -> None:
+    async with serving(store) as server, channel(server.target) as over:
+        client = await session(over)
+        expected = []
+        for number in range(40):
+            name = f"n{number}"
+            create = Request.CreateSemaphore(req_id=client.next_id(), name=name, limit=2)
+            await client.send(create_semaphore=create)
+            asked = [await client.delete(f"none{number}"), await client.describe(name)]
+            asked += [await client.acquire(name), await client.release(f"m{number}")]
+            expected += [create.req_id, *asked, await client.delete(name, force=True)]
+        answered: list[int] = []
+        while len(answered) < len(expected):
+            message = await client.receive()
+            answered.append(getattr(message, message.WhichOneof("response")).req_id)
+        assert answered == expected
 
 
 async def test_many_requests_on_one_name_are_answered_in_their_order(store: str) -> None:

@@ -16,6 +16,8 @@ import h2.connection
 import pytest
 from grpclib.const import Status as GrpcStatus
 from grpclib.exceptions import GRPCError
+from h2.errors import ErrorCodes
+from h2.events import ConnectionTerminated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +28,7 @@ from tests.server.ydb.raw import (
     PATIENCE,
     SERVICE,
     Server,
+    call,
     channel,
     eventually,
     serving,
@@ -315,12 +318,44 @@ async def test_connections_are_limited() -> None:
         channel(server.target) as over,
     ):
         await session(over)
-        async with connected(server) as (reader, _):
-            assert await cut_off(reader) == b""
+        async with channel(server.target) as other:
+            with pytest.raises(GRPCError, match="connections = 1") as caught:
+                await call(other, "WhoAmI")
+            assert caught.value.status is GrpcStatus.UNAVAILABLE
         (refused,) = [
             facts for _, event, facts in server.lines.seen if event == "connection refused"
         ]
         assert refused["limit"] == "connections"
+
+
+async def test_a_silent_connection_yields_its_slot_and_is_sent_goaway() -> None:
+    async with (
+        serving(limits=Limits(greetings=1)) as server,
+        connected(server) as (reader, writer),
+    ):
+        writer.write(PREFACE)
+        assert await reader.readexactly(9)
+        async with channel(server.target) as over:
+            client = await session(over)
+            assert b"greetings = 1" in await cut_off(reader)
+            assert await client.acquired(await client.acquire("m", 1, ephemeral=True))
+
+
+async def test_a_source_that_connects_too_fast_is_sent_goaway() -> None:
+    limits = Limits(connections=1, connections_per_second=1)
+    async with (
+        serving(limits=limits) as server,
+        channel(server.target) as over,
+    ):
+        await session(over)
+        async with connected(server) as (reader, writer):
+            client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+            client.initiate_connection()
+            writer.write(client.data_to_send())
+            events = client.receive_data(await cut_off(reader))
+        (goaway,) = [each for each in events if isinstance(each, ConnectionTerminated)]
+        assert goaway.error_code is ErrorCodes.ENHANCE_YOUR_CALM
+        assert b"connections_per_second = 1" in (goaway.additional_data or b"")
 
 
 async def test_sessions_of_a_connection_are_limited() -> None:

@@ -201,6 +201,37 @@ async def test_watches_of_a_session_are_limited() -> None:
         assert await client.changed(first) == (False, False)
 
 
+async def test_watches_that_are_not_answered_yet_count_against_the_limit(store: str) -> None:
+    limits = Limits(watches_per_session=3)
+    async with serving(store, limits=limits) as server, channel(server.target) as over:
+        client = await session(over)
+        names = [f"s{number}" for number in range(10)]
+        for name in names:
+            await client.create(name)
+        for name in names:
+            await client.describe(name, watch_data=True)
+        added = 0
+        for _ in names:
+            added += (await client.expect("describe_semaphore_result")).watch_added
+        assert added == 3
+        await client.describe("s0", watch_data=True)  # replaces one
+        await client.expect("describe_semaphore_changed")
+        assert (await client.expect("describe_semaphore_result")).watch_added
+        await client.describe("none", watch_data=True)  # is refused for its own reason, or this
+        assert not (await client.expect("describe_semaphore_result")).watch_added
+
+
+async def test_a_watch_that_could_not_be_added_does_not_count(store: str) -> None:
+    limits = Limits(watches_per_session=1)
+    async with serving(store, limits=limits) as server, channel(server.target) as over:
+        client = await session(over)
+        await client.create("s")
+        kind = "describe_semaphore_result"
+        asked = await client.describe("none", watch_data=True)
+        assert await client.refused(asked, kind) == Status.NOT_FOUND
+        await watch(client, "s", watch_data=True)
+
+
 async def test_a_node_that_is_dropped_ends_watchers_too() -> None:
     async with serving() as server, channel(server.target) as over:
         await call(over, "CreateNode", path="/local/n")

@@ -77,7 +77,7 @@ class Doorless(DflockdListener):
     async def open(self) -> None:
         await self.context.counts.semaphores.count_once()
         await self.context.engine.create_node(self.options.node, NodeConfig(), exist_ok=True)
-        self._door = Door(self.context, [], self._connection, None)
+        self._door = Door(self.context, [], self._connection, None, lambda _: b"")
         self._tick()
 
     def describe(self, peer: str) -> str:

@@ -64,7 +64,9 @@ class Doorless(NativeListener):
 
     async def open(self) -> None:
         self.hosting = Hosting.share(self.context)
-        self._door = Door(self.context, [], lambda each: Connection(self, each), None)
+        self._door = Door(
+            self.context, [], lambda each: Connection(self, each), None, lambda _: b""
+        )
         self._tick()
 
 

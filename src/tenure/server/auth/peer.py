@@ -8,7 +8,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["UNKNOWN_PEER", "Peer", "PeerCertificate", "peer_of"]
+__all__ = ["UNKNOWN_PEER", "Peer", "PeerCertificate", "peer_of", "uid_of"]
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: Linux's struct ucred
 _SHORT_NAMES = {
@@ -63,10 +63,20 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
             return UNKNOWN_PEER
         return Peer(PeerCertificate(subject_of(ssl_object.getpeercert()), der))
     sock = transport.get_extra_info("socket")
-    if sock is not None and sock.family == socket.AF_UNIX and hasattr(socket, "SO_PEERCRED"):
-        found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return Peer(uid=_CREDENTIALS.unpack(found)[1])
+    if sock is not None and sock.family == socket.AF_UNIX:
+        return Peer(uid=uid_of(sock))
     return UNKNOWN_PEER
+
+
+def uid_of(sock: socket.socket) -> int | None:
+    """Return the user id of the client of a Unix socket, where the system tells."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return None
+    found: tuple[int, int, int] = _CREDENTIALS.unpack(
+        sock.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)
+    )
+    return found[1]
 
 
 def subject_of(shown: Any) -> str:

@@ -58,8 +58,8 @@ class Connection(Stream):
     """
 
     __slots__ = (
-        "_counted",
         "_enqueues",
+        "_greeted",
         "_greeting",
         "_inside_tls",
         "_leaving",
@@ -90,8 +90,8 @@ class Connection(Stream):
         self._listener = listener
         self._options = listener.options
         self.gone: asyncio.Future[None] = self._loop.create_future()
-        self._greeting: Greeting | None = greeting
-        self._counted = False
+        self._greeting = greeting
+        self._greeted = False
         self._inside_tls = False
         self._leaving: asyncio.TimerHandle | None = None
         # What it is busy with
@@ -107,6 +107,7 @@ class Connection(Stream):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._greeting.displaced = self._yield_slot
         self._inside_tls = transport.get_extra_info("sslcontext") is not None
         self._heard_at = self._now()
         self._listener.joined(self)
@@ -118,10 +119,7 @@ class Connection(Stream):
         self._transport = None
         self._requests.clear()
         self._unread.clear()
-        if self._greeting is not None:
-            self._greeting.over()
-        if self._counted:
-            self._context.counts.connections.give_back()
+        self._greeting.over()
         if self._leaving is not None:
             self._leaving.cancel()
         if self._task is not None:
@@ -249,26 +247,29 @@ class Connection(Stream):
 
     # Coming in
 
-    def _let_in(self, identity: Identity) -> None:
-        assert self._greeting is not None
-        self._greeting.over()
-        self._greeting = None
+    def _let_in(self, identity: Identity) -> bool:
+        """Serve the client from now on; false if it is refused."""
+        self._greeted = True
         try:
-            self._context.counts.connections.take()
+            self._greeting.let_in(identity)
         except LimitReached as error:
             self._context.log(
                 logging.WARNING, "connection refused", peer=self.peer, limit=error.limit
             )
-            self.cut_off()
-            return
-        self._counted = True
+            self.leave(ERROR)
+            return False
         self.identity = identity
         self._special = False
         self._context.log(logging.DEBUG, "connection greeted", peer=self.peer, identity=identity)
+        return True
+
+    def _yield_slot(self, _: LimitReached) -> None:
+        """Close a connection that has shown no token, because its slot is needed."""
+        self.leave(ERROR)
 
     def greet(self, requests: list[RawRequest]) -> list[RawRequest]:
         """The first request, of which more is asked; returns those behind it."""
-        if self._greeting is None or self._leaving is not None or not requests:
+        if self._greeted or self._leaving is not None or not requests:
             return []
         command, _, token = requests[0]
         if command == "auth":
@@ -277,8 +278,9 @@ class Connection(Stream):
             except AuthenticationFailed:
                 pass
             else:
+                if not self._let_in(identity):
+                    return []
                 self._replies.append(OK)
-                self._let_in(identity)
                 return requests[1:]
         self._context.log(logging.WARNING, "access denied", peer=self.peer)
         self._replies.append(ERROR_AUTH)
@@ -303,7 +305,7 @@ class Connection(Stream):
         """
         if self._transport is None or self._leaving is not None:
             return False
-        why = verdict(None if self._greeting is not None else self.identity, self._peer)
+        why = verdict(self.identity if self._greeted else None, self._peer)
         if why is None:
             return False
         self._context.log(
@@ -341,7 +343,7 @@ class Connection(Stream):
                 self._context.log(logging.WARNING, "does not read", peer=self.peer)
                 self.cut_off()
             return
-        late = self._greeting is not None and now > self._greeting.deadline
+        late = not self._greeted and now > self._greeting.deadline
         silent = not self._busy and now - self._heard_at > self._options.read_timeout
         if late or silent:
             self.leave(ERROR)

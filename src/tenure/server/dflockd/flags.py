@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 from tenure.core.rules import check_path
 from tenure.errors import InvalidArgument
 from tenure.server.dflockd.options import DflockdOptions
+from tenure.server.limits import NO_LIMIT, Limits
 from tenure.server.settings import Settings, Wrong
 from tenure.server.sources import load
 
@@ -20,7 +21,6 @@ __all__ = ["FLAGS", "Flag", "settings_of"]
 
 Kind: TypeAlias = Literal["text", "count", "switch"]
 
-_NO_LIMIT = 2**31 - 1
 _TRUE = frozenset({"1", "t", "true", "yes", "on"})
 _FALSE = frozenset({"0", "f", "false", "no", "off"})
 
@@ -152,16 +152,20 @@ def settings_of(
     host = f"[{values['host']}]" if ":" in values["host"] else values["host"]
     scheme = "dflockd" if values["tls-cert"] is None else "dflockds"
     end = values["shutdown-timeout"]
+    most = str(values["max-connections"] or NO_LIMIT)
     settings = load(
         {
             "store": store,
             "listen": (f"{scheme}://{host}:{values['port']}",),
             "tls-cert": values["tls-cert"],
             "tls-key": values["tls-key"],
-            "max-connections": str(values["max-connections"] or _NO_LIMIT),
+            "max-connections": most,
+            "max-connections-per-source": most,
+            "max-connections-per-second": str(NO_LIMIT),
+            "max-greetings": str(max(int(most), Limits().greetings)),
             "max-greeting-time": str(values["read-timeout"]),
-            "max-sessions": str(values["max-connections"] or _NO_LIMIT),
-            "drain-time": str(end + 10 if end else _NO_LIMIT),
+            "max-sessions": most,
+            "drain-time": str(end + 10 if end else NO_LIMIT),
             "log-format": log_format,
             "log-level": "debug" if values["debug"] else None,
         },
@@ -211,7 +215,7 @@ def _count(flag: Flag, text: str) -> int:
         number = int(text)
     except ValueError:
         number = flag.least - 1
-    if not flag.least <= number <= _NO_LIMIT or (flag.name == "port" and number > 65535):
+    if not flag.least <= number <= NO_LIMIT or (flag.name == "port" and number > 65535):
         raise ValueError(f"is a whole number, {flag.least} or more, not {text!r}")
     return number
 

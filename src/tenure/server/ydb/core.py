@@ -7,6 +7,7 @@ these sends the messages in `replies`, in their order, and carries out the `oper
 * **One thing at a time for each name.** What is asked of one semaphore is done in the order in
   which it was asked, each when the one before has been answered; different names do not wait for
   each other. So what a script knows of a request is true from one of its steps to the next.
+* **Replies keep the order of the requests**, also where their names differ (`Turns`).
 * **What is pushed meanwhile waits.** A grant or a removal is noted, and told after the reply to
   what is being done, and changes of what is watched are told last: first the requester's reply,
   then results of requests that waited, then Changed.
@@ -28,9 +29,18 @@ from tenure.model import Recovered, SemaphoreDescription
 from tenure.server.limits import Limits
 from tenure.server.ydb import answers
 from tenure.server.ydb.messages import Response, Status, failure, status_of
-from tenure.server.ydb.operations import Create, Delete, Describe, Operation, Update
+from tenure.server.ydb.operations import (
+    Answered,
+    Create,
+    Delete,
+    Describe,
+    Operation,
+    Settled,
+    Update,
+)
 from tenure.server.ydb.requests import Requests
 from tenure.server.ydb.scripts import Books, Script, StartWatch, what_is_wrong
+from tenure.server.ydb.turns import Turn, Turns
 from tenure.server.ydb.watches import Watches
 
 __all__ = ["Conversation", "Job"]
@@ -41,12 +51,11 @@ _PONGS_OWED = 16  # to a client that pings more often than its store answers; th
 class Job:
     """An operation that is to be carried out, and what goes on when it has been."""
 
-    __slots__ = ("name", "operation", "script")
+    __slots__ = ("operation", "turn")
 
-    def __init__(self, operation: Operation, name: str, script: Script) -> None:
+    def __init__(self, operation: Operation, turn: Turn) -> None:
         self.operation = operation
-        self.name = name
-        self.script = script
+        self.turn = turn
 
 
 class Conversation:
@@ -80,14 +89,17 @@ class Conversation:
         self.renew = False
         self.stopped = False
         self.over = False
-        self.unanswered = 0
         self._node = node
         self._number = 0
         self._limits = limits
         self._look = look
-        self._requests = Requests(node, limits, books, self.replies)
-        self._watches = Watches(limits, start_watch, look, self.replies)
-        self._busy: dict[str, deque[Script]] = {}
+        self._turns = Turns(self.replies)
+        said = self._said = self._turns.said
+        self._requests = Requests(node, limits, books, said)
+        self._watches = Watches(limits, start_watch, look, said)
+        self._busy: dict[str, deque[Turn]] = {}
+        self._ready: deque[Turn] = deque()
+        self._unsettled: dict[str, Turn] = {}
         self._outstanding = 0
         self._pongs: deque[tuple[float, int]] = deque(maxlen=_PONGS_OWED)
         self._scripts: dict[str, Callable[[Any], Script]] = {
@@ -114,13 +126,18 @@ class Conversation:
             first_hold: from here on the session has used no hold number.
             opaque: what the ping carries.
         """
-        self._number = number
+        self._number = self._requests.session_id = number
         self._requests.next_hold = first_hold
         if self.over:
             return  # it was taken over, or has ended, while it was being attached
         started = Response.SessionStarted(session_id=number, timeout_millis=timeout_millis)
         self.replies.append(Response(session_started=started))
         self.tick(opaque)
+
+    @property
+    def unanswered(self) -> int:
+        """How many requests are unanswered."""
+        return len(self._turns)
 
     @property
     def waits_for_pong(self) -> bool:
@@ -145,7 +162,6 @@ class Conversation:
         script = self._scripts.get(kind) if kind else None
         if script is not None:
             asked = getattr(request, kind)
-            self.unanswered += 1
             self._enter(asked.name, script(asked))
         elif kind == "ping":
             self._heard(request.ping.opaque)
@@ -173,30 +189,35 @@ class Conversation:
     def answered(self, job: Job, outcome: Any) -> None:
         """An operation has been carried out."""
         if not self.over:
-            self._go_on(job.name, job.script, outcome, None)
+            self._go_on(job.turn, outcome, None)
 
     def refused(self, job: Job, error: TenureError) -> None:
         """An operation could not be carried out."""
         if not self.over:
-            self._go_on(job.name, job.script, None, error)
+            self._go_on(job.turn, None, error)
 
     def granted(self, hold: int) -> None:
         """A request that waited owns its tokens."""
-        name = self._requests.granted(hold)
-        if name is not None and name not in self._busy:
-            self._requests.tell(name)
+        self._pushed(self._requests.granted(hold))
 
     def removed(self, hold: int, why: Removal) -> None:
         """A request has left its queue, and the client did not ask for it."""
-        name = self._requests.removed(hold, why)
-        if name is not None and name not in self._busy:
+        self._pushed(self._requests.removed(hold, why))
+
+    def _pushed(self, name: str | None) -> None:
+        """The store has pushed something about the session's request for a name."""
+        if name is None:
+            return
+        if name not in self._busy:
             self._requests.tell(name)
+            self._turns.collect_push()
+        elif (turn := self._unsettled.pop(name, None)) is not None:
+            self._go_on(turn, None, None)
 
     def tell_changes(self) -> None:
         """Tell what has changed of what is watched, where nothing else is going on."""
         for watch in [watch for watch in self._watches.noted if watch.name not in self._busy]:
             del self._watches.noted[watch]
-            self.unanswered += 1
             self._enter(watch.name, self._watches.tell_change(watch))
 
     def closed(self) -> None:
@@ -217,6 +238,9 @@ class Conversation:
     def _end(self) -> None:
         self.over = True
         self.operations.clear()
+        self._turns.clear()
+        self._ready.clear()
+        self._unsettled.clear()
         self._watches.stop_all()
         self._requests.forget_all()
 
@@ -230,28 +254,54 @@ class Conversation:
     # One thing at a time for each name
 
     def _enter(self, name: str, script: Script) -> None:
+        turn = Turn(name, script)
+        self._turns.open(turn)
         queue = self._busy.get(name)
         if queue is None:
             self._busy[name] = deque()
-            self._go_on(name, script, None, None)
+            self._go_on(turn, None, None)
         else:
-            queue.append(script)
+            queue.append(turn)
 
-    def _go_on(self, name: str, script: Script, outcome: Any, error: TenureError | None) -> None:
-        """Have a script take its next step; when it has ended, settle and begin the next one."""
-        queue = self._busy[name]
+    def _go_on(self, turn: Turn, outcome: Any, error: TenureError | None) -> None:
+        """Have a script take its next step, and then those that may go on because of it."""
+        self._step(turn, outcome, error)
+        while self._ready:
+            self._step(self._ready.popleft(), None, None)
+
+    def _step(self, turn: Turn, outcome: Any, error: TenureError | None) -> None:
+        """Have a script go on until it needs something; settle its name when it has ended."""
+        script = turn.script
+        assert script is not None
         while True:
             try:
-                operation = script.send(outcome) if error is None else script.throw(error)
+                needed = script.send(outcome) if error is None else script.throw(error)
             except StopIteration:
-                self.unanswered -= 1
-            else:
-                self.operations.append(Job(operation, name, script))
+                self._ended(turn)
                 return
-            self._requests.tell(name)
-            if not queue:
-                break
-            script, outcome, error = queue.popleft(), None, None
+            self._turns.collect(turn)
+            outcome = error = None
+            if isinstance(needed, Settled):
+                if not self._requests.is_settled(needed.name):
+                    self._unsettled[needed.name] = turn
+                    return
+            elif isinstance(needed, Answered):
+                if not self._turns.is_first(turn):
+                    turn.parked = True
+                    return
+            else:
+                self.operations.append(Job(needed, turn))
+                return
+
+    def _ended(self, turn: Turn) -> None:
+        name = turn.name
+        self._requests.tell(name)
+        self._turns.collect(turn)
+        if (first := self._turns.finish(turn)) is not None:
+            self._ready.append(first)
+        if queue := self._busy[name]:
+            self._ready.append(queue.popleft())
+            return
         del self._busy[name]
         if self._watches.noted:
             self._look()
@@ -263,39 +313,39 @@ class Conversation:
         if not text and ask.limit == 0:
             text = "a limit is at least 1"
         if text:
-            self.replies.append(answers.created(ask.req_id, Status.BAD_REQUEST, text))
+            self._said.append(answers.created(ask.req_id, Status.BAD_REQUEST, text))
             return
         try:
             yield Create(ask.name, ask.limit, ask.data)
         except InvalidArgument as error:  # an ephemeral one is there: all else has been checked
-            self.replies.append(answers.created(ask.req_id, Status.PRECONDITION_FAILED, str(error)))
+            self._said.append(answers.created(ask.req_id, Status.PRECONDITION_FAILED, str(error)))
         except TenureError as error:
-            self.replies.append(answers.created(ask.req_id, status_of(error), str(error)))
+            self._said.append(answers.created(ask.req_id, status_of(error), str(error)))
         else:
-            self.replies.append(answers.created(ask.req_id))
+            self._said.append(answers.created(ask.req_id))
 
     def _update(self, ask: Any) -> Script:
         if text := what_is_wrong(ask.name, ask.data, self._node, self._limits):
-            self.replies.append(answers.updated(ask.req_id, Status.BAD_REQUEST, text))
+            self._said.append(answers.updated(ask.req_id, Status.BAD_REQUEST, text))
             return
         try:
             yield Update(ask.name, ask.data)
         except TenureError as error:
-            self.replies.append(answers.updated(ask.req_id, status_of(error), str(error)))
+            self._said.append(answers.updated(ask.req_id, status_of(error), str(error)))
         else:
-            self.replies.append(answers.updated(ask.req_id))
+            self._said.append(answers.updated(ask.req_id))
 
     def _delete(self, ask: Any) -> Script:
         try:
             found: SemaphoreDescription = yield Describe(ask.name)
             if found.ephemeral:
                 text = f"{ask.name!r} is ephemeral: it goes with its last request"
-                self.replies.append(answers.deleted(ask.req_id, Status.PRECONDITION_FAILED, text))
+                self._said.append(answers.deleted(ask.req_id, Status.PRECONDITION_FAILED, text))
                 return
             yield Delete(ask.name, ask.force)
         except TenureError as error:
-            self.replies.append(answers.deleted(ask.req_id, status_of(error), str(error)))
+            self._said.append(answers.deleted(ask.req_id, status_of(error), str(error)))
             return
         self._requests.deleted(ask.name)
         self._watches.deleted(ask.name)
-        self.replies.append(answers.deleted(ask.req_id))
+        self._said.append(answers.deleted(ask.req_id))

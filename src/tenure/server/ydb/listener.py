@@ -28,7 +28,7 @@ from tenure.server.ydb.nodes import NodeCalls
 from tenure.server.ydb.paths import DATABASE, Database
 from tenure.server.ydb.roll import Roll
 from tenure.server.ydb.session import SessionStream, serve_session
-from tenure.server.ydb.transport import Connection
+from tenure.server.ydb.transport import Connection, refusal
 
 if TYPE_CHECKING:
     from tenure.server.context import Context
@@ -113,7 +113,7 @@ class YdbListener:
         sockets = given or await bind_ports(self._address)
         if sockets[0].family in {socket.AF_INET, socket.AF_INET6}:
             self._port = sockets[0].getsockname()[1]
-        self._door = Door(self._context, sockets, self._connection, self._tls)
+        self._door = Door(self._context, sockets, self._connection, self._tls, refusal)
         self._door.open()
 
     def renew_tls(self, tls: ssl.SSLContext, *, cut_handshakes: bool) -> None:
@@ -168,7 +168,7 @@ class YdbListener:
     # Who comes in
 
     def _authenticate(self, call: Call) -> None:
-        """Find out the identity of a call. Raises `AuthenticationFailed`."""
+        """Find out the identity of a call. Raises `AuthenticationFailed` and `GrpcError`."""
         connection = call.connection
         try:
             call.identity = self._context.authenticator.authenticate(

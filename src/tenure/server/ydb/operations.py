@@ -15,11 +15,13 @@ from tenure.model import SemaphoreDescription
 
 __all__ = [
     "Alter",
+    "Answered",
     "Create",
     "Delete",
     "Describe",
     "Enqueue",
     "Operation",
+    "Settled",
     "Update",
     "Withdraw",
 ]
@@ -119,6 +121,25 @@ class Describe:
 
     def start(self, session: EngineSession) -> Awaitable[SemaphoreDescription]:
         return session.describe_semaphore(self.name, owners=self.owners, waiters=self.waiters)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The store's push that a waiting request is granted or has left its queue.
+
+    The conversation waits for it; it is never carried out. A script asks for it only when the
+    store is certain to push one of the two.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answers to every earlier request of the session, whatever their names.
+
+    A script asks for it before it reads much: no more than one long reply waits for earlier ones.
+    """
 
 
 Operation: TypeAlias = Enqueue | Alter | Withdraw | Create | Update | Delete | Describe

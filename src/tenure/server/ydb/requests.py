@@ -17,7 +17,14 @@ from tenure.model import Recovered, SemaphoreDescription
 from tenure.server.limits import LimitReached, Limits
 from tenure.server.ydb import answers
 from tenure.server.ydb.messages import Status, status_of
-from tenure.server.ydb.operations import Alter, Describe, Enqueue, Operation, Withdraw
+from tenure.server.ydb.operations import (
+    Alter,
+    Describe,
+    Enqueue,
+    Operation,
+    Settled,
+    Withdraw,
+)
 from tenure.server.ydb.scripts import Books, Script, what_is_wrong
 
 __all__ = ["FOREVER", "Requests"]
@@ -58,10 +65,12 @@ class Requests:
         replies: where what is to be said is put.
 
     Attributes:
+        session_id: the session's id.
         next_hold: from here on the session has used no hold number.
     """
 
     def __init__(self, node: str, limits: Limits, books: Books, replies: list[Any]) -> None:
+        self.session_id = 0
         self.next_hold = 0
         self._node = node
         self._limits = limits
@@ -94,6 +103,11 @@ class Requests:
             return None
         place.gone = why
         return place.name
+
+    def is_settled(self, name: str) -> bool:
+        """Whether the session's request for a name waits no more."""
+        place = self._places.get(name)
+        return place is None or self._is_settled(place)
 
     def deleted(self, name: str) -> None:
         """The session has deleted the semaphore, and with it what it had there."""
@@ -207,12 +221,31 @@ class Requests:
         except TenureError as error:
             self._refuse_acquire(ask, status_of(error), str(error))
             return
+        shrunk = ask.count < place.count
         place.count = ask.count
         if waiting:
             self._abort(place, "a later acquire of the session has taken its place")
         place.asked = ask.req_id
-        if not place.granted and place.gone is None and ask.timeout_millis:
+        if self._is_settled(place):
+            return
+        if not ask.timeout_millis or (shrunk and (yield from self._owns(place))):
+            # The store has decided, and its push is on its way: the result, without a Pending.
+            # What the client asks next of this name is answered from that result.
+            yield Settled(ask.name)
+        else:
             self._replies.append(answers.pending(ask.req_id))
+
+    @staticmethod
+    def _is_settled(place: _Place) -> bool:
+        return place.granted or place.gone is not None
+
+    def _owns(self, place: _Place) -> Generator[Operation, Any, bool]:
+        """Whether a request that was waiting owns its tokens by now."""
+        try:
+            found: SemaphoreDescription = yield Describe(place.name, owners=True)
+        except TenureError:
+            return False  # Pending, and then what the store pushes
+        return any(each.session_id == self.session_id for each in found.owners)
 
     def _abort(self, place: _Place, why: str) -> None:
         """Nobody will be told any more how the waiting acquire ends."""

@@ -14,11 +14,11 @@ from typing import Any, Protocol, TypeAlias
 from tenure.core import rules
 from tenure.errors import InvalidArgument
 from tenure.server.limits import Limits
-from tenure.server.ydb.operations import Operation
+from tenure.server.ydb.operations import Answered, Operation, Settled
 
 __all__ = ["Books", "Script", "StartWatch", "what_is_wrong"]
 
-Script: TypeAlias = Generator[Operation, Any, None]
+Script: TypeAlias = Generator[Operation | Settled | Answered, Any, None]
 
 StartWatch: TypeAlias = Callable[[str, bool, bool, Callable[[], None]], Callable[[], None]]
 """``start(name, data, owners, changed)``: watch, as the contract says; returns what ends it."""

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tenure.server.accept import Greeting
     from tenure.server.context import Context
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "refusal"]
 
 _PREFACE, _FRAME_HEADER, _LONGEST_FRAME = 24, 9, 16384  # bytes, as HTTP/2 has them
 _LINGER = 0.5  # seconds between the end of a connection's last call and its own
@@ -104,7 +104,7 @@ class Connection(H2Protocol, AbstractHandler):
         self._partial = 0
         self._output = 0
         self._calls: set[Call] = set()
-        self._counted = False
+        self._made = False
         self._greeting = greeting
         self._greeting_timer: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
@@ -118,14 +118,8 @@ class Connection(H2Protocol, AbstractHandler):
         self._transport = cast(asyncio.Transport, transport)
         self.shown = peer_of(transport)
         limits = self.context.limits
-        try:
-            self.context.counts.connections.take()
-        except LimitReached as error:
-            self.log(logging.WARNING, "connection refused", limit=error.limit)
-            self._greeting.over()
-            self._transport.abort()
-            return
-        self._counted = self.is_open = True
+        self._made = self.is_open = True
+        self._greeting.displaced = self._yield_slot
         self._connections.add(self)
         self._greeting_timer = asyncio.get_running_loop().call_later(
             self._greeting.deadline - self.context.clock.now(), self._has_not_greeted
@@ -190,13 +184,13 @@ class Connection(H2Protocol, AbstractHandler):
             self._transport.resume_reading()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if not self._counted:
+        if not self._made:
             return
-        self._counted = self.is_open = False
+        self._made = self.is_open = False
         self.lost.set()
         self._connections.discard(self)
-        self.context.counts.connections.give_back()
-        self._greeting_over()
+        self._greeting.over()
+        self._stop_greeting_timer()
         for timer in (self._stalled, self._lingering):
             if timer is not None:
                 timer.cancel()
@@ -265,14 +259,23 @@ class Connection(H2Protocol, AbstractHandler):
         return Status.OK, ""
 
     def greeted(self, identity: Identity) -> None:
-        """The client has made a call with this identity."""
+        """Serve the client, which has made a call with this identity, from now on.
+
+        Raises:
+            GrpcError: there are as many connections as may be.
+        """
+        try:
+            self._greeting.let_in(identity)
+        except LimitReached as error:
+            self.log(logging.WARNING, "connection refused", limit=error.limit)
+            self.drain()
+            raise GrpcError(Status.UNAVAILABLE, str(error)) from error
         if self._greeting_timer is not None or self.identity != identity:
             self.identity = identity
             self.log(logging.DEBUG, "connection greeted", identity=identity)
-        self._greeting_over()
+        self._stop_greeting_timer()
 
-    def _greeting_over(self) -> None:
-        self._greeting.over()
+    def _stop_greeting_timer(self) -> None:
         if self._greeting_timer is not None:
             self._greeting_timer.cancel()
             self._greeting_timer = None
@@ -280,6 +283,15 @@ class Connection(H2Protocol, AbstractHandler):
     def _has_not_greeted(self) -> None:
         self.log(logging.WARNING, "connection closed: no call in time", limit="greeting_time")
         self._go_away()
+
+    def _yield_slot(self, error: LimitReached) -> None:
+        """Close a connection without an authenticated call, because its slot is needed."""
+        if self.is_open:
+            self._h2.close_connection(
+                ErrorCodes.ENHANCE_YOUR_CALM, additional_data=str(error).encode()
+            )
+            self.http2.flush()
+            self.processor.close("its slot is needed")
 
     # Limits
 
@@ -325,7 +337,7 @@ class Connection(H2Protocol, AbstractHandler):
 
     def cut_off(self, limit: str) -> None:
         """The client does not read what it gets: it gets no more."""
-        if self._counted and not self._cut_off:
+        if self._made and not self._cut_off:
             self._cut_off = True
             self.log(logging.WARNING, "connection cut off: the client does not read", limit=limit)
             self._transport.abort()
@@ -379,6 +391,14 @@ class Connection(H2Protocol, AbstractHandler):
     def log(self, level: int, event: str, **facts: object) -> None:
         """A line in the log, with the client's address."""
         self.context.log(level, event, listener="ydb", peer=self._greeting.peer, **facts)
+
+
+def refusal(error: LimitReached) -> bytes:
+    """Return what a client is sent that is refused before it has sent anything."""
+    reason = (0).to_bytes(4, "big") + ErrorCodes.ENHANCE_YOUR_CALM.to_bytes(4, "big")
+    reason += str(error).encode()
+    settings = b"\0\0\0\x04\0" + bytes(4)
+    return settings + len(reason).to_bytes(3, "big") + b"\x07\0" + bytes(4) + reason
 
 
 class _FrameLengths:

@@ -14,7 +14,7 @@ from tenure.model import SemaphoreDescription
 from tenure.server.limits import LimitReached, Limits
 from tenure.server.ydb import answers
 from tenure.server.ydb.messages import Status, status_of
-from tenure.server.ydb.operations import Describe
+from tenure.server.ydb.operations import Answered, Describe
 from tenure.server.ydb.scripts import Script, StartWatch
 
 __all__ = ["Watch", "Watches"]
@@ -92,8 +92,9 @@ class Watches:
     # The scripts
 
     def describe(self, ask: Any) -> Script:
+        yield Answered()
         old = self._watches.get(ask.name)
-        new = None
+        new = None  # in `_watches` from the beginning, unless it replaces one
         try:
             if ask.watch_data or ask.watch_owners:
                 new = self._watch(ask, replaces=old is not None)
@@ -132,6 +133,7 @@ class Watches:
         watch.stop = self._start_watch(
             ask.name, watch.data, watch.owners, lambda: self._note(watch)
         )
+        self._watches.setdefault(ask.name, watch)
         self._begun.add(watch)
         return watch
 

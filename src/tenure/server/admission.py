@@ -1,0 +1,318 @@
+"""Admission of connections: how many each source may have, and which one yields its slot.
+
+A *source* is an IPv4 address, an IPv6 network of 64 bits (one subscriber has at least that much),
+or the user of a Unix socket. A connection is a *greeting* from being accepted, TLS handshake
+included, until its client has said who it is; then it is *let in*.
+
+Rules:
+
+* **Greetings** are never refused. When there are too many, the oldest one of the source with the
+  most yields its slot. A client that greets at once keeps its slot however many silent connections
+  others open, and a source that opens many displaces its own.
+* **Unix sockets** have slots of their own, for greetings and for connections: no number of
+  connections over the network keeps the local administrator out.
+* **Connections** are let in up to the limit. Beyond it, slots are reserved for programs whose
+  sessions are here, for Unix sockets, and for sources and identities that have few connections.
+* **Rates** are limited for each source and each identity. A refused connection costs little.
+* Each operation takes constant time, however many sources there are.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import resource
+import socket
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Protocol
+
+from tenure.clock import Clock
+from tenure.server.auth.identity import Identity
+from tenure.server.auth.peer import uid_of
+from tenure.server.limits import Count, LimitReached, Limits
+
+__all__ = [
+    "LOCAL",
+    "Admission",
+    "Guest",
+    "Source",
+    "fitted",
+    "local_source",
+    "raise_file_limit",
+    "source_at",
+]
+
+LOCAL = 64
+"""Slots that are reserved for Unix sockets, for greetings and for connections each."""
+
+_RESERVED = 8  # connections for each one that is reserved for sources with few
+_FEW = 100  # a source with less than this part of the connections has few
+_OTHER_FILES = 64  # open files that are not connections of clients: the store's, the loop's
+_COUNTED = frozenset({"token", "certificate"})  # kinds of identities that are not sources already
+_REMEMBERED = 4096  # sources whose rates are remembered before old ones are forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The origin of a connection, as far as connections are counted by it.
+
+    Attributes:
+        name: an address, a network, or a user.
+        local: it came through a Unix socket.
+    """
+
+    name: str
+    local: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@lru_cache(maxsize=4096)
+def source_at(host: str) -> Source:
+    """Return the source of an IP address."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return Source(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return Source(str(address.ipv4_mapped))
+        return Source(str(ipaddress.IPv6Network((address, 64), strict=False)))
+    return Source(str(address))
+
+
+def local_source(connection: socket.socket) -> Source:
+    """Return the source of a Unix socket's connection: its user, where the system tells."""
+    uid = uid_of(connection)
+    return Source("a local socket" if uid is None else f"uid {uid}", local=True)
+
+
+class Guest(Protocol):
+    """One greeting, as `Admission` sees it."""
+
+    @property
+    def source(self) -> Source:
+        """Its origin."""
+        ...
+
+    def displace(self, error: LimitReached) -> None:
+        """Close the connection, because its slot is needed; it is not counted any more."""
+
+
+class _Greetings:
+    """Greetings by source, each source's oldest first, and sources by how many they have."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._sources: dict[Source, dict[Guest, None]] = {}
+        self._levels: list[dict[Source, None]] = [{}]  # by number of greetings
+        self._size = 0
+
+    def add(self, guest: Guest) -> Guest | None:
+        """Add a greeting; returns the one that yields its slot, removed already, if one must."""
+        guests = self._sources.setdefault(guest.source, {})
+        guests[guest] = None
+        self._move(guest.source, len(guests) - 1, len(guests))
+        self._size += 1
+        return self.pop() if self._size > self._most else None
+
+    def remove(self, guest: Guest) -> None:
+        """Remove a greeting."""
+        guests = self._sources[guest.source]
+        del guests[guest]
+        self._move(guest.source, len(guests) + 1, len(guests))
+        if not guests:
+            del self._sources[guest.source]
+        self._size -= 1
+
+    def pop(self) -> Guest | None:
+        """Remove the oldest greeting of the source with the most, and return it."""
+        if not self._size:
+            return None
+        source = next(iter(self._levels[-1]))
+        guest = next(iter(self._sources[source]))
+        self.remove(guest)
+        return guest
+
+    def _move(self, source: Source, before: int, after: int) -> None:
+        if before:
+            del self._levels[before][source]
+        if after == len(self._levels):
+            self._levels.append({})
+        if after:
+            self._levels[after][source] = None
+        while len(self._levels) > 1 and not self._levels[-1]:
+            self._levels.pop()
+
+
+class _Rates:
+    """So many events a second of each origin, and so many at once."""
+
+    def __init__(self, limit: str, per_second: float, at_once: float) -> None:
+        self._limit = limit
+        self._per_second = per_second
+        self._window = at_once / per_second  # seconds after which all that may come at once may
+        self._due: dict[Hashable, float] = {}  # when the events so far would be within the rate
+        self._most = _REMEMBERED
+
+    def count(self, origin: Hashable, whose: str, now: float) -> None:
+        """Count an event.
+
+        Raises:
+            LimitReached: it is one too many; it is not counted.
+        """
+        due = max(self._due.get(origin, now), now) + 1 / self._per_second
+        if due - now > self._window:
+            raise LimitReached(
+                f"{whose} opens connections faster than the server's limit {self._limit} = "
+                f"{self._per_second:g} allows; try again later, or have the limit raised",
+                self._limit,
+            )
+        self._due[origin] = due
+        if len(self._due) > self._most:
+            self._due = {each: due for each, due in self._due.items() if due > now}
+            self._most = max(_REMEMBERED, 2 * len(self._due))
+
+
+class Admission:
+    """The connections of one server by source and identity, over all of its listeners.
+
+    Args:
+        limits: the server's.
+        connections: counts those that are let in.
+        greetings: counts those that are not yet.
+        clock: the engine's.
+    """
+
+    def __init__(self, limits: Limits, connections: Count, greetings: Count, clock: Clock) -> None:
+        self._limits = limits
+        self._connections = connections
+        self._greetings = greetings
+        self._clock = clock
+        self._of_network = _Greetings(limits.greetings)
+        self._of_unix = _Greetings(LOCAL)
+        self._local = 0  # connections through Unix sockets
+        self._let_in: dict[Hashable, int] = {}  # by source and by identity
+        at_once = max(limits.connections, limits.connections_per_second)
+        self._rates = _Rates(
+            "connections_per_second", limits.connections_per_second, float(at_once)
+        )
+
+    def arrive(self, source: Source) -> None:
+        """Count a new connection's arrival.
+
+        Raises:
+            LimitReached: its source opens connections too fast.
+        """
+        self._rates.count(source, source.name, self._clock.now())
+
+    def greet(self, guest: Guest) -> None:
+        """Count a greeting; another one may lose its slot to it."""
+        self._greetings.take_anyway()
+        displaced = self._greetings_of(guest.source).add(guest)
+        if displaced is not None:
+            self._displace(displaced)
+
+    def make_room(self) -> bool:
+        """Displace a greeting, because something is short; false where there is none."""
+        displaced = self._of_network.pop() or self._of_unix.pop()
+        if displaced is not None:
+            self._displace(displaced)
+        return displaced is not None
+
+    def stop_greeting(self, guest: Guest) -> None:
+        """Count a greeting no more: it is over, and was not displaced."""
+        self._greetings_of(guest.source).remove(guest)
+        self._greetings.give_back()
+
+    def let_in(self, source: Source, identity: Identity, *, returning: bool) -> None:
+        """Count a connection.
+
+        Args:
+            source: its origin.
+            identity: its client's.
+            returning: its program has sessions here, and returns to them.
+
+        Raises:
+            LimitReached: there are as many as may be; it is not counted.
+        """
+        if not returning:
+            self._check(source, identity)
+        self._connections.take_anyway()
+        self._local += source.local
+        for each in _keys(source, identity):
+            self._let_in[each] = self._let_in.get(each, 0) + 1
+
+    def leave(self, source: Source, identity: Identity) -> None:
+        """Count a connection no more."""
+        self._connections.give_back()
+        self._local -= source.local
+        for each in _keys(source, identity):
+            self._let_in[each] -= 1
+            if not self._let_in[each]:
+                del self._let_in[each]
+
+    def _check(self, source: Source, identity: Identity) -> None:
+        most = self._limits.connections_per_source
+        for each in _keys(source, identity):
+            if self._let_in.get(each, 0) >= most:
+                raise Count("connections_per_source", most, str(each)).reached()
+        taken, most = self._connections.taken, self._connections.most
+        if taken >= most:
+            reserved = source.local and self._local < LOCAL
+            few = all(self._let_in.get(each, 0) * _FEW < most for each in _keys(source, identity))
+            if not reserved and not (few and taken < most + _reserve(most)):
+                raise self._connections.reached()
+        if identity.kind in _COUNTED:
+            self._rates.count(identity, f"{identity}", self._clock.now())
+
+    def _greetings_of(self, source: Source) -> _Greetings:
+        return self._of_unix if source.local else self._of_network
+
+    def _displace(self, guest: Guest) -> None:
+        self._greetings.give_back()
+        guest.displace(self._greetings.reached())
+
+
+def _keys(source: Source, identity: Identity) -> tuple[Hashable, ...]:
+    return (source, identity) if identity.kind in _COUNTED else (source,)
+
+
+def _reserve(connections: int) -> int:
+    return max(1, connections // _RESERVED)
+
+
+def raise_file_limit() -> int:
+    """Raise this process's limit of open files as far as it may; returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return _number(soft)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):  # some systems take less than they promise
+        return _number(soft)
+    return _number(hard)
+
+
+def _number(files: int) -> int:
+    return 2**31 if files == resource.RLIM_INFINITY else files
+
+
+def fitted(limits: Limits, files: int) -> Limits:
+    """Return limits under which connections leave open files for the rest of the server.
+
+    Args:
+        limits: as they are set.
+        files: that this process may have open.
+    """
+    room = max(files - _OTHER_FILES - 2 * LOCAL, 16)
+    greetings = min(limits.greetings, room // 4)
+    left = room - greetings
+    connections = limits.connections
+    if connections + _reserve(connections) > left:
+        connections = max(1, left * _RESERVED // (_RESERVED + 1))
+    if (greetings, connections) == (limits.greetings, limits.connections):
+        return limits
+    return replace(limits, greetings=greetings, connections=connections)
