@@ -73,7 +73,7 @@ class Limits:
     data_bytes: int = _limit(
         rules.DATA_BYTES, "bytes of data on a semaphore or a request; 1 MiB is the model's limit"
     )
-    message_bytes: int = _limit(2 * 1024 * 1024, "bytes of one message from a client")
+    message_bytes: int = _limit(4 * 1024 * 1024, "bytes of one message from a client")
     operations_in_flight: int = _limit(
         1_024, "unanswered operations of one connection; beyond them it is not read from"
     )

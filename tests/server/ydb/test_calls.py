@@ -194,9 +194,12 @@ async def test_who_shows_a_right_token_is_let_in() -> None:
         assert await client.acquired(await client.acquire("m", 1, ephemeral=True))
 
 
-async def test_headers_that_are_not_known_and_a_token_that_nobody_asks_for_are_ignored() -> None:
+@pytest.mark.parametrize("database", ["/local/", "local", "local/", "//local"])
+async def test_headers_that_are_not_known_and_a_token_that_nobody_asks_for_are_ignored(
+    database: str,
+) -> None:
     async with serving() as server, channel(server.target) as over:
-        metadata = [("x-ydb-auth-ticket", "x"), ("x-ydb-database", "/local/"), ("x-other", "1")]
+        metadata = [("x-ydb-auth-ticket", "x"), ("x-ydb-database", database), ("x-other", "1")]
         assert (await call(over, "CreateNode", metadata, path=NODE)).status == Status.SUCCESS
 
 

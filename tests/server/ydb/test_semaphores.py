@@ -60,7 +60,38 @@ async def test_updating_wants_what_exists_and_can_be_held() -> None:
         assert await client.refused(await client.update("s", b""), kind) == Status.NOT_FOUND
         big = b"d" * (2**20 + 1)
         assert await client.refused(await client.update("s", big), kind) == Status.BAD_REQUEST
-        assert await client.refused(await client.update("", b""), kind) == Status.BAD_REQUEST
+        assert await client.refused(await client.update("", b""), kind) == Status.NOT_FOUND
+        long = "n" * 1025
+        assert await client.refused(await client.update(long, b""), kind) == Status.BAD_REQUEST
+
+
+@pytest.mark.parametrize("name", ["", "n" * 1025], ids=["empty", "long"])
+async def test_a_name_that_no_semaphore_can_have_is_one_that_is_not_there(name: str) -> None:
+    async with serving() as server, channel(server.target) as over:
+        client = await session(over)
+        for asked, kind in (
+            (await client.describe(name), "describe_semaphore_result"),
+            (await client.describe(name, watch_data=True), "describe_semaphore_result"),
+            (await client.delete(name), "delete_semaphore_result"),
+            (await client.acquire(name), "acquire_semaphore_result"),
+        ):
+            assert await client.refused(asked, kind) == Status.NOT_FOUND, kind
+        assert not await client.released(await client.release(name))
+        asked = await client.acquire(name, ephemeral=True)  # which could not be stored
+        assert await client.refused(asked) == Status.BAD_REQUEST
+
+
+async def test_three_mebibytes_of_data_are_a_bad_request_and_the_stream_goes_on() -> None:
+    async with serving() as server, channel(server.target) as over:
+        client = await session(over)
+        await client.create("s")
+        large = b"d" * (3 * 2**20)
+        assert (await client.create("t", data=large)).status == Status.BAD_REQUEST
+        asked = await client.update("s", large)
+        assert await client.refused(asked, "update_semaphore_result") == Status.BAD_REQUEST
+        asked = await client.acquire("s", data=large)
+        assert await client.refused(asked) == Status.BAD_REQUEST
+        assert await client.acquired(await client.acquire("s"))
 
 
 async def test_deleting_says_why_it_does_not(store: str) -> None:
@@ -117,7 +148,8 @@ async def test_what_is_wrong_with_an_acquire_is_found_in_order(store: str) -> No
             ({"name": "s", "ephemeral": True, "count": 9}, Status.PRECONDITION_FAILED),
             ({"name": "m", "count": 1}, Status.PRECONDITION_FAILED),
             ({"name": "s", "count": 4}, Status.BAD_REQUEST),
-            ({"name": ""}, Status.BAD_REQUEST),
+            ({"name": ""}, Status.NOT_FOUND),
+            ({"name": "", "data": big}, Status.BAD_REQUEST),
         ):
             ask: dict[str, Any] = wrong
             assert await client.refused(await client.acquire(**ask)) == status, wrong

@@ -85,6 +85,8 @@ async def test_what_cannot_be_served_ends_the_stream_with_a_failure(request_: ob
     [
         ({"path": ""}, Status.BAD_REQUEST),
         ({"path": "/local/missing"}, Status.NOT_FOUND),
+        ({"path": "/"}, Status.BAD_REQUEST),
+        ({"path": "//"}, Status.BAD_REQUEST),
         ({"path": "/local/bad name"}, Status.NOT_FOUND),
         ({"path": "/elsewhere/default"}, Status.NOT_FOUND),
         ({"path": "/local"}, Status.NOT_FOUND),
@@ -192,6 +194,31 @@ async def test_a_client_that_does_not_answer_a_ping_times_out_and_is_detached() 
         await detached(server, client.session_id)
 
 
+@pytest.mark.parametrize(("timeout", "least"), [(30.0, 5.0), (6.0, 2.0)])
+async def test_a_ping_may_be_unanswered_for_a_third_of_the_timeout_and_five_seconds_at_most(
+    timeout: float, least: float
+) -> None:
+    async with serving() as server, channel(server.target) as over:
+        client = await stream(over, answers_pings=False)
+        before = asyncio.get_running_loop().time()
+        await client.start(timeout=timeout)
+        await client.fails(Status.TIMEOUT)
+        assert least <= asyncio.get_running_loop().time() - before < 4 * least
+        assert len(client.pings) == 1
+
+
+async def test_a_ping_that_was_answered_late_is_answered() -> None:
+    async with serving() as server, channel(server.target) as over:
+        client = await stream(over, answers_pings=False)
+        await client.start(timeout=30)
+        late = (await client.hear()).ping.opaque
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2.5):  # longer than the pause between two pings
+                assert await client.call.recv_message() is None, "another ping, or a Failure"
+        await client.send(pong=Request.PingPong(opaque=late))
+        assert (await client.hear()).HasField("ping")
+
+
 async def test_a_ping_that_carries_the_servers_number_counts_as_the_pong() -> None:
     async with serving() as server, channel(server.target) as over:
         client = await stream(over, answers_pings=False)
@@ -205,11 +232,30 @@ async def test_a_ping_that_carries_the_servers_number_counts_as_the_pong() -> No
                 await client.send(ping=Request.PingPong(opaque=message.ping.opaque))
 
 
-async def test_a_pong_that_answers_nothing_is_a_bad_request() -> None:
+async def test_a_pong_that_does_not_answer_the_ping_is_a_bad_request() -> None:
     async with serving() as server, channel(server.target) as over:
         client = await session(over)
         await client.send(pong=Request.PingPong(opaque=7))
         await client.fails(Status.BAD_REQUEST)
+
+
+async def test_a_pong_without_a_ping_is_ignored() -> None:
+    async with serving() as server, channel(server.target) as over:
+        client = await stream(over, answers_pings=False)
+        await client.start(timeout=30)
+        answered = (await client.hear()).ping.opaque
+        for opaque in (answered, answered, 0, 7):
+            await client.send(pong=Request.PingPong(opaque=opaque))
+        assert await client.acquired(await client.acquire("m", ephemeral=True))
+
+
+@pytest.mark.parametrize("path", ["/local/n/", "local/n", "/local//n", "//local///n//"])
+async def test_the_path_of_a_session_is_read_as_ydb_reads_it(path: str) -> None:
+    async with serving() as server, channel(server.target) as over:
+        await call(over, "CreateNode", path="/local/n")
+        await session(over, path)
+        (found,) = await server.context.engine.list_sessions("/n")
+        assert found.attached
 
 
 # --- the end

@@ -7,6 +7,7 @@ the later one, has it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tenure.core import rules
@@ -15,13 +16,14 @@ from tenure.errors import AuthenticationFailed, InvalidArgument, SessionExpired,
 from tenure.identity import seen_from
 from tenure.server.limits import LimitReached
 from tenure.server.ydb.messages import Status, status_of
+from tenure.server.ydb.paths import normalized
 
 if TYPE_CHECKING:
     from tenure.server.context import Context
     from tenure.server.ydb.roll import Roll
     from tenure.server.ydb.session import SessionStream
 
-__all__ = ["Attached", "Refused", "attach"]
+__all__ = ["Attached", "Refused", "attach", "check_number", "node_at"]
 
 
 class Refused(Exception):
@@ -38,6 +40,39 @@ class Attached(NamedTuple):
 
     session: EngineSession
     timeout_millis: int
+
+
+def check_number(sessions: int, most: int) -> None:
+    """Raise `Refused` if one connection has more sessions than it may."""
+    if sessions > most:
+        raise Refused(
+            Status.PRECONDITION_FAILED,
+            f"this connection has as many sessions as the server's limit sessions_per_connection "
+            f"= {most} allows; open another one",
+        )
+
+
+def node_at(path: str, node_of: Callable[[str], str | None]) -> str:
+    """Find the node at a path that a client has sent.
+
+    Args:
+        path: as YDB reads it: slashes at either end, or several in a row, mean nothing.
+        node_of: finds the node of a path; ``None`` if it is outside the database.
+
+    Raises:
+        Refused: there is none.
+    """
+    path = normalized(path)
+    if path == "/":
+        raise Refused(Status.BAD_REQUEST, "the path of a node is missing")
+    node = node_of(path)
+    if node is None:
+        raise Refused(Status.NOT_FOUND, f"there is no node {path} in this database")
+    try:
+        rules.check_path(node)
+    except InvalidArgument as error:
+        raise Refused(Status.NOT_FOUND, str(error)) from error
+    return node
 
 
 async def attach(

@@ -39,7 +39,13 @@ from tenure.server.ydb.operations import (
     Update,
 )
 from tenure.server.ydb.requests import Requests
-from tenure.server.ydb.scripts import Books, Script, StartWatch, what_is_wrong
+from tenure.server.ydb.scripts import (
+    Books,
+    Script,
+    StartWatch,
+    no_semaphore,
+    what_is_wrong,
+)
 from tenure.server.ydb.turns import Turn, Turns
 from tenure.server.ydb.watches import Watches
 
@@ -168,8 +174,10 @@ class Conversation:
             self._pongs.append((now, request.ping.opaque))
             self.renew = True
         elif kind == "pong":
+            if not self._outstanding:
+                return  # it answers no ping, and proves nothing
             if not self._heard(request.pong.opaque):
-                self.fail(Status.BAD_REQUEST, "a pong that answers no ping")
+                self.fail(Status.BAD_REQUEST, "a pong that does not answer the ping")
             self.renew = True
         elif kind == "session_stop":
             self.stopped = True
@@ -325,8 +333,12 @@ class Conversation:
             self._said.append(answers.created(ask.req_id))
 
     def _update(self, ask: Any) -> Script:
-        if text := what_is_wrong(ask.name, ask.data, self._node, self._limits):
+        text = what_is_wrong(ask.name, ask.data, self._node, self._limits)
+        if text and ask.name:  # the empty name is one that is not there
             self._said.append(answers.updated(ask.req_id, Status.BAD_REQUEST, text))
+            return
+        if text := no_semaphore(ask.name):
+            self._said.append(answers.updated(ask.req_id, Status.NOT_FOUND, text))
             return
         try:
             yield Update(ask.name, ask.data)
@@ -336,6 +348,9 @@ class Conversation:
             self._said.append(answers.updated(ask.req_id))
 
     def _delete(self, ask: Any) -> Script:
+        if text := no_semaphore(ask.name):
+            self._said.append(answers.deleted(ask.req_id, Status.NOT_FOUND, text))
+            return
         try:
             found: SemaphoreDescription = yield Describe(ask.name)
             if found.ephemeral:

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from tenure.core import rules
 
-__all__ = ["DATABASE", "Database"]
+__all__ = ["DATABASE", "Database", "normalized"]
 
 DATABASE = "/local"
 """The database when none is named."""
+
+
+def normalized(path: str) -> str:
+    """A path as YDB reads one: slashes at either end, or several in a row, mean nothing."""
+    return "/" + "/".join(segment for segment in path.split("/") if segment)
 
 
 class Database:
@@ -26,7 +31,7 @@ class Database:
 
     def is_meant_by(self, header: str) -> bool:
         """Whether a client that names this database, or none, means this one."""
-        return not header or header.rstrip("/") == self.path
+        return not header or normalized(header) == self.path
 
     def node(self, path: str) -> str | None:
         """The node of that path, or ``None`` if it is not inside the database."""

@@ -25,7 +25,7 @@ from tenure.server.ydb.operations import (
     Settled,
     Withdraw,
 )
-from tenure.server.ydb.scripts import Books, Script, what_is_wrong
+from tenure.server.ydb.scripts import Books, Script, data_fit, what_is_wrong
 
 __all__ = ["FOREVER", "Requests"]
 
@@ -157,7 +157,10 @@ class Requests:
             self._refuse_acquire(ask, Status.BAD_REQUEST, text)
             return
         if text := what_is_wrong(ask.name, ask.data, self._node, self._limits):
-            self._refuse_acquire(ask, Status.BAD_REQUEST, text)
+            status = Status.BAD_REQUEST
+            if not ask.ephemeral and data_fit(ask.data, self._limits):
+                status = Status.NOT_FOUND  # no lasting semaphore can have that name
+            self._refuse_acquire(ask, status, text)
             return
         place = self._places.get(ask.name)
         if place is None:

@@ -16,7 +16,7 @@ from tenure.errors import InvalidArgument
 from tenure.server.limits import Limits
 from tenure.server.ydb.operations import Answered, Operation, Settled
 
-__all__ = ["Books", "Script", "StartWatch", "what_is_wrong"]
+__all__ = ["Books", "Script", "StartWatch", "data_fit", "no_semaphore", "what_is_wrong"]
 
 Script: TypeAlias = Generator[Operation | Settled | Answered, Any, None]
 
@@ -41,7 +41,22 @@ def what_is_wrong(name: str, data: bytes, node: str, limits: Limits) -> str:
         rules.check_name(name, node)
     except InvalidArgument as error:
         return str(error)
-    most = limits.data_bytes
-    if len(data) > most:
-        return f"data has at most {most} bytes (limit data_bytes), this has {len(data)}"
+    if not data_fit(data, limits):
+        return (
+            f"data has at most {limits.data_bytes} bytes (limit data_bytes), this has {len(data)}"
+        )
+    return ""
+
+
+def data_fit(data: bytes, limits: Limits) -> bool:
+    """Whether data are not too long."""
+    return len(data) <= limits.data_bytes
+
+
+def no_semaphore(name: str) -> str:
+    """Why there can be no semaphore of that name, or nothing."""
+    try:
+        rules.check_name(name)
+    except InvalidArgument as error:
+        return f"there is no such semaphore: {error}"
     return ""

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tenure.core import rules
 from tenure.engines.contract import EngineSession, Removal
-from tenure.errors import InvalidArgument, SessionExpired, TenureError
+from tenure.errors import SessionExpired, TenureError
 from tenure.model import Recovered
 from tenure.server.accept import peer_host
 from tenure.server.limits import LimitReached
-from tenure.server.ydb.attaching import Refused, attach
+from tenure.server.ydb.attaching import Refused, attach, check_number, node_at
 from tenure.server.ydb.calls import Call, GrpcError, frame
 from tenure.server.ydb.calls import Status as GrpcStatus
 from tenure.server.ydb.core import Conversation, Job
 from tenure.server.ydb.messages import DecodeError, Request, Status, failure, status_of
 from tenure.server.ydb.operations import Create, Delete
+from tenure.server.ydb.pings import Pings, new_opaque
 
 if TYPE_CHECKING:
     from tenure.server.context import Context
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SessionStream", "serve_session"]
 
-PING_EVERY = 2.0
-"""Seconds between two pings, at the most: the official Python client waits for three."""
 _HOLDS_PER_ATTACHMENT = 2**32
 _MUCH = 256 * 1024  # bytes to send, from which on the client's messages are not read
 
@@ -71,8 +68,8 @@ async def serve_session(
     try:
         await connection.departures.settled(before=call)
         if not start.session_id:
-            _check_number(connection.sessions, context.limits.sessions_per_connection)
-        stream = SessionStream(context, roll, call, _node(start.path, node_of))
+            check_number(connection.sessions, context.limits.sessions_per_connection)
+        stream = SessionStream(context, roll, call, node_at(start.path, node_of))
         streams.add(stream)
         try:
             await stream.run(start)
@@ -85,28 +82,6 @@ async def serve_session(
     finally:
         connection.sessions -= 1
         connection.departures.over(call)
-
-
-def _check_number(sessions: int, most: int) -> None:
-    if sessions > most:
-        raise Refused(
-            Status.PRECONDITION_FAILED,
-            f"this connection has as many sessions as the server's limit sessions_per_connection "
-            f"= {most} allows; open another one",
-        )
-
-
-def _node(path: str, node_of: Callable[[str], str | None]) -> str:
-    if not path:
-        raise Refused(Status.BAD_REQUEST, "the path of a node is missing")
-    node = node_of(path)
-    if node is None:
-        raise Refused(Status.NOT_FOUND, f"there is no node {path} in this database")
-    try:
-        rules.check_path(node)
-    except InvalidArgument as error:
-        raise Refused(Status.NOT_FOUND, str(error)) from error
-    return node
 
 
 class SessionStream:
@@ -143,8 +118,9 @@ class SessionStream:
         self._counted = 0
         self._pumping = self._looking = self._half_closed = False
         self._error: GrpcError | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._ping_every = PING_EVERY
+        self._pings = Pings(
+            self._conversation, lambda: self.choked or self._connection.overloaded, self._pump
+        )
 
     async def run(self, start: Any) -> None:
         """Attach the session that `start` asks for, and serve it until the stream is over.
@@ -159,14 +135,13 @@ class SessionStream:
             )
             self._session = session
             self._keep = timeout_millis > 0
-            self._ping_every = min(PING_EVERY, max(1.0, timeout_millis / 1000) / 3)
             self._conversation.started(
                 session.id,
                 timeout_millis,
                 session.attach_number * _HOLDS_PER_ATTACHMENT,
-                _opaque(),
+                new_opaque(),
             )
-            self._set_timer()
+            self._pings.start(timeout_millis)
             self._pump()
             self._call.listen(self)
             await self._serve(session)
@@ -202,9 +177,7 @@ class SessionStream:
 
     def _leave(self) -> None:
         """The stream is over: nobody speaks for the session through it. Safe to call twice."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._pings.stop()
         self._conversation.leave()
         self._connection.operations(-self._counted)
         self._counted = 0
@@ -404,27 +377,6 @@ class SessionStream:
         self._looking = False
         self._conversation.tell_changes()
         self._pump()
-
-    # Pings
-
-    def _set_timer(self) -> None:
-        due = self._loop.time() + self._ping_every
-        self._timer = self._loop.call_at(due, self._tick, due)
-
-    def _tick(self, due: float) -> None:
-        late = self._loop.time() - due > self._ping_every / 2
-        deaf = late or self.choked or self._connection.overloaded
-        try:
-            if not (deaf and self._conversation.waits_for_pong):  # it may have come, and be unread
-                self._conversation.tick(_opaque())
-                self._pump()
-        finally:
-            if not self._conversation.over:
-                self._set_timer()
-
-
-def _opaque() -> int:
-    return random.randrange(1, 2**64)
 
 
 def _decode(message: bytes) -> Any:

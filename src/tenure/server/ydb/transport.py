@@ -125,7 +125,7 @@ class Connection(H2Protocol, AbstractHandler):
             self._greeting.deadline - self.context.clock.now(), self._has_not_greeted
         )
         _keep_alive(transport.get_extra_info("socket"))
-        window = 2 * limits.message_bytes
+        window = limits.message_bytes
         self._h2 = H2Connection(config=_H2_CONFIG)
         self._h2.local_settings = Settings(
             client=False,
@@ -317,11 +317,11 @@ class Connection(H2Protocol, AbstractHandler):
             GrpcError: it is too much.
         """
         self._partial += size
-        most = 8 * self.context.limits.message_bytes
+        most = 4 * self.context.limits.message_bytes
         if size > 0 and self._partial > most:
             raise GrpcError(
                 Status.RESOURCE_EXHAUSTED,
-                f"more than {most} bytes of unfinished messages (8 x the limit message_bytes)",
+                f"more than {most} bytes of unfinished messages (4 x the limit message_bytes)",
             )
 
     def output(self, more: int) -> None:

@@ -15,7 +15,7 @@ from tenure.server.limits import LimitReached, Limits
 from tenure.server.ydb import answers
 from tenure.server.ydb.messages import Status, status_of
 from tenure.server.ydb.operations import Answered, Describe
-from tenure.server.ydb.scripts import Script, StartWatch
+from tenure.server.ydb.scripts import Script, StartWatch, no_semaphore
 
 __all__ = ["Watch", "Watches"]
 
@@ -93,6 +93,9 @@ class Watches:
 
     def describe(self, ask: Any) -> Script:
         yield Answered()
+        if text := no_semaphore(ask.name):
+            self._replies.append(answers.not_described(ask.req_id, Status.NOT_FOUND, text))
+            return
         old = self._watches.get(ask.name)
         new = None  # in `_watches` from the beginning, unless it replaces one
         try:

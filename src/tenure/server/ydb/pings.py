@@ -1,0 +1,93 @@
+"""The pings of one session stream: how often, and how long its client may leave one unanswered.
+
+The server pings at least every two seconds, because a pong renews the session in the store. A ping
+may stay unanswered for as long as YDB allows: a third of the session's timeout, and 5 s at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+__all__ = ["Pings", "new_opaque"]
+
+_EVERY = 2.0  # seconds between two pings, at the most
+_PATIENCE = 5.0  # seconds without an answer, at the most
+
+
+class Pinged(Protocol):
+    """The conversation, as the pings see it."""
+
+    @property
+    def over(self) -> bool: ...
+
+    @property
+    def waits_for_pong(self) -> bool: ...
+
+    def tick(self, opaque: int) -> None: ...
+
+
+class Pings:
+    """Drives the pings of a conversation.
+
+    Args:
+        conversation: to be pinged.
+        deaf: whether the client's messages are not being read, so that a pong may have come.
+        pump: sends what the conversation has to say.
+    """
+
+    def __init__(
+        self, conversation: Pinged, deaf: Callable[[], bool], pump: Callable[[], None]
+    ) -> None:
+        self._conversation = conversation
+        self._deaf = deaf
+        self._pump = pump
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._every, self._patience = _EVERY, _PATIENCE
+        self._sent = 0.0
+
+    def start(self, timeout_millis: int) -> None:
+        """Begin, when the first ping has just been sent.
+
+        Args:
+            timeout_millis: the session's timeout.
+        """
+        third = max(1.0, timeout_millis / 1000) / 3
+        self._every, self._patience = min(_EVERY, third), min(_PATIENCE, third)
+        self._sent = self._loop.time()
+        self._set_timer()
+
+    def stop(self) -> None:
+        """Ping no more. Safe to call twice."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        now = self._loop.time()
+        due, deadline = now + self._every, self._sent + self._patience
+        if self._conversation.waits_for_pong and deadline > now:
+            due = min(due, deadline)
+        self._timer = self._loop.call_at(due, self._tick, due)
+
+    def _tick(self, due: float) -> None:
+        now = self._loop.time()
+        late = now - due > self._every / 2
+        try:
+            if not self._conversation.waits_for_pong:
+                self._sent = now
+            elif late or now < self._sent + self._patience or self._deaf():
+                return  # it has time, or has answered and was not read yet
+            self._conversation.tick(new_opaque())
+            self._pump()
+        finally:
+            if not self._conversation.over:
+                self._set_timer()
+
+
+def new_opaque() -> int:
+    """What a ping carries and its pong repeats: never zero."""
+    return random.randrange(1, 2**64)
