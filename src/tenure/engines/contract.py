@@ -117,7 +117,8 @@ class Attach:
         recovery_window: seconds; how long the session survives without contact.
         description: what the program says of itself, with its identity (`tenure.identity`).
         liveness: ``"process"``, or ``"window"`` for sessions that may be resumed.
-        key: the protection key (at most 16 bytes; empty for none).
+        key: the protection key, at most 16 bytes. A session that is to be resumed has one: without
+            it, a server refuses to resume the session, because any client can list its id.
         session_id: of a session of liveness ``"window"`` to take over, which has this key and
             keeps its own window and the text of its description, with the identity of the program
             that takes it over (`tenure.identity.retold`); ``None`` for a new session.

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -28,6 +29,7 @@ from tenure.model import Liveness
 from tenure.server.hosted import Hosted
 from tenure.server.link import Switchboard
 from tenure.server.predecessors import Predecessors
+from tenure.server.session_keys import check_new_key, check_shown_key
 from tenure.wire.messages import Attach
 
 if TYPE_CHECKING:
@@ -193,16 +195,16 @@ class Arriving:
 
     async def _attach(self, hosted: Hosted, message: Attach, *, assume_dead: bool) -> Hosted:
         """Have the store attach it. If that fails nothing is left of it here."""
-        how = StoreAttach(
-            message.node,
-            message.window,
-            message.description,
-            "window",
-            message.key,
-            None if message.kind == "new" else message.session_id,
-            assume_dead,
-        )
         try:
+            how = StoreAttach(
+                message.node,
+                message.window,
+                message.description,
+                "window",
+                _key_for_store(message),
+                None if message.kind == "new" else message.session_id,
+                assume_dead,
+            )
             hosted.store = await self._engine.attach(how, hosted)
         except BaseException:
             hosted.end(None)
@@ -222,6 +224,20 @@ class Arriving:
             if each.id == message.session_id:
                 return each.recovery_window
         return None
+
+
+def _key_for_store(message: Attach) -> bytes:
+    """The key that the store is shown: that of the client, or one that no client knows.
+
+    Raises:
+        AuthenticationFailed: without its key the session cannot be attached again.
+        InvalidArgument: the key is not one for clients.
+    """
+    if message.kind == "new":
+        check_new_key(message.key, message.node)
+        return message.key or os.urandom(rules.ATTACH_KEY_BYTES)
+    check_shown_key(message.key, message.node, message.session_id)
+    return message.key
 
 
 def _check_resumable(message: Attach, key: bytes, *, resumable: bool) -> None:

@@ -23,6 +23,7 @@ from tenure.server.auth.identity import Identity
 from tenure.server.auth.peer import UNKNOWN_PEER, Peer
 from tenure.server.limits import Count, LimitReached, Limits
 from tenure.server.log import tell
+from tenure.server.session_keys import SessionKeys
 
 if TYPE_CHECKING:
     from tenure.server.hosting import Hosting
@@ -189,6 +190,7 @@ class Context:
     Attributes:
         counts: what there is at the moment.
         admission: the connections by source.
+        session_keys: keys of the sessions whose clients show none.
         hosting: the native protocol's sessions, while one of its listeners is open.
     """
 
@@ -209,6 +211,7 @@ class Context:
         self.admission = Admission(
             limits, self.counts.connections, self.counts.greetings, engine.clock
         )
+        self.session_keys = SessionKeys(engine.url)
         self.hosting: Hosting | None = None
 
     @property

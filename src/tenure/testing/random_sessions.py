@@ -41,7 +41,7 @@ ANY = st.integers(0, 999)
 
 NODES = st.sampled_from([DEFAULT_NODE, DEFAULT_NODE, DEFAULT_NODE, "/n", "/n/o"])
 CONNECTION = st.integers(0, CONNECTIONS - 1)
-KEYS = st.sampled_from([b"", b"", b"a key"])
+KEYS = st.sampled_from([b"a key", b"a key", b"another key"])
 CONFIGS = st.builds(
     NodeConfig,
     self_check_period=st.sampled_from([0.0, 1.0, 2.5]),
@@ -159,7 +159,7 @@ class Sessions(RuleBasedStateMachine):
         connection: int,
         liveness: Liveness,
         description: str = "",
-        key: bytes = b"",
+        key: bytes | None = None,
     ) -> None:
         programs: list[Program] = []
         if not self.resumable():

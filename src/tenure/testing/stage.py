@@ -28,6 +28,8 @@ __all__ = ["WINDOW", "Stage", "Stores", "new_loop"]
 WINDOW = 4 * PATIENCE
 """The recovery window of a session that is not meant to expire: nobody renews it."""
 
+_KEY = b"a key of a test"
+
 
 @dataclass(frozen=True)
 class Stores:
@@ -125,13 +127,16 @@ class Stage:
         description: str = "",
         liveness: Liveness = "process",
         resume: Program | None = None,
-        key: bytes = b"",
+        key: bytes | None = None,
         assume_dead: bool = False,
     ) -> Program:
         """One more program: with a connection of its own, unless it shares `engine`.
 
-        With `resume` it takes over the session of another one.
+        With `resume` it takes over the session of another one. By default, sessions of liveness
+        ``"window"`` have a key, and always the same one.
         """
+        if key is None:
+            key = _KEY if liveness == "window" else b""
         connection = await self.engine() if engine is None else engine
         heard = Recorder()
         how = Attach(

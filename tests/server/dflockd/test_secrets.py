@@ -1,21 +1,26 @@
-"""Listed data and tokens: a client that can list requests can neither release nor renew them."""
+"""Listed data, ids and tokens: none of what a client can list gives it others' locks."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import re
+import socket
 
 import pytest
 
-from tenure.engines.contract import Attach, Engine, Enqueued
+from tenure.engines.contract import Attach as StoreAttach
+from tenure.engines.contract import Engine, Enqueued
 from tenure.engines.memory import MemoryEngine
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.server.dflockd.claims import Record, sealed
 from tenure.server.dflockd.housekeeping import Deaf
+from tenure.server.native import NativeListener
 from tenure.testing import VirtualClock
 from tenure.wire.lines.replies import make_token
+from tenure.wire.messages import Attach, Failed
 from tests.server.dflockd.talking import Client, serving
+from tests.server.talking import linked
 
 pytestmark = pytest.mark.usefixtures("loop_factory")
 
@@ -113,7 +118,7 @@ async def test_a_lock_of_an_older_server_is_kept_and_sealed_when_it_is_renewed(
     async with serving(clock, engine=MemoryEngine(name, clock)) as listener:
         place, description = listener.address, listener.describe("somebody")
     salt = "0123456789abcdef"
-    session = await store.attach(Attach("/dflockd", 1000.0, description, "window"), Deaf())
+    session = await store.attach(StoreAttach("/dflockd", 1000.0, description, "window"), Deaf())
     data = f"dflockd {salt} 900 {int((clock.wall() + 900) * 1000)}".encode()
     placed = session.enqueue(1, "job", EPHEMERAL_LIMIT, data, timeout=None, ephemeral=True)
     assert isinstance(placed, Enqueued)
@@ -143,3 +148,44 @@ def test_a_seal_is_of_one_token_for_one_key() -> None:
     seals = {sealed(salt, name) for salt in ("0" * 16, "1" * 16) for name in ("job", "pool", "é")}
     assert len(seals) == 6
     assert all(re.fullmatch("[0-9a-f]{32}", each) for each in seals)
+
+
+# Sessions
+
+
+async def test_a_listed_session_cannot_be_resumed(clock: VirtualClock, engine: Engine) -> None:
+    async with serving(clock, engine=engine, read_timeout=1000.0) as listener:
+        holder = Client(listener)
+        token = token_of(await holder.asks("l", "job", "0 900"))
+        native = NativeListener(
+            listener.context,
+            "tenure://127.0.0.1:0",
+            sockets=[socket.create_server(("127.0.0.1", 0))],
+        )
+        await native.open()
+        try:
+            async with linked(native) as thief:
+                (number,) = [each.id for each in await engine.list_sessions("/dflockd")]
+                keys = (b"", b"\0" * 16, listener.context.session_keys.of_dflockd())
+                for kind in ("again", "resume"):
+                    for key in keys:
+                        rid = thief.next_rid()
+                        thief.say(Attach(rid, 1, kind, "/dflockd", 60.0, "", key, False, number))
+                        assert (await thief.hear(Failed)).error.kind == "AuthenticationFailed"
+        finally:
+            await native.aclose()
+        assert await holder.asks("n", "job", f"{token} 900") == "ok 900"
+
+
+async def test_a_session_that_looks_like_a_listeners_is_left_alone(
+    clock: VirtualClock, engine: Engine
+) -> None:
+    async with serving(clock, engine=engine, read_timeout=1000.0) as listener:
+        how = StoreAttach("/dflockd", 900.0, listener.describe("me"), "window", b"a client's key")
+        session = await engine.attach(how, Deaf())
+        await session.detach()
+        await asyncio.sleep(62)
+        assert listener.locks.holders == set()
+        assert listener.context.counts.sessions.taken == 0
+        (left,) = await engine.list_sessions("/dflockd")
+        assert (left.id, left.attached) == (session.id, False)

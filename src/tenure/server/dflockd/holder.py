@@ -145,7 +145,7 @@ async def attached(connection: Connection, lease: int, description: str) -> Hold
     longest = min(_LONGEST, context.engine.capabilities.longest_window)
     window = min(max(2.0 * lease, _SHORTEST), longest)
     holder = Holder(locks, window, connection)
-    how = Attach(node, window, description, "window")
+    how = Attach(node, window, description, "window", context.session_keys.of_dflockd())
     context.counts.sessions.take(node=node)
     try:
         try:

@@ -18,11 +18,12 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 
-from tenure.engines.contract import Attach
-from tenure.errors import NodeNotFound, SessionExpired, TenureError
+from tenure.engines.contract import Attach, EngineSession
+from tenure.errors import AuthenticationFailed, NodeNotFound, SessionExpired, TenureError
 from tenure.model import Recovered, SemaphoreDescription, SessionDescription
 from tenure.server.dflockd.claims import Claim, Record
 from tenure.server.dflockd.holder import Holder
@@ -105,19 +106,15 @@ async def _take_over(
     holder = Holder(locks, session.recovery_window, None)
     counts = locks.context.counts
     counts.sessions.take_anyway()
-    how = Attach(
-        locks.options.node,
-        session.recovery_window,
-        session.description,
-        liveness="window",
-        session_id=session.id,
-        assume_dead=True,
-    )
     try:
-        holder.session = await locks.context.engine.attach(how, holder)
+        attached = await _attach_again(locks, session, holder)
     except BaseException:
         counts.sessions.give_back()
         raise
+    if attached is None:
+        counts.sessions.give_back()
+        return
+    holder.session = attached
     locks.holders.add(holder)
     for request in holder.found:
         holder.hold = max(holder.hold, request.hold)
@@ -132,6 +129,29 @@ async def _take_over(
     locks.context.log(logging.INFO, "took locks over", locks=len(holder.claims))
     if not holder.claims and not holder.over:
         locks.end(holder)
+
+
+async def _attach_again(
+    locks: Locks, session: SessionDescription, holder: Holder
+) -> EngineSession | None:
+    """Attach a session of a listener, which before 0.2 had no key.
+
+    Returns:
+        ``None`` if it is none of a listener's: any client may describe its session like one.
+    """
+    for key in (locks.context.session_keys.of_dflockd(), b""):
+        how = Attach(
+            locks.options.node,
+            session.recovery_window,
+            session.description,
+            "window",
+            key,
+            session.id,
+            assume_dead=True,
+        )
+        with contextlib.suppress(AuthenticationFailed):
+            return await locks.context.engine.attach(how, holder)
+    return None
 
 
 def _keep(

@@ -1,8 +1,12 @@
 """How a stream gets its session: a new one, or one that the store has already.
 
-A session that exists is taken over whatever its former stream believes: who has its key is the same
-program. What it may not be is older: of two that ask, the one with the higher sequence number, else
-the later one, has it.
+A session that exists is taken over whatever its former stream believes: a client that has its key
+is the same program. What it may not be is older: of two that ask, the one with the higher sequence
+number, else the later one, has it.
+
+A client without a key attaches its session by the id alone, as YDB has it. The id is listed, so
+this holds within one identity: the session is stored with a key of that identity
+(`tenure.server.session_keys`), which no other listener accepts.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from tenure.engines.contract import Attach, EngineSession
 from tenure.errors import AuthenticationFailed, InvalidArgument, SessionExpired, TenureError
 from tenure.identity import seen_from
 from tenure.server.limits import LimitReached
+from tenure.server.session_keys import check_new_key
 from tenure.server.ydb.messages import Status, status_of
 from tenure.server.ydb.paths import normalized
 
@@ -88,10 +93,12 @@ async def attach(
         rules.check_window(window, node)
         rules.check_description(start.description, node)
         rules.check_key(start.protection_key, node)
+        check_new_key(start.protection_key, node)
     except InvalidArgument as error:
         raise Refused(Status.BAD_REQUEST, str(error)) from error
     description = seen_from(start.description, stream.client_host)
-    how = Attach(node, window, description, "window", start.protection_key)
+    own_key = context.session_keys.of_identity(stream.identity)
+    how = Attach(node, window, description, "window", start.protection_key or own_key)
     try:
         if start.session_id:
             return await _again(context, roll, how, start, stream)
@@ -143,8 +150,12 @@ async def _again(
 async def _take_over(
     context: Context, how: Attach, number: int, stream: SessionStream
 ) -> EngineSession:
-    """Attach a session that the store has. One that has no key is anybody's."""
-    keys = [how.key, b""] if how.key else [b""]
+    """Attach a session that the store has, with any key if its client gave it none.
+
+    Servers before 0.2 stored such a session without a key.
+    """
+    own_key = context.session_keys.of_identity(stream.identity)
+    keys = dict.fromkeys((how.key, own_key, b""))
     for key in keys:
         again = Attach(
             how.node,
@@ -158,6 +169,6 @@ async def _take_over(
         try:
             return await context.engine.attach(again, stream)
         except AuthenticationFailed:
-            if key == keys[-1]:
+            if not key:
                 raise
     raise AssertionError("one of the keys is tried last")

@@ -95,6 +95,7 @@ class SessionStream:
 
     Attributes:
         client_host: the address that the client connects from, where known.
+        identity: of the client.
     """
 
     def __init__(self, context: Context, roll: Roll, call: Call, node: str) -> None:
@@ -103,6 +104,7 @@ class SessionStream:
         self._call = call
         self._connection = call.connection
         self._node = node
+        self.identity = call.identity
         self.client_host = peer_host(self._connection.peer)
         self._conversation = Conversation(
             node, context.limits, context.counts.semaphores, self._start_watch, self._look

@@ -167,7 +167,7 @@ async def a_cancelled_attach_leaves_no_session_behind(stage: Stage) -> None:
 # Taking a session over
 
 
-async def _predecessor(stage: Stage, key: bytes = b"") -> Program:
+async def _predecessor(stage: Stage, key: bytes | None = None) -> Program:
     return await stage.program(liveness="window", key=key)
 
 
@@ -304,10 +304,11 @@ async def of_many_that_take_over_at_once_one_has_the_session(stage: Stage) -> No
 
 @behaviour("resume")
 async def a_cancelled_take_over_leaves_the_session_to_the_next(stage: Stage) -> None:
-    predecessor = await _predecessor(stage)
+    key = b"0123456789abcdef"
+    predecessor = await _predecessor(stage, key=key)
     await predecessor.lock("m")
     engine = await stage.engine()
-    how = Attach(DEFAULT_NODE, WINDOW, liveness="window", session_id=predecessor.id)
+    how = Attach(DEFAULT_NODE, WINDOW, liveness="window", key=key, session_id=predecessor.id)
     for turns in range(8):
         attaching = asyncio.create_task(engine.attach(how, Recorder()), name="attaching")
         for _ in range(turns):
@@ -316,7 +317,7 @@ async def a_cancelled_take_over_leaves_the_session_to_the_next(stage: Stage) -> 
         await asyncio.wait([attaching])
         if not attaching.cancelled():
             await attaching.result().detach()
-    successor = await stage.program(liveness="window", resume=predecessor)
+    successor = await stage.program(liveness="window", resume=predecessor, key=key)
     assert await successor.queue("m") == ([successor.id], [])
 
 
@@ -338,7 +339,7 @@ async def watches_end_with_the_attachment_that_began_them(stage: Stage) -> None:
 async def a_session_that_ends_with_its_process_cannot_be_taken_over(stage: Stage) -> None:
     program = await stage.program()
     with raises(InvalidArgument):
-        await stage.program(liveness="window", resume=program)
+        await stage.program(liveness="window", resume=program, key=b"")
     assert (await program.lock("m")).place is Place.GRANTED
 
 

@@ -1,0 +1,76 @@
+"""Protection keys of sessions whose clients show none.
+
+A session's id is listed, so it is no credential. The store therefore never holds a session without
+a key: a listener stores a key of its own where the client has none. Such keys are *reserved*: no
+listener accepts one from a client, which is why they need not be secret and stay the same after a
+restart and on every server of the store.
+
+A store behind another tenure server has clients that this server does not know, and that server
+refuses reserved keys. There the keys are secret, and last as long as this process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from tenure.core.rules import ATTACH_KEY_BYTES
+from tenure.errors import AuthenticationFailed, InvalidArgument
+from tenure.server.auth.identity import Identity
+
+__all__ = ["SessionKeys", "check_new_key", "check_shown_key"]
+
+_RESERVED = b"\0tenure"
+_REMOTE = ("tenure://", "tenures://")
+
+
+class SessionKeys:
+    """Keys of the sessions that one server attaches for clients without a key.
+
+    Args:
+        store: the URL of the server's store.
+    """
+
+    def __init__(self, store: str) -> None:
+        self._secret = os.urandom(32) if store.startswith(_REMOTE) else b""
+
+    def of_identity(self, identity: Identity) -> bytes:
+        """The key of YDB's sessions without a key: clients of one identity share it."""
+        return self._key(f"ydb {identity.kind} {identity.name}")
+
+    def of_dflockd(self) -> bytes:
+        """The key of sessions that dflockd's listeners attach, and take over from each other."""
+        return self._key("dflockd")
+
+    def _key(self, whose: str) -> bytes:
+        data = whose.encode(errors="surrogatepass")
+        if self._secret:
+            return hashlib.blake2b(data, key=self._secret, digest_size=ATTACH_KEY_BYTES).digest()
+        digest = hashlib.blake2b(data, digest_size=ATTACH_KEY_BYTES - len(_RESERVED)).digest()
+        return _RESERVED + digest
+
+
+def check_new_key(key: bytes, node: str) -> None:
+    """Check the key that a client chooses for a new session.
+
+    Raises:
+        InvalidArgument: it is a reserved one.
+    """
+    if key.startswith(_RESERVED):
+        raise InvalidArgument(
+            f"the key of a session on {node} starts with bytes that are reserved for the server; "
+            "draw another one",
+            node=node,
+        )
+
+
+def check_shown_key(key: bytes, node: str, number: int) -> None:
+    """Check a key that a client shows for a session that exists.
+
+    Raises:
+        AuthenticationFailed: it is none, or a reserved one.
+    """
+    if not key or key.startswith(_RESERVED):
+        raise AuthenticationFailed(
+            f"session {number} on {node} has another key than this client", node=node
+        )
