@@ -386,7 +386,8 @@ def test_a_thread_that_could_not_be_started_is_started_by_the_next_demand(
     thread.start()
     thread.start()
     assert thread.alive
+    assert not thread.join(0.001)
     ran.set()
-    thread.join()
+    assert thread.join()
     thread.start()
-    thread.join()
+    assert thread.join()

@@ -325,7 +325,8 @@ class BackgroundThread:
             thread.start()
             self._thread = thread
 
-    def join(self) -> None:
-        """Wait for the end of the thread, if it was started."""
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the end of the thread, if it was started; false if it has not ended in time."""
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(timeout)
+        return not self.alive

@@ -6,13 +6,17 @@ import contextlib
 import io
 import json
 import logging
+import sys
+import tempfile
+import threading
 import time
+import warnings
 from collections.abc import Iterator
 from unittest import mock
 
 import pytest
 
-from tenure.server.log import LOGGER, LogFormat, set_up, tell
+from tenure.server.log import LOGGER, LogFormat, LogLevel, log_uncaught, set_up, tell
 
 
 @pytest.fixture(autouse=True)
@@ -23,10 +27,23 @@ def _restored() -> Iterator[None]:
     root.handlers[:], root.level, ours.level = before
 
 
+@contextlib.contextmanager
+def logging_to(stream: io.StringIO, form: LogFormat, level: LogLevel = "info") -> Iterator[None]:
+    """Log to a file, whose content is the stream's at the end of the block."""
+    with tempfile.TemporaryFile() as file:
+        handler = set_up(form, level, file.fileno())
+        try:
+            yield
+        finally:
+            handler.close()
+        file.seek(0)
+        stream.write(file.read().decode())
+
+
 def written(form: LogFormat, *, level: int = logging.INFO, **facts: object) -> str:
     stream = io.StringIO()
-    set_up(form, "info", stream)
-    tell(LOGGER, level, "something happened", **facts)
+    with logging_to(stream, form):
+        tell(LOGGER, level, "something happened", **facts)
     return stream.getvalue()
 
 
@@ -74,9 +91,9 @@ def test_what_is_below_the_level_is_not_said() -> None:
 
 def test_other_libraries_are_heard_when_something_is_wrong() -> None:
     stream = io.StringIO()
-    set_up("json", "debug", stream)
-    logging.getLogger("asyncio").info("nothing of interest")
-    logging.getLogger("asyncio").warning("%d tasks", 3)
+    with logging_to(stream, "json", "debug"):
+        logging.getLogger("asyncio").info("nothing of interest")
+        logging.getLogger("asyncio").warning("%d tasks", 3)
     (line,) = stream.getvalue().splitlines()
     told = json.loads(line)
     assert (told["event"], told["logger"]) == ("3 tasks", "asyncio")
@@ -84,11 +101,11 @@ def test_other_libraries_are_heard_when_something_is_wrong() -> None:
 
 def test_an_exception_comes_with_its_traceback() -> None:
     stream = io.StringIO()
-    set_up("json", "info", stream)
-    try:
-        raise OSError("the disk")
-    except OSError:
-        LOGGER.exception("it failed")
+    with logging_to(stream, "json"):
+        try:
+            raise OSError("the disk")
+        except OSError:
+            LOGGER.exception("it failed")
     assert "OSError: the disk" in json.loads(stream.getvalue())["traceback"]
 
 
@@ -104,13 +121,13 @@ def at(second: int) -> Iterator[None]:
 
 def test_what_clients_can_cause_without_end_is_said_a_few_times_then_counted() -> None:
     stream = io.StringIO()
-    set_up("json", "info", stream)
-    with at(1000):
-        for _ in range(1000):
+    with logging_to(stream, "json"):
+        with at(1000):
+            for _ in range(1000):
+                tell(LOGGER, logging.WARNING, "refused")
+            tell(LOGGER, logging.WARNING, "something else")
+        with at(1011):
             tell(LOGGER, logging.WARNING, "refused")
-        tell(LOGGER, logging.WARNING, "something else")
-    with at(1011):
-        tell(LOGGER, logging.WARNING, "refused")
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [line["event"] for line in lines] == [
         *["refused"] * 20,
@@ -118,3 +135,44 @@ def test_what_clients_can_cause_without_end_is_said_a_few_times_then_counted() -
         "refused",
     ]
     assert lines[-1]["unsaid"] == 980
+
+
+def test_what_cannot_be_formatted_is_a_line_too() -> None:
+    stream = io.StringIO()
+    with logging_to(stream, "json"):
+        LOGGER.warning("%d tasks", "three")
+    told = json.loads(stream.getvalue())
+    assert told["event"] == "a log line cannot be written"
+    assert "TypeError" in told["why"]
+
+
+class _Broken:
+    def __del__(self) -> None:
+        raise OSError("while it was collected")
+
+
+def test_what_python_would_write_to_stderr_is_logged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    stream = io.StringIO()
+
+    def fail() -> None:
+        raise OSError("in a thread")
+
+    with logging_to(stream, "json"), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        log_uncaught()
+        try:
+            thread = threading.Thread(target=fail)
+            thread.start()
+            thread.join()
+            _Broken()
+            warnings.warn("a warning", RuntimeWarning, stacklevel=1)
+        finally:
+            logging.captureWarnings(False)
+    told = stream.getvalue()
+    for each in ("in a thread", "while it was collected", "a warning"):
+        assert each in told
+    assert capsys.readouterr().err == ""

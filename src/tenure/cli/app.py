@@ -143,7 +143,8 @@ def invoke(arguments: Sequence[str]) -> int:
     try:
         try:
             status = _invoke(list(arguments))
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it was open when Python started
+                sys.stdout.flush()
         except BrokenPipeError:
             # Whoever read our output has seen enough (`tenure ls | head`).
             _output_is_lost()

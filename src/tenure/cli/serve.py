@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -25,6 +24,8 @@ from tenure.server.sources import load
 __all__ = ["run_server", "serve"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_STDERR = 2
 
 _EXIT_CODES = (
     ("0", "ended by SIGTERM or Ctrl-C, in order"),
@@ -114,10 +115,13 @@ def serve(config: str | None, *, check: bool, as_json: bool, **options: Any) -> 
 
 def run_server(settings: Settings) -> int:
     """Serve until a signal ends it; returns the exit code."""
-    from tenure.server.log import LOGGER, set_up, tell
+    from tenure.server.log import LOGGER, log_uncaught, set_up, tell
+    from tenure.server.log_writer import open_standard_files
     from tenure.server.process import run
 
-    set_up(settings.log_format, settings.log_level, sys.stderr)
+    open_standard_files()
+    handler = set_up(settings.log_format, settings.log_level, _STDERR)
+    log_uncaught()
     try:
         ending = run(settings, os.environ)
     except TenureError as error:
@@ -125,9 +129,10 @@ def run_server(settings: Settings) -> int:
         status, why = explain(error) or (Status.DEFECT, str(error))
         tell(LOGGER, logging.ERROR, "the server ends", why=why)
         return status
+    finally:
+        handler.close()
     if not ending.in_order:
         # Something still runs, and Python's own end would wait for it.
-        logging.shutdown()
         os._exit(after_signal(ending.signal) if ending.signal else Status.STORE)
     return Status.DONE
 

@@ -15,10 +15,14 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+import threading
 import time
-from typing import IO, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-__all__ = ["LOGGER", "LogFormat", "LogLevel", "set_up", "tell"]
+from tenure.server.log_writer import LogWriter
+
+__all__ = ["LOGGER", "LogFormat", "LogLevel", "log_uncaught", "set_up", "tell"]
 
 LogFormat: TypeAlias = Literal["text", "json"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
@@ -44,14 +48,15 @@ def tell(log: logging.Logger, level: int, event: str, /, **facts: object) -> Non
         log.log(level, event, extra={"facts": facts})
 
 
-def set_up(form: LogFormat, level: LogLevel, stream: IO[str]) -> logging.Handler:
-    """Have everything that is logged in this process written to a stream, in that form.
+def set_up(form: LogFormat, level: LogLevel, file: int) -> logging.Handler:
+    """Have everything that is logged in this process written to a file descriptor, in that form.
+
+    Logging never blocks: lines that cannot be written in time are dropped and counted.
 
     Returns:
-        the handler, which `logging.Logger.removeHandler` on the root logger takes away.
+        the handler. `logging.Handler.close` waits a bounded time for the last lines.
     """
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(_Json() if form == "json" else _Text())
+    handler = _Handler(_Json() if form == "json" else _Text(), file)
     handler.addFilter(_Seldom())
     root = logging.getLogger()
     for former in list(root.handlers):
@@ -60,6 +65,60 @@ def set_up(form: LogFormat, level: LogLevel, stream: IO[str]) -> logging.Handler
     root.setLevel(logging.WARNING)
     logging.getLogger("tenure").setLevel(level.upper())
     return handler
+
+
+def log_uncaught() -> None:
+    """Log what Python itself would write to stderr, which would block with it.
+
+    These are warnings, the errors of threads, and those that no caller can catch.
+    """
+    logging.captureWarnings(True)
+
+    def unraisable(caught: sys.UnraisableHookArgs) -> None:
+        _log_error(caught.err_msg or "an error that no caller can catch", caught.exc_value)
+
+    def of_thread(caught: threading.ExceptHookArgs) -> None:
+        if caught.exc_type is not SystemExit:
+            _log_error("a thread has ended with an error", caught.exc_value)
+
+    sys.unraisablehook = unraisable
+    threading.excepthook = of_thread
+
+
+def _log_error(event: str, error: BaseException | None) -> None:
+    LOGGER.error(event, exc_info=error, extra={"facts": {}})
+
+
+class _Handler(logging.Handler):
+    """Gives lines to a `LogWriter`."""
+
+    def __init__(self, formatter: logging.Formatter, file: int) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self._writer = LogWriter(file, self._dropped_line)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self._line(record)
+        except Exception as error:  # of what is logged; logging's own answer would be to stderr
+            line = self._line(_record("a log line cannot be written", why=repr(error)))
+        self._writer.put(line)
+
+    def close(self) -> None:
+        self._writer.close()
+        super().close()
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        return self.format(record).encode(errors="backslashreplace") + b"\n"
+
+    def _dropped_line(self, count: int) -> bytes:
+        return self._line(_record("log lines were dropped", count=count))
+
+
+def _record(event: str, **facts: object) -> logging.LogRecord:
+    record = LOGGER.makeRecord(LOGGER.name, logging.WARNING, "", 0, event, (), None)
+    record.facts = facts
+    return record
 
 
 class _Seldom(logging.Filter):
