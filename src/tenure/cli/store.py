@@ -14,7 +14,15 @@ from tenure.cli.mistakes import Mistake
 from tenure.cli.status import Status
 from tenure.doctor import without_secrets
 
-__all__ = ["NoStoreYet", "asked_for", "chosen_url", "did_you_mean", "open_store", "shown_url"]
+__all__ = [
+    "NoStoreYet",
+    "asked_for",
+    "check_there",
+    "chosen_url",
+    "did_you_mean",
+    "open_store",
+    "shown_url",
+]
 
 
 class NoStoreYet(Mistake):
@@ -69,7 +77,7 @@ async def open_store(
     """
     url = chosen_url()
     if not create:
-        _check_there(url)
+        check_there(url)
     async with tenure.connect(url) as client:
         try:
             yield client
@@ -77,7 +85,12 @@ async def open_store(
             raise Mistake(Status.REFUSED, await _suggest(client, error, lasting)) from error
 
 
-def _check_there(url: str) -> None:
+def check_there(url: str) -> None:
+    """Raise if the store is a file that is not there.
+
+    Raises:
+        NoStoreYet: it is missing, and --url was not given.
+    """
     if not _is_sqlite(url):
         return
     from tenure.engines import split_answer_timeout

@@ -283,7 +283,11 @@ async def test_a_file_of_the_first_version_is_brought_up_to_date(url: str, path:
     async with tenure.connect(url) as client:
         await client.semaphore("pool").create(limit=3, data=b"kept")
     with closing(sqlite3.connect(path)) as shell:
-        shell.execute("ALTER TABLE meta DROP COLUMN durable")
+        for column in (
+            *("durable", "identity", "longest_window", "quarantine"),
+            *("quarantined_until", "saved_at"),
+        ):
+            shell.execute(f"ALTER TABLE meta DROP COLUMN {column}")
         shell.execute("PRAGMA user_version = 1")
     for _ in range(2):
         async with tenure.connect(url) as client:
@@ -292,4 +296,4 @@ async def test_a_file_of_the_first_version_is_brought_up_to_date(url: str, path:
             async with client.mutex("m").lock():
                 pass
     with closing(sqlite3.connect(path)) as shell:
-        assert shell.execute("PRAGMA user_version").fetchone() == (2,)
+        assert shell.execute("PRAGMA user_version").fetchone() == (3,)

@@ -8,7 +8,8 @@ From the bottom up: ``url`` and ``files`` say which file and whether it may be t
 what is in it, ``turn`` whose turn it is, ``life`` who is alive, ``bell`` how others are woken;
 ``transaction``, ``requests``, ``sessions``, ``nodes`` and ``describe`` are the statements;
 ``committer`` decides when and on which thread they run; ``engine`` and ``session`` fulfil the
-contract. ``doctor`` examines a store that may be broken.
+contract. ``doctor`` examines a store that may be broken; ``backup`` and ``restore`` copy one, and
+``quarantine`` is what a restored store waits for.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
+from tenure.clock import SystemClock
 from tenure.engines.contract import Finding, Level
-from tenure.engines.sqlite import schema
+from tenure.engines.sqlite import quarantine, schema
 from tenure.engines.sqlite.files import (
     check_trusted,
     check_usable,
@@ -287,7 +288,9 @@ def _tables(connection: sqlite3.Connection, address: Address) -> Iterator[Findin
                 "-wal and -shm and its folder .tenure",
             )
             return
-    boot, last = connection.execute("SELECT boot, last_order_id FROM meta").fetchone()
+    boot, last, owed, until = connection.execute(
+        "SELECT boot, last_order_id, quarantine, quarantined_until FROM meta"
+    ).fetchone()
     counts = [
         connection.execute(f"SELECT count(*) FROM {each}").fetchone()[0]  # noqa: S608  ours
         for each in ("nodes", "sessions", "requests")
@@ -298,6 +301,9 @@ def _tables(connection: sqlite3.Connection, address: Address) -> Iterator[Findin
         "schema {}; nodes: {}, sessions: {}, requests: {}".format(schema.VERSION, *counts),
     )
     yield _epoch(boot, last)
+    left = until - SystemClock().now() if boot == boot_id() else owed
+    if left > 0:
+        yield Finding("warning", "quarantine", quarantine.describe(path, left), "wait for its end")
     yield _participants(connection, address)
 
 
@@ -309,8 +315,8 @@ def _epoch(boot: str, last: int) -> Finding:
             "warning",
             "tokens",
             f"are ahead of the wall clock by {ahead:,.0f} s: it was set back, or a program has "
-            "had a wrong one",
-            "set the clock right; tokens go on rising either way",
+            "had a wrong one, or the store was restored from a backup (a day ahead)",
+            "set the clock right if it is wrong; tokens go on rising either way",
         )
     if boot and boot != boot_id():
         return Finding("ok", "boot", "the machine was started since; old sessions end with the use")

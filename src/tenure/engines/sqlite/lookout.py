@@ -16,14 +16,14 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 from tenure.background import BackgroundTimer, Failures
-from tenure.engines.sqlite import deadlines, requests, sessions
+from tenure.engines.sqlite import deadlines, quarantine, requests, sessions
 from tenure.engines.sqlite.bell import Deathwatch
 from tenure.engines.sqlite.news import Name, Newsroom
 from tenure.engines.sqlite.over import over_among, standing_before
 from tenure.engines.sqlite.requests import Attachment
 from tenure.engines.sqlite.store import Store, log
 from tenure.engines.sqlite.transaction import OWNERS, Told, Transaction
-from tenure.errors import EngineError, EngineUnavailable
+from tenure.errors import EngineError, EngineUnavailable, TenureError
 
 if TYPE_CHECKING:
     from tenure.engines.sqlite.session import SqliteSession
@@ -205,6 +205,8 @@ class Lookout:
                 self.tick_by(now + (_TICK_WAITING if waiting else _TICK))
                 if self._deadlines:
                     self.tick_by(max(now, self._deadlines[0][0]))
+                if waiting and store.tx.quarantined_until > now:
+                    self.tick_by(store.tx.quarantined_until)
 
     def _look(self, now: float) -> None:
         self._report_stall(now)
@@ -216,6 +218,8 @@ class Lookout:
             self._reap(participants, silent + self._own_silent(now))
             if somebody_is_late:
                 self._do(requests.time_out)
+            if 0 < self._store.tx.quarantined_until <= now:
+                self._do(quarantine.end)
 
     def _report_stall(self, now: float) -> None:
         since = self._store.committer.stalled_since
@@ -235,12 +239,15 @@ class Lookout:
             "kill -CONT, or end it)"
         )
 
-    def trouble(self, now: float) -> EngineUnavailable | None:
-        """The stall, when it has lasted for longer than a commit takes."""
+    def trouble(self, now: float) -> TenureError | None:
+        """The stall, when it has lasted for longer than a commit takes; or else the quarantine."""
         since = self._store.committer.stalled_since
-        if since is None or now - since < SLOW:
-            return None
-        return EngineUnavailable(self.stall(now))
+        if since is not None and now - since >= SLOW:
+            return EngineUnavailable(self.stall(now))
+        left = self._store.tx.quarantined_until - now
+        return (
+            EngineError(quarantine.describe(self._store.address.path, left)) if left > 0 else None
+        )
 
     def _are_files_in_place(self) -> bool:
         """Whether database and sign of life are where others find them; if not, all is over."""

@@ -109,7 +109,7 @@ def enqueue(
                 raise not_found(name, path)
     rules.check_count(count, limit, path, name)
     waits = last is not None and last_granted is None
-    granted = not waits and rules.fits(held, whole, count, limit)
+    granted = not (waits or tx.quarantined) and rules.fits(held, whole, count, limit)
     if not granted and timeout == 0:
         # "No" is a lasting answer: dead sessions and waiters whose time has passed do not cause it.
         if _end_the_dead(tx, node, name) or _time_out_first(tx, node, name):
@@ -345,7 +345,7 @@ def _advance(tx: Transaction, node: int, name: str, freed: int, owners_left: boo
     else:
         limit, held, whole = EPHEMERAL_LIMIT, *_ephemeral_level(tx, node, name)
     changed = owners_left
-    if last is not None and last_granted is None:
+    if last is not None and last_granted is None and not tx.quarantined:
         while (granted := _grant_next(tx, node, name, limit, held, whole)) != 0:
             held += granted
             whole = granted == limit

@@ -9,24 +9,44 @@ Everything is numbered, so that rows are small and the queue of a semaphore lies
   program waits for the disk, because what one hands over, another is told of.
 * A *participant* is one open engine; it dies with its process. What others have to tell it
   stands in ``news`` until it has read it.
+* ``identity`` is drawn when a store is made, and goes into its backups. ``longest_window`` is the
+  longest recovery window of any session that it ever had. ``quarantine`` is how many seconds a
+  restored store waits from its first opening on, and ``quarantined_until`` their end on this
+  boot's clock (`quarantine`). ``saved_at`` is the wall clock's time of a backup, 0 in a store.
 * Limits and counts above 2^63-1 are texts, because SQLite's numbers end there. They are never
   added up in SQL.
 """
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 import time
 from urllib.parse import quote
 
+from tenure.core.rules import MAX_WINDOW
 from tenure.engines.sqlite.url import Address
 from tenure.errors import AuthenticationFailed, EngineError, TenureError
 from tenure.model import DEFAULT_NODE
 
-__all__ = ["DURABLE", "VERSION", "connect", "create", "explain", "is_busy", "is_ready"]
+__all__ = [
+    "APPLICATION_ID",
+    "BACKUP_ID",
+    "DURABLE",
+    "VERSION",
+    "connect",
+    "create",
+    "explain",
+    "is_busy",
+    "is_damage",
+    "is_ready",
+    "upgrade",
+]
 
 APPLICATION_ID = 0x74656E75
-VERSION = 2
+BACKUP_ID = 0x74656E62
+"""The application id of a backup, so that no program takes one for a store."""
+VERSION = 3
 _PAGE_SIZE = 1024  # rows are small: a commit writes a few pages, whatever their size
 _CHECKPOINT_PAGES = 16000  # the net under `checkpoint.Checkpointer`
 DURABLE = "FULL"  # each commit syncs the log before anybody can see it; NORMAL never does
@@ -40,7 +60,12 @@ CREATE TABLE meta (
     last_session_id INTEGER NOT NULL,
     last_news_id INTEGER NOT NULL,
     watches INTEGER NOT NULL,
-    durable INTEGER NOT NULL
+    durable INTEGER NOT NULL,
+    identity TEXT NOT NULL,
+    longest_window REAL NOT NULL,
+    quarantine REAL NOT NULL,
+    quarantined_until REAL NOT NULL,
+    saved_at REAL NOT NULL
 );
 CREATE TABLE nodes (
     id INTEGER PRIMARY KEY,
@@ -194,6 +219,11 @@ def is_ready(connection: sqlite3.Connection, path: str) -> bool:
                 f"{VERSION}): upgrade tenure here, or use another file"
             )
         return bool(version == VERSION)
+    if application == BACKUP_ID:
+        raise EngineError(
+            f"{path} is a backup, not a store: 'tenure restore {path} --url sqlite:///FILE' makes "
+            "a store of it"
+        )
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if application or version or tables:
         raise EngineError(
@@ -207,8 +237,7 @@ def create(connection: sqlite3.Connection, path: str) -> None:
     if is_ready(connection, path):
         return
     if connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,):
-        connection.execute("ALTER TABLE meta ADD COLUMN durable INTEGER NOT NULL DEFAULT 0")
-        connection.execute(f"PRAGMA user_version = {VERSION}")
+        upgrade(connection)
         return
     for statement in _TABLES.split(";"):
         connection.execute(statement)
@@ -217,7 +246,28 @@ def create(connection: sqlite3.Connection, path: str) -> None:
     connection.execute(
         "INSERT INTO nodes VALUES (1, ?, 0, 0, 'unset', 'unset', 'unset', 0)", (DEFAULT_NODE,)
     )
-    connection.execute("INSERT INTO meta VALUES (1, '', 0, 0, 0, 0, 0)")
+    connection.execute(
+        "INSERT INTO meta VALUES (1, '', 0, 0, 0, 0, 0, ?, 0, 0, 0, 0)", (secrets.token_hex(16),)
+    )
+
+
+def upgrade(connection: sqlite3.Connection) -> None:
+    """Bring the tables of an earlier version up to date. In a transaction."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version < 2:
+        connection.execute("ALTER TABLE meta ADD COLUMN durable INTEGER NOT NULL DEFAULT 0")
+    if version < 3:
+        # Which windows its sessions had is not known, so the longest that there can be counts.
+        for column in (
+            "identity TEXT NOT NULL DEFAULT ''",
+            f"longest_window REAL NOT NULL DEFAULT {MAX_WINDOW}",
+            "quarantine REAL NOT NULL DEFAULT 0",
+            "quarantined_until REAL NOT NULL DEFAULT 0",
+            "saved_at REAL NOT NULL DEFAULT 0",
+        ):
+            connection.execute(f"ALTER TABLE meta ADD COLUMN {column}")
+        connection.execute("UPDATE meta SET identity = ?", (secrets.token_hex(16),))
+    connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
 # What SQLite says
@@ -229,6 +279,14 @@ def is_busy(error: BaseException) -> bool:
         sqlite3.SQLITE_BUSY,
         sqlite3.SQLITE_LOCKED,
         sqlite3.SQLITE_PROTOCOL,
+    }
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether the file is no database, or a damaged one."""
+    return isinstance(error, sqlite3.Error) and _code(error) in {
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
     }
 
 

@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable
 
 from tenure.core import rules
 from tenure.engines.contract import Attach
+from tenure.engines.sqlite import quarantine
 from tenure.engines.sqlite.life import Life, started
 from tenure.engines.sqlite.nodes import config_of, find, sessions_of
 from tenure.engines.sqlite.over import Suspect, over_among, why_over
@@ -164,6 +165,7 @@ def new_boot(tx: Transaction, boot: str) -> None:
     (last_boot,) = tx.execute("SELECT boot FROM meta").fetchone()
     if last_boot == boot:
         return
+    quarantine.begin(tx)
     participants = {number for (number,) in tx.execute("SELECT id FROM participants").fetchall()}
     for participant in participants:
         if not tx.lives.is_missing(participant) and not tx.lives.is_dead(participant):
@@ -251,6 +253,7 @@ def attach(tx: Transaction, how: Attach, slot: int) -> Attached:
             f"the node {path} has {rules.SESSIONS_PER_NODE} sessions, which is the most", node=path
         )
     tx.last_session_id += 1
+    tx.longest_window = max(tx.longest_window, how.recovery_window)
     tx.execute(
         "INSERT INTO sessions (id, node, participant, slot, recovery_window, liveness, "
         "attach_number, key, contact, description) VALUES (?, ?, ?, ?, ?, ?, 1, ?, ?, ?)",

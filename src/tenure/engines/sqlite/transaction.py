@@ -102,7 +102,10 @@ class Transaction:
             asked for that it holds for all, because what one of them hands over another is told
             of; each learns it when it next begins, and so before that program is told anything.
         now: the clock's time at its beginning.
+        longest_window: the longest recovery window of any session that the store ever had.
         participant: this engine's number, or 0 as long as it has no sessions.
+        quarantined: nothing is granted yet, since the store was restored from a backup.
+        quarantined_until: when that ends, or has ended and `quarantine.end` is due; 0 for none.
         ready: the tables are known to be there.
         told: what it has to tell.
         affected: queues that requests have left: (node, name) to (count given back, whether
@@ -129,10 +132,13 @@ class Transaction:
         "last_session_id",
         "life",
         "lives",
+        "longest_window",
         "news_read",
         "now",
         "participant",
         "place",
+        "quarantined",
+        "quarantined_until",
         "ready",
         "seen",
         "told",
@@ -170,7 +176,9 @@ class Transaction:
         self._path = place.path
         self._identity = place.identity
         self._looked = float("-inf")
-        self._counters: tuple[int, ...] = ()
+        self._counters: tuple[float, ...] = ()
+        self.longest_window = self.quarantined_until = 0.0
+        self.quarantined = False
         self.last_order_id = self.last_session_id = self.last_news_id = self.watches = 0
 
     # Its beginning and its end
@@ -190,12 +198,19 @@ class Transaction:
         if not self.ready:
             schema.create(self.connection, self._path)
         self._counters = counters = self.execute(
-            "SELECT last_order_id, last_session_id, last_news_id, watches, durable FROM meta"
+            "SELECT last_order_id, last_session_id, last_news_id, watches, longest_window, "
+            "quarantined_until, durable FROM meta"
         ).fetchone()
         (
-            *(self.last_order_id, self.last_session_id, self.last_news_id, self.watches),
+            self.last_order_id,
+            self.last_session_id,
+            self.last_news_id,
+            self.watches,
+            self.longest_window,
+            self.quarantined_until,
             durable,
         ) = counters
+        self.quarantined = now < self.quarantined_until
         if durable and not self.durable:
             self._become_durable()
         if self.news_read:
@@ -228,12 +243,12 @@ class Transaction:
         """Make it true."""
         counters = (
             *(self.last_order_id, self.last_session_id, self.last_news_id, self.watches),
-            self.durable,
+            *(self.longest_window, self.quarantined_until, self.durable),
         )
         if counters != self._counters:
             self.execute(
                 "UPDATE meta SET last_order_id = ?, last_session_id = ?, last_news_id = ?, "
-                "watches = ?, durable = ?",
+                "watches = ?, longest_window = ?, quarantined_until = ?, durable = ?",
                 counters,
             )
         try:

@@ -1,0 +1,327 @@
+"""Restoring a store from a backup, so that nothing which was granted since is granted twice.
+
+What a backup knows is old: after it was taken, sessions ended, leases passed on, tokens and
+numbers of sessions were given out (the *lost future*). So a restored store
+
+* has the nodes, the lasting semaphores and their data of the backup, and no session or request;
+* grants nothing until the longest recovery window has passed (`quarantine`);
+* numbers sessions and requests above everything that can have been given out.
+
+`_Lost` and `_numbers` say how the window and the numbers are known.
+
+Rules:
+
+* The content is prepared in a database of its own, and replaces the store's in one transaction of
+  SQLite. A program that is killed in it leaves the former content, which SQLite restores from its
+  journal when the store is next opened.
+* During that, this program has the store for itself: it takes SQLite's exclusive lock, which no
+  program with the store open lets it have, and looks at each sign of life in the store's folder (a
+  command that outlives its `tenure run` keeps one). A program that opens the store meanwhile waits,
+  and then finds the restored content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+from tenure.core.rules import MAX_WINDOW
+from tenure.engines.sqlite import schema
+from tenure.engines.sqlite.backup import PAGES, Progress, check_whole, sync_folder, told
+from tenure.engines.sqlite.files import prepare, system_error
+from tenure.engines.sqlite.life import Lives, boot_id
+from tenure.engines.sqlite.url import Address, parse
+from tenure.errors import EngineError, InvalidArgument
+
+__all__ = ["Restored", "restore"]
+
+_TOKENS_PER_SECOND = 1_000_000  # an order id is at least the wall clock's microseconds
+_SESSIONS_PER_SECOND = 10_000
+_SLACK = 86_400 * _TOKENS_PER_SECOND
+"""Tokens on top, against a wall clock that was ahead by up to a day."""
+_MORE_SESSIONS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The outcome of a restore.
+
+    Attributes:
+        path: the store.
+        saved_at: the wall clock's time of the backup, in seconds since 1970.
+        quarantine: seconds for which nothing is granted, from the first opening on.
+        reason: how that is known.
+        moved: where the damaged store was moved that was there before; empty if there was none.
+    """
+
+    path: str
+    saved_at: float
+    quarantine: float
+    reason: str
+    moved: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """The store that is replaced, if it is the one that the backup was taken of.
+
+    Its counters are the end of the lost future. A store of the same name that was made after the
+    loss, and one whose last commits a power cut may have undone, do not say what was given out.
+    """
+
+    identity: str
+    last_order_id: int
+    last_session_id: int
+    longest_window: float
+    quarantine: float
+    is_complete: bool
+
+    def knows_all_since(self, identity: str) -> bool:
+        """Whether it recorded every session since the backup."""
+        return self.is_complete and self.identity == identity
+
+
+_NOTHING = _Lost("", 0, 0, 0.0, 0.0, is_complete=False)
+
+
+def restore(
+    url: str,
+    file: str,
+    *,
+    force: bool = False,
+    quarantine: float | None = None,
+    progress: Progress | None = None,
+) -> Restored:
+    """Make a store from a backup.
+
+    Args:
+        url: the store. No program may have it open.
+        file: the backup.
+        force: replace a store that exists.
+        quarantine: seconds for which nothing is granted, on the word of the caller that no recovery
+            window was longer; by default, the longest that is known or possible.
+
+    Raises:
+        EngineError: the store exists, or is in use; the backup is none, or damaged.
+        AuthenticationFailed: this user may not use the store.
+        InvalidArgument: there is something wrong with the URL.
+    """
+    address = parse(url)
+    if quarantine is not None and not 0 <= quarantine <= MAX_WINDOW:
+        raise InvalidArgument(
+            f"a quarantine lasts up to {MAX_WINDOW:g} s, the longest recovery window that there "
+            f"is, not {quarantine:g}"
+        )
+    if not force and os.path.lexists(address.path):
+        raise EngineError(
+            f"{address.path} exists; stop all programs that use it and replace it with --force, or "
+            "name another store"
+        )
+    try:
+        # An unnamed database: on disk where it is large, and gone when it is closed.
+        with contextlib.closing(sqlite3.connect("", isolation_level=None)) as content:
+            _read(os.path.abspath(file), content)
+            return _replace(address, content, quarantine, progress)
+    except sqlite3.Error as error:
+        raise schema.explain(error, address.path) from error
+
+
+def _read(file: str, content: sqlite3.Connection) -> None:
+    """Read a backup, and bring it up to date."""
+    try:
+        with (
+            system_error(f"cannot read {file}"),
+            open(file, "rb"),  # for its errors, which say more than SQLite's
+            contextlib.closing(
+                sqlite3.connect(f"file:{quote(file)}?mode=ro", uri=True, isolation_level=None)
+            ) as backup,
+        ):
+            (application,) = backup.execute("PRAGMA application_id").fetchone()
+            (version,) = backup.execute("PRAGMA user_version").fetchone()
+            if application != schema.BACKUP_ID:
+                raise EngineError(f"{file} is no backup; 'tenure backup' makes one of a store")
+            if version > schema.VERSION:
+                raise EngineError(
+                    f"{file} was made by a newer tenure (its schema is {version}, this one knows "
+                    f"{schema.VERSION}): upgrade tenure here"
+                )
+            backup.backup(content)
+            check_whole(content, file)
+    except sqlite3.Error as error:
+        raise EngineError(f"{file} is damaged, or no backup; SQLite said: {error}") from error
+    content.execute("BEGIN")
+    if version < schema.VERSION:
+        schema.upgrade(content)
+    content.execute("COMMIT")
+
+
+def _replace(
+    address: Address,
+    content: sqlite3.Connection,
+    quarantine: float | None,
+    progress: Progress | None,
+) -> Restored:
+    moved = ""
+    place = prepare(address)
+    with system_error(f"cannot use the files in {place.folder}"):
+        _check_no_life(place.folder, address)
+    try:
+        store, lost = _open_alone(address)
+    except sqlite3.Error as error:
+        if not schema.is_damage(error):
+            raise
+        moved = _move_away(address.path)
+        prepare(address)
+        store, lost = _open_alone(address)
+    with contextlib.closing(store):
+        _check_no_life(place.folder, address)
+        saved_at, seconds, reason = _prepare(content, lost, quarantine)
+        content.backup(store, pages=PAGES, progress=told(progress))
+    sync_folder(os.path.dirname(address.path))
+    return Restored(address.path, saved_at, seconds, reason, moved)
+
+
+# The store that is there
+
+
+def _check_no_life(folder: str, address: Address) -> None:
+    """Raise if a program that has sessions lives, or a command that goes on without its program."""
+    lives = Lives(folder)
+    try:
+        for name in os.listdir(folder):
+            number, _, kind = name.partition(".")
+            if kind == "live" and number.isdecimal() and not lives.is_dead(int(number)):
+                raise _in_use(address)
+    finally:
+        lives.close()
+
+
+def _in_use(address: Address) -> EngineError:
+    return EngineError(
+        f"{address.path} is in use; stop all programs that use it, the server too ('tenure doctor "
+        f"--url sqlite:///{address.path}' names them), and restore it then"
+    )
+
+
+def _open_alone(address: Address) -> tuple[sqlite3.Connection, _Lost]:
+    """Open the store under SQLite's exclusive lock, and see what it says of the lost future."""
+    store = sqlite3.connect(
+        f"file:{quote(address.path)}?mode=rw", uri=True, timeout=0.0, isolation_level=None
+    )
+    try:
+        # The lock is taken by the first read, and kept until the connection is closed. To leave the
+        # log, SQLite copies it into the database and removes its files.
+        store.execute("PRAGMA locking_mode = EXCLUSIVE")
+        store.execute("PRAGMA synchronous = EXTRA")
+        store.execute("PRAGMA journal_mode = DELETE")
+        store.execute("BEGIN EXCLUSIVE")
+        lost = _look_at(store, address)
+        store.execute("COMMIT")
+    except BaseException as error:
+        store.close()
+        if schema.is_busy(error):
+            raise _in_use(address) from error
+        raise
+    return store, lost
+
+
+def _look_at(store: sqlite3.Connection, address: Address) -> _Lost:
+    (application,) = store.execute("PRAGMA application_id").fetchone()
+    if application != schema.APPLICATION_ID:
+        tables = store.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if application not in {0, schema.BACKUP_ID} or (tables and not application):
+            raise EngineError(
+                f"{address.path} is another program's SQLite database; name another file"
+            )
+        return _NOTHING
+    order_id, session_id = store.execute(
+        "SELECT last_order_id, last_session_id FROM meta"
+    ).fetchone()
+    (version,) = store.execute("PRAGMA user_version").fetchone()
+    if version < 3:
+        return replace(_NOTHING, last_order_id=order_id, last_session_id=session_id)
+    identity, window, owed, durable, boot = store.execute(
+        "SELECT identity, longest_window, quarantine, durable, boot FROM meta"
+    ).fetchone()
+    is_complete = bool(durable) or boot == boot_id()
+    return _Lost(identity, order_id, session_id, window, owed, is_complete)
+
+
+def _move_away(path: str) -> str:
+    """Move a damaged store away with SQLite's files; the database itself last."""
+    moved = f"{path}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S}"
+    with system_error(f"cannot move {path} away"):
+        for suffix in ("-wal", "-shm", "-journal", ""):
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(path + suffix, moved + suffix)
+    return moved
+
+
+# The content
+
+
+def _statements() -> Iterator[str]:
+    for table in ("participants", "sessions", "requests", "watches", "news"):
+        yield f"DELETE FROM {table}"  # noqa: S608  ours
+    yield "UPDATE nodes SET sessions = 0"
+    yield "UPDATE semaphores SET held = 0, whole = 0"
+    yield (
+        "DELETE FROM contents WHERE NOT EXISTS (SELECT 1 FROM semaphores AS m "
+        "WHERE m.node = contents.node AND m.name = contents.name)"
+    )
+    yield f"PRAGMA application_id = {schema.APPLICATION_ID}"
+
+
+def _prepare(
+    content: sqlite3.Connection, lost: _Lost, asked: float | None
+) -> tuple[float, float, str]:
+    """Turn a backup into a store; return its time, the quarantine, and how that is known."""
+    identity, saved_at, window, owed, order_id, session_id = content.execute(
+        "SELECT identity, saved_at, longest_window, quarantine, last_order_id, last_session_id "
+        "FROM meta"
+    ).fetchone()
+    longest = max(window, lost.longest_window)
+    if asked is not None:
+        seconds, reason = asked, "as asked for"
+    elif lost.knows_all_since(identity):
+        seconds = max(longest, owed, lost.quarantine)
+        reason = "the longest recovery window that the replaced store ever gave"
+    else:
+        seconds = MAX_WINDOW
+        reason = (
+            "the longest recovery window that there can be, since what was given after the backup "
+            "is not known"
+        )
+    order_id, session_id = _numbers(order_id, session_id, lost, time.time(), saved_at)
+    content.execute("BEGIN")
+    for statement in _statements():
+        content.execute(statement)
+    content.execute(
+        "UPDATE meta SET boot = '', watches = 0, quarantined_until = 0, saved_at = 0, "
+        "quarantine = ?, longest_window = ?, last_order_id = ?, last_session_id = ?",
+        (seconds, longest, order_id, session_id),
+    )
+    content.execute("COMMIT")
+    return saved_at, seconds, reason
+
+
+def _numbers(
+    order_id: int, session_id: int, lost: _Lost, now: float, saved_at: float
+) -> tuple[int, int]:
+    """The last numbers of requests and sessions, above all that can have been given out.
+
+    A token was at least the wall clock's microseconds, else one more than the last one: since the
+    backup, a store gave out fewer than one in a microsecond. Sessions are numbered one by one. Both
+    hold for several restores of one backup as well, as long as the clock is not set back between
+    them. What the replaced store knows holds whatever the clock says.
+    """
+    age = max(0.0, now - saved_at)
+    tokens = max(order_id + int(age * _TOKENS_PER_SECOND), int(now * _TOKENS_PER_SECOND)) + _SLACK
+    sessions = session_id + int(age * _SESSIONS_PER_SECOND) + _MORE_SESSIONS
+    return max(tokens, lost.last_order_id), max(sessions, lost.last_session_id)
