@@ -64,8 +64,8 @@ class LazyGroup(CommandGroup):
         "session": ("tenure.cli.admin", "session", "Look at sessions, and end them."),
         "evict": ("tenure.cli.admin", "evict", "Take one owner or waiter away from NAME."),
         "doctor": ("tenure.cli.doctor", "doctor", "Examine the store, and try it out."),
-        "backup": ("tenure.cli.backup", "backup", "Write a backup of the store."),
-        "restore": ("tenure.cli.backup", "restore", "Make a store from a backup."),
+        "backup": ("tenure.cli.backup", "backup", "Write a backup of the store into FILE."),
+        "restore": ("tenure.cli.backup", "restore", "Make a store from the backup FILE."),
         "serve": ("tenure.cli.serve", "serve", "Put a store on the network."),
         "dflockd": (
             "tenure.cli.dflockd",
