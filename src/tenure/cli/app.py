@@ -67,6 +67,7 @@ class LazyGroup(CommandGroup):
         "backup": ("tenure.cli.backup", "backup", "Write a backup of the store into FILE."),
         "restore": ("tenure.cli.backup", "restore", "Make a store from the backup FILE."),
         "serve": ("tenure.cli.serve", "serve", "Put a store on the network."),
+        "token": ("tenure.cli.token", "token", "Make, list and revoke a server's tokens."),
         "dflockd": (
             "tenure.cli.dflockd",
             "dflockd",

@@ -106,8 +106,8 @@ SETTINGS: tuple[Setting, ...] = (
         "auth-token-file",
         "file",
         "FILE",
-        "The tokens of which a client must show one: one on each line, or named ones in TOML. "
-        "Read again on SIGHUP.",
+        "The tokens of which a client must show one: as 'tenure token' writes them, or one on "
+        "each line. Read again on SIGHUP.",
     ),
     Setting(
         "database",

@@ -16,8 +16,8 @@
       [uids.1000]
 
 The file contains a hash of each named token, so that a copy of the file opens nothing. One round of
-SHA-256 without a salt is enough here, unlike for passwords: a token has 256 random bits, which
-nobody can enumerate, with or without a table of hashes.
+SHA-256 without a salt is enough here, unlike for passwords: ``tenure token new`` draws 256 random
+bits, which no attacker can enumerate, with or without a table of hashes.
 
 No message contains a token.
 """
@@ -168,8 +168,8 @@ def _parse_plain(text: str, path: str) -> list[Token]:
         tokens[token] = number
     if not tokens:
         raise InvalidArgument(
-            f"the token file {path} has no token; write one on each line, made for example with "
-            "'openssl rand -hex 32', or leave the file out to let every client in"
+            f"the token file {path} has no token; make one with 'tenure token new NAME --file "
+            f"{path}', or leave the file out to let every client in"
         )
     return [Token.plain(token, f"line {number}") for token, number in tokens.items()]
 
