@@ -104,3 +104,25 @@ async def test_dflockds_clients_that_connect_at_once_come_in(tmp_path: Path, *, 
             replies = await asyncio.gather(*(come_in() for _ in range(number)))
         assert replies == [b"ok\n"] * number
         assert await server.end() == 0
+
+
+async def test_a_page_of_another_site_takes_no_lock(tmp_path: Path) -> None:
+    listen = ["tenure://127.0.0.1:0", "dflockd://127.0.0.1:0"]
+    async with serving(tmp_path, listen=listen) as server:
+        for number in range(2):
+            port = port_of(server, number)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(
+                b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: https://evil.example\r\n"
+                b"Content-Type: text/plain\r\nContent-Length: 12\r\n\r\nl\nstolen\n600\n"
+            )
+            async with asyncio.timeout(PATIENCE):
+                assert (await reader.read()).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+            writer.close()
+        async with (
+            tenure.connect(f"dflockd://127.0.0.1:{port_of(server, 1)}") as client,
+            client.mutex("stolen").lock(timeout=PATIENCE),
+        ):
+            pass
+        assert await server.end() == 0
+    assert len(server.told("an HTTP client at a port that does not serve HTTP")) == 2

@@ -96,7 +96,6 @@ HELLO = Hello(1, 1, [], "", b"program")
     ("said", "complaint"),
     [
         ([b"\x00\x00\x00\x02\xc1\xc1"], "cannot read"),
-        ([b"GET / HTTP/1.1\r\n\r\n"], "a message of"),
         ([frame(ListNodes(1))], "first message is Hello"),
         ([struct.pack(">I", 20_000)], "a message of 20000 bytes was announced"),
         ([frame(Hello(1, 1, [], "", b""))], "1 to 64 bytes"),
@@ -107,7 +106,7 @@ HELLO = Hello(1, 1, [], "", b"program")
             [frame(HELLO), *(frame(Attach(n, 1, "new", "/default", 9.0)) for n in (1, 2))],
             "channel 1",
         ),
-        ([frame(HELLO), struct.pack(">I", 3 << 20)], "2097152 are the most"),
+        ([frame(HELLO), struct.pack(">I", 5 << 20)], "4194304 are the most"),
         ([frame(HELLO), b"\x00\x00\x00\x03\x92\x63\x01"], "cannot read"),
         ([frame(HELLO), b"\x00\x00\x00\x05" + b"\x91" * 5], "cannot read"),
         ([frame(HELLO), b"\x00\x00\x20\x00" + b"\x91" * 0x2000], "cannot read"),
@@ -181,6 +180,32 @@ def test_any_messages_in_any_order_harm_nobody(messages: list[Struct], cut: bool
             assert (counts.sessions.taken, listener.hosting.sessions) == (0, {})
 
     run(abuse(), clock)
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "event"),
+    [
+        (
+            b"POST / HTTP/1.1\r\nHost: 127.0.0.1:7070\r\n\r\n",
+            b"HTTP/1.1 400 Bad Request\r\n",
+            "an HTTP client at a port that does not serve HTTP",
+        ),
+        (b"\x16\x03\x01\x02\x00\x01\x00", b"", "a TLS client at a port without TLS"),
+    ],
+)
+async def test_clients_of_other_protocols_are_sent_away(
+    said: bytes, answer: bytes, event: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
+        writer.write(said)
+        async with asyncio.timeout(60):
+            heard = await reader.read()
+        assert heard.startswith(answer)
+        assert bool(heard) is bool(answer)
+        writer.close()
+        await writer.wait_closed()
+    assert any(event in each for each in lines(caplog))
 
 
 # --- too much ------------------------------------------------------------------------------

@@ -32,9 +32,10 @@ from msgspec import DecodeError, Struct
 from tenure.errors import EngineError, EngineUnavailable, InvalidArgument, TenureError
 from tenure.server.accept import Greeting
 from tenure.server.context import Context
+from tenure.server.foreign import Foreign, explain, foreign, http_answer
 from tenure.server.limits import LimitReached
 from tenure.wire.errors import to_wire
-from tenure.wire.frames import FrameReader, FrameWriter
+from tenure.wire.frames import HEADER_BYTES, FrameReader, FrameTooLong, FrameWriter
 from tenure.wire.messages import GREETING_BYTES, Bye, Failed, client_message
 
 __all__ = ["HEARTBEAT", "OutOfOrder", "Stage", "Stream"]
@@ -45,6 +46,8 @@ HEARTBEAT = 5.0
 _TURN = 256  # messages of one connection that are carried out before others have their turn
 _FAREWELL = 5.0  # seconds for a client to read why it is sent away
 _MUCH = 512  # bytes that are written before the turn is over: several answers
+
+_HTTP_ANSWER = http_answer("tenure's native protocol")
 
 _decode = client_message().decode
 
@@ -213,9 +216,24 @@ class Stream(asyncio.Protocol, ABC):
 
     def _refuse_to_go_on(self, error: Exception) -> None:
         """What arrives makes no sense: the client is told, and nothing more is read from it."""
+        if self.stage is Stage.GREETING and isinstance(error, FrameTooLong):
+            found = foreign(error.length.to_bytes(HEADER_BYTES, "big"))
+            if found is not None:
+                self._send_away(found)
+                return
         what = str(error) or type(error).__name__
         self._context.log(logging.WARNING, "bad message", peer=self.peer, why=what)
         self.bye(InvalidArgument(f"the server cannot read what this client sends: {what}"))
+
+    def _send_away(self, found: Foreign) -> None:
+        """Close a connection whose client speaks another protocol."""
+        self._context.log(logging.WARNING, explain(found), peer=self.peer)
+        assert self._transport is not None
+        self.stage = Stage.LEAVING
+        self._deadline = self._now() + _FAREWELL
+        if found == "HTTP":
+            self._transport.write(_HTTP_ANSWER)
+        self._transport.close()
 
     def begun(self) -> None:
         """An operation is under way."""

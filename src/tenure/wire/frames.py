@@ -13,7 +13,7 @@ from struct import Struct as Layout
 from msgspec import DecodeError, Struct
 from msgspec.msgpack import Encoder
 
-__all__ = ["HEADER_BYTES", "BadFrame", "FrameReader", "FrameWriter"]
+__all__ = ["HEADER_BYTES", "BadFrame", "FrameReader", "FrameTooLong", "FrameWriter"]
 
 _LENGTH = Layout(">I")
 HEADER_BYTES = _LENGTH.size
@@ -21,6 +21,18 @@ HEADER_BYTES = _LENGTH.size
 
 class BadFrame(DecodeError):
     """What arrives cannot be read on from here: the connection is of no more use."""
+
+
+class FrameTooLong(BadFrame):
+    """A frame of more bytes than the reader accepts is announced.
+
+    Attributes:
+        length: of the frame.
+    """
+
+    def __init__(self, length: int, largest: int) -> None:
+        super().__init__(f"a message of {length} bytes was announced, and {largest} are the most")
+        self.length = length
 
 
 class FrameReader:
@@ -50,7 +62,7 @@ class FrameReader:
         is read for every frame, so that who reads one may change it for the next.
 
         Raises:
-            BadFrame: a frame is longer than `largest`; those before it have been given.
+            FrameTooLong: a frame is longer than `largest`; those before it have been given.
         """
         length = len(data) - HEADER_BYTES
         if (
@@ -74,9 +86,7 @@ class FrameReader:
         while end - here >= HEADER_BYTES:
             (length,) = _LENGTH.unpack_from(view, here)
             if length > self.largest:
-                raise BadFrame(
-                    f"a message of {length} bytes was announced, and {self.largest} are the most"
-                )
+                raise FrameTooLong(length, self.largest)
             needed = HEADER_BYTES + length
             if end - here < needed:
                 break

@@ -271,6 +271,60 @@ async def test_a_session_for_one_connection_too_many_is_refused(
         token_of(await second.asks("l", "other", "0"))
 
 
+# Clients of other protocols
+
+REQUEST = b"POST / HTTP/1.1\r\nHost: 127.0.0.1:6388\r\nContent-Type: text/plain\r\n\r\n"
+BODY = b"l\njob\n0\n"
+LONG_URL = b"GET /" + b"x" * 4000 + b" HTTP/1.1\r\nHost: 127.0.0.1:6388\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [REQUEST + BODY],
+        [REQUEST, BODY],
+        [REQUEST[:2], REQUEST[2:] + BODY],
+        [b"ping\n_\n_\n", REQUEST + BODY],
+        [b"GET / HTTP/1.0\r\n\r\n"],
+        [b"PUT / HTTP/1.1\nHost: a\n\n", BODY],
+        [LONG_URL],
+    ],
+)
+@pytest.mark.parametrize("token", [False, True])
+async def test_an_http_request_is_answered_as_one_and_takes_no_lock(
+    clock: VirtualClock,
+    engine: Engine,
+    caplog: pytest.LogCaptureFixture,
+    pieces: list[bytes],
+    token: bool,
+) -> None:
+    authenticator = Authenticator({TOKEN: "test"} if token else {})
+    async with serving(clock, engine=engine, authenticator=authenticator) as listener:
+        client = Client(listener)
+        for piece in pieces:
+            if client.connection._transport is not None and client.reading:
+                client.connection.data_received(piece)
+        heard = await client.hears()
+        assert client.is_closed()
+        if not token or pieces[0][:4] in {b"POST", b"GET ", b"PUT "}:
+            assert "HTTP/1.1 400 Bad Request\r\n" in heard
+            assert heard.endswith("It does not serve HTTP.\n")
+            assert "an HTTP client at a port" in caplog.text
+        assert not listener.locks.keys
+
+
+async def test_a_tls_client_at_a_port_without_tls_is_named_in_the_log(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(clock) as listener:
+        client = Client(listener)
+        client.say(b"\x16\x03\x01\x02\x00\x01\nl\njob\n0\n")
+        assert await client.hears() == ""
+        assert client.is_closed()
+        assert not listener.locks.keys
+    assert "a TLS client at a port without TLS" in caplog.text
+
+
 # Tokens of the server
 
 

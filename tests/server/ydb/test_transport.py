@@ -328,6 +328,13 @@ async def test_connections_are_limited() -> None:
         assert refused["limit"] == "connections"
 
 
+async def test_a_tls_client_at_a_port_without_tls_is_named_in_the_log() -> None:
+    async with serving() as server, connected(server) as (reader, writer):
+        writer.write(b"\x16\x03\x01\x02\x00\x01" + bytes(507))
+        await cut_off(reader)
+        assert "a TLS client at a port without TLS" in server.lines.events()
+
+
 async def test_a_silent_connection_yields_its_slot_and_is_sent_goaway() -> None:
     async with (
         serving(limits=Limits(greetings=1)) as server,

@@ -18,6 +18,7 @@ from typing import Any
 
 from tenure.server.context import Context
 from tenure.server.dflockd.claims import WAITING, Claim
+from tenure.server.foreign import Foreign, explain, foreign, http_answer, is_http
 from tenure.wire.lines.replies import ERROR
 from tenure.wire.lines.requests import RawRequest, RequestReader
 
@@ -27,6 +28,8 @@ _TURN = 8 * 1024  # bytes that are carried out before others have their turn
 _LONG = 1024  # bytes of a reply that does not wait for others
 _MUCH = 64 * 1024  # unread bytes with which it is not read from
 _TOO_MUCH = 512 * 1024  # unread bytes of a client that waits for a lock
+
+_HTTP_ANSWER = http_answer("dflockd's protocol")
 
 
 class Stream(asyncio.Protocol):
@@ -45,6 +48,7 @@ class Stream(asyncio.Protocol):
         "_busy",
         "_commands",
         "_context",
+        "_fresh",
         "_going_on",
         "_heard_at",
         "_lines",
@@ -81,6 +85,7 @@ class Stream(asyncio.Protocol):
         self._unread = bytearray()  # arrived behind them
         self._reading = True
         self._special = True  # it is greeting or leaving
+        self._fresh = True  # nothing has come but single requests
         self._over = False  # its client says nothing more
         self._heard_at = self._now()
         self._lines = 0
@@ -129,7 +134,7 @@ class Stream(asyncio.Protocol):
         self._lines = -1
         name, key, argument = self._request = request
         command = self._commands.get(name)
-        reply = ERROR if command is None else command(self, key, argument, now)
+        reply = self._unknown(name) if command is None else command(self, key, argument, now)
         if reply is None:
             self._busy = True
         elif self._transport is not None:
@@ -137,6 +142,11 @@ class Stream(asyncio.Protocol):
 
     def _receive(self, data: bytes) -> None:
         """What arrives when it cannot simply be carried out."""
+        if self._fresh:
+            self._fresh = False
+            if (found := foreign(data)) is not None:
+                self._send_away(found)
+                return
         if self._busy or self._requests or self._unread or len(data) > _TURN:
             self._unread += data
             if self._awaited is not None and len(self._unread) > _TOO_MUCH:
@@ -148,7 +158,20 @@ class Stream(asyncio.Protocol):
         else:
             self._take(self._reader.feed(data))
 
+    def _send_away(self, found: Foreign) -> None:
+        """Close a connection whose client speaks another protocol: nothing is carried out."""
+        self._context.log(logging.WARNING, explain(found), peer=self.peer)
+        self._busy = True
+        self.leave(_HTTP_ANSWER if found == "HTTP" else b"")
+
     # Carrying out
+
+    def _unknown(self, command: str) -> bytes | None:
+        """The reply to a command that there is not."""
+        if not is_http(command):
+            return ERROR
+        self._send_away("HTTP")
+        return None
 
     def _take(self, requests: list[RawRequest]) -> None:
         """Carry out what has been read, as far as can be."""
@@ -166,7 +189,10 @@ class Stream(asyncio.Protocol):
         while requests and not self._busy and self._blocked_at is None:
             self._request = request = requests.popleft()
             command = self._commands.get(request[0])
-            reply = ERROR if command is None else command(self, request[1], request[2], now)
+            if command is None:
+                reply = self._unknown(request[0])
+            else:
+                reply = command(self, request[1], request[2], now)
             if reply is None:
                 self._busy = True
             else:

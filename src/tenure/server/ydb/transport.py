@@ -37,6 +37,7 @@ from h2.settings import SettingCodes, Settings
 
 from tenure.server.auth import ANONYMOUS, Identity, Verdict, peer_of
 from tenure.server.auth.peer import UNKNOWN_PEER
+from tenure.server.foreign import explain, foreign
 from tenure.server.limits import LimitReached
 from tenure.server.ydb.calls import Call, GrpcError, Method
 from tenure.server.ydb.departures import Departures
@@ -148,12 +149,12 @@ class Connection(H2Protocol, AbstractHandler):
             return
         if (length := self._frames.too_long(data)) is not None:
             self._h2.close_connection(ErrorCodes.FRAME_SIZE_ERROR)
-            self._end_badly(f"a frame of {length} bytes")
+            self._end_badly(f"a frame of {length} bytes", data)
             return
         try:
             events = self.http2.feed(data)
         except (H2Error, ValueError) as error:  # the second from headers that are not ASCII
-            self._end_badly(str(error))
+            self._end_badly(str(error), data)
             return
         self.http2.flush()
         for event in events:
@@ -163,8 +164,11 @@ class Connection(H2Protocol, AbstractHandler):
         if self.is_open:
             self.http2.flush()
 
-    def _end_badly(self, reason: str) -> None:
-        self.log(logging.WARNING, "not HTTP/2 as it should be", reason=reason)
+    def _end_badly(self, reason: str, data: bytes) -> None:
+        if foreign(data) == "TLS":
+            self.log(logging.WARNING, explain("TLS"))
+        else:
+            self.log(logging.WARNING, "not HTTP/2 as it should be", reason=reason)
         self.http2.flush()  # says so to the client
         self.processor.close("protocol error")
 

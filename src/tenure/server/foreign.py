@@ -1,0 +1,58 @@
+"""Clients of other protocols: browsers, and TLS clients at a port without TLS.
+
+A page of any site can have a browser send a request to a port of its user's machine. The lines of
+its body would be commands of a protocol of lines, so the connection is closed at the first line.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+__all__ = ["Foreign", "explain", "foreign", "http_answer", "is_http"]
+
+Foreign: TypeAlias = Literal["HTTP", "TLS"]
+
+_METHODS = frozenset(
+    each.encode()[:4]
+    for each in (
+        "GET ",
+        "POST",
+        "HEAD",
+        "PUT ",
+        "OPTIONS",
+        "DELETE",
+        "PATCH",
+        "CONNECT",
+        "TRACE",
+        "PRI ",  # of HTTP/2
+    )
+)
+
+
+def foreign(start: bytes) -> Foreign | None:
+    """Return the protocol whose connections begin with these bytes, if four of them tell."""
+    if start[:2] == b"\x16\x03":
+        return "TLS"
+    return "HTTP" if start[:4] in _METHODS else None
+
+
+def is_http(line: str) -> bool:
+    """Return whether a line is the first one of an HTTP request."""
+    return line.rpartition(" ")[2].startswith("HTTP/")
+
+
+def explain(found: Foreign) -> str:
+    """Return the words of the log for a client that speaks another protocol."""
+    if found == "TLS":
+        return "a TLS client at a port without TLS"
+    return "an HTTP client at a port that does not serve HTTP"
+
+
+def http_answer(protocol: str) -> bytes:
+    """Return the answer to an HTTP request at a port of another protocol."""
+    text = f"This port of a tenure server is for {protocol}. It does not serve HTTP.\n".encode()
+    head = (
+        "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\n"
+        f"Content-Length: {len(text)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + text
