@@ -1,12 +1,15 @@
-"""`tenure dflockd`: a server for dflockd's clients, told what to do as dflockd's own is told."""
+"""`tenure dflockd`: a server for dflockd's clients, with the command line of dflockd's own."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import click
 
+from tenure import __version__
 from tenure.cli.mistakes import Mistake
 from tenure.cli.output import safe
 from tenure.cli.serve import run_server
@@ -16,6 +19,40 @@ from tenure.server.dflockd.flags import FLAGS, settings_of
 from tenure.server.settings import Wrong
 
 __all__ = ["dflockd"]
+
+
+_SWITCHES = [flag.name for flag in FLAGS if flag.kind == "switch"]
+_WITHOUT_VALUE = {
+    "-h",
+    "--help",
+    "--version",
+    *(f"--{name}" for name in _SWITCHES),
+    *(f"--no-{name}" for name in _SWITCHES),
+}
+
+
+class _OneDashOrTwo(click.Command):
+    """A command whose options may be written with one dash, as Go's programs accept them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        options = {option for each in self.get_params(ctx) for option in each.opts}
+        return super().parse_args(ctx, list(_with_two_dashes(args, options)))
+
+
+def _with_two_dashes(args: Sequence[str], options: Collection[str]) -> Iterator[str]:
+    """Write the options among `args` with two dashes; their values are left alone."""
+    rest = iter(args)
+    for word in rest:
+        if word == "--":
+            yield word
+            break
+        option, equals, value = word.partition("=")
+        if f"-{option}" in options:
+            option = f"-{option}"
+        yield f"{option}{equals}{value}"
+        if option in options and option not in _WITHOUT_VALUE and not equals:
+            yield from islice(rest, 1)
+    yield from rest
 
 
 def _flags(command: Any) -> Any:
@@ -37,13 +74,16 @@ def _flags(command: Any) -> Any:
 
 
 @click.command(
+    cls=_OneDashOrTwo,
     epilog="Every flag is also a variable, as of dflockd's own server: DFLOCKD_PORT, "
-    "DFLOCKD_DEFAULT_LEASE_TTL_S. A flag counts more than its variable. docs/dflockd.md tells more."
+    "DFLOCKD_DEFAULT_LEASE_TTL_S. A flag counts more than its variable, and may have one dash. "
+    "docs/dflockd.md tells more.",
 )
 @_flags
 @click.option("--store", metavar="URL", help="Where the locks are kept; as of 'tenure serve'.")
 @click.option("--node", metavar="PATH", default="/dflockd", help="Their node.  [/dflockd]")
 @click.option("--log-format", metavar="text|json", help="How the log is written.  [text]")
+@click.version_option(__version__, "--version", message="%(version)s")
 def dflockd(store: str | None, node: str, log_format: str | None, **given: Any) -> int:
     """Serve dflockd's clients, in the place of its own server.
 
@@ -56,9 +96,12 @@ def dflockd(store: str | None, node: str, log_format: str | None, **given: Any) 
     for flag in FLAGS:
         name = flag.name.replace("-", "_")
         typed[flag.name] = "false" if given.get(f"no_{name}") else given[name]
+    ignored: list[str] = []
     try:
-        settings = settings_of(typed, os.environ, store=store, node=node, log_format=log_format)
-        return run_server(settings)
+        settings = settings_of(
+            typed, os.environ, store=store, node=node, log_format=log_format, ignore=ignored.append
+        )
+        return run_server(settings, ignored)
     except Wrong as wrong:
         for fault in wrong.faults[:-1]:
             click.echo(f"tenure: {safe(fault)}", err=True)

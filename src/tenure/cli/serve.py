@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -113,8 +113,12 @@ def serve(config: str | None, *, check: bool, as_json: bool, **options: Any) -> 
         raise Mistake(Status.USAGE, safe(wrong.faults[-1])) from None
 
 
-def run_server(settings: Settings) -> int:
-    """Serve until a signal ends it; returns the exit code."""
+def run_server(settings: Settings, cautions: Sequence[str] = ()) -> int:
+    """Serve until a signal ends it; returns the exit code.
+
+    Args:
+        cautions: what is logged first, as warnings.
+    """
     from tenure.server.log import LOGGER, log_uncaught, set_up, tell
     from tenure.server.log_writer import open_standard_files
     from tenure.server.process import run
@@ -122,6 +126,8 @@ def run_server(settings: Settings) -> int:
     open_standard_files()
     handler = set_up(settings.log_format, settings.log_level, _STDERR)
     log_uncaught()
+    for caution in cautions:
+        tell(LOGGER, logging.WARNING, "take care", found=caution)
     try:
         ending = run(settings, os.environ)
     except TenureError as error:

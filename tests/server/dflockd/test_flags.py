@@ -104,6 +104,49 @@ def test_what_is_wrong_is_told(flags: dict[str, str], said: str) -> None:
     assert said in str(wrong.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("PORT", "x"),
+        ("PORT", "1_0"),
+        ("PORT", " 7000"),
+        ("MAX_LOCKS", "12.5"),
+        ("READ_TIMEOUT_S", "5s"),
+        ("GC_LOOP_SLEEP", "often"),
+        ("GC_INTERVAL_S", "often"),
+        ("AUTO_RELEASE_ON_DISCONNECT", "off"),
+        ("DEBUG", "on"),
+    ],
+)
+def test_a_variable_that_cannot_be_parsed_is_ignored_with_a_warning(name: str, text: str) -> None:
+    ignored: list[str] = []
+    settings = settings_of(
+        {},
+        {f"DFLOCKD_{name}": text},
+        store="memory://",
+        node="/dflockd",
+        log_format=None,
+        ignore=ignored.append,
+    )
+    default = told()
+    assert (settings.dflockd, settings.listen, settings.log_level) == (
+        default.dflockd,
+        default.listen,
+        default.log_level,
+    )
+    (sentence,) = ignored
+    assert sentence.startswith(f"DFLOCKD_{name} is ignored: it is ")
+    assert repr(text) in sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("MAX_LOCKS", "0"), ("PORT", "65536"), ("PORT", "-1"), ("PORT", "9" * 19)]
+)
+def test_a_variable_that_is_out_of_range_is_a_fault(name: str, text: str) -> None:
+    with pytest.raises(Wrong, match=f"DFLOCKD_{name} is a whole number"):
+        told(**{f"DFLOCKD_{name}": text})
+
+
 def test_every_flag_has_a_variable() -> None:
     assert all(each.variables for each in FLAGS)
     assert len({each.name for each in FLAGS}) == 18

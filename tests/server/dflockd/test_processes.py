@@ -181,6 +181,43 @@ async def test_as_dflockds_command(tmp_path: Path) -> None:
         assert b"secret" not in server.raw
 
 
+async def test_as_a_program_in_go_is_called(tmp_path: Path) -> None:
+    words = ["-port=0", "-host", "127.0.0.1", "-debug", "-auto-release-on-disconnect=false"]
+    words += ["-max-locks", "1", "-store", "memory://"]
+    environment = {"DFLOCKD_MAX_LOCKS": "many", "DFLOCKD_READ_TIMEOUT_S": "23s"}
+    async with launched(tmp_path, *words, environment=environment, command=DFLOCKD) as server:
+        await server.until("ready")
+        ignored = [line["found"] for line in server.told("take care")]
+        assert "DFLOCKD_READ_TIMEOUT_S is ignored: it is a whole number, not '23s'" in ignored
+        async with talking(port_of(server)) as holder:
+            await holder.token("l", "job", "0")
+            assert await holder.ask("l", "other", "0") == "error_max_locks"
+        async with talking(port_of(server)) as client:
+            assert await client.ask("l", "job", "0") == "timeout"
+        assert await server.end() == 0
+
+
+@pytest.mark.parametrize("word", ["-version", "--version"])
+def test_its_version(tmp_path: Path, word: str) -> None:
+    done = subprocess.run(
+        [*DFLOCKD, word], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    assert done.stdout == f"{tenure.__version__}\n"
+
+
+def test_a_flag_with_one_dash_may_be_a_value(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*DFLOCKD, "-host", "-debug", "-port", "0"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 78
+    assert "'-debug' is not the name" in done.stderr
+
+
 def test_what_it_is_told_wrong(tmp_path: Path) -> None:
     done = subprocess.run(
         [*DFLOCKD, "--port", "x"],

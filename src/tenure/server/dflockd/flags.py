@@ -1,11 +1,12 @@
 """The flags and variables of a dflockd server, and what they amount to here.
 
 A flag counts more than its variable. Versions 1 and 2 call two variables differently; both names
-are read.
+are read. As in version 1, a variable that cannot be parsed is ignored; what is out of range is not.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -21,8 +22,11 @@ __all__ = ["FLAGS", "Flag", "settings_of"]
 
 Kind: TypeAlias = Literal["text", "count", "switch"]
 
-_TRUE = frozenset({"1", "t", "true", "yes", "on"})
-_FALSE = frozenset({"0", "f", "false", "no", "off"})
+_TRUE = frozenset({"1", "true", "yes"})
+_FALSE = frozenset({"0", "false", "no"})
+_TRUE_FLAGS = _TRUE | {"t", "on"}
+_FALSE_FLAGS = _FALSE | {"f", "off"}
+_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,7 @@ def settings_of(
     store: str | None,
     node: str,
     log_format: str | None,
+    ignore: Callable[[str], None] = lambda _: None,
 ) -> Settings:
     """What they amount to.
 
@@ -134,11 +139,13 @@ def settings_of(
         store: the URL of the store; ``None`` for the one that `tenure serve` has.
         node: where the locks are.
         log_format: as of `tenure serve`.
+        ignore: called with a sentence for each variable that is ignored.
 
     Raises:
         Wrong: something is.
     """
     faults: list[str] = []
+    environment = _parseable(environment, ignore)
     values = {flag.name: _value(flag, given, environment, faults) for flag in FLAGS}
     tokens = _tokens(given, values, faults)
     try:
@@ -187,6 +194,24 @@ def settings_of(
     return replace(settings, dflockd=options, tokens=tokens)
 
 
+def _parseable(environment: Mapping[str, str], ignore: Callable[[str], None]) -> dict[str, str]:
+    """The environment without the variables that dflockd would ignore."""
+    left = dict(environment)
+    for flag in FLAGS:
+        for name in flag.variables:
+            text = left.get(name)
+            if not text:
+                continue
+            if flag.kind == "count" and not _NUMBER.fullmatch(text):
+                ignore(f"{name} is ignored: it is a whole number, not {text!r}")
+            elif flag.kind == "switch" and text.lower() not in _TRUE | _FALSE:
+                ignore(f"{name} is ignored: it is true or false, not {text!r}")
+            else:
+                continue
+            del left[name]
+    return left
+
+
 def _value(
     flag: Flag, given: Mapping[str, str | None], environment: Mapping[str, str], faults: list[str]
 ) -> Any:
@@ -221,9 +246,9 @@ def _count(flag: Flag, text: str) -> int:
 
 
 def _switch(_: Flag, text: str) -> bool:
-    if text.lower() in _TRUE:
+    if text.lower() in _TRUE_FLAGS:
         return True
-    if text.lower() in _FALSE:
+    if text.lower() in _FALSE_FLAGS:
         return False
     raise ValueError(f"is true or false, not {text!r}")
 
