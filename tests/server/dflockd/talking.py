@@ -140,6 +140,9 @@ class Client(asyncio.Transport):
             if first:
                 self.connection.pause_writing()
 
+    def get_write_buffer_size(self) -> int:
+        return len(self._kept)
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
 

@@ -149,12 +149,14 @@ async def test_who_says_nothing_more_is_answered_first(clock: VirtualClock, engi
         assert token_of(await other.asks("l", "job", "0"))
 
 
-async def test_who_says_nothing_more_waits_for_nothing(clock: VirtualClock, engine: Engine) -> None:
+async def test_a_client_that_ends_while_it_waits_waits_no_more(
+    clock: VirtualClock, engine: Engine
+) -> None:
     async with serving(clock, engine=engine) as listener:
         client, other = Client(listener), Client(listener)
         token = token_of(await other.asks("l", "job", "0"))
         client.ask("l", "job", "10")
-        await client.hears()
+        await asyncio.sleep(1.5)
         client.end()
         assert await client.hears() == ""
         assert client.is_closed()
@@ -162,16 +164,54 @@ async def test_who_says_nothing_more_waits_for_nothing(clock: VirtualClock, engi
         assert token_of(await other.asks("l", "job", "0"))
 
 
-@pytest.mark.parametrize(
-    "said", ["l\njob\n600\n", "ping\n_\n_\ne\njob\n\nw\njob\n600\n", "l\njob\n600\nping\n_\n_\n"]
-)
-async def test_who_has_gone_when_its_turn_to_wait_comes_does_not_wait(
-    clock: VirtualClock, engine: Engine, said: str
+HALF_CLOSED = ["l\njob\n600\n", "ping\n_\n_\ne\njob\n\nw\njob\n600\n", "l\njob\n600\nping\n_\n_\n"]
+
+
+@pytest.mark.parametrize("auto_release", [True, False])
+@pytest.mark.parametrize("said", HALF_CLOSED)
+async def test_a_client_that_half_closes_behind_its_requests_gets_every_reply(
+    clock: VirtualClock, engine: Engine, said: str, auto_release: bool
+) -> None:
+    async with serving(clock, engine=engine, auto_release=auto_release) as listener:
+        client, other = Client(listener), Client(listener)
+        token = token_of(await other.asks("l", "job", "0"))
+        client.say(said.encode())
+        client.end()
+        before = "ok\nqueued\n" if said.startswith("ping") else ""
+        assert await client.hears() == before
+        await asyncio.sleep(20)
+        await other.asks("r", "job", token)
+        replies = (await client.hears()).splitlines()
+        token = token_of(replies[0])
+        assert replies[1:] == (["ok"] if said.endswith("ping\n_\n_\n") else [])
+        assert client.is_closed()
+        reply = await other.asks("l", "job", "0")
+        assert reply.startswith("ok ") if auto_release else reply == "timeout"
+
+
+async def test_a_client_that_half_closes_is_told_that_it_waited_in_vain(
+    clock: VirtualClock, engine: Engine
 ) -> None:
     async with serving(clock, engine=engine) as listener:
         client, other = Client(listener), Client(listener)
         token_of(await other.asks("l", "job", "0"))
-        client.say(said.encode())
+        client.say(b"l\njob\n3\nping\n_\n_\n")
+        await asyncio.sleep(0.5)
+        client.end()
+        await asyncio.sleep(3)
+        assert await client.hears() == "timeout\nok\n"
+        assert client.is_closed()
+
+
+@pytest.mark.parametrize("rest", ["x", "l\n", "l\njob\n", "l\njob\n1"])
+@pytest.mark.parametrize("said", HALF_CLOSED)
+async def test_a_client_that_ends_inside_a_request_waits_for_nothing(
+    clock: VirtualClock, engine: Engine, said: str, rest: str
+) -> None:
+    async with serving(clock, engine=engine) as listener:
+        client, other = Client(listener), Client(listener)
+        token_of(await other.asks("l", "job", "0"))
+        client.say((said + rest).encode())
         client.end()
         assert await client.hears() == ("ok\nqueued\n" if said.startswith("ping") else "")
         assert client.is_closed()

@@ -35,6 +35,7 @@ LOST = Reply("")
 """What the handlers of renewals get when the connection is lost."""
 
 _BYTES = 64 * 1024
+_BROKEN_OFF = b"_"
 _WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -267,14 +268,21 @@ class Connection:
             parted()
 
     def part(self, parted: Callable[[], None], patience: float) -> None:
-        """Say that no more will come, and call `parted` when the server has closed, too.
+        """End the input, and call `parted` when the server has closed, too.
 
         So it is known that it has given up what was on this connection. It gets so many seconds.
+        The input ends inside a request: a server that replies to half-closed connections, as
+        tenure's, does not wait for a client that breaks off.
         """
         self.users.clear()
         self._parted = parted
         self._parting = self._loop.call_later(patience, self.hang_up)
         try:
+            if not self._out:
+                with contextlib.suppress(
+                    *_WOULD_BLOCK
+                ):  # then it ends inside of what was sent before
+                    self._socket.send(_BROKEN_OFF)
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
             self.hang_up()

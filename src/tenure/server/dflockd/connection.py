@@ -8,9 +8,9 @@ after the other; a busy connection keeps what arrives, and others are not held u
 
 * **Deadlines** are looked at by `tick`: of the greeting, of the client's silence (counted from a
   line's end, and not while it is busy), of its not reading.
-* **Disconnect** (the end of what the client sends is one): its waiting is over and what it holds is
-  released at once, or kept for its lease, as `DflockdOptions.auto_release` says. A background task
-  of its own, if it has one, is cancelled.
+* **Disconnect** (the end of what the client sends may be one, see `Stream`): its waiting is over,
+  and what it holds is released at once, or kept for its lease, as `DflockdOptions.auto_release`
+  says. A background task of its own, if it has one, is cancelled.
 * **Close.** `cut_off` closes at once; `leave` after a last word.
 """
 
@@ -30,6 +30,7 @@ from tenure.server.auth import ANONYMOUS, Identity, Verdict, peer_of
 from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.dflockd.claims import ASKED, HELD, MARK, OVER, WAITING, Claim
 from tenure.server.dflockd.commands import COMMANDS
+from tenure.server.dflockd.ends import is_gone, is_read, probe
 from tenure.server.dflockd.holder import Holder, attached
 from tenure.server.dflockd.stream import Stream
 from tenure.server.limits import LimitReached
@@ -43,6 +44,8 @@ __all__ = ["Connection"]
 
 _WRONG_TOKEN_PAUSE = 0.1
 _FAREWELL = 5.0  # seconds for a client to read its last word
+_TOGETHER = 1.0  # seconds between a request and the end of input of a client that half-closes
+_DELIVERY = 0.02  # seconds between two looks whether a last reply has arrived
 
 
 class Connection(Stream):
@@ -62,6 +65,7 @@ class Connection(Stream):
         "_greeted",
         "_greeting",
         "_inside_tls",
+        "_last_grant",
         "_leaving",
         "_listener",
         "_options",
@@ -96,6 +100,7 @@ class Connection(Stream):
         self._leaving: asyncio.TimerHandle | None = None
         # What it is busy with
         self._enqueues = False  # what is awaited is a place in the queue
+        self._last_grant: Claim | None = None  # of its last wait
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -135,9 +140,15 @@ class Connection(Stream):
 
     def eof_received(self) -> bool:
         self._over = True
-        if self._awaited is not None or self._inside_tls:
+        if self._inside_tls:
+            return False  # TLS has no half-closed connections here
+        late = self._now() - self._heard_at > _TOGETHER
+        if self._awaited is not None and (late or self._is_cut_short()):
             return False
-        return self._busy or bool(self._requests or self._unread)  # then it closes after that
+        stays = self._busy or bool(self._requests or self._unread)  # then it closes after that
+        if stays and self._transport is not None:
+            probe(self._transport)
+        return stays
 
     # Being busy
 
@@ -173,6 +184,7 @@ class Connection(Stream):
         self._awaited = None
         reply = self.outcome(claim, enqueued=self._enqueues)
         if reply is not None:
+            self._last_grant = claim if claim.stage is HELD else None
             self._reply(reply)
         elif self._waits_for_nobody() and self._transport is not None:
             self._transport.close()
@@ -290,6 +302,31 @@ class Connection(Stream):
 
     # Leaving
 
+    def end(self) -> None:
+        claim = self._last_grant
+        if claim is None or self._options.auto_release:
+            self._close()
+        elif self._leaving is None:
+            self._see_to_delivery(claim, self._now() + self._options.write_timeout)
+
+    def _see_to_delivery(self, claim: Claim, until: float) -> None:
+        """Close it when the grant has arrived; release it if the client was gone before.
+
+        That is for what outlives its connection: no client would know of the grant. A client that
+        may have read it keeps it.
+        """
+        transport, now = self._transport, self._now()
+        if transport is None:
+            return
+        if is_gone(transport):
+            if claim.stage is HELD:
+                self.locks.give_up(claim, ERROR, now)
+            self.cut_off()
+        elif is_read(transport) or now >= until:
+            self._close()
+        else:
+            self._leaving = self._loop.call_later(_DELIVERY, self._see_to_delivery, claim, until)
+
     def drain(self) -> None:
         """The server ends: nobody waits any more."""
         claim = self._awaited
@@ -335,7 +372,10 @@ class Connection(Stream):
             self._transport.close()
 
     def tick(self, now: float) -> None:
-        """Look at the deadlines."""
+        """Look at the deadlines, and whether a client that has ended its input is gone."""
+        if self._over and self._busy and self._transport is not None and is_gone(self._transport):
+            self.cut_off()
+            return
         if self._leaving is not None:
             return
         if self._blocked_at is not None:

@@ -3,6 +3,9 @@
 * **Reading.** What arrives is carried out within `data_received`, so many bytes a turn. It is not
   read from while much is unread here, or while its client does not read; but while it waits for a
   lock it is, because its end must be noticed. Who sends much without end meanwhile is cut off.
+* **End of input.** A client that sends its requests and half-closes right behind them, as
+  ``printf … | nc`` does, gets every reply, also that of a wait. One that ends later, while it
+  waits, or in the middle of a request, is taken to be gone: its wait ends.
 * **Writing.** The replies of a turn are one write. While the client does not read, nothing more is
   carried out.
 * **Busy.** While a request is under way what follows it waits.
@@ -104,6 +107,10 @@ class Stream(asyncio.Protocol):
 
     def leave(self, word: bytes) -> None:
         """A last word, and then it is closed, however slowly that is read."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Close it: its client has sent all that it will, and every reply is written."""
         raise NotImplementedError
 
     def cut_off(self) -> None:
@@ -232,12 +239,21 @@ class Stream(asyncio.Protocol):
         elif self._requests or self._unread:
             self._go_on_soon()
         elif self._over and not self._busy and self._transport is not None:
-            self._transport.close()
+            self.end()
 
     def _waits_for_nobody(self) -> bool:
-        """Whether it has begun to wait for a lock when its client had gone already."""
+        """Whether it waits for a lock, and its client has ended in the middle of a request."""
         claim = self._awaited
-        return self._over and claim is not None and claim.stage is WAITING
+        waits = self._over and claim is not None and claim.stage is WAITING
+        return waits and self._is_cut_short()
+
+    def _is_cut_short(self) -> bool:
+        """Whether what has arrived ends in the middle of a request."""
+        unread = self._unread
+        if not unread:
+            return not self._reader.between
+        lines = self._reader.lines + unread.count(b"\n")
+        return lines % 3 != 0 or not unread.endswith(b"\n")
 
     def _settle_reading(self) -> None:
         full = len(self._unread) >= _MUCH and self._awaited is None
