@@ -149,7 +149,7 @@ class Door:
         self._refusal = refusal if tls is None else _alert
         self._refused: deque[socket.socket] = deque()
         self._failures = Failures("accepting a connection", context.logger)
-        self._accepting: list[asyncio.Task[None]] = []
+        self._accepting: dict[asyncio.Task[None], socket.socket] = {}
         self._arriving: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
@@ -158,7 +158,27 @@ class Door:
         for sock in self._sockets:
             sock.setblocking(False)
             sock.listen(1024)
-            self._accepting.append(loop.create_task(self._accept(sock)))
+            self._accepting[loop.create_task(self._accept(sock))] = sock
+
+    def replace(self, sockets: Sequence[socket.socket]) -> None:
+        """Accept on other sockets from now on. Connections stay, and so do handshakes."""
+        former = [each for each in self._accepting if not each.done()]
+        self._accepting = {task: self._accepting[task] for task in former}
+        self._sockets = list(sockets)
+        self.open()
+        for task in former:
+            task.add_done_callback(self._accept_last)
+            task.cancel()
+
+    def _accept_last(self, task: asyncio.Task[None]) -> None:
+        """Accept what waits on a socket that was replaced, and close it."""
+        sock = self._accepting.pop(task, None)
+        if sock is None:
+            return  # the door is closed meanwhile, and has closed it
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError), sock:  # the error says that no more wait
+            while True:
+                self._admit(loop, *sock.accept())
 
     def renew_tls(self, tls: ssl.SSLContext, *, cut_handshakes: bool) -> None:
         """Begin connections with other certificates; see `tenure.server.listener.Listener`."""
@@ -169,8 +189,9 @@ class Door:
 
     async def close(self) -> None:
         """Accept nobody any more; who has come in stays. Safe to call twice."""
-        await _ended(self._accepting)
-        for sock in self._sockets:
+        accepting, self._accepting = dict(self._accepting), {}
+        await _ended(list(accepting))
+        for sock in (*self._sockets, *accepting.values()):
             sock.close()
         self._sockets.clear()
 

@@ -3,8 +3,8 @@
 States: made ─open─► open ─drain─► draining ─aclose─► closed; and from each of them to closed.
 
 Who owns what: the listener owns its `Door` (sockets, handshakes), its connections, and one timer
-that has them look at their deadlines. It has a share in the server's `Hosting`, which owns the
-sessions.
+that has them look at their deadlines, and looks itself after the file of a Unix socket. It has a
+share in the server's `Hosting`, which owns the sessions.
 
 * **Drain.** The door is closed, and every client is told `Bye`: it attaches its sessions elsewhere,
   or here again after a restart. Who stays is served on. No session ends.
@@ -17,8 +17,7 @@ sessions.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
+import logging
 import socket
 import ssl
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ from tenure.server.context import Context
 from tenure.server.hosting import Hosting
 from tenure.server.limits import LimitReached
 from tenure.server.native_connection import Connection
-from tenure.server.sockets import bind_ports, bind_unix
+from tenure.server.sockets import SocketFile, bind_ports
 from tenure.wire.errors import to_wire
 from tenure.wire.frames import FrameWriter
 from tenure.wire.messages import GREETING_BYTES, Bye
@@ -68,7 +67,8 @@ class NativeListener:
         self._tls = tls
         self._given = list(sockets)
         self._door: Door | None = None
-        self._socket_file: tuple[int, int] | None = None  # device and inode of a Unix socket
+        self._socket_file: SocketFile | None = None  # of a Unix socket, until it drains
+        self._unreachable = False  # the log has told that its file is gone, and cannot be made
         self._connections: set[Connection] = set()
         self.farewell: EngineUnavailable | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -98,10 +98,8 @@ class NativeListener:
     async def _bind(self) -> list[socket.socket]:
         address = self._address
         if address.path:
-            bound = bind_unix(address.path, address.mode)
-            status = os.stat(address.path)
-            self._socket_file = status.st_dev, status.st_ino
-            return [bound]
+            self._socket_file = SocketFile(address.path, address.mode)
+            return [self._socket_file.bind()]
         return await bind_ports(address)
 
     def renew_tls(self, tls: ssl.SSLContext, *, cut_handshakes: bool) -> None:
@@ -115,8 +113,10 @@ class NativeListener:
     async def drain(self) -> None:
         if self._door is None:
             return
+        file, self._socket_file = self._socket_file, None
         await self._door.close()
-        self._remove_socket_file()
+        if file is not None:
+            file.remove()
         self.farewell = EngineUnavailable(f"the server at {self._url} is going to be stopped")
         for connection in list(self._connections):
             connection.say_bye(self.farewell, again=True)
@@ -134,7 +134,8 @@ class NativeListener:
         try:
             await door.aclose()
         finally:
-            self._remove_socket_file()
+            if self._socket_file is not None:
+                self._socket_file.remove()
             for connection in list(self._connections):
                 connection.cut_off()
             last = self.hosting.unshare()
@@ -142,15 +143,6 @@ class NativeListener:
             await asyncio.wait(lost)
         if last:
             await self.hosting.aclose()
-
-    def _remove_socket_file(self) -> None:
-        """Remove the file of a Unix socket, if it is this listener's still."""
-        if self._socket_file is not None:
-            mine, self._socket_file = self._socket_file, None
-            with contextlib.suppress(OSError):
-                status = os.stat(self._address.path)
-                if (status.st_dev, status.st_ino) == mine:
-                    os.unlink(self._address.path)
 
     # What connections say
 
@@ -170,6 +162,31 @@ class NativeListener:
         for connection in list(self._connections):
             with self._failures.contained():
                 connection.tick(now)
+        with self._failures.contained():
+            self._keep_socket_file()
+
+    def _keep_socket_file(self) -> None:
+        """Bind anew if the file of the Unix socket was deleted; connections stay."""
+        file, door = self._socket_file, self._door
+        if file is None or door is None or not file.is_gone():
+            return
+        try:
+            bound = file.bind(patience=0)
+        except EngineUnavailable as error:
+            if not self._unreachable:
+                self._unreachable = True
+                self.context.log(
+                    logging.ERROR,
+                    "the socket file is gone, and cannot be made anew",
+                    address=self._url,
+                    why=error,
+                )
+            return
+        self._unreachable = False
+        door.replace([bound])
+        self.context.log(
+            logging.WARNING, "the socket file was gone, and is made anew", address=self._url
+        )
 
 
 def _refusal(error: LimitReached) -> bytes:

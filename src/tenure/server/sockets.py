@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from tenure.errors import EngineUnavailable
 from tenure.server.addresses import Address
 
-__all__ = ["bind_ports", "bind_unix", "claim"]
+__all__ = ["SocketFile", "bind_ports", "bind_unix", "claim"]
 
 _PATIENCE = 1.0
 """Seconds in which a server that lives accepts a connection on its Unix socket."""
@@ -68,13 +68,71 @@ def _bind_all(
     return bound
 
 
-def bind_unix(path: str, mode: int) -> socket.socket:
+class SocketFile:
+    """File of a Unix socket that a listener has bound.
+
+    Others can delete it, as a cleaner of temporary files does. The socket lives on then, and no
+    client finds it.
+
+    Args:
+        path: where it is bound.
+        mode: its permissions.
+    """
+
+    def __init__(self, path: str, mode: int) -> None:
+        self.path = path
+        self._mode = mode
+        self._bound: tuple[int, int] | None = None  # device and inode
+
+    def bind(self, patience: float = _PATIENCE) -> socket.socket:
+        """Return a socket, bound and not yet listening.
+
+        Args:
+            patience: seconds for another server's answer, if one listens there; 0 does not wait.
+
+        Raises:
+            EngineUnavailable: another server listens there, or the path cannot be bound.
+        """
+        bound = bind_unix(self.path, self._mode, patience)
+        try:
+            self._bound = self._found()
+        except OSError as error:
+            bound.close()
+            raise _cannot(self.path, error.strerror or str(error)) from None
+        return bound
+
+    def is_gone(self) -> bool:
+        """Return whether the path has no file, or another one."""
+        try:
+            return self._found() != self._bound
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False  # it cannot be known
+
+    def remove(self) -> None:
+        """Remove the file, unless the path has another one."""
+        with contextlib.suppress(OSError):
+            if self._found() == self._bound:
+                os.unlink(self.path)
+
+    def _found(self) -> tuple[int, int]:
+        status = os.stat(self.path)
+        return status.st_dev, status.st_ino
+
+
+def bind_unix(path: str, mode: int, patience: float = _PATIENCE) -> socket.socket:
     """A Unix socket at a path, bound and not yet listening, with these permissions.
+
+    Args:
+        path: where to bind it.
+        mode: the permissions.
+        patience: seconds for another server's answer, if one listens there; 0 does not wait.
 
     Raises:
         EngineUnavailable: somebody listens there, or it cannot be bound; the message says why.
     """
-    _remove_stale(path)
+    _remove_stale(path, patience)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # Nobody can connect before listen(), and so there is time to say who may.
@@ -88,7 +146,7 @@ def bind_unix(path: str, mode: int) -> socket.socket:
     return bound
 
 
-def _remove_stale(path: str) -> None:
+def _remove_stale(path: str, patience: float) -> None:
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -98,7 +156,7 @@ def _remove_stale(path: str) -> None:
     if not stat.S_ISSOCK(mode):
         raise _cannot(path, "there is a file that is no socket; remove it, or take another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
-        trial.settimeout(_PATIENCE)
+        trial.settimeout(patience)
         try:
             trial.connect(path)
         except ConnectionRefusedError:
@@ -107,7 +165,7 @@ def _remove_stale(path: str) -> None:
             return
         except FileNotFoundError:
             return
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             pass  # a full backlog: somebody listens, and is slow
         except OSError as error:
             raise _cannot(path, error.strerror or str(error)) from None
