@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tenure.wire.frames import FrameWriter
 from tenure.wire.messages import VERSION, Hello, Ping
+from tests.hostile import http2
 from tests.hostile.target import Target
 
 __all__ = ["ATTACKS", "Attack"]
@@ -33,7 +34,9 @@ class Attack:
     @property
     def name(self) -> str:
         """The name of the attack in the table."""
-        return self.run.__name__.replace("_", "-") + ("-tls" if self.tls else "")
+        module = self.run.__module__.rpartition(".")[2]
+        name = self.run.__name__ if module == "attacks" else f"{module}_{self.run.__name__}"
+        return name.replace("_", "-") + ("-tls" if self.tls else "")
 
 
 def _native(*messages: object) -> bytes:
@@ -51,6 +54,11 @@ def native_pings(target: Target) -> None:
     target.flood("tenure", _HELLO, _native(Ping()))
 
 
+def native_first_bytes(target: Target) -> None:
+    """Begin frames that never end, on one connection after the other."""
+    target.flood("tenure", b"", lambda: [b"\x00\x00\x10\x00", b"\x00"])
+
+
 def dflockd_nonsense(target: Target) -> None:
     """Send commands that there are not."""
     target.flood("dflockd", b"", b"nonsense\nkey\n1\n")
@@ -60,6 +68,17 @@ ATTACKS: dict[str, Attack] = {
     each.name: each
     for each in (
         Attack(native_pings),
+        Attack(native_first_bytes),
         Attack(dflockd_nonsense),
+        Attack(http2.settings),
+        Attack(http2.pings),
+        Attack(http2.priorities),
+        Attack(http2.window_updates),
+        Attack(http2.empty_data),
+        Attack(http2.rapid_resets),
+        Attack(http2.continuations),
+        Attack(http2.header_lists),
+        Attack(http2.calls),
+        Attack(http2.small_messages),
     )
 }

@@ -7,7 +7,7 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -70,10 +70,12 @@ class Target:
         secured.settimeout(_SEND_TIME)
         return secured
 
-    def flood(self, listener: Listener, opening: bytes, unit: bytes | Iterable[bytes]) -> None:
+    def flood(
+        self, listener: Listener, opening: bytes, unit: bytes | Callable[[], Iterable[bytes]]
+    ) -> None:
         """Send `opening` once on a connection, then `unit` without end; when cut off, again.
 
-        An iterable is sent once for each connection, and then the connection is closed.
+        What a callable returns is sent once for each connection, and then the connection is closed.
         """
         while not self.stopped.is_set():
             try:
@@ -84,7 +86,7 @@ class Target:
                         while self.send(sock, piece):
                             pass
                     else:
-                        for each in unit:
+                        for each in unit():
                             if not self.send(sock, each):
                                 break
             except OSError:

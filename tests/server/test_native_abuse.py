@@ -22,6 +22,7 @@ from msgspec import Struct
 from tenure.engines.memory import MemoryEngine
 from tenure.errors import AuthenticationFailed, EngineUnavailable
 from tenure.server.auth import Identity, Peer
+from tenure.server.auth.authenticator import Anybody
 from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
@@ -110,6 +111,8 @@ HELLO = Hello(1, 1, [], "", b"program")
         ([frame(HELLO), b"\x00\x00\x00\x03\x92\x63\x01"], "cannot read"),
         ([frame(HELLO), b"\x00\x00\x00\x05" + b"\x91" * 5], "cannot read"),
         ([frame(HELLO), b"\x00\x00\x20\x00" + b"\x91" * 0x2000], "cannot read"),
+        ([frame(Hello(1, 1, [], "token", b"p")).replace(b"token", b"\xfftext")], "utf-8"),
+        ([frame(HELLO), frame(ListNodes(1)) * 20, b"\x00\x00\x00\x02\x91\xff"], "cannot read"),
     ],
 )
 async def test_nonsense_gets_an_answer_a_line_in_the_log_and_the_end(
@@ -125,6 +128,29 @@ async def test_nonsense_gets_an_answer_a_line_in_the_log_and_the_end(
             await client.until_lost()
         await is_well(other)
     assert any("bad message" in each or "wrong greeting" in each for each in lines(caplog))
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError])
+async def test_a_message_that_fails_unexpectedly_gets_an_answer_and_a_line_in_the_log(
+    error: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Anybody):
+        def authenticate(self, token: str, peer: Peer = UNKNOWN_PEER) -> Identity:
+            if token:
+                raise error()
+            return super().authenticate(token, peer)
+
+    async with serving(authenticator=Broken()) as listener, called(listener) as other:
+        await other.attach()
+        async with called(listener, greet=False) as client:
+            client.write(frame(Hello(1, 1, [], "token", b"p")))
+            bye = await client.hear(Bye)
+            assert "failed to carry out" in bye.error.message
+            assert bye.again
+            await client.until_lost()
+        await is_well(other)
+    (line,) = (each for each in lines(caplog) if "a message failed" in each)
+    assert repr(error()) in line
 
 
 @settings(max_examples=100)

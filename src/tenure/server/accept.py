@@ -211,7 +211,7 @@ class Door:
                 await asyncio.sleep(0)
             accepted += 1
             try:
-                connection, address = await loop.sock_accept(sock)
+                connection, address = await _accepted(loop, sock)
             except OSError as error:
                 if error.errno in _OUT_OF_RESOURCES:
                     await self._wait_for_resources(error)
@@ -311,6 +311,27 @@ class Door:
 def _alert(_: LimitReached) -> bytes:
     """Refuse a client that begins with a TLS handshake."""
     return _ALERT
+
+
+async def _accepted(
+    loop: asyncio.AbstractEventLoop, sock: socket.socket
+) -> tuple[socket.socket, object]:
+    """Accept the next connection. When this is cancelled, none has been accepted and lost."""
+    while True:
+        try:
+            return sock.accept()
+        except (BlockingIOError, InterruptedError):
+            readable = loop.create_future()
+            loop.add_reader(sock, _set, readable)
+            try:
+                await readable
+            finally:
+                loop.remove_reader(sock)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:

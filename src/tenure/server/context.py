@@ -11,6 +11,7 @@ That is the store, the limits and what counts against them, who may come in, and
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +22,7 @@ from tenure.server.admission import Admission
 from tenure.server.auth.authenticator import Anybody
 from tenure.server.auth.identity import Identity
 from tenure.server.auth.peer import UNKNOWN_PEER, Peer
+from tenure.server.budget import LoopBudget
 from tenure.server.limits import Count, LimitReached, Limits
 from tenure.server.log import tell
 from tenure.server.session_keys import SessionKeys
@@ -190,6 +192,7 @@ class Context:
     Attributes:
         counts: what there is at the moment.
         admission: the connections by source.
+        budget: shares the event loop among the connections.
         session_keys: keys of the sessions whose clients show none.
         hosting: the native protocol's sessions, while one of its listeners is open.
     """
@@ -212,6 +215,8 @@ class Context:
             limits, self.counts.connections, self.counts.greetings, engine.clock
         )
         self.session_keys = SessionKeys(engine.url)
+        now = engine.clock.now if engine.clock.virtual else time.perf_counter
+        self.budget = LoopBudget(now, logger)
         self.hosting: Hosting | None = None
 
     @property

@@ -191,6 +191,7 @@ class Connection(Stream):
             context.log(logging.WARNING, event, peer=self.peer, why=error)
             self.bye(error)
             return
+        self._share.greeted()
         self._counted = True
         self.program = hello.program
         self.identity = identity

@@ -6,9 +6,11 @@ States (`Stage`)::
         └── too late, wrong, refused ──────────────────────┘
     and from each of them to GONE, when the connection is lost or cut off
 
-* **Reading.** What arrives is carried out within `data_received`. After so many messages, while
-  too many operations are under way, and while its client does not read, it is not read from, and
-  what has been read waits.
+* **Reading.** What arrives is carried out within `data_received`, as far as the connection's share
+  of the loop's iteration goes (`tenure.server.budget`). Then, while too many operations are under
+  way, and while its client does not read, it is not read from, and what has been read waits.
+* **Failures.** A message that cannot be read, or fails unexpectedly, ends the connection with a
+  `Bye` and a line in the log.
 * **Writing.** What is said in one turn of the loop is one write. But the first thing that is said
   after the client has spoken, with nothing else under way, is written at once: it may be a grant
   that somebody waits for. While the client does not read, nothing is given to the transport; beyond
@@ -31,6 +33,7 @@ from msgspec import DecodeError, Struct
 
 from tenure.errors import EngineError, EngineUnavailable, InvalidArgument, TenureError
 from tenure.server.accept import Greeting
+from tenure.server.budget import Share
 from tenure.server.context import Context
 from tenure.server.foreign import Foreign, explain, foreign, http_answer
 from tenure.server.limits import LimitReached
@@ -43,7 +46,8 @@ __all__ = ["HEARTBEAT", "OutOfOrder", "Stage", "Stream"]
 HEARTBEAT = 5.0
 """Seconds without a message after which a client says `Ping`; three of them are silence."""
 
-_TURN = 256  # messages of one connection that are carried out before others have their turn
+_TURN = 256  # messages of one connection that are carried out in an iteration of the loop
+_LOOK = 8  # messages after which it is seen whether its share is used up
 _FAREWELL = 5.0  # seconds for a client to read why it is sent away
 _MUCH = 512  # bytes that are written before the turn is over: several answers
 
@@ -91,7 +95,7 @@ class Stream(asyncio.Protocol, ABC):
         self._behind = bytearray()  # what was read after them
         self._reading = True
         self._in_flight = 0
-        self._going_on = False
+        self._share = Share(context.budget, greeting.source, self._go_on)
         # Writing
         self._writer = FrameWriter(self._limits.output_bytes)
         self._unwritten = 0  # bytes in it
@@ -125,6 +129,7 @@ class Stream(asyncio.Protocol, ABC):
     def connection_lost(self, _exc: Exception | None) -> None:
         self.stage = Stage.GONE
         self._greeting.over()
+        self._share.close()
         self._frames = None
         self._behind.clear()
         self._let_go_on()
@@ -151,7 +156,12 @@ class Stream(asyncio.Protocol, ABC):
             self._behind += data
             return
         self._frames = self._reader.feed(data)
-        self._go_on()
+        if self._share.begin():
+            self._go_on()
+            self._share.end()
+        else:
+            self._go_on_soon()
+            self._settle_reading()
 
     # Reading
 
@@ -165,15 +175,16 @@ class Stream(asyncio.Protocol, ABC):
 
     def _go_on(self) -> None:
         """Carry out what has been read, as far as may be; and say what there is to say."""
-        self._going_on = False
         self._flushing = True  # at the end of this, whatever is said
         if self._frames is not None and self._may_go_on:
             try:
                 self._carry_out_frames()
-            except (DecodeError, RecursionError, OutOfOrder) as error:
+            except (DecodeError, OutOfOrder) as error:
                 self._refuse_to_go_on(error)
+            except Exception as error:
+                self._failed(error)
             except BaseException:
-                self.cut_off()  # a defect of the server's, which the loop will tell of
+                self.cut_off()
                 raise
         self._flush()
         if self._frames is not None or not self._reading:
@@ -184,22 +195,25 @@ class Stream(asyncio.Protocol, ABC):
         most = self._limits.operations_in_flight
         while self._frames is not None:
             for frame in self._frames:
-                self._carry_out(_decode(frame))
+                try:
+                    message = _decode(frame)
+                except (UnicodeDecodeError, RecursionError, MemoryError) as error:
+                    raise DecodeError(str(error) or "it announces more than it has") from error
+                self._carry_out(message)
                 count += 1
                 if self._in_flight >= most or self.stage > Stage.OPEN:
                     return
                 if self._blocked_at is not None:
                     return
-                if count >= _TURN:
+                if not count % _LOOK and (count >= _TURN or self._share.used_up):
                     self._go_on_soon()
                     return
             behind, self._behind = self._behind, bytearray()
             self._frames = self._reader.feed(behind) if behind else None
 
     def _go_on_soon(self) -> None:
-        if self._frames is not None and not self._going_on:
-            self._going_on = True
-            self._loop.call_soon(self._go_on)
+        if self._frames is not None:
+            self._share.queue()
 
     def _settle_reading(self) -> None:
         """Read from the client if there is nothing left to do first, and it reads too."""
@@ -234,6 +248,16 @@ class Stream(asyncio.Protocol, ABC):
         if found == "HTTP":
             self._transport.write(_HTTP_ANSWER)
         self._transport.close()
+
+    def _failed(self, error: Exception) -> None:
+        """Close the connection after a defect, or for want of memory; its client comes back."""
+        self._context.logger.error(
+            "a message failed",
+            extra={"facts": {"peer": self.peer, "error": repr(error)}},
+            exc_info=None if isinstance(error, MemoryError) else error,
+        )
+        failure = "the server failed to carry out what this client sent; its log has more"
+        self.bye(EngineUnavailable(failure), again=True)
 
     def begun(self) -> None:
         """An operation is under way."""

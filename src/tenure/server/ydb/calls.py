@@ -149,12 +149,17 @@ class Call:
 
     def _hand_out(self, receiver: Receiver) -> None:
         partial, connection = self._partial, self.connection
+        handled = 0
         while True:
             if receiver.choked or connection.overloaded:
                 connection.choked.add(self)
                 return
+            if handled and partial and connection.share.used_up:
+                connection.postpone((self,))
+                return
             if (message := self._next_message()) is not None:
                 receiver.received(message)
+                handled += 1
             elif self._unread:
                 data, ack_size = self._unread.popleft()
                 partial += data

@@ -4,13 +4,14 @@ HTTP/2 itself, its flow control included, is `grpclib.protocol`; what grpclib pu
 no bounds for what clients send and do not read, so that half is here and in
 `tenure.server.ydb.calls`. Rules:
 
-* What came is dealt with from within `data_received`; one task for each call does what has to wait.
+* What came is handled within `data_received`, as far as the connection's share of the loop's
+  iteration goes (`tenure.server.ydb.http2`). One task for each call does what has to wait.
 * **Who does not read is not read from.** While the connection's transport is full, nothing is read
   from it; while a call has much to send, or its connection has too many unanswered operations, that
   call's messages stay unread and HTTP/2's flow control tells the client. What nobody reads for
   `output_time`, or is more than `output_bytes`, ends the connection.
 * A connection that has made no authenticated call within `greeting_time` is closed.
-* Pings of HTTP/2 are answered whenever they come.
+* Pings of HTTP/2 are answered whenever they come, as long as there are not too many.
 """
 
 from __future__ import annotations
@@ -22,25 +23,21 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from grpclib.config import Configuration
 from grpclib.const import Status
 from grpclib.exceptions import StreamTerminatedError
-from grpclib.protocol import AbstractHandler, EventsProcessor, H2Protocol, Stream
-from grpclib.protocol import Connection as Http2Connection
+from grpclib.protocol import AbstractHandler, Stream
 from grpclib.utils import Wrapper
-from h2.config import H2Configuration
-from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import PingReceived
 from h2.exceptions import H2Error
-from h2.settings import SettingCodes, Settings
 
 from tenure.server.auth import ANONYMOUS, Identity, Verdict, peer_of
 from tenure.server.auth.peer import UNKNOWN_PEER
+from tenure.server.budget import Share
 from tenure.server.foreign import explain, foreign
 from tenure.server.limits import LimitReached
 from tenure.server.ydb.calls import Call, GrpcError, Method
 from tenure.server.ydb.departures import Departures
+from tenure.server.ydb.http2 import Http2Protocol
 
 if TYPE_CHECKING:
     from tenure.server.accept import Greeting
@@ -48,15 +45,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection", "refusal"]
 
-_PREFACE, _FRAME_HEADER, _LONGEST_FRAME = 24, 9, 16384  # bytes, as HTTP/2 has them
 _LINGER = 0.5  # seconds between the end of a connection's last call and its own
 _CONTENT_TYPES = frozenset({"application/grpc", "application/grpc+proto"})
-_CONFIG = Configuration().__for_server__()
-_H2_CONFIG = H2Configuration(client_side=False, header_encoding="ascii")
 _KEEP_ALIVE = (("SO_KEEPALIVE", 1), ("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 3))
 
 
-class Connection(H2Protocol, AbstractHandler):
+class Connection(Http2Protocol, AbstractHandler):
     """One client's connection.
 
     Args:
@@ -72,14 +66,8 @@ class Connection(H2Protocol, AbstractHandler):
         sessions: how many sessions are attached through it.
         departures: sessions that its client has left.
         choked: calls whose messages are not read for now.
-        pings: how many of HTTP/2's it has answered.
-        is_open: it has not been closed from either end.
         lost: set when the transport is no more.
     """
-
-    http2: Http2Connection
-    _h2: H2Connection
-    _transport: asyncio.Transport
 
     def __init__(
         self,
@@ -89,14 +77,13 @@ class Connection(H2Protocol, AbstractHandler):
         connections: set[Connection],
         tasks: set[asyncio.Task[None]],
     ) -> None:
-        super().__init__(self, _CONFIG, _H2_CONFIG)
+        super().__init__(self, Share(context.budget, greeting.source, self.go_on))
         self.context = context
         self.identity = ANONYMOUS
         self.shown = UNKNOWN_PEER
         self.sessions = 0
         self.departures = Departures()
         self.choked: set[Call] = set()
-        self.pings = 0
         self.lost = asyncio.Event()
         self._methods = methods
         self._connections = connections
@@ -110,8 +97,7 @@ class Connection(H2Protocol, AbstractHandler):
         self._greeting_timer: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._lingering: asyncio.TimerHandle | None = None
-        self._draining = self._cut_off = self.is_open = False
-        self._frames = _FrameLengths()
+        self._draining = self._cut_off = False
 
     # The transport's callbacks
 
@@ -119,63 +105,21 @@ class Connection(H2Protocol, AbstractHandler):
         self._transport = cast(asyncio.Transport, transport)
         self.shown = peer_of(transport)
         limits = self.context.limits
-        self._made = self.is_open = True
+        self._made = True
         self._greeting.displaced = self._yield_slot
         self._connections.add(self)
         self._greeting_timer = asyncio.get_running_loop().call_later(
             self._greeting.deadline - self.context.clock.now(), self._has_not_greeted
         )
         _keep_alive(transport.get_extra_info("socket"))
-        window = limits.message_bytes
-        self._h2 = H2Connection(config=_H2_CONFIG)
-        self._h2.local_settings = Settings(
-            client=False,
-            initial_values={
-                SettingCodes.MAX_CONCURRENT_STREAMS: limits.sessions_per_connection + 100,
-                SettingCodes.INITIAL_WINDOW_SIZE: window,
-                SettingCodes.MAX_HEADER_LIST_SIZE: 64 * 1024,
-            },
+        self.start_http2(
+            self._transport,
+            streams=limits.sessions_per_connection + 100,
+            window=limits.message_bytes,
         )
-        self._h2.initiate_connection()
-        self._h2.increment_flow_control_window(2 * window)
-        self.connection = self.http2 = Http2Connection(self._h2, self._transport, config=_CONFIG)
-        self.http2.flush()
-        self.http2.initialize()
-        self.processor = EventsProcessor(self, self.http2)
-        self._known_events = frozenset(self.processor.processors)
-
-    def data_received(self, data: bytes) -> None:
-        if not self.is_open:
-            return
-        if (length := self._frames.too_long(data)) is not None:
-            self._h2.close_connection(ErrorCodes.FRAME_SIZE_ERROR)
-            self._end_badly(f"a frame of {length} bytes", data)
-            return
-        try:
-            events = self.http2.feed(data)
-        except (H2Error, ValueError) as error:  # the second from headers that are not ASCII
-            self._end_badly(str(error), data)
-            return
-        self.http2.flush()
-        for event in events:
-            if type(event) in self._known_events:
-                self.processor.process(event)
-                self.pings += type(event) is PingReceived
-        if self.is_open:
-            self.http2.flush()
-
-    def _end_badly(self, reason: str, data: bytes) -> None:
-        if foreign(data) == "TLS":
-            self.log(logging.WARNING, explain("TLS"))
-        else:
-            self.log(logging.WARNING, "not HTTP/2 as it should be", reason=reason)
-        self.http2.flush()  # says so to the client
-        self.processor.close("protocol error")
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
         self._stalled = asyncio.get_running_loop().call_later(
             self.context.limits.output_time, self.cut_off, "output_time"
         )
@@ -184,13 +128,11 @@ class Connection(H2Protocol, AbstractHandler):
         super().resume_writing()
         if self._stalled is not None:
             self._stalled.cancel()
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if not self._made:
             return
-        self._made = self.is_open = False
+        self._made = False
         self.lost.set()
         self._connections.discard(self)
         self._greeting.over()
@@ -199,6 +141,12 @@ class Connection(H2Protocol, AbstractHandler):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+
+    def bad_input(self, reason: str, data: bytes) -> None:
+        if foreign(data) == "TLS":
+            self.log(logging.WARNING, explain("TLS"))
+        else:
+            self.log(logging.WARNING, "not HTTP/2 as it should be", reason=reason)
 
     # What grpclib calls
 
@@ -274,6 +222,7 @@ class Connection(H2Protocol, AbstractHandler):
             self.log(logging.WARNING, "connection refused", limit=error.limit)
             self.drain()
             raise GrpcError(Status.UNAVAILABLE, str(error)) from error
+        self.share.greeted()
         if self._greeting_timer is not None or self.identity != identity:
             self.identity = identity
             self.log(logging.DEBUG, "connection greeted", identity=identity)
@@ -291,7 +240,7 @@ class Connection(H2Protocol, AbstractHandler):
     def _yield_slot(self, error: LimitReached) -> None:
         """Close a connection without an authenticated call, because its slot is needed."""
         if self.is_open:
-            self._h2.close_connection(
+            self.h2.close_connection(
                 ErrorCodes.ENHANCE_YOUR_CALM, additional_data=str(error).encode()
             )
             self.http2.flush()
@@ -309,10 +258,8 @@ class Connection(H2Protocol, AbstractHandler):
         was_overloaded = self.overloaded
         self._operations += more
         if was_overloaded and not self.overloaded:
-            choked = list(self.choked)
-            self.choked.clear()
-            for call in choked:
-                call.more()
+            choked, self.choked = self.choked, set()
+            self.postpone(choked)
 
     def account(self, size: int) -> None:
         """So many more bytes are there of messages that have not come whole.
@@ -337,7 +284,7 @@ class Connection(H2Protocol, AbstractHandler):
     def takes(self, stream_id: int, size: int) -> bool:
         """Whether so many bytes can be sent on a stream at once."""
         ready = self.http2.write_ready.is_set()
-        return ready and self._h2.local_flow_control_window(stream_id) >= size
+        return ready and self.h2.local_flow_control_window(stream_id) >= size
 
     def cut_off(self, limit: str) -> None:
         """The client does not read what it gets: it gets no more."""
@@ -383,7 +330,7 @@ class Connection(H2Protocol, AbstractHandler):
 
     def _go_away(self) -> None:
         if self.is_open:
-            self._h2.close_connection()
+            self.h2.close_connection()
             self.http2.flush()
             self.processor.close("the server has closed the connection")
 
@@ -403,36 +350,6 @@ def refusal(error: LimitReached) -> bytes:
     reason += str(error).encode()
     settings = b"\0\0\0\x04\0" + bytes(4)
     return settings + len(reason).to_bytes(3, "big") + b"\x07\0" + bytes(4) + reason
-
-
-class _FrameLengths:
-    """Finds a frame that is too long by its header; h2 would wait for all of it, up to 16 MiB."""
-
-    __slots__ = ("_header", "_skip")
-
-    def __init__(self) -> None:
-        self._skip = _PREFACE
-        self._header = b""
-
-    def too_long(self, data: bytes) -> int | None:
-        """The length of a frame in `data` that is longer than it may be, if there is one."""
-        at, end = 0, len(data)
-        while at < end:
-            step = min(self._skip, end - at)
-            at += step
-            self._skip -= step
-            if self._skip:
-                break
-            header = self._header + data[at : at + _FRAME_HEADER - len(self._header)]
-            at += len(header) - len(self._header)
-            if len(header) < _FRAME_HEADER:
-                self._header = header
-                break
-            self._header = b""
-            self._skip = int.from_bytes(header[:3], "big")
-            if self._skip > _LONGEST_FRAME:
-                return self._skip
-        return None
 
 
 def _keep_alive(sock: socket.socket | None) -> None:

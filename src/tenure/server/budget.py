@@ -1,0 +1,246 @@
+"""A budget for each iteration of the event loop, shared by all connections of a server.
+
+A client must not block the event loop, whatever it sends. So a connection handles what it has read
+in small units, and its `Share` says after each of them whether it may go on. What is left waits in
+a queue, and the connection is not read from meanwhile. Rules:
+
+* **Time.** All connections together use `ITERATION` seconds of an iteration, one connection
+  `QUANTUM`. A unit is bounded by its protocol: a message, a few frames, a few kilobytes.
+* **Light connections first.** A connection that has used little of the loop lately, such as one
+  that renews a lease now and then, is handled at once, or before all heavy ones. Credit for this
+  accrues from the greeting on, so that new connections are no way around it.
+* **Sources in turn.** The queue is a round robin of the sources (`tenure.server.admission`), and of
+  the connections of each of them. A source with many connections gets no more than another one.
+* **No cost while there is little to do.** A few reads in a row are handled without a look at the
+  clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Hashable
+
+from tenure.background import Failures
+
+__all__ = ["ITERATION", "QUANTUM", "LoopBudget", "Share"]
+
+ITERATION = 0.010
+"""Seconds of an iteration in which queued connections are handled."""
+
+QUANTUM = 0.002
+"""Seconds of an iteration that one connection has, beyond its first unit."""
+
+_AT_ONCE = 2 * ITERATION  # seconds of an iteration in which what arrives is handled at once
+_FREE = 64  # reads that are handled without a look at the clock
+_CREDIT = 0.005  # seconds that a light connection may use at a time
+_ACCRUAL = 0.02  # seconds of credit in a second
+
+
+class Share:
+    """The share of one connection.
+
+    Args:
+        budget: of the server.
+        source: where the connection comes from.
+        work: goes on with what was read; called by the budget.
+
+    Attributes:
+        queued: `work` will be called.
+        now: tells the time, in seconds.
+    """
+
+    __slots__ = (
+        "_began",
+        "_budget",
+        "_closed",
+        "_credit",
+        "_credited_at",
+        "_work",
+        "now",
+        "queued",
+        "source",
+    )
+
+    def __init__(self, budget: LoopBudget, source: Hashable, work: Callable[[], None]) -> None:
+        self.source = source
+        self.queued = False
+        self.now = budget.now
+        self._budget = budget
+        self._work = work
+        self._began = 0.0  # when the current work began; 0 where it is not measured
+        self._credit = 0.0
+        self._credited_at: float | None = None  # `None` before the greeting
+        self._closed = False
+
+    def greeted(self) -> None:
+        """Let the connection accrue credit from now on: its client has said who it is."""
+        if self._credited_at is None:
+            self._credited_at = self.now()
+            self._credit = _CREDIT
+
+    def begin(self) -> bool:
+        """Begin to handle what has just arrived; false if it has to wait: see `queue`."""
+        budget = self._budget
+        self._began = 0.0
+        if budget.free > 0:
+            budget.free -= 1
+            return True
+        return self._begin_crowded()
+
+    def _begin_crowded(self) -> bool:
+        if self.queued or not self._budget.has_room(self):
+            return False
+        self._began = self.now()
+        return True
+
+    @property
+    def used_up(self) -> bool:
+        """True if the connection has used its share; it goes on in a later iteration."""
+        now = self.now()
+        if self._began:
+            return now - self._began >= QUANTUM
+        self._began = now
+        return False
+
+    def end(self) -> None:
+        """Note that the connection has handled what it may for now."""
+        if self._began:
+            self._charge(self.now() - self._began)
+            self._began = 0.0
+
+    def queue(self) -> None:
+        """Have `work` called in a later iteration. Safe to call twice."""
+        if not self.queued and not self._closed:
+            self.queued = True
+            self._budget.put(self)
+
+    def close(self) -> None:
+        """Have `work` not called any more. Safe to call twice."""
+        self.queued = False
+        self._closed = True
+
+    def run(self) -> None:
+        """Call `work`; by the budget."""
+        self.queued = False
+        self._began = self.now()
+        try:
+            self._work()
+        finally:
+            self.end()
+
+    @property
+    def light(self) -> bool:
+        """True if the connection has used little of the loop lately."""
+        self._accrue()
+        return self._credit > 0.0
+
+    def _accrue(self) -> None:
+        if self._credited_at is not None:
+            now = self.now()
+            accrued = (now - self._credited_at) * _ACCRUAL
+            self._credit = min(self._credit + accrued, _CREDIT)
+            self._credited_at = now
+
+    def _charge(self, seconds: float) -> None:
+        self._accrue()
+        if self._credited_at is not None:
+            self._credit = max(self._credit - seconds, -_CREDIT)
+
+
+class _RoundRobin:
+    """Shares in the order in which they are served: the sources in turn, and theirs in turn."""
+
+    __slots__ = ("_sources", "length")
+
+    def __init__(self) -> None:
+        self._sources: dict[Hashable, deque[Share]] = {}
+        self.length = 0
+
+    def put(self, share: Share) -> None:
+        self._sources.setdefault(share.source, deque()).append(share)
+        self.length += 1
+
+    def take(self) -> Share:
+        """Remove the next one; there is one."""
+        source = next(iter(self._sources))
+        shares = self._sources.pop(source)
+        share = shares.popleft()
+        if shares:
+            self._sources[source] = shares  # behind the others
+        self.length -= 1
+        return share
+
+
+class LoopBudget:
+    """The budget of one server, on one event loop.
+
+    Args:
+        now: tells the time, in seconds.
+        logger: of the server.
+
+    Attributes:
+        free: reads that may be handled without a look at the clock.
+    """
+
+    __slots__ = ("_armed", "_ends", "_failures", "_heavy", "_light", "free", "now")
+
+    def __init__(self, now: Callable[[], float], logger: logging.Logger) -> None:
+        self.now = now
+        self.free = _FREE
+        self._light = _RoundRobin()
+        self._heavy = _RoundRobin()
+        self._armed = False  # `_iterate` will be called at the beginning of the next iteration
+        self._ends = 0.0  # when nothing more is handled at once in this iteration
+        self._failures = Failures("carrying out what a client sent", logger)
+
+    @property
+    def waiting(self) -> int:
+        """Connections in the queue."""
+        return self._light.length + self._heavy.length
+
+    def put(self, share: Share) -> None:
+        """Queue a share; by `Share.queue`."""
+        (self._light if share.light else self._heavy).put(share)
+        self.free = 0
+        self._arm()
+
+    def has_room(self, share: Share) -> bool:
+        """Tell whether a connection may handle at once what has arrived."""
+        self._arm()
+        if self.now() >= self._ends:
+            return False
+        if not self.waiting:
+            self.free = _FREE // 4
+            return True
+        return share.light
+
+    def _arm(self) -> None:
+        if not self._armed:
+            self._armed = True
+            self._ends = self.now() + _AT_ONCE
+            asyncio.get_running_loop().call_soon(self._iterate)
+
+    def _iterate(self) -> None:
+        """Handle queued connections; at the beginning of an iteration."""
+        self._armed = False
+        begun = self.now()
+        for _ in range(self._light.length):
+            if self.now() - begun >= ITERATION:
+                break
+            self._run(self._light.take())
+        for _ in range(self._heavy.length):  # one of them at least
+            self._run(self._heavy.take())
+            if self.now() - begun >= ITERATION:
+                break
+        if self.waiting:
+            self._arm()
+            self._ends = begun + _AT_ONCE
+        else:
+            self.free = _FREE
+
+    def _run(self, share: Share) -> None:
+        if share.queued:
+            with self._failures.contained():
+                share.run()

@@ -1,0 +1,126 @@
+"""HTTP/2 as it arrives, cut into slices of a few frames, and the limits of its frames.
+
+h2 handles all frames of a piece in one go, and has no limit for frames that cost a client nothing:
+settings, pings, resets, empty data. So the frames are counted before h2 gets them. Rules:
+
+* A slice has up to `_SLICE` frames, and ends with the first one that opens a call.
+* A client may send `CONTROL_BURST` control frames, and `CONTROL_RATE` a second from then on, and
+  `_PER_ANSWER` for each frame with headers or data that it was sent: clients acknowledge those, and
+  measure the connection with pings while they read.
+* A header block has at most `_HEADER_BYTES` bytes in `_CONTINUATIONS` further frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from h2.errors import ErrorCodes
+
+__all__ = ["CONTROL_BURST", "CONTROL_RATE", "BadFrame", "FrameScanner"]
+
+CONTROL_BURST, CONTROL_RATE = 1000, 100
+"""Control frames that a client may send at once, and in a second."""
+
+_PER_ANSWER = 2
+_SLICE = 8
+_PREFACE, _HEADER = 24, 9  # bytes, as HTTP/2 has them
+_LONGEST = 16384  # bytes of one frame
+_HEADER_BYTES = 32 * 1024
+_CONTINUATIONS = 8
+_SETTINGS_BYTES = 32 * 6  # of one frame: 32 settings
+
+_DATA, _HEADERS, _SETTINGS, _CONTINUATION = 0, 1, 4, 9
+_END_STREAM, _PADDED = 1, 8
+
+
+class BadFrame(Exception):
+    """A frame that ends its connection, with this code of HTTP/2."""
+
+    def __init__(self, code: ErrorCodes, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class FrameScanner:
+    """Finds the ends of the frames of one connection, and counts them.
+
+    Args:
+        now: tells the time, in seconds.
+    """
+
+    __slots__ = ("_at", "_continuations", "_control", "_header", "_header_bytes", "_now", "_skip")
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._skip = _PREFACE  # bytes until the next frame
+        self._header = b""  # of a frame, while it has not come whole
+        self._header_bytes = 0  # of a block that has not ended
+        self._continuations = 0
+        self._control = float(CONTROL_BURST)
+        self._at = now()
+
+    def answered(self) -> None:
+        """Note that a frame with headers or data was sent to the client."""
+        if self._control < CONTROL_BURST:
+            self._control += _PER_ANSWER
+
+    def cut(self, data: bytes, start: int) -> int:
+        """Return where the slice ends that begins at `start`.
+
+        Raises:
+            BadFrame: the client may not send what is in it.
+        """
+        at, end = start, len(data)
+        frames = 0
+        while at < end:
+            if self._skip:
+                step = min(self._skip, end - at)
+                at += step
+                self._skip -= step
+            elif frames >= _SLICE:
+                break
+            else:
+                header = self._header + data[at : at + _HEADER - len(self._header)]
+                at += len(header) - len(self._header)
+                if len(header) < _HEADER:
+                    self._header = header
+                    break
+                self._header = b""
+                self._skip = int.from_bytes(header[:3], "big")
+                frames += self._count(self._skip, header[3], header[4])
+        return at
+
+    def _count(self, length: int, kind: int, flags: int) -> int:
+        """Check a frame, by its header; returns how many ordinary ones it is worth."""
+        if length > _LONGEST:
+            raise BadFrame(ErrorCodes.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+        if kind in {_HEADERS, _CONTINUATION}:
+            self._count_block(length, kind)
+            return _SLICE
+        if kind == _DATA and length and not flags & _PADDED:
+            return 1
+        if kind == _DATA and flags & _END_STREAM:
+            return 1
+        if kind == _SETTINGS and length > _SETTINGS_BYTES:
+            raise BadFrame(ErrorCodes.ENHANCE_YOUR_CALM, f"settings of {length} bytes")
+        if self._control < 1.0:
+            now = self._now()
+            accrued = (now - self._at) * CONTROL_RATE
+            self._control = min(self._control + accrued, float(CONTROL_BURST))
+            self._at = now
+            if self._control < 1.0:
+                raise BadFrame(
+                    ErrorCodes.ENHANCE_YOUR_CALM,
+                    f"more than {CONTROL_BURST} control frames, and {CONTROL_RATE} a second",
+                )
+        self._control -= 1.0
+        return 1
+
+    def _count_block(self, length: int, kind: int) -> None:
+        if kind == _HEADERS:
+            self._header_bytes = self._continuations = 0
+        else:
+            self._continuations += 1
+        self._header_bytes += length
+        if self._header_bytes > _HEADER_BYTES or self._continuations > _CONTINUATIONS:
+            raise BadFrame(ErrorCodes.ENHANCE_YOUR_CALM, "a header block that is too long")

@@ -1,0 +1,219 @@
+"""The HTTP/2 of one connection, handled slice by slice within its share of the loop's iteration.
+
+HTTP/2 itself, its flow control included, is h2 and `grpclib.protocol`. Rules:
+
+* What has arrived is handled in slices of a few frames (`tenure.server.ydb.frames`), as far as the
+  connection's share goes (`tenure.server.budget`). What is left waits. So does a call whose frame
+  had more messages than the share allows.
+* The connection is not read from while something waits, and while its client does not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from grpclib.config import Configuration
+from grpclib.protocol import AbstractHandler, EventsProcessor, H2Protocol
+from grpclib.protocol import Connection as Http2Connection
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import PingReceived
+from h2.exceptions import H2Error
+from h2.settings import SettingCodes, Settings
+
+from tenure.server.budget import Share
+from tenure.server.ydb.frames import BadFrame, FrameScanner
+
+if TYPE_CHECKING:
+    from tenure.server.ydb.calls import Call
+
+__all__ = ["Http2Protocol"]
+
+_HEADER_LIST = 16 * 1024  # bytes of a call's headers, with 32 more for each
+_CONFIG = Configuration().__for_server__()
+_H2_CONFIG = H2Configuration(client_side=False, header_encoding="ascii")
+
+
+class Http2Protocol(H2Protocol):
+    """The bytes of a connection.
+
+    Args:
+        handler: of its calls.
+        share: of the loop's iteration; its work is `go_on`.
+
+    Attributes:
+        share: the same.
+        pings: how many it has answered.
+        is_open: it has not been closed from either end.
+    """
+
+    http2: _Connection
+    h2: _State
+    _transport: asyncio.Transport
+
+    def __init__(self, handler: AbstractHandler, share: Share) -> None:
+        super().__init__(handler, _CONFIG, _H2_CONFIG)
+        self.share = share
+        self.pings = 0
+        self.is_open = False
+        self._unread = b""  # arrived, and not handled
+        self._postponed: dict[Call, None] = {}  # calls that go on with the next share
+        self._reading = True
+        self._blocked = False  # the client does not read
+
+    def start_http2(self, transport: asyncio.Transport, *, streams: int, window: int) -> None:
+        """Begin, on a connection that has been made.
+
+        Args:
+            streams: that the client may have open at a time.
+            window: bytes that it may send on each of them without an acknowledgement.
+        """
+        self._transport = transport
+        self.is_open = True
+        self.h2 = _State(config=_H2_CONFIG)
+        self.h2.decoder.max_header_list_size = _HEADER_LIST
+        self.h2.local_settings = Settings(
+            client=False,
+            initial_values={
+                SettingCodes.MAX_CONCURRENT_STREAMS: streams,
+                SettingCodes.INITIAL_WINDOW_SIZE: window,
+                SettingCodes.MAX_HEADER_LIST_SIZE: _HEADER_LIST,
+            },
+        )
+        self.h2.initiate_connection()
+        self.h2.increment_flow_control_window(2 * window)
+        self._scanner = FrameScanner(self.share.now)
+        self.connection = self.http2 = _Connection(self.h2, transport, config=_CONFIG)
+        self.http2.answered = self._scanner.answered
+        self.http2.flush()
+        self.http2.initialize()
+        self.processor = EventsProcessor(self.handler, self.http2)
+        self._known_events = frozenset(self.processor.processors)
+
+    @abstractmethod
+    def bad_input(self, reason: str, data: bytes) -> None:
+        """Note why the connection is going to be closed.
+
+        Args:
+            reason: what is wrong.
+            data: what it was found in, from its beginning.
+        """
+
+    # What arrives
+
+    def data_received(self, data: bytes) -> None:
+        if not self.is_open:
+            return
+        if self._unread or not self.share.begin():
+            self._unread += data
+            self.share.queue()
+            self._settle_reading()
+            return
+        self._handle(data)
+        self.share.end()
+
+    def go_on(self) -> None:
+        """Go on with what waits, as far as the share goes."""
+        while self._postponed and self.is_open:
+            call = next(iter(self._postponed))
+            del self._postponed[call]
+            call.more()
+            if self.share.used_up:
+                self.share.queue()
+                return
+        if self._unread and self.is_open and not self._blocked:
+            data, self._unread = self._unread, b""
+            self._handle(data)
+            self._settle_reading()
+
+    def _handle(self, data: bytes) -> None:
+        at, end = 0, len(data)
+        while at < end and self.is_open:
+            if at and (self._blocked or self.share.used_up):
+                self._unread = data[at:]
+                self.share.queue()
+                self._settle_reading()
+                return
+            begins = at
+            try:
+                at = self._scanner.cut(data, begins)
+                self._feed(data[begins:at])
+            except BadFrame as error:
+                self.h2.close_connection(error.code)
+                self._end_badly(str(error), data[begins:])
+            except (H2Error, ValueError) as error:  # the second from headers that are not ASCII
+                self._end_badly(str(error), data[begins:])
+
+    def _feed(self, data: bytes) -> None:
+        events = self.http2.feed(data)
+        self.http2.flush()
+        for event in events:
+            if type(event) in self._known_events:
+                self.processor.process(event)
+                self.pings += type(event) is PingReceived
+        if self.is_open:
+            self.http2.flush()
+
+    def _end_badly(self, reason: str, data: bytes) -> None:
+        self.bad_input(reason, data)
+        self.http2.flush()  # says so to the client
+        self.processor.close("protocol error")
+
+    # What waits
+
+    def postpone(self, calls: Iterable[Call]) -> None:
+        """Have calls go on in a later iteration."""
+        self._postponed.update(dict.fromkeys(calls))
+        self.share.queue()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._blocked = True
+        self._settle_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._blocked = False
+        if self._unread:
+            self.share.queue()
+        self._settle_reading()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.is_open = False
+        self.share.close()
+        self._unread = b""
+        self._postponed.clear()
+        super().connection_lost(exc)
+
+    def _settle_reading(self) -> None:
+        """Read from the client if nothing waits, and it reads too."""
+        reading = not self._unread and not self._blocked
+        if reading is not self._reading and not self._transport.is_closing():
+            self._reading = reading
+            if reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+
+class _State(H2Connection):
+    """h2's state of a connection, of which a client can make it keep less."""
+
+    MAX_CLOSED_STREAMS = 4096
+
+
+class _Connection(Http2Connection):
+    """grpclib's part of a connection, which notes what the client has to acknowledge."""
+
+    answered: Callable[[], None]
+
+    def headers_send_process(self) -> None:
+        super().headers_send_process()
+        self.answered()
+
+    def data_send_process(self) -> None:
+        super().data_send_process()
+        self.answered()

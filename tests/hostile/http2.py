@@ -1,0 +1,122 @@
+"""Floods of HTTP/2 frames and calls, for the listener of YDB's clients. None has a token."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator
+from functools import partial
+
+from hpack import Encoder
+
+from tests.hostile.target import H2_PREFACE, Target, h2_frame
+
+__all__ = [
+    "calls",
+    "continuations",
+    "empty_data",
+    "header_lists",
+    "pings",
+    "priorities",
+    "rapid_resets",
+    "settings",
+    "small_messages",
+    "window_updates",
+]
+
+_DATA, _HEADERS, _PRIORITY, _RESET, _SETTINGS, _PING, _WINDOW, _CONTINUATION = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    6,
+    8,
+    9,
+)
+_END_STREAM, _END_HEADERS = 1, 4
+_BEGIN = H2_PREFACE + h2_frame(_SETTINGS, 0, 0)
+_CALL = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/Ydb.Coordination.V1.CoordinationService/Session"),
+    (":authority", "here"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+]
+_BLOCK = Encoder().encode(_CALL)
+_AT_ONCE = 100  # calls in a write
+
+
+def _open(stream: int, flags: int = _END_HEADERS, block: bytes = _BLOCK) -> bytes:
+    return h2_frame(_HEADERS, flags, stream, block)
+
+
+def _streams(unit: bytes) -> Iterator[bytes]:
+    """Calls on new streams, each followed by `unit`, whose frames have stream 0."""
+    for first in itertools.count(1, 2 * _AT_ONCE):
+        numbers = range(first, first + 2 * _AT_ONCE, 2)
+        yield b"".join(_open(number) + _on(number, unit) for number in numbers)
+
+
+def _on(stream: int, frame: bytes) -> bytes:
+    return frame[:5] + struct.pack(">I", stream) + frame[9:]
+
+
+def settings(target: Target) -> None:
+    """Send empty settings, each of which is acknowledged."""
+    target.flood("ydb", _BEGIN, h2_frame(_SETTINGS, 0, 0))
+
+
+def pings(target: Target) -> None:
+    """Send pings, each of which is answered."""
+    target.flood("ydb", _BEGIN, h2_frame(_PING, 0, 0, b"12345678"))
+
+
+def priorities(target: Target) -> None:
+    """Send priorities of one stream."""
+    target.flood("ydb", _BEGIN, h2_frame(_PRIORITY, 0, 1, b"\x00\x00\x00\x00\x10"))
+
+
+def window_updates(target: Target) -> None:
+    """Enlarge the connection's window by one byte at a time."""
+    target.flood("ydb", _BEGIN, h2_frame(_WINDOW, 0, 0, b"\x00\x00\x00\x01"))
+
+
+def empty_data(target: Target) -> None:
+    """Send empty data on a call."""
+    target.flood("ydb", _BEGIN + _open(1), h2_frame(_DATA, 0, 1))
+
+
+def rapid_resets(target: Target) -> None:
+    """Open calls, and reset each at once."""
+    reset = h2_frame(_RESET, 0, 0, b"\x00\x00\x00\x08")
+    target.flood("ydb", _BEGIN, partial(_streams, reset))
+
+
+def continuations(target: Target) -> None:
+    """Continue a header block without end."""
+    target.flood("ydb", _BEGIN + _open(1, 0), h2_frame(_CONTINUATION, 0, 1))
+
+
+def header_lists(target: Target) -> None:
+    """Open calls with as many headers as fit, each one byte long on the wire."""
+    encoder = Encoder()
+    encoder.encode([*_CALL, ("a", "b")])
+    many = encoder.encode([*_CALL, *[("a", "b")] * 10_000])[:16384]
+    learn = _open(1, block=Encoder().encode([*_CALL, ("a", "b")]))
+    target.flood("ydb", _BEGIN + learn, lambda: (_open(each, block=many) for each in _odd(3)))
+
+
+def _odd(first: int) -> Iterator[int]:
+    return itertools.count(first, 2)
+
+
+def calls(target: Target) -> None:
+    """Make calls that are refused."""
+    target.flood("ydb", _BEGIN, partial(_streams, h2_frame(_DATA, _END_STREAM, 0)))
+
+
+def small_messages(target: Target) -> None:
+    """Send empty requests on a call, thousands in a frame."""
+    target.flood("ydb", _BEGIN + _open(1), h2_frame(_DATA, 0, 1, bytes(5) * 3000))

@@ -1,0 +1,185 @@
+"""The budget of an iteration: how much of it a connection gets, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from tenure.server.budget import ITERATION, QUANTUM, LoopBudget, Share
+
+LOGGER = logging.getLogger("tests.server.budget")
+
+
+class Clock:
+    """Time that passes only when work is done."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def now(self) -> float:
+        return self.seconds
+
+
+class Worker:
+    """A connection with so many units of work left."""
+
+    def __init__(self, floor: Floor, source: str, units: int, cost: float = QUANTUM / 4) -> None:
+        self.units = units
+        self.share = Share(floor.budget, source, self.work)
+        self._floor = floor
+        self._cost = cost
+
+    def work(self) -> None:
+        while self.units:
+            self.units -= 1
+            self._floor.clock.seconds += self._cost
+            self._floor.done.append(self)
+            if self.share.used_up:
+                break
+        if self.units:
+            self.share.queue()
+
+    def arrives(self) -> bool:
+        """Something arrives; returns whether it was handled at once."""
+        if not self.share.begin():
+            self.share.queue()
+            return False
+        self.work()
+        self.share.end()
+        return True
+
+
+class Floor:
+    """A budget, and what was done with it, in order."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.budget = LoopBudget(self.clock.now, LOGGER)
+        self.done: list[Worker] = []
+
+    def crowd(self, sources: int = 1, each: int = 50) -> list[Worker]:
+        """Heavy connections that have much to do."""
+        heavy = [Worker(self, f"heavy{n % sources}", 1000) for n in range(sources * each)]
+        for worker in heavy:
+            worker.share.queue()
+        return heavy
+
+    async def iteration(self) -> list[Worker]:
+        """The next iteration of the loop; what was done in it."""
+        before = len(self.done)
+        await asyncio.sleep(0)
+        return self.done[before:]
+
+
+async def test_what_arrives_is_handled_at_once_while_there_is_little_to_do() -> None:
+    floor = Floor()
+    for _ in range(1000):
+        assert Worker(floor, "a", 1).arrives()
+        await asyncio.sleep(0)
+    assert floor.budget.waiting == 0
+
+
+async def test_a_connection_gets_its_quantum_and_goes_on_later() -> None:
+    floor = Floor()
+    worker = Worker(floor, "a", 1000)
+    begun = floor.clock.seconds
+    assert worker.arrives()
+    assert floor.clock.seconds - begun <= 1.5 * QUANTUM
+    assert worker.share.queued
+    while worker.units:
+        begun = floor.clock.seconds
+        assert await floor.iteration()
+        assert floor.clock.seconds - begun <= 1.5 * QUANTUM
+    assert not worker.share.queued
+
+
+async def test_all_connections_together_get_no_more_than_the_iteration() -> None:
+    floor = Floor()
+    floor.crowd(each=500)
+    for _ in range(20):
+        begun = floor.clock.seconds
+        assert await floor.iteration()
+        assert floor.clock.seconds - begun <= ITERATION + 1.5 * QUANTUM
+
+
+async def test_what_arrives_at_many_connections_in_one_iteration_is_not_all_handled_in_it() -> None:
+    floor = Floor()
+    begun = floor.clock.seconds
+    handled = [Worker(floor, "a", 4).arrives() for _ in range(500)]
+    assert not all(handled)
+    assert floor.clock.seconds - begun <= (64 + 16) * QUANTUM + 2 * ITERATION
+
+
+async def test_a_connection_that_did_little_is_served_before_heavy_ones() -> None:
+    floor = Floor()
+    heavy = floor.crowd()
+    light = Worker(floor, "heavy0", 0)
+    light.share.greeted()
+    for _ in range(20):
+        done = await floor.iteration()
+        assert done[0] in (light, *heavy)
+        light.units = 1
+        floor.clock.seconds += 2 * ITERATION  # the iteration has no room left
+        light.share.queue()
+        done = await floor.iteration()
+        assert done[0] is light
+
+
+async def test_a_connection_that_does_much_loses_its_priority() -> None:
+    floor = Floor()
+    floor.crowd()
+    busy = Worker(floor, "heavy0", 10_000)
+    busy.share.greeted()
+    busy.share.queue()
+    first = [(await floor.iteration())[0] is busy for _ in range(20)]
+    assert first[0]
+    assert not any(first[10:])
+
+
+async def test_a_connection_has_no_priority_before_its_greeting() -> None:
+    floor = Floor()
+    floor.crowd()
+    stranger = Worker(floor, "heavy0", 1)
+    floor.clock.seconds += 100.0
+    assert not stranger.share.light
+    stranger.share.greeted()
+    assert stranger.share.light
+
+
+async def test_sources_take_turns_however_many_connections_each_has() -> None:
+    floor = Floor()
+    floor.crowd(each=500)
+    other = Worker(floor, "other", 1000)
+    other.share.queue()
+    turns = 0
+    for _ in range(100):
+        turns += other in await floor.iteration()
+    assert turns >= 40, "every second turn is the other source's, and an iteration has five"
+
+
+async def test_a_closed_connection_is_not_served() -> None:
+    floor = Floor()
+    worker = Worker(floor, "a", 10)
+    worker.share.queue()
+    worker.share.close()
+    worker.share.queue()
+    assert await floor.iteration() == []
+    assert floor.budget.waiting == 0
+
+
+async def test_a_defect_of_one_connection_does_not_hold_up_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    floor = Floor()
+
+    def fail() -> None:
+        raise RuntimeError("a defect")
+
+    broken = Share(floor.budget, "a", fail)
+    worker = Worker(floor, "a", 1)
+    broken.queue()
+    worker.share.queue()
+    assert await floor.iteration() == [worker]
+    assert "a defect" in caplog.text
