@@ -7,6 +7,7 @@ and for what it has said to them: two servers on one store can serve one session
 The parts: `app` (the server), `process` (what runs it), `settings` and `sources` (what it is told,
 and by whom), `examination` (whether that will do), `addresses`, `sockets`, `tls`, `auth`, `log` and
 `systemd` (what their names say); `limits` (what clients may make it hold), `context` (what all
-listeners share), `session_keys` (keys of sessions whose clients show none), `listener` (what a
-listener is), `hosting` (sessions kept for remote holders), `native` (tenure's own protocol).
+listeners share), `session_keys` (keys of sessions whose clients show none), `reads` (turns of
+costly reads), `listener` (what a listener is), `hosting` (sessions kept for remote holders),
+`native` (tenure's own protocol).
 """

@@ -25,6 +25,7 @@ from tenure.server.auth.peer import UNKNOWN_PEER, Peer
 from tenure.server.budget import LoopBudget
 from tenure.server.limits import Count, LimitReached, Limits
 from tenure.server.log import tell
+from tenure.server.reads import Reads
 from tenure.server.session_keys import SessionKeys
 
 if TYPE_CHECKING:
@@ -194,6 +195,7 @@ class Context:
         admission: the connections by source.
         budget: shares the event loop among the connections.
         session_keys: keys of the sessions whose clients show none.
+        reads: turns of costly reads.
         hosting: the native protocol's sessions, while one of its listeners is open.
     """
 
@@ -217,6 +219,7 @@ class Context:
         self.session_keys = SessionKeys(engine.url)
         now = engine.clock.now if engine.clock.virtual else time.perf_counter
         self.budget = LoopBudget(now, logger)
+        self.reads = Reads()
         self.hosting: Hosting | None = None
 
     @property

@@ -10,9 +10,9 @@ import os
 from dataclasses import replace
 
 from tenure.model import RequestDescription, SemaphoreDescription, SessionDescription
-from tenure.wire.values import SemaphoreInfo, SessionInfo
+from tenure.wire.values import RequestInfo, SemaphoreInfo, SessionInfo
 
-__all__ = ["semaphore_info", "session_info"]
+__all__ = ["request_info", "semaphore_info", "session_info"]
 
 
 def session_info(session: SessionDescription) -> SessionInfo:
@@ -23,15 +23,19 @@ def session_info(session: SessionDescription) -> SessionInfo:
 
 def semaphore_info(semaphore: SemaphoreDescription) -> SemaphoreInfo:
     """A semaphore, with its requests as far as they were asked for."""
-    own = os.getpid()
-
-    def told(request: RequestDescription) -> RequestDescription:
-        return replace(request, pid=None, host=None) if request.pid == own else request
-
-    return SemaphoreInfo.of(
-        replace(
-            semaphore,
-            owners=tuple(map(told, semaphore.owners)),
-            waiters=tuple(map(told, semaphore.waiters)),
-        )
+    return SemaphoreInfo(
+        semaphore.name,
+        semaphore.data,
+        semaphore.limit,
+        semaphore.held,
+        semaphore.ephemeral,
+        list(map(request_info, semaphore.owners)),
+        list(map(request_info, semaphore.waiters)),
+        semaphore.waiting,
     )
+
+
+def request_info(request: RequestDescription) -> RequestInfo:
+    """A request in a queue."""
+    ours = request.pid == os.getpid()
+    return RequestInfo.of(replace(request, pid=None, host=None) if ours else request)

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from tenure.server.hosted import Hosted
+    from tenure.server.reads import Reader
 
 __all__ = ["Link", "Switchboard"]
 
@@ -36,10 +37,19 @@ class Link(Protocol):
             LimitReached: too many bytes of answers wait for that already.
         """
 
-    def begun(self) -> None:
-        """An operation that came over this connection could not be answered at once."""
+    @property
+    def reader(self) -> Reader:
+        """The turns of the connection's costly reads."""
+        ...
 
-    def finished(self) -> None:
+    def begun(self, price: int = 1) -> None:
+        """An operation that came over this connection could not be answered at once.
+
+        Args:
+            price: operations for which it counts.
+        """
+
+    def finished(self, price: int = 1) -> None:
         """It is answered, or will never be."""
 
 

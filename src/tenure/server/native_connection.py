@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
@@ -31,8 +33,10 @@ from tenure.server.auth import ANONYMOUS, Verdict, peer_of
 from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.hosted import Hosted
 from tenure.server.limits import LimitReached
-from tenure.server.native_operations import ENGINE_MESSAGES, ask
+from tenure.server.native_operations import COMMANDS, ask
+from tenure.server.native_reads import READS
 from tenure.server.native_stream import HEARTBEAT, OutOfOrder, Stage, Stream
+from tenure.server.reads import PRICE, Reader, reader_of
 from tenure.server.session_operations import SESSION_HANDLERS
 from tenure.wire.errors import to_wire
 from tenure.wire.messages import (
@@ -71,6 +75,7 @@ class Connection(Stream):
     Attributes:
         program: whose it is, once it has said so.
         identity: of its client, once the greeting is over.
+        reader: turns of its costly reads, from then on.
         peer: where it comes from.
         stage: where it stands.
         gone: done when the connection is lost.
@@ -80,6 +85,7 @@ class Connection(Stream):
         super().__init__(listener.context, greeting)
         self.program = b""
         self.identity = ANONYMOUS
+        self.reader: Reader
         self.gone: asyncio.Future[None] = self._loop.create_future()
         self._shown = UNKNOWN_PEER
         self._listener = listener
@@ -158,8 +164,10 @@ class Connection(Stream):
                 session.put_by(self, message, handler)
             else:
                 handler(session, message)
-        elif kind in ENGINE_MESSAGES:
-            self._start(message)
+        elif kind in READS:
+            self._start(self._read(message), PRICE)
+        elif kind in COMMANDS:
+            self._start(self._ask(message), 1)
         elif kind is Ping:
             self.send(_PONG)
         else:
@@ -195,6 +203,7 @@ class Connection(Stream):
         self._counted = True
         self.program = hello.program
         self.identity = identity
+        self.reader = reader_of(context.reads, identity, self._greeting.source)
         self._hosting.connected(hello.program)
         self.stage = Stage.OPEN
         self._reader.largest = self._limits.message_bytes
@@ -288,18 +297,35 @@ class Connection(Stream):
 
     # The engine as a whole
 
-    def _start(self, message: Any) -> None:
-        self.begun()
-        task = self._loop.create_task(self._ask(message))
+    def _start(self, work: Coroutine[Any, Any, None], price: int) -> None:
+        self.begun(price)
+        task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._ended, price))
+
+    def _ended(self, price: int, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self.finished(price)
 
     async def _ask(self, message: Any) -> None:
+        with self._failures_told(message):
+            self.send(await ask(self._context.engine, message))
+
+    async def _read(self, message: Any) -> None:
+        most = self._limits.output_bytes // 2
+        with self._failures_told(message):
+            async with self.reader.lock:
+                parts = READS[type(message)](self._context.engine, message, most, self.reader)
+                async with aclosing(parts):
+                    async for part in parts:
+                        self.send(part)
+                        await self._writable()
+
+    @contextmanager
+    def _failures_told(self, message: Any) -> Iterator[None]:
+        """Answer with what is raised."""
         try:
-            most = self._limits.output_bytes // 2
-            for part in await ask(self._context.engine, message, most):
-                self.send(part)
-                await self._writable()
+            yield
         except TenureError as error:
             if isinstance(error, LimitReached):
                 self._context.log(
@@ -309,5 +335,3 @@ class Connection(Stream):
         except Exception as error:
             self._context.log(logging.ERROR, "the store failed", error=repr(error))
             self.send(Failed(message.rid, to_wire(error)))
-        finally:
-            self.finished()

@@ -259,15 +259,15 @@ class Stream(asyncio.Protocol, ABC):
         failure = "the server failed to carry out what this client sent; its log has more"
         self.bye(EngineUnavailable(failure), again=True)
 
-    def begun(self) -> None:
-        """An operation is under way."""
-        self._in_flight += 1
+    def begun(self, price: int = 1) -> None:
+        """An operation is under way, which counts for so many."""
+        self._in_flight += price
 
-    def finished(self) -> None:
+    def finished(self, price: int = 1) -> None:
         """An operation is not under way any more."""
         if self._in_flight >= self._limits.operations_in_flight:
             self._go_on_soon()
-        self._in_flight -= 1
+        self._in_flight -= price
 
     # Writing
 

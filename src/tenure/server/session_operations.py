@@ -16,13 +16,14 @@ from msgspec import Struct
 
 from tenure.engines.contract import Enqueued
 from tenure.errors import InvalidArgument, TenureError
-from tenure.model import UNCHANGED
+from tenure.model import UNCHANGED, SemaphoreDescription
 from tenure.server.describing import semaphore_info
 from tenure.server.hosted import Hosted
 from tenure.server.limits import Count, LimitReached
 from tenure.server.link import Link
-from tenure.server.native_operations import check_size
+from tenure.server.native_reads import check_size, described
 from tenure.server.places import Request, error_of
+from tenure.server.reads import PRICE
 from tenure.wire.messages import (
     Acknowledge,
     Alter,
@@ -209,31 +210,57 @@ async def _delete(session: Hosted, message: DeleteSemaphore) -> Struct:
     return Done(message.rid)
 
 
-async def _describe(session: Hosted, message: DescribeSemaphore) -> Struct:
+async def _describe(session: Hosted, message: DescribeSemaphore, link: Link) -> Struct | None:
+    """The description; ``None`` if the holder has left the connection on which it asked."""
+    if not (message.owners or message.waiters):
+        found, size = await _described_in_store(session, message)
+        await link.room(size)
+        return SemaphoreDescribed(message.rid, semaphore_info(found))
+    async with link.reader.lock:
+        if session.link is not link:
+            return None
+        async with link.reader:
+            found, size = await _described_in_store(session, message)
+        await link.room(size)
+        return SemaphoreDescribed(message.rid, await described(link.reader, found))
+
+
+async def _described_in_store(
+    session: Hosted, message: DescribeSemaphore
+) -> tuple[SemaphoreDescription, int]:
+    """The description, and about how many bytes it takes in a message."""
     found = await session.store.describe_semaphore(
         message.name, owners=message.owners, waiters=message.waiters
     )
-    size = check_size(found, session.node, session.hosting.limits.output_bytes // 2)
-    if session.link is not None:
-        await session.link.room(size)
-    return SemaphoreDescribed(message.rid, semaphore_info(found))
+    return found, check_size(found, session.node, session.hosting.limits.output_bytes // 2)
 
 
-def _start(work: _Work, session: Hosted, message: Any, *, reads: bool = False) -> None:
-    """Begin what takes time, in its order; `reads` means that it changes nothing."""
+def _start(work: _Work, session: Hosted, message: Any) -> None:
+    """Begin what changes something and takes time, in its order."""
     rid = message.rid
-    if not reads:
-        if not session.answers.is_new(rid, session.say):
-            return
-        session.answers.unanswered.add(rid)
+    if not session.answers.is_new(rid, session.say):
+        return
+    session.answers.unanswered.add(rid)
     assert session.link is not None
     session.link.begun()
-    session.hosting.start(_carry_out(work, session, message, session.link, reads))
+    _begin(_carry_out(work, session, message, session.link), session)
+
+
+def _start_reading(session: Hosted, message: DescribeSemaphore) -> None:
+    """Begin a read, in its order, unless it has to wait for its turn."""
+    price = PRICE if message.owners or message.waiters else 1
+    assert session.link is not None
+    session.link.begun(price)
+    _begin(_read(session, message, session.link, price), session)
+
+
+def _begin(work: Coroutine[Any, Any, None], session: Hosted) -> None:
+    session.hosting.start(work)
     session.starting = True
     asyncio.get_running_loop().call_soon(session.go_on)  # behind the task's first step
 
 
-async def _carry_out(work: _Work, session: Hosted, message: Any, link: Link, reads: bool) -> None:
+async def _carry_out(work: _Work, session: Hosted, message: Any, link: Link) -> None:
     rid = message.rid
     try:
         answer = await work(session, message)
@@ -242,12 +269,19 @@ async def _carry_out(work: _Work, session: Hosted, message: Any, link: Link, rea
     finally:
         session.answers.unanswered.discard(rid)
         link.finished()
-    if session.error is not None:
-        return  # that it is over has been told
-    if reads:
-        session.say(answer)
-    else:
+    if session.error is None:  # else its end has been told
         session.answer(rid, answer)
+
+
+async def _read(session: Hosted, message: DescribeSemaphore, link: Link, price: int) -> None:
+    try:
+        answer = await _describe(session, message, link)
+    except Exception as error:
+        answer = session.failed(message.rid, error)
+    finally:
+        link.finished(price)
+    if session.error is None and answer is not None:
+        session.say(answer)
 
 
 # --- watches -------------------------------------------------------------------------------
@@ -308,7 +342,7 @@ SESSION_HANDLERS: dict[type[Struct], Callable[[Hosted, Any], None]] = {
     Close: _close,
     CreateSemaphore: partial(_start, _create),
     DeleteSemaphore: partial(_start, _delete),
-    DescribeSemaphore: partial(_start, _describe, reads=True),
+    DescribeSemaphore: _start_reading,
     Detach: _detach,
     Enqueue: _enqueue,
     Renew: _renew,

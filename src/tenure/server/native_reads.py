@@ -1,0 +1,161 @@
+"""Costly reads of the native protocol: lists and descriptions, in slices and in parts.
+
+Each slice waits for its turn (`tenure.server.reads`), and a part is made only when the client has
+read the one before. So a read keeps little in memory, however slowly its client reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from tenure.engines.contract import Engine
+from tenure.model import RequestDescription, SemaphoreDescription
+from tenure.server.describing import request_info, semaphore_info, session_info
+from tenure.server.limits import LimitReached
+from tenure.server.reads import SLICE, Reader, converted
+from tenure.wire.messages import (
+    Describe,
+    DescribeNode,
+    ListNodes,
+    ListSemaphores,
+    ListSessions,
+    NodeDescribed,
+    NodesListed,
+    SemaphoreDescribed,
+    SemaphoresListed,
+    SessionsListed,
+)
+from tenure.wire.values import NodeInfo, SemaphoreInfo
+
+__all__ = ["READS", "check_size", "described"]
+
+T = TypeVar("T")
+
+_PART = 256 * 1024  # bytes after which a list goes on in another message
+
+
+async def described(reader: Reader, semaphore: SemaphoreDescription) -> SemaphoreInfo:
+    """Return a semaphore's description for a message; a long queue takes several slices."""
+    owners, waiters = semaphore.owners, semaphore.waiters
+    if len(owners) + len(waiters) <= SLICE:
+        return semaphore_info(semaphore)
+    return SemaphoreInfo(
+        semaphore.name,
+        semaphore.data,
+        semaphore.limit,
+        semaphore.held,
+        semaphore.ephemeral,
+        await converted(reader, owners, request_info),
+        await converted(reader, waiters, request_info),
+        semaphore.waiting,
+    )
+
+
+async def _list_nodes(
+    engine: Engine, message: ListNodes, _: int, reader: Reader
+) -> AsyncGenerator[Struct, None]:
+    async with reader:
+        found = await engine.list_nodes()
+    for part, more in _parts(found, lambda _: 300):
+        yield NodesListed(message.rid, list(part), more)
+
+
+async def _describe_node(
+    engine: Engine, message: DescribeNode, _: int, reader: Reader
+) -> AsyncGenerator[Struct, None]:
+    async with reader:
+        found = await engine.describe_node(message.path)
+    yield NodeDescribed(message.rid, NodeInfo.of(found))
+
+
+async def _list_sessions(
+    engine: Engine, message: ListSessions, _: int, reader: Reader
+) -> AsyncGenerator[Struct, None]:
+    async with reader:
+        found = await engine.list_sessions(message.path)
+    for start in range(0, max(1, len(found)), SLICE):
+        async with reader:
+            part = [session_info(each) for each in found[start : start + SLICE]]
+        yield SessionsListed(message.rid, part, start + SLICE < len(found))
+
+
+async def _list_semaphores(
+    engine: Engine, message: ListSemaphores, most: int, reader: Reader
+) -> AsyncGenerator[Struct, None]:
+    async with reader:
+        found = await engine.list_semaphores(
+            message.path, owners=message.owners, waiters=message.waiters
+        )
+    for part, more in _parts(found, bytes_of):
+        for each in part:
+            check_size(each, message.path, most)
+        infos = [await described(reader, each) for each in part]
+        yield SemaphoresListed(message.rid, infos, more)
+
+
+async def _describe(
+    engine: Engine, message: Describe, most: int, reader: Reader
+) -> AsyncGenerator[Struct, None]:
+    async with reader:
+        found = await engine.describe_semaphore(
+            message.path, message.name, owners=message.owners, waiters=message.waiters
+        )
+        check_size(found, message.path, most)
+    yield SemaphoreDescribed(message.rid, await described(reader, found))
+
+
+READS: dict[type[Struct], Callable[[Engine, Any, int, Reader], AsyncGenerator[Struct, None]]] = {
+    Describe: _describe,
+    DescribeNode: _describe_node,
+    ListNodes: _list_nodes,
+    ListSemaphores: _list_semaphores,
+    ListSessions: _list_sessions,
+}
+"""The parts of the answer to each message.
+
+The arguments are the engine, the message, the most bytes of one part, and the connection's reader.
+They raise `LimitReached` where one thing alone is longer, and what the engine raises.
+"""
+
+
+def _parts(found: Sequence[T], size: Callable[[T], int]) -> Iterator[tuple[Sequence[T], bool]]:
+    """A list in parts, each with whether another follows; one empty part for an empty list."""
+    start, taken = 0, 0
+    for here, each in enumerate(found):
+        if taken >= _PART or here - start >= SLICE:
+            yield found[start:here], True
+            start, taken = here, 0
+        taken += size(each)
+    yield found[start:], False
+
+
+def bytes_of(semaphore: SemaphoreDescription) -> int:
+    """About how many bytes a semaphore's description takes in a message."""
+    requests = (*semaphore.owners, *semaphore.waiters)
+    return 1200 + len(semaphore.data) + sum(map(_bytes_of_request, requests))
+
+
+def _bytes_of_request(request: RequestDescription) -> int:
+    return 100 + len(request.data) + len(request.session_description or "")
+
+
+def check_size(semaphore: SemaphoreDescription, node: str, most: int) -> int:
+    """About how many bytes a description takes.
+
+    Raises:
+        LimitReached: more than a message may have.
+    """
+    size = bytes_of(semaphore)
+    if size > most:
+        raise LimitReached(
+            f"the description of {semaphore.name!r} on {node} has about {size} bytes, and this "
+            f"server's limit output_bytes allows {most}; ask for its owners or its waiters alone, "
+            "or for neither",
+            "output_bytes",
+            node=node,
+            name=semaphore.name,
+        )
+    return size

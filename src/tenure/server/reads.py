@@ -1,0 +1,175 @@
+"""Turns of costly reads: lists, descriptions with owners and waiters, statistics.
+
+The price of such a read grows with what the store holds, and a request of a few bytes asks for it.
+Each one is therefore carried out in *slices* of a few milliseconds, and a slice waits for its turn:
+
+* **One at a time.** A connection carries out one costly read at a time (`Reader.lock`), and a
+  client one slice at a time, whatever its number of connections. A client is an identity, or a
+  source where connections show none (`reader_of`).
+* **In turn.** Clients take turns, and the connections of a client take turns.
+* **Half of the time.** At most one slice begins in an iteration of the event loop, and the next one
+  after a pause as long as that iteration took. All other work has the rest of the time.
+* **Cancelled** reads leave their place.
+
+A slice may wait for the store; meanwhile those of other clients go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Sequence
+from types import TracebackType
+from typing import TypeAlias, TypeVar
+
+from tenure.server.admission import Source
+from tenure.server.auth.identity import Identity
+
+__all__ = ["PRICE", "SLICE", "Reader", "Reads", "converted", "reader_of"]
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+SLICE = 200
+"""Sessions, semaphores or requests of one slice: about two milliseconds on a slow machine."""
+
+PRICE = 16
+"""Operations for which a costly read counts, among those of its connection that are under way."""
+
+_LONGEST_PAUSE = 0.1  # seconds; a loop that was stopped for long does not stop reads as long
+
+_Waiting: TypeAlias = "OrderedDict[object, deque[asyncio.Future[None]]]"  # by their connections
+
+
+class Reads:
+    """The turns of one server's costly reads."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[Hashable, _Waiting] = OrderedDict()
+        self._busy: dict[Hashable, _Waiting] = {}  # clients with a slice under way
+        self._free_at = 0.0
+        self._granting: asyncio.Handle | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many slices wait for their turn."""
+        lines = [*self._waiting.values(), *self._busy.values()]
+        return sum(len(each) for line in lines for each in line.values())
+
+    async def begin(self, client: Hashable, connection: object) -> None:
+        """Return when a slice may begin; `end` is to be called after it."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting and client not in self._busy and loop.time() >= self._free_at:
+            self._take(client, OrderedDict(), loop)
+            return
+        turn = loop.create_future()
+        line = self._busy.get(client)
+        if line is None:
+            line = self._waiting.setdefault(client, OrderedDict())
+        line.setdefault(connection, deque()).append(turn)
+        self._grant_soon(loop)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.end(client)
+            raise
+
+    def end(self, client: Hashable) -> None:
+        """A slice of this client has ended."""
+        line = self._busy.pop(client)
+        if line:
+            self._waiting[client] = line
+            self._grant_soon(asyncio.get_running_loop())
+
+    def _take(self, client: Hashable, line: _Waiting, loop: asyncio.AbstractEventLoop) -> None:
+        self._busy[client] = line
+        begun = loop.time()
+        self._free_at = begun + _LONGEST_PAUSE  # until it is known how long this iteration takes
+        loop.call_soon(self._measure, begun, loop)
+
+    def _measure(self, begun: float, loop: asyncio.AbstractEventLoop) -> None:
+        """The iteration in which a slice began is over."""
+        now = loop.time()
+        self._free_at = now + min(now - begun, _LONGEST_PAUSE)
+        if self._granting is not None:
+            self._granting.cancel()
+            self._granting = None
+        self._grant_soon(loop)
+
+    def _grant_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._granting is None and self._waiting:
+            self._granting = loop.call_at(max(self._free_at, loop.time()), self._grant, loop)
+
+    def _grant(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin the slice whose turn it is."""
+        self._granting = None
+        while self._waiting:
+            client, line = self._waiting.popitem(last=False)
+            turn = _next(line)
+            if turn is None:
+                continue  # all were cancelled
+            turn.set_result(None)
+            self._take(client, line, loop)
+            return
+
+
+def _next(line: _Waiting) -> asyncio.Future[None] | None:
+    """Take the next turn out of a client's line; its connection goes behind the others."""
+    while line:
+        connection, turns = line.popitem(last=False)
+        turn = turns.popleft()
+        if turns:
+            line[connection] = turns
+        if not turn.done():
+            return turn
+    return None
+
+
+class Reader:
+    """The costly reads of one connection: ``async with reader.lock``, then ``async with reader``.
+
+    The lock is for a whole read, and the reader for each of its slices.
+
+    Args:
+        reads: the server's.
+        client: whose connection it is (`reader_of`).
+
+    Attributes:
+        lock: held during a read.
+    """
+
+    __slots__ = ("_client", "_reads", "lock")
+
+    def __init__(self, reads: Reads, client: Hashable) -> None:
+        self.lock = asyncio.Lock()
+        self._reads = reads
+        self._client = client
+
+    async def __aenter__(self) -> None:
+        await self._reads.begin(self._client, self)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._reads.end(self._client)
+
+
+def reader_of(reads: Reads, identity: Identity, source: Source) -> Reader:
+    """Return the reader of a connection with this identity and this source."""
+    anonymous = identity.kind in {"anonymous", "uid"}
+    return Reader(reads, source if anonymous else identity)
+
+
+async def converted(reader: Reader, found: Sequence[T], convert: Callable[[T], U]) -> list[U]:
+    """Convert the items of a long sequence, in slices."""
+    if len(found) <= SLICE:
+        return list(map(convert, found))
+    done: list[U] = []
+    for start in range(0, len(found), SLICE):
+        async with reader:
+            done += map(convert, found[start : start + SLICE])
+    return done

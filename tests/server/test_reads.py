@@ -1,0 +1,252 @@
+"""Costly reads: one at a time for each client, in turn, in slices, and gone with their client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from tenure.engines.contract import Attach as StoreAttach
+from tenure.engines.memory import MemoryEngine
+from tenure.model import SessionDescription
+from tenure.server.admission import Source
+from tenure.server.auth.identity import ANONYMOUS, Identity
+from tenure.server.dflockd.housekeeping import Deaf
+from tenure.server.reads import SLICE, Reader, Reads, converted, reader_of
+from tenure.testing import VirtualClock
+from tenure.wire.messages import (
+    DescribeSemaphore,
+    Enqueue,
+    ListSessions,
+    Ping,
+    Placed,
+    Pong,
+    SemaphoreDescribed,
+    SessionsListed,
+)
+from tests.server.talking import linked, serving
+
+pytestmark = pytest.mark.usefixtures("loop_factory")
+
+
+class Slices:
+    """Slices under way, as they begin and end.
+
+    Attributes:
+        begun: names of those that have begun, in order.
+        most: how many were under way at a time, at the most.
+    """
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.most = 0
+        self._under_way = 0
+
+    async def slice(self, reader: Reader, name: str, seconds: float = 0.0) -> None:
+        """A slice, which waits for its store for so long."""
+        async with reader:
+            self.begun.append(name)
+            self._under_way += 1
+            self.most = max(self.most, self._under_way)
+            await asyncio.sleep(seconds)
+            self._under_way -= 1
+
+
+async def test_a_client_has_one_slice_at_a_time_on_all_its_connections() -> None:
+    reads, slices = Reads(), Slices()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(5):
+            reader = Reader(reads, "client")
+            tasks.create_task(slices.slice(reader, "", 1.0))
+    assert slices.most == 1
+    assert reads.waiting == 0
+
+
+async def test_slices_of_two_clients_wait_for_their_stores_at_the_same_time() -> None:
+    reads, slices = Reads(), Slices()
+    async with asyncio.TaskGroup() as tasks:
+        for client in "ab":
+            tasks.create_task(slices.slice(Reader(reads, client), client, 1.0))
+    assert slices.most == 2
+
+
+async def test_clients_and_their_connections_take_turns() -> None:
+    reads, slices = Reads(), Slices()
+    greedy, second, other = (Reader(reads, each) for each in ("a", "a", "b"))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(slices.slice(greedy, "first", 1.0))
+        await asyncio.sleep(0.1)
+        for _ in range(3):
+            tasks.create_task(slices.slice(greedy, "greedy", 1.0))
+        tasks.create_task(slices.slice(second, "second", 1.0))
+        tasks.create_task(slices.slice(other, "other", 1.0))
+    assert slices.begun == ["first", "other", "greedy", "second", "greedy", "greedy"]
+
+
+async def test_at_most_one_slice_begins_in_an_iteration_of_the_loop() -> None:
+    reads, begun = Reads(), [0]
+
+    async def read(reader: Reader) -> None:
+        async with reader:
+            begun[-1] += 1
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(20):
+            tasks.create_task(read(Reader(reads, f"client {number}")))
+        while sum(begun) < 20:
+            await asyncio.sleep(0)
+            begun.append(0)
+    assert max(begun) == 1
+
+
+async def test_other_work_has_as_much_time_as_a_slice_took(clock: VirtualClock) -> None:
+    reads, begun = Reads(), list[float]()
+
+    async def read(reader: Reader) -> None:
+        async with reader:
+            begun.append(clock.now())
+            clock.advance(0.01)  # it computes
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(3):
+            tasks.create_task(read(Reader(reads, f"client {number}")))
+    assert [later - earlier for earlier, later in pairwise(begun)] == [
+        pytest.approx(0.02, abs=0.002)
+    ] * 2
+
+
+async def test_a_slice_that_is_cancelled_leaves_its_place() -> None:
+    reads, slices = Reads(), Slices()
+    tasks = [
+        asyncio.create_task(slices.slice(Reader(reads, "client"), str(number), 1.0))
+        for number in range(4)
+    ]
+    await asyncio.sleep(0.5)
+    tasks[1].cancel()
+    await asyncio.sleep(0.6)  # the third one has its turn
+    tasks[2].cancel()
+    await asyncio.wait(tasks)
+    assert slices.begun == ["0", "2", "3"]
+    assert reads.waiting == 0
+
+
+@pytest.mark.parametrize("iterations", range(4))
+async def test_a_turn_that_comes_with_a_cancellation_goes_to_the_next(iterations: int) -> None:
+    reads, slices = Reads(), Slices()
+    first, second, third = (
+        asyncio.create_task(slices.slice(Reader(reads, "client"), name, 0.0)) for name in "123"
+    )
+    for _ in range(iterations):
+        await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.wait([first, second, third])
+    assert slices.begun[-1] == "3"
+    assert reads.waiting == 0
+
+
+async def test_a_long_sequence_is_converted_in_slices() -> None:
+    reads = Reads()
+    reader = Reader(reads, "client")
+    assert await converted(reader, range(3 * SLICE + 1), str) == [
+        str(each) for each in range(3 * SLICE + 1)
+    ]
+
+
+def test_a_client_is_an_identity_or_a_source() -> None:
+    reads, here, there = Reads(), Source("10.0.0.1"), Source("10.0.0.2")
+    token = Identity("billing", "token")
+    clients = {
+        name: reader_of(reads, identity, source)._client
+        for name, identity, source in (
+            ("token here", token, here),
+            ("token there", token, there),
+            ("nobody here", ANONYMOUS, here),
+            ("nobody there", ANONYMOUS, there),
+        )
+    }
+    assert clients["token here"] == clients["token there"]
+    assert len(set(clients.values())) == 3
+
+
+# The native protocol
+
+
+class Counting(MemoryEngine):
+    """A store that takes a second for a list.
+
+    Attributes:
+        lists: how many it was asked for.
+        most: how many at a time.
+    """
+
+    lists = most = _now = 0
+
+    async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        self.lists += 1
+        self._now += 1
+        self.most = max(self.most, self._now)
+        try:
+            await asyncio.sleep(1)
+            return await super().list_sessions(path)
+        finally:
+            self._now -= 1
+
+
+async def test_lists_of_a_client_are_made_one_at_a_time_and_others_are_served(
+    clock: VirtualClock,
+) -> None:
+    engine = Counting("", clock)
+    await engine.open()
+    async with serving(engine=engine) as listener, linked(listener) as greedy:
+        greedy.say(*(ListSessions(rid, "/default") for rid in range(1, 1001)))
+        assert not greedy.is_read()
+        async with linked(listener) as other:
+            other.say(Ping())
+            await other.hear(Pong)
+            await other.attach()
+        await asyncio.sleep(10.5)
+        assert len([each for each in greedy.heard if isinstance(each, SessionsListed)]) == 10
+        assert engine.most == 1
+    await asyncio.sleep(5)
+    assert engine.lists == 11
+    assert listener.context.reads.waiting == 0
+    await engine.aclose()
+
+
+async def test_a_long_list_is_told_in_parts_that_are_made_when_they_are_read(
+    clock: VirtualClock,
+) -> None:
+    engine = MemoryEngine("", clock)
+    await engine.open()
+    for _ in range(2 * SLICE + 50):
+        await engine.attach(StoreAttach("/default", 1000.0), Deaf())
+    async with serving(engine=engine) as listener, linked(listener) as client:
+        client.reads = False
+        client.say(ListSessions(1, "/default"))
+        await asyncio.sleep(1)
+        client.read_again()
+        parts = [await client.hear(SessionsListed) for _ in range(3)]
+        assert [len(each.sessions) for each in parts] == [SLICE, SLICE, 50]
+        assert [each.more for each in parts] == [True, True, False]
+        assert len({each.id for part in parts for each in part.sessions}) == 2 * SLICE + 50
+    await engine.aclose()
+
+
+async def test_a_long_queue_is_described_in_slices(clock: VirtualClock) -> None:
+    engine = MemoryEngine("", clock)
+    await engine.open()
+    async with serving(engine=engine) as listener, linked(listener) as client:
+        await client.attach()
+        for hold in range(1, SLICE + 100):
+            client.say(Enqueue(client.next_rid(), 1, hold, "m", 2**64 - 1, b"", None, True))
+            await client.hear(Placed)
+        client.say(DescribeSemaphore(client.next_rid(), 1, "m", True, True))
+        found = (await client.hear(SemaphoreDescribed)).semaphore
+        assert len(found.owners) == 1
+        assert len(found.waiters) == SLICE + 98
+        assert [each.order_id for each in found.waiters] == sorted(
+            each.order_id for each in found.waiters
+        )
+    await engine.aclose()
