@@ -282,6 +282,7 @@ class Capabilities:
         longest_window: seconds of the longest recovery window that a session may have.
         store_time: the store's wall clock can be read. Where this is false, what is dated
             (`Client.once`) is dated by the caller's clock.
+        adopt: a session that is taken over can be given another recovery window.
     """
 
     fencing: bool = True
@@ -299,3 +300,4 @@ class Capabilities:
     descriptions: bool = True
     longest_window: float = 1800.0
     store_time: bool = True
+    adopt: bool = False

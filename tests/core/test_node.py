@@ -546,6 +546,28 @@ def test_a_take_over_needs_the_key_a_lasting_session_and_a_living_one(bench: Ben
         bench.store.take_over("/default", session.id, b"key")
 
 
+def test_a_session_lives_for_the_window_that_it_has_adopted(bench: Bench) -> None:
+    session = bench.store.attach("/default", "first", 30.0, "window", b"", 0.0)
+    for window in (20.0, 60.0, 5.0, 4.0, 12.0):
+        bench.store.adopt(session, window, f"{window:g} s")
+    assert (session.window, session.description) == (12.0, "12 s")
+    bench.store.expire(11.0)
+    assert bench.effects() == []
+    bench.store.expire(12.0)
+    assert [kind for kind, _ in bench.effects()] == [ENDED]
+    bench.store.expire(100.0)  # what was to be looked at later means nothing any more
+    assert bench.effects() == []
+
+
+def test_sessions_that_adopt_windows_again_and_again_leave_nothing_behind(bench: Bench) -> None:
+    session = bench.store.attach("/default", "", 1000.0, "window", b"", 0.0)
+    for number in range(5000):
+        bench.store.adopt(session, 1000.0 - number / 100, "")
+    assert len(bench.store._deadlines) <= 1000
+    with pytest.raises(InvalidArgument, match="recovery window"):
+        bench.store.adopt(session, 0.5, "")
+
+
 def test_a_watch_hears_of_an_ephemeral_semaphore_that_comes_and_goes(bench: Bench) -> None:
     session = bench.attach()
     watch = bench.store.watch(session, "x", data=False, owners=True, sink=None)

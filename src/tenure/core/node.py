@@ -84,6 +84,7 @@ class Session:
         "attach_number",
         "attached",
         "description",
+        "due",
         "id",
         "key",
         "last_contact",
@@ -112,6 +113,7 @@ class Session:
         self.liveness = liveness
         self.key = key
         self.last_contact = now
+        self.due = 0.0  # when to look whether it has expired
         self.attach_number = 1
         self.attached = True
         self.alive = True
@@ -228,6 +230,14 @@ class Store:
         session.attached = True
         session.attach_number += 1
         return session
+
+    def adopt(self, session: Session, window: float, description: str) -> None:
+        """Give a session that was taken over another window and description."""
+        rules.check_window(window, session.node.path)
+        session.window, session.description = window, description
+        until = session.last_contact + window
+        if until < session.due:  # or else it is looked at earlier, and then put off
+            self._due(until, session)
 
     def touch(self, session: Session, now: float) -> bool:
         """The session was heard of; false when it is over."""
@@ -453,7 +463,7 @@ class Store:
                 if isinstance(entry, Request):
                     if entry.deadline == instant:
                         late.append(entry)
-                elif entry.alive:
+                elif entry.alive and entry.due == instant:
                     until = entry.last_contact + entry.window
                     if until > now:
                         self._due(until, entry)
@@ -477,6 +487,8 @@ class Store:
             self._deadlines = [each for each in self._deadlines if _is_right(each)]
             heapify(self._deadlines)
             self._compact_at = max(1000, 2 * len(self._deadlines))
+        if not isinstance(entry, Request):
+            entry.due = when
         self._pushed += 1
         heappush(self._deadlines, (when, self._pushed, entry))
 
@@ -555,4 +567,6 @@ class Store:
 def _is_right(entry: tuple[float, int, Session | Request]) -> bool:
     """Whether an entry of the heap still means something."""
     when, _, what = entry
-    return what.deadline == when if isinstance(what, Request) else what.alive
+    if isinstance(what, Request):
+        return what.deadline == when
+    return what.alive and what.due == when

@@ -123,6 +123,9 @@ class Attach:
             keeps its own window and the text of its description, with the identity of the program
             that takes it over (`tenure.identity.retold`); ``None`` for a new session.
         assume_dead: take over without making sure that the other side has stopped believing.
+        adopt: the session that is taken over gets this description and, where
+            `Capabilities.adopt` says so, this recovery window. Only with `assume_dead`: the
+            former program may have a proof for the former window.
     """
 
     node: str
@@ -132,6 +135,7 @@ class Attach:
     key: bytes = b""
     session_id: int | None = None
     assume_dead: bool = False
+    adopt: bool = False
 
 
 class SessionEvents(Protocol):

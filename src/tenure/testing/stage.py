@@ -129,6 +129,7 @@ class Stage:
         resume: Program | None = None,
         key: bytes | None = None,
         assume_dead: bool = False,
+        adopt: bool = False,
     ) -> Program:
         """One more program: with a connection of its own, unless it shares `engine`.
 
@@ -147,6 +148,7 @@ class Stage:
             key,
             None if resume is None else resume.id,
             assume_dead,
+            adopt,
         )
         session = await connection.attach(how, heard)
         program = Program(connection, session, heard, node)

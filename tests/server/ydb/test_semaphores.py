@@ -8,7 +8,16 @@ import pytest
 
 from tenure.server.limits import Limits
 from tenure.server.ydb.messages import Request, Status
-from tests.server.ydb.raw import FOREVER, Client, channel, eventually, serving, session
+from tests.server.ydb.raw import (
+    FOREVER,
+    NODE,
+    Client,
+    call,
+    channel,
+    eventually,
+    serving,
+    session,
+)
 
 MUTEX: dict[str, Any] = {"count": 2**64 - 1, "ephemeral": True}
 DAY = 24 * 60 * 60 * 1000
@@ -334,6 +343,37 @@ async def test_a_waiter_that_acquires_again_without_waiting_leaves_the_queue(sto
         assert await waiter.refused(waits) == Status.ABORTED
         assert not await waiter.acquired(again)
         assert not (await owner.described("s", include_waiters=True)).waiters
+
+
+async def test_a_described_waiter_has_the_timeout_that_it_asked_for(store: str) -> None:
+    async with serving(store) as server, channel(server.target) as over:
+        owner, waiter, other = [await session(over) for _ in range(3)]
+        await owner.create("s")
+        await owner.acquired(await owner.acquire("s"))
+        for asked in (60_000, 3_600_000, FOREVER, 20_000):  # each takes the place of the former
+            await waiter.acquire("s", timeout_millis=asked)
+            while not (await waiter.receive()).HasField("acquire_semaphore_pending"):
+                pass
+            for client in (owner, waiter, other):
+                (found,) = (await client.described("s", include_waiters=True)).waiters
+                assert found.timeout_millis == asked
+        await waiter.call.cancel()
+        (found,) = (await other.described("s", include_waiters=True)).waiters
+        assert 20_000 <= found.timeout_millis < 60_000  # by what the store knows, when it has left
+
+
+async def test_a_waiter_that_has_left_its_stream_is_described_by_what_the_store_knows(
+    store: str,
+) -> None:
+    async with serving(store) as server, channel(server.target) as over:
+        owner, waiter = await session(over), await session(over)
+        await owner.create("s")
+        await owner.acquired(await owner.acquire("s"))
+        await waiter.pending(await waiter.acquire("s", timeout_millis=60_000))
+        await waiter.call.cancel()
+        await call(over, "DescribeNode", path=NODE)  # after which the stream has been left
+        (found,) = (await owner.described("s", include_waiters=True)).waiters
+        assert found.timeout_millis == 60_000
 
 
 async def test_a_waiter_that_acquires_again_waits_as_long_as_it_now_says(store: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ async def test_a_stream_is_told_that_another_server_has_its_session_now(tmp_path
     async with two_servers(tmp_path) as (first, one, _, other):
         former = await session(one, timeout=60)
         latter = await session(other, timeout=5, session_id=former.session_id)
-        assert latter.timeout_millis == 60_000
+        assert latter.timeout_millis == 5_000
         await former.fails(Status.BAD_SESSION)
         assert await latter.acquired(await latter.acquire("m", **MUTEX))
         assert first.listener._streams == set()
@@ -88,12 +89,15 @@ async def test_a_wrong_key_is_refused_by_any_server(tmp_path: Path) -> None:
         assert await former.acquired(await former.acquire("m", **MUTEX))
 
 
+@pytest.mark.parametrize("can_adopt", [True, False])
 async def test_many_who_come_to_a_new_server_at_once_cost_few_looks_at_the_store(
-    tmp_path: Path,
+    tmp_path: Path, can_adopt: bool
 ) -> None:
     async with two_servers(tmp_path) as (_, one, second, other):
         former = [await session(one, timeout=10 + each) for each in range(20)]
         engine = second.context.engine
+        can = replace(engine.capabilities, adopt=can_adopt)
+        engine.capabilities = can  # type: ignore[misc]
         looks = 0
         look = engine.list_sessions
 
@@ -106,12 +110,14 @@ async def test_many_who_come_to_a_new_server_at_once_cost_few_looks_at_the_store
 
         async def restore(number: int, session_id: int) -> None:
             client = await session(other, session_id=session_id)
-            assert client.timeout_millis == (10 + number) * 1000
+            assert client.timeout_millis == (30_000 if can_adopt else (10 + number) * 1000)
 
         async with asyncio.TaskGroup() as group:
             for number, each in enumerate(former):
                 group.create_task(restore(number, each.session_id))
-        assert looks < len(former)
+        assert looks < len(former) if not can_adopt else looks == 0
+        windows = [each.recovery_window for each in await look("/default")]
+        assert windows == [30.0 if can_adopt else 10.0 + each for each in range(20)]
 
 
 async def test_changes_made_through_one_server_are_told_by_the_other(tmp_path: Path) -> None:

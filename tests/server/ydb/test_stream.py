@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -417,11 +418,50 @@ async def test_of_many_who_restore_at_a_time_one_has_it_in_the_end() -> None:
         assert told == len(winners) - 1
 
 
-async def test_a_restored_session_keeps_its_own_window_and_says_which() -> None:
+async def test_a_restored_session_has_the_timeout_and_the_description_of_the_newest_start(
+    store: str,
+) -> None:
+    async with serving(store) as server, channel(server.target) as over:
+        first = await session(over, timeout=7, description="first")
+        assert await first.acquired(await first.acquire("m", 2**64 - 1, ephemeral=True))
+        for timeout, description in ((60, "second"), (3, ""), (20, "last")):
+            again = await session(
+                over, timeout=timeout, description=description, session_id=first.session_id
+            )
+            assert again.timeout_millis == timeout * 1000
+            (found,) = await server.context.engine.list_sessions("/default")
+            assert found.recovery_window == timeout
+            assert found.description == f"{description} [host=127.0.0.1]".lstrip()
+        assert await again.released(await again.release("m"))
+
+
+async def test_a_session_that_was_restored_with_a_timeout_outlives_its_stream() -> None:
     async with serving() as server, channel(server.target) as over:
-        first = await session(over, timeout=7)
-        second = await session(over, timeout=60, session_id=first.session_id)
-        assert second.timeout_millis == 7000
+        first = await session(over, timeout=0)
+        second = await session(over, timeout=30, session_id=first.session_id)
+        await first.fails(Status.BAD_SESSION)
+        await second.call.cancel()
+        await detached(server, second.session_id)
+        third = await session(over, timeout=0, session_id=first.session_id)
+        await third.call.cancel()
+
+        async def is_over() -> bool:
+            return not await known(server, third.session_id)
+
+        await eventually(is_over)
+
+
+async def test_a_session_of_a_server_that_is_gone_gets_the_timeout_of_its_new_start(
+    tmp_path: Path,
+) -> None:
+    store = f"sqlite:///{tmp_path}/store.db"
+    async with serving(store) as server, channel(server.target) as over:
+        first = await session(over, timeout=40)
+    async with serving(store) as server, channel(server.target) as over:
+        second = await session(over, timeout=9, session_id=first.session_id)
+        assert second.timeout_millis == 9000
+        (found,) = await server.context.engine.list_sessions("/default")
+        assert found.recovery_window == 9
 
 
 async def test_a_draining_server_sends_its_clients_elsewhere_and_ends_no_session() -> None:

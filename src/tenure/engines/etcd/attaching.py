@@ -207,7 +207,7 @@ async def _swap(
             raise rules.not_there_to_resume(how.node, number)
         old = Record.read(kv.value)
         rules.check_resumable(old.liveness, old.key, how.key, how.node, number)
-        description = retold(old.description, how.description)
+        description = how.description if how.adopt else retold(old.description, how.description)
         record = Record(token, True, old.window, description, old.liveness, old.key)
         version, revision = kv.version, found.revision
         if old.token != token:  # or else an attempt whose answer was lost

@@ -73,7 +73,7 @@ def forget(name: str) -> None:
 class MemoryEngine:
     """One connection to a store in this process."""
 
-    capabilities = Capabilities(resume=True)
+    capabilities = Capabilities(resume=True, adopt=True)
 
     def __init__(self, name: str, clock: Clock) -> None:
         self.url = f"memory://{name}"
@@ -232,13 +232,16 @@ class MemoryEngine:
         with shared.lock:
             self._expire(store)
             state = store.take_over(how.node, number, how.key)
-            state.description = retold(state.description, how.description)
+            if not how.adopt:
+                state.description = retold(state.description, how.description)
             former: MemorySession = state.sink
             former.cut_off()
             self._push(former, _TAKEN_OVER, rules.taken_over(how.node))
             session = MemorySession(self, shared, state, events, former)
             self.sessions.add(session)
             store.touch(state, now)
+            if how.adopt:
+                store.adopt(state, how.recovery_window, how.description)
             self.set_timer(store)
         try:
             if not how.assume_dead:

@@ -53,19 +53,11 @@ async def attach(
     """What the contract says of `attach`; no recovery window is longer than `longest` seconds."""
     rules.check_path(how.node)
     if how.session_id is not None:
-        return await _take_over(engine, how, how.session_id, events)
-    rules.check_window(how.recovery_window, how.node)
+        return await _take_over(engine, longest, how, how.session_id, events)
+    window = _window(engine, longest, how)
     rules.check_description(how.description, how.node)
     rules.check_key(how.key, how.node)
-    if how.recovery_window > longest:
-        raise InvalidArgument(
-            f"{engine.url}: a recovery window of {how.recovery_window:g} s is longer than the "
-            f"longest one of the namespace, {longest:g} s. Write ?max_window="
-            f"{how.recovery_window:g} in the URL of each program that uses the namespace",
-            node=how.node,
-        )
     token = new_token(1)
-    window = int(how.recovery_window * 1e6)
     at = engine.clock.now()
     session = await _attached(
         engine,
@@ -82,8 +74,25 @@ async def attach(
     return session
 
 
+def _window(engine: RedisEngine, longest: float, how: Attach) -> int:
+    """The recovery window in microseconds.
+
+    Raises:
+        InvalidArgument: it is not one, or longer than the longest one of the namespace.
+    """
+    rules.check_window(how.recovery_window, how.node)
+    if how.recovery_window > longest:
+        raise InvalidArgument(
+            f"{engine.url}: a recovery window of {how.recovery_window:g} s is longer than the "
+            f"longest one of the namespace, {longest:g} s. Write ?max_window="
+            f"{how.recovery_window:g} in the URL of each program that uses the namespace",
+            node=how.node,
+        )
+    return int(how.recovery_window * 1e6)
+
+
 async def _take_over(
-    engine: RedisEngine, how: Attach, number: int, events: SessionEvents
+    engine: RedisEngine, longest: float, how: Attach, number: int, events: SessionEvents
 ) -> RedisSession:
     secret = secrets.token_hex(8)
     former = ""
@@ -101,13 +110,14 @@ async def _take_over(
             engine,
             SCRIPTS["takeover"],
             *(how.node, number, secret, engine.channel, how.key),
+            _window(engine, longest, how) if how.adopt else "",
         ),
     )
     try:
         if not how.assume_dead:
             await session.until_nobody_believes()
         at = engine.clock.now()
-        await session.begin(retold(former, how.description))
+        await session.begin(how.description if how.adopt else retold(former, how.description))
     except BaseException:
         session.abandon()
         raise

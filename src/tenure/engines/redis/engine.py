@@ -72,7 +72,7 @@ class RedisEngine(Administration):
         super().__init__(address)
         self.clock = clock
         self.capabilities = Capabilities(
-            resume=True, durable=True, longest_window=address.max_window
+            resume=True, durable=True, longest_window=address.max_window, adopt=True
         )
         self.seen = 0
         self.confirmer: Confirmer | None = None

@@ -42,7 +42,7 @@ _READING = 1.0
 class SqliteEngine:
     """What the contract calls an engine."""
 
-    capabilities = Capabilities(resume=True, durable=True)
+    capabilities = Capabilities(resume=True, durable=True, adopt=True)
 
     store: Store
     lookout: Lookout

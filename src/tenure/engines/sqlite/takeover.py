@@ -100,15 +100,17 @@ def take_over(tx: Transaction, how: Attach, slot: int) -> Attached:
     rules.check_resumable(liveness, key, how.key, path, number)
     if former is not None and not is_dead(tx, former):
         tx.tell_of_take_over(former, number, attach_number, former_slot)
+    if how.adopt:
+        rules.check_window(how.recovery_window, path)
+        window, description = how.recovery_window, how.description
+    else:
+        description = retold(description, how.description)
     assert tx.life is not None
     tx.life.beat(slot, tx.now)  # whoever meets the session from now on looks there
     tx.execute(
         "UPDATE sessions SET participant = ?, slot = ?, contact = ?, attach_number = ?, "
-        "description = ? WHERE id = ?",
-        (
-            *(tx.participant, slot, tx.now, attach_number + 1),
-            *(retold(description, how.description), number),
-        ),
+        "description = ?, recovery_window = ? WHERE id = ?",
+        (tx.participant, slot, tx.now, attach_number + 1, description, window, number),
     )
     return Attached(number, node, attach_number + 1, window)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tenure.model import EPHEMERAL_LIMIT, RequestDescription, SemaphoreDescription
@@ -95,8 +96,24 @@ def not_described(asked: int, status: int, text: str) -> Any:
     return Response(describe_semaphore_result=result)
 
 
-def described(asked: int, found: SemaphoreDescription, *, owners: bool, watched: bool) -> Any:
-    """A semaphore as it is."""
+def described(
+    asked: int,
+    found: SemaphoreDescription,
+    timeouts: Mapping[tuple[int, str], int],
+    *,
+    owners: bool,
+    watched: bool,
+) -> Any:
+    """A semaphore as it is.
+
+    Args:
+        asked: the request id.
+        found: the semaphore.
+        timeouts: what waiters have asked for, in milliseconds, by session and name, as far as
+            this server knows it.
+        owners: whether the client wants to see the owners.
+        watched: whether a watch was added.
+    """
     description = coordination.SemaphoreDescription(
         name=found.name,
         data=found.data,
@@ -104,7 +121,10 @@ def described(asked: int, found: SemaphoreDescription, *, owners: bool, watched:
         limit=found.limit,
         ephemeral=found.ephemeral,
         owners=[_request(each, 0) for each in found.owners] if owners else [],
-        waiters=[_request(each, _millis(each.timeout)) for each in found.waiters],
+        waiters=[
+            _request(each, timeouts.get((each.session_id, found.name)) or _asked(each))
+            for each in found.waiters
+        ],
     )
     result = _Described(
         req_id=asked,
@@ -125,6 +145,12 @@ def _request(found: RequestDescription, timeout_millis: int) -> Any:
     )
 
 
-def _millis(timeout: float | None) -> int:
-    """What a waiter still waits; for ever where it does not say."""
-    return EPHEMERAL_LIMIT if timeout is None else max(0, round(timeout * 1000))
+def _asked(waiter: RequestDescription) -> int:
+    """The timeout that a waiter has asked for; for ever where the store does not tell.
+
+    It is what is left and what has passed. A waiter that has asked again is said to wait longer
+    than it asked, by what had passed before.
+    """
+    if waiter.timeout is None:
+        return EPHEMERAL_LIMIT
+    return max(0, round((waiter.timeout + (waiter.since or 0.0)) * 1000))

@@ -12,6 +12,7 @@ this holds within one identity: the session is stored with a key of that identit
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tenure.core import rules
@@ -131,7 +132,11 @@ async def _again(
         member = roll.find(node, number)
         if member is not None and start.seq_no < member.seq_no:
             raise Refused(Status.BAD_SESSION, f"session {number}: a lower sequence number")
-        millis = member.timeout_millis if member else await roll.timeout_of(node, number)
+        can = context.engine.capabilities
+        millis: int | None = start.timeout_millis
+        if not can.adopt or how.recovery_window > can.longest_window:
+            millis = member.timeout_millis if member else await roll.timeout_of(node, number)
+            how = replace(how, recovery_window=max(rules.MIN_WINDOW, (millis or 0) / 1000))
         if millis is None:
             raise rules.not_there_to_resume(node, number)
         try:
@@ -157,15 +162,7 @@ async def _take_over(
     own_key = context.session_keys.of_identity(stream.identity)
     keys = dict.fromkeys((how.key, own_key, b""))
     for key in keys:
-        again = Attach(
-            how.node,
-            how.recovery_window,
-            how.description,
-            liveness="window",
-            key=key,
-            session_id=number,
-            assume_dead=True,
-        )
+        again = replace(how, key=key, session_id=number, assume_dead=True, adopt=True)
         try:
             return await context.engine.attach(again, stream)
         except AuthenticationFailed:

@@ -73,6 +73,7 @@ class Conversation:
         books: where its requests are counted.
         start_watch: how a watch is started.
         look: called when a change was noted; `tell_changes` is then to be called soon.
+        timeouts: what waiters have asked for, by session and name; all conversations share it.
 
     Attributes:
         replies: what is to be sent, in order.
@@ -89,6 +90,7 @@ class Conversation:
         books: Books,
         start_watch: StartWatch,
         look: Callable[[], None],
+        timeouts: dict[tuple[int, str], int] | None = None,
     ) -> None:
         self.replies: list[Any] = []
         self.operations: deque[Job] = deque()
@@ -101,8 +103,9 @@ class Conversation:
         self._look = look
         self._turns = Turns(self.replies)
         said = self._said = self._turns.said
-        self._requests = Requests(node, limits, books, said)
-        self._watches = Watches(limits, start_watch, look, said)
+        timeouts = {} if timeouts is None else timeouts
+        self._requests = Requests(node, limits, books, said, timeouts)
+        self._watches = Watches(limits, start_watch, look, said, timeouts)
         self._busy: dict[str, deque[Turn]] = {}
         self._ready: deque[Turn] = deque()
         self._unsettled: dict[str, Turn] = {}

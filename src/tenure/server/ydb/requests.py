@@ -63,19 +63,29 @@ class Requests:
         limits: what the client may make it hold.
         books: where its requests are counted.
         replies: where what is to be said is put.
+        timeouts: where the timeouts that its waiters have asked for stand, in milliseconds, by
+            session and name.
 
     Attributes:
         session_id: the session's id.
         next_hold: from here on the session has used no hold number.
     """
 
-    def __init__(self, node: str, limits: Limits, books: Books, replies: list[Any]) -> None:
+    def __init__(
+        self,
+        node: str,
+        limits: Limits,
+        books: Books,
+        replies: list[Any],
+        timeouts: dict[tuple[int, str], int],
+    ) -> None:
         self.session_id = 0
         self.next_hold = 0
         self._node = node
         self._limits = limits
         self._books = books
         self._replies = replies
+        self._timeouts = timeouts
         self._places: dict[str, _Place] = {}
         self._by_hold: dict[int, _Place] = {}
 
@@ -144,6 +154,7 @@ class Requests:
     def _forget(self, place: _Place) -> None:
         del self._places[place.name]
         del self._by_hold[place.hold]
+        self._timeouts.pop((self.session_id, place.name), None)
         self._books.leave(self._node, place.name)
 
     # The scripts
@@ -208,8 +219,8 @@ class Requests:
         place.asked = ask.req_id
         if enqueued.place is Place.GRANTED:
             place.granted = True
-        if not place.granted and place.gone is None:
-            self._replies.append(answers.pending(ask.req_id))
+        if not self._is_settled(place):
+            self._waits(ask)
 
     def _acquire_again(self, place: _Place, ask: Any) -> Script:
         """The session has a request for that name already: it is changed in place."""
@@ -236,7 +247,11 @@ class Requests:
             # What the client asks next of this name is answered from that result.
             yield Settled(ask.name)
         else:
-            self._replies.append(answers.pending(ask.req_id))
+            self._waits(ask)
+
+    def _waits(self, ask: Any) -> None:
+        self._timeouts[self.session_id, ask.name] = ask.timeout_millis
+        self._replies.append(answers.pending(ask.req_id))
 
     @staticmethod
     def _is_settled(place: _Place) -> bool:

@@ -47,9 +47,15 @@ class Member:
 
 
 class Roll:
-    """The sessions of one listener."""
+    """The sessions of one listener.
+
+    Attributes:
+        timeouts: what waiters have asked for, in milliseconds, by session and name; only of
+            sessions whose stream is here.
+    """
 
     def __init__(self, context: Context) -> None:
+        self.timeouts: dict[tuple[int, str], int] = {}
         self._context = context
         self._members: dict[Key, Member] = {}
         self._turns: dict[Key, tuple[asyncio.Lock, int]] = {}
@@ -93,6 +99,7 @@ class Roll:
             self._members[node, number] = Member(timeout_millis, seq_no, stream)
             return None
         former, member.stream, member.seq_no = member.stream, stream, seq_no
+        member.timeout_millis = timeout_millis
         return former
 
     def leave(self, node: str, number: int, stream: SessionStream) -> bool:

@@ -107,7 +107,12 @@ class SessionStream:
         self.identity = call.identity
         self.client_host = peer_host(self._connection.peer)
         self._conversation = Conversation(
-            node, context.limits, context.counts.semaphores, self._start_watch, self._look
+            node,
+            context.limits,
+            context.counts.semaphores,
+            self._start_watch,
+            self._look,
+            roll.timeouts,
         )
         self._session: EngineSession | None = None
         self._keep = True

@@ -6,7 +6,7 @@ nothing is told twice, or that was known already, whatever the store says.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tenure.errors import TenureError
@@ -57,6 +57,7 @@ class Watches:
         start_watch: how a watch is started.
         look: called when a change was noted.
         replies: where what is to be said is put.
+        timeouts: what waiters have asked for, in milliseconds, by session and name.
 
     Attributes:
         noted: watches of what has changed, in the order in which that was noted.
@@ -68,12 +69,14 @@ class Watches:
         start_watch: StartWatch,
         look: Callable[[], None],
         replies: list[Any],
+        timeouts: Mapping[tuple[int, str], int],
     ) -> None:
         self.noted: dict[Watch, None] = {}
         self._limits = limits
         self._start_watch = start_watch
         self._look = look
         self._replies = replies
+        self._timeouts = timeouts
         self._watches: dict[str, Watch] = {}
         self._begun: set[Watch] = set()  # these, and those whose describe is not answered yet
 
@@ -110,7 +113,11 @@ class Watches:
             self._replies.append(answers.not_described(ask.req_id, status_of(error), str(error)))
             return
         described = answers.described(
-            ask.req_id, found, owners=ask.include_owners, watched=new is not None
+            ask.req_id,
+            found,
+            self._timeouts,
+            owners=ask.include_owners,
+            watched=new is not None,
         )
         if (size := described.ByteSize()) > self._limits.output_bytes // 2:
             text = f"the description has {size} bytes; ask without owners and waiters"

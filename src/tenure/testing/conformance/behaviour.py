@@ -21,7 +21,16 @@ from tenure.testing.stage import Stage, Stores, new_loop
 __all__ = ["BEHAVIOURS", "Behaviour", "behaviour"]
 
 Need: TypeAlias = Literal[
-    "fencing", "watch", "data", "lasting", "resume", "since", "waiter_timeout", "durable", "virtual"
+    "fencing",
+    "watch",
+    "data",
+    "lasting",
+    "resume",
+    "since",
+    "waiter_timeout",
+    "durable",
+    "adopt",
+    "virtual",
 ]
 Play: TypeAlias = Callable[[Stage], Awaitable[None]]
 

@@ -215,6 +215,47 @@ async def a_resumed_session_is_its_new_program_s_and_keeps_its_own_text(stage: S
     assert session.description == "nightly"
 
 
+@behaviour("resume", "adopt")
+async def a_session_that_is_taken_over_can_get_another_window_and_description(
+    stage: Stage,
+) -> None:
+    former = await stage.program(liveness="window", window=30.0, description="first")
+    lease = await former.lock("m")
+    for window in (60.0, 20.0, 45.0):
+        said = f"for {window:g} s"
+        successor = await stage.program(
+            liveness="window",
+            window=window,
+            resume=former,
+            description=said,
+            assume_dead=True,
+            adopt=True,
+        )
+        [session] = await stage.eye.list_sessions(DEFAULT_NODE)
+        assert (session.description, session.recovery_window) == (said, window)
+        assert successor.recovered("m").hold == lease.hold
+        former = successor
+    kept = await stage.program(liveness="window", window=9.0, resume=former, assume_dead=True)
+    [session] = await stage.eye.list_sessions(DEFAULT_NODE)
+    assert session.recovery_window == 45.0
+    await kept.detach()
+
+
+@behaviour("resume", "adopt", "virtual")
+async def a_session_lives_for_the_window_that_it_has_adopted(stage: Stage) -> None:
+    for windows, lives in (((30.0, 5.0), 5.0), ((5.0, 30.0), 30.0), ((30.0, 4.0, 12.0), 12.0)):
+        program = await stage.program(liveness="window", window=windows[0])
+        for window in windows[1:]:
+            program = await stage.program(
+                liveness="window", window=window, resume=program, assume_dead=True, adopt=True
+            )
+        await program.detach()
+        await asyncio.sleep(lives - 1.0)
+        assert len(await stage.eye.list_sessions(DEFAULT_NODE)) == 1
+        await asyncio.sleep(2.0)
+        assert await stage.eye.list_sessions(DEFAULT_NODE) == []
+
+
 @behaviour("resume")
 async def a_resumed_session_is_proven_anew(stage: Stage) -> None:
     predecessor = await _predecessor(stage)

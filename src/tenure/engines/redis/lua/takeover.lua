@@ -1,10 +1,11 @@
--- ARGV: node, session, the new token's secret half, channel, key, epoch.
+-- ARGV: node, session, the new token's secret half, channel, key, its new window in microseconds
+-- (empty: the one that it has), epoch.
 -- Answers {"ok", token, window in microseconds, description}; or why not.
 --#head
 --#body
 --#rest
 local path, id = ARGV[1], ARGV[2]
-if ARGV[6] ~= meta[1] then
+if ARGV[7] ~= meta[1] then
   return {'lost'}
 elseif call('HEXISTS', P .. 'nodes', path) == 0 then
   return {'no node'}
@@ -28,5 +29,12 @@ if secret ~= ARGV[3] then -- or else sent before
 end
 local token = number .. '.' .. ARGV[3]
 call('HSET', key, 'a', token, 'c', ARGV[4], 't', '1')
+if ARGV[6] ~= '' then
+  s[3] = ARGV[6]
+  call('HSET', key, 'w', s[3])
+  if tonumber(s[3]) > tonumber(call('HGET', KEYS[1], 'g') or '0') then
+    call('HSET', KEYS[1], 'g', s[3])
+  end
+end
 touch(id)
 return {'ok', token, tonumber(s[3]), s[9]}
