@@ -306,6 +306,8 @@ class Door:
                 str(reason) or "the client has ended it; perhaps it does not trust the certificate"
             )
             self._context.log(logging.WARNING, "handshake failed", peer=greeting.peer, reason=why)
+            if isinstance(reason, ssl.SSLCertVerificationError) or "CERTIFICATE" in why.upper():
+                self._context.audit.refused_login(greeting.peer, why)
 
 
 def _alert(_: LimitReached) -> bytes:

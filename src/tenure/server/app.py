@@ -24,6 +24,7 @@ from tenure.engines import connect_engine
 from tenure.errors import InvalidArgument, Unsupported
 from tenure.server.addresses import Address
 from tenure.server.admission import fitted, raise_file_limit
+from tenure.server.audit import Audit
 from tenure.server.auth import Authenticator, Identity, Peer, Verdict
 from tenure.server.context import Context
 from tenure.server.limits import NO_LIMIT, Limits
@@ -55,7 +56,11 @@ class Server:
 
     Raises:
         Wrong: files that the settings name are not what they should be.
-        InvalidArgument, Unsupported: the store's URL is wrong, or there is no engine for it.
+        InvalidArgument, Unsupported: the store's URL is wrong, or there is no engine for it; or
+            the audit log cannot be opened.
+
+    Attributes:
+        audit: the audit log, which its owner closes last of all.
     """
 
     def __init__(self, settings: Settings, passed: list[socket.socket]) -> None:
@@ -66,6 +71,7 @@ class Server:
         self._is_open = False
         self._files = load_files(settings)
         self._apply(self._files)
+        self.audit = Audit(LOGGER, settings.audit_log)
         self._engine = connect_engine(settings.store, SystemClock())
         self._listeners: list[Listener] = []
 
@@ -97,7 +103,9 @@ class Server:
             )
         if not can.durable:
             tell(LOGGER, logging.WARNING, "the store ends with the server", store=self.store)
-        context = Context(self._engine, self._fitted_limits(), self._tokens, LOGGER)
+        context = Context(
+            self._engine, self._fitted_limits(), self._tokens, LOGGER, audit=self.audit
+        )
         if self._settings.busy_poll:
             poll = BusyPoll(asyncio.get_running_loop().call_soon, self._settings.busy_poll / 1e6)
             context.arrived = poll.arrived
@@ -171,10 +179,13 @@ class Server:
         """
         try:
             loaded = load_files(self._settings)
+            self.audit.reopen()
         except InvalidArgument as error:
             tell(LOGGER, logging.ERROR, "not reloaded, and all goes on as before", why=str(error))
             return
         before, self._files = self._files, loaded
+        for event, facts in loaded.changes(before):
+            self.audit.record(event, None, None, by="reload", **facts)
         self._apply(loaded)
         ended = 0
         for address, listener in zip(self._settings.listen, self._listeners, strict=False):

@@ -19,6 +19,7 @@ from tenure.clock import Clock
 from tenure.engines.contract import Engine
 from tenure.errors import NodeNotFound
 from tenure.server.admission import Admission
+from tenure.server.audit import Audit
 from tenure.server.auth.authenticator import Anybody
 from tenure.server.auth.identity import Identity
 from tenure.server.auth.peer import UNKNOWN_PEER, Peer
@@ -189,6 +190,7 @@ class Context:
         authenticator: who may come in.
         logger: where it is told.
         arrived: called whenever something has arrived from a client.
+        audit: the audit log; by default it is part of the log.
 
     Attributes:
         counts: what there is at the moment.
@@ -206,12 +208,14 @@ class Context:
         authenticator: Authenticator,
         logger: logging.Logger,
         arrived: Callable[[], None] = lambda: None,
+        audit: Audit | None = None,
     ) -> None:
         self.engine = engine
         self.limits = limits
         self.authenticator = authenticator
         self.logger = logger
         self.arrived = arrived
+        self.audit = audit or Audit(logger)
         self.counts = Counts(engine, limits)
         self.admission = Admission(
             limits, self.counts.connections, self.counts.greetings, engine.clock

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -31,6 +32,7 @@ _PATIENCE = 10.0
 def examine_files(settings: Settings) -> Iterator[Finding]:
     """Tokens, certificates and addresses: what is wrong, or dangerous, or fine. Raises nothing."""
     yield from _tokens(settings)
+    yield from _audit_log(settings)
     for address, files in settings.tls.items():
         yield _certificate(address, files)
         with contextlib.suppress(OSError):  # told above
@@ -74,6 +76,17 @@ def _tokens(settings: Settings) -> Iterator[Finding]:
     loose = readable_by_others(path)
     if loose is not None:
         yield _warning("tokens", loose)
+
+
+def _audit_log(settings: Settings) -> Iterator[Finding]:
+    path = settings.audit_log
+    if path is None:
+        return
+    place = path if os.path.exists(path) else os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path) or not os.access(place, os.W_OK):
+        yield Finding("failure", "audit log", f"the audit log {path} cannot be written")
+    else:
+        yield Finding("ok", "audit log", f"actions are recorded in {path}")
 
 
 def _certificate(address: Address, files: TlsFiles) -> Finding:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 
 if TYPE_CHECKING:
+    from tenure.server.auth.identity import Identity
     from tenure.server.hosted import Hosted
     from tenure.server.reads import Reader
 
@@ -19,6 +20,16 @@ class Link(Protocol):
     @property
     def program(self) -> bytes:
         """Whose connection it is."""
+        ...
+
+    @property
+    def identity(self) -> Identity:
+        """Identity of its client."""
+        ...
+
+    @property
+    def peer(self) -> str:
+        """Address of its client."""
         ...
 
     def send(self, message: Struct) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tenure.server.addresses import Address
 from tenure.server.auth import Credentials, Token, read_tokens
 from tenure.server.auth.revocation import CertificateId, read_revoked
+from tenure.server.auth.tokens import Rights
 from tenure.server.examination import examine_files
 from tenure.server.log import LOGGER, tell
 from tenure.server.settings import Settings, Wrong
@@ -43,6 +45,25 @@ class LoadedFiles:
         former = before.authorities.get(address, frozenset())
         return bool(former - self.authorities.get(address, frozenset()))
 
+    def changes(self, before: LoadedFiles) -> Iterator[tuple[str, dict[str, object]]]:
+        """Yield what has changed since `before`, as events and facts of the audit log."""
+        if self.credentials is not None and before.credentials is not None:
+            yield from _changed_credentials(self.credentials, before.credentials)
+        if self.revoked != before.revoked:
+            added, gone = self.revoked - before.revoked, before.revoked - self.revoked
+            yield (
+                "revocation list changed",
+                {"certificates_revoked": len(added), "certificates_reinstated": len(gone)},
+            )
+        for address, authorities in self.authorities.items():
+            former = before.authorities.get(address, frozenset())
+            if authorities != former:
+                added_here, gone_here = authorities - former, former - authorities
+                yield (
+                    "client authorities changed",
+                    {"address": address.url, "added": len(added_here), "removed": len(gone_here)},
+                )
+
 
 def load_files(settings: Settings) -> LoadedFiles:
     """Read all files, and log warnings about them.
@@ -71,6 +92,35 @@ def load_files(settings: Settings) -> LoadedFiles:
             if files.client_ca is not None
         },
     )
+
+
+def _changed_credentials(
+    now: Credentials, before: Credentials
+) -> Iterator[tuple[str, dict[str, object]]]:
+    tokens, former = ({each.digest: each for each in of.tokens} for of in (now, before))
+    for digest, token in former.items():
+        if digest not in tokens:
+            yield "token revoked", {"token": token.name}
+    for digest, token in tokens.items():
+        was = former.get(digest)
+        if was is None:
+            yield "token added", {"token": token.name}
+        elif (was.rights, was.expires) != (token.rights, token.expires) or (
+            now.named and was.name != token.name
+        ):
+            renamed = was.name if was.name != token.name else None
+            yield "token changed", {"token": token.name, "former_name": renamed}
+    yield from _changed_rights("certificate", now.certificates, before.certificates)
+    yield from _changed_rights("uid", now.uids, before.uids)
+
+
+def _changed_rights(
+    kind: str, now: Mapping[Any, Rights], before: Mapping[Any, Rights]
+) -> Iterator[tuple[str, dict[str, object]]]:
+    for each in (*before, *(each for each in now if each not in before)):
+        if now.get(each) != before.get(each):
+            done = "revoked" if each not in now else "changed" if each in before else "added"
+            yield f"{kind} {done}", {kind: each}
 
 
 def _credentials(settings: Settings) -> Credentials | None:

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 
 from tenure.server.log_writer import LogWriter
 
-__all__ = ["LOGGER", "LogFormat", "LogLevel", "log_uncaught", "set_up", "tell"]
+__all__ = ["LOGGER", "LogFormat", "LogLevel", "log_uncaught", "moment", "set_up", "tell"]
 
 LogFormat: TypeAlias = Literal["text", "json"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
@@ -129,6 +129,8 @@ class _Seldom(logging.Filter):
         self._seen: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if getattr(record, "always", False):
+            return True
         key = record.name, str(record.msg)
         since, times = self._seen.get(key, (record.created, 0))
         # A wall clock that jumps back must not silence anything for long.
@@ -143,7 +145,7 @@ class _Seldom(logging.Filter):
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         event, facts = _content(record)
-        line = f"{_moment(record.created)} {record.levelname.lower():<8} {_plain(event)}"
+        line = f"{moment(record.created)} {record.levelname.lower():<8} {_plain(event)}"
         for name, value in facts.items():
             line += f"  {name}={_quoted(value)}"
         if record.exc_info:
@@ -155,7 +157,7 @@ class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         event, facts = _content(record)
         told: dict[str, Any] = {
-            "time": _moment(record.created),
+            "time": moment(record.created),
             "level": record.levelname.lower(),
             "event": event,
             **facts,
@@ -178,7 +180,8 @@ def _content(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
     return record.getMessage(), facts
 
 
-def _moment(seconds: float) -> str:
+def moment(seconds: float) -> str:
+    """Format a time in seconds since the epoch."""
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
     return f"{whole}.{int(seconds % 1 * 1000):03d}Z"
 

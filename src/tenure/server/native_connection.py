@@ -33,7 +33,7 @@ from tenure.server.auth import ANONYMOUS, Verdict, peer_of
 from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.hosted import Hosted
 from tenure.server.limits import LimitReached
-from tenure.server.native_operations import COMMANDS, ask
+from tenure.server.native_operations import COMMANDS, ask_audited
 from tenure.server.native_reads import READS
 from tenure.server.native_stream import HEARTBEAT, OutOfOrder, Stage, Stream
 from tenure.server.reads import PRICE, Reader, reader_of
@@ -130,6 +130,7 @@ class Connection(Stream):
         self._context.log(
             logging.WARNING, "connection ended", peer=self.peer, identity=self.identity, why=why
         )
+        self._context.audit.record("connection ended", self.identity, self.peer, why=why)
         self.bye(AuthenticationFailed(f"the server has ended this connection: {why}"))
         return True
 
@@ -197,6 +198,8 @@ class Connection(Stream):
             wrong_token = isinstance(error, AuthenticationFailed)
             event = "wrong token" if wrong_token else "wrong greeting"
             context.log(logging.WARNING, event, peer=self.peer, why=error)
+            if wrong_token:
+                context.audit.refused_login(self.peer, error, listener="tenure")
             self.bye(error)
             return
         self._share.greeted()
@@ -309,7 +312,11 @@ class Connection(Stream):
 
     async def _ask(self, message: Any) -> None:
         with self._failures_told(message):
-            self.send(await ask(self._context.engine, message))
+            context = self._context
+            answer = await ask_audited(
+                context.engine, message, context.audit, self.identity, self.peer
+            )
+            self.send(answer)
 
     async def _read(self, message: Any) -> None:
         most = self._limits.output_bytes // 2

@@ -12,6 +12,8 @@ from typing import Any
 from msgspec import Struct
 
 from tenure.engines.contract import Engine
+from tenure.server.audit import Audit
+from tenure.server.auth.identity import Identity
 from tenure.wire.messages import (
     AlterNode,
     CreateNode,
@@ -23,12 +25,32 @@ from tenure.wire.messages import (
     StoreTime,
 )
 
-__all__ = ["COMMANDS", "ask"]
+__all__ = ["COMMANDS", "ask", "ask_audited"]
 
 
 async def ask(engine: Engine, message: Struct) -> Struct:
     """Carry out a command; returns its answer, or raises what the engine raises."""
     return await _ASK[type(message)](engine, message)
+
+
+async def ask_audited(
+    engine: Engine, message: Any, audit: Audit, identity: Identity, peer: str
+) -> Struct:
+    """Carry out a command as `ask` does, and record it if it is an administrative action.
+
+    Args:
+        identity: of the client.
+        peer: its address.
+    """
+    describe = _AUDITED.get(type(message))
+    if describe is None:
+        return await ask(engine, message)
+    event, facts = describe(message)
+    with audit.action(event, identity, peer, **facts) as entry:
+        answer = await ask(engine, message)
+        if isinstance(answer, Done) and answer.found is False:
+            entry["outcome"] = None  # there was nothing to end
+        return answer
 
 
 async def _create_node(engine: Engine, message: CreateNode) -> Struct:
@@ -65,6 +87,17 @@ _ASK: dict[type[Struct], Callable[[Engine, Any], Awaitable[Struct]]] = {
     EndSession: _end_session,
     Evict: _evict,
     ReadStoreTime: _read_store_time,
+}
+
+_AUDITED: dict[type[Struct], Callable[[Any], tuple[str, dict[str, object]]]] = {
+    AlterNode: lambda it: ("node altered", {"node": it.path}),
+    CreateNode: lambda it: ("node created", {"node": it.path}),
+    DropNode: lambda it: ("node dropped", {"node": it.path, "force": it.force}),
+    EndSession: lambda it: ("session ended", {"node": it.path, "session": it.session_id}),
+    Evict: lambda it: (
+        "request evicted",
+        {"node": it.path, "name": it.name, "order_id": it.order_id},
+    ),
 }
 
 COMMANDS = frozenset(_ASK)

@@ -152,6 +152,7 @@ async def _serve(settings: Settings, environment: MutableMapping[str, str]) -> E
         finally:
             signs.cancel()
             await asyncio.wait({signs})
+            server.audit.close()
     tell(LOGGER, logging.INFO, "ended")
     return Ending()
 

@@ -205,7 +205,15 @@ async def _update(session: Hosted, message: UpdateSemaphore) -> Struct:
 
 
 async def _delete(session: Hosted, message: DeleteSemaphore) -> Struct:
-    await session.store.delete_semaphore(message.name, force=message.force)
+    deleting = session.store.delete_semaphore(message.name, force=message.force)
+    if message.force:
+        link, audit = session.link, session.hosting.context.audit
+        who = (None, None) if link is None else (link.identity, link.peer)
+        facts = {"node": session.node, "name": message.name, "session": session.store.id}
+        with audit.action("semaphore deleted by force", *who, **facts):
+            await deleting
+    else:
+        await deleting
     session.hosting.semaphores.deleted(session.node, message.name)
     return Done(message.rid)
 

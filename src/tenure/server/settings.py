@@ -110,6 +110,13 @@ SETTINGS: tuple[Setting, ...] = (
         "each line. Read again on SIGHUP.",
     ),
     Setting(
+        "audit-log",
+        "file",
+        "FILE",
+        "Administrative actions and refused logins, one JSON object on each line. Opened again on "
+        "SIGHUP. Without it they are in the log.",
+    ),
+    Setting(
         "database",
         "text",
         "PATH",
@@ -209,6 +216,7 @@ class Settings:
     listen: tuple[Address, ...]
     tls: Mapping[Address, TlsFiles]
     auth_token_file: str | None
+    audit_log: str | None
     database: str
     advertise: str | None
     dflockd: DflockdOptions
@@ -266,6 +274,7 @@ def put_together(given: Mapping[str, Given], faults: list[str]) -> Settings | No
         listen=tuple(addresses),
         tls=tls,
         auth_token_file=given["auth-token-file"].value,
+        audit_log=given["audit-log"].value,
         database=given["database"].value,
         advertise=given["advertise"].value,
         dflockd=dflockd,

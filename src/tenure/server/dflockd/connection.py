@@ -295,6 +295,8 @@ class Connection(Stream):
                 self._replies.append(OK)
                 return requests[1:]
         self._context.log(logging.WARNING, "access denied", peer=self.peer)
+        why = "the token is not valid" if command == "auth" else "the server requires a token"
+        self._context.audit.refused_login(self.peer, why, listener="dflockd")
         self._replies.append(ERROR_AUTH)
         self._flush()
         self._leaving = self._loop.call_later(_WRONG_TOKEN_PAUSE, self._close)
@@ -348,6 +350,7 @@ class Connection(Stream):
         self._context.log(
             logging.WARNING, "connection ended", peer=self.peer, identity=self.identity, why=why
         )
+        self._context.audit.record("connection ended", self.identity, self.peer, why=why)
         self._revoked = True
         self._requests.clear()
         self._unread.clear()

@@ -40,6 +40,12 @@ _DISCOVERY = "/Ydb.Discovery.V1.DiscoveryService/"
 _ALPN = ["h2"]
 _FLUSHED_IN = 1.0  # seconds in which a client can read that the server goes away
 
+_AUDITED = {
+    "AlterNode": "node altered",
+    "CreateNode": "node created",
+    "DropNode": "node dropped",
+}
+
 Unary = Callable[[Any, Call], Awaitable[Any]]
 
 
@@ -174,8 +180,9 @@ class YdbListener:
             call.identity = self._context.authenticator.authenticate(
                 call.metadata.get("x-ydb-auth-ticket", ""), connection.shown
             )
-        except AuthenticationFailed:
+        except AuthenticationFailed as error:
             connection.log(logging.WARNING, "access denied", call=call.path)
+            self._context.audit.refused_login(connection.peer, error, listener="ydb")
             raise
         call.authenticated = True
         connection.greeted(call.identity)
@@ -222,10 +229,25 @@ class YdbListener:
                 raise GrpcError(GrpcStatus.INVALID_ARGUMENT, text) from error
             await call.connection.departures.settled()
             text = self._wrong_database(call)
-            done = operation(Status.NOT_FOUND, text) if text else await answer(request, call)
+            if text:
+                done = operation(Status.NOT_FOUND, text)
+            elif name in _AUDITED:
+                done = await self._audited(_AUDITED[name], answer, request, call)
+            else:
+                done = await answer(request, call)
             await call.send(_framed(response_type(operation=done)))
 
         return {service + name: serve}
+
+    async def _audited(self, event: str, answer: Unary, request: Any, call: Call) -> Any:
+        with self._context.audit.action(
+            event, call.identity, call.connection.peer, node=request.path
+        ) as entry:
+            done = await answer(request, call)
+            if done.status != Status.SUCCESS:
+                why = "; ".join(issue.message for issue in done.issues)
+                entry.update(outcome="failed", why=why)
+            return done
 
     async def _list_endpoints(self, request: Any, call: Call) -> Any:  # noqa: ARG002
         own = _shown(self._address.host), self._port

@@ -344,7 +344,14 @@ class SessionStream:
         semaphores.created(self._node, operation.name)
 
     async def _delete(self, operation: Delete, session: EngineSession) -> None:
-        await operation.start(session)
+        if operation.force:
+            facts = {"node": self._node, "name": operation.name, "session": session.id}
+            with self._context.audit.action(
+                "semaphore deleted by force", self._call.identity, self._connection.peer, **facts
+            ):
+                await operation.start(session)
+        else:
+            await operation.start(session)
         self._context.counts.semaphores.deleted(self._node, operation.name)
 
     def _done(self, job: Job, future: asyncio.Future[Any]) -> None:

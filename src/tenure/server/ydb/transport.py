@@ -311,6 +311,7 @@ class Connection(Http2Protocol, AbstractHandler):
         if why is None:
             return False
         self.log(logging.WARNING, "connection ended", identity=self.identity, why=why)
+        self.context.audit.record("connection ended", self.identity, self.peer, why=why)
         self.drain()
         return True
 

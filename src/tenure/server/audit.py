@@ -1,0 +1,174 @@
+"""Audit log: administrative actions, refused logins and changed credentials.
+
+Each record is a JSON object on one line: ``time``, ``event``, ``identity``, ``kind`` (of the
+identity), ``source`` (the client's address), and the object of the action. Records go to a file of
+their own or, without one, to the server's log.
+
+Rules:
+
+* Recording never blocks and never fails: a file is written by a thread (`LogWriter`), and what it
+  cannot take is dropped and counted.
+* An action is recorded when its outcome is known. If its client is gone by then, or the server is
+  closed, the outcome is ``unknown``: the store may have done it.
+* Only refused logins, which a stranger can repeat without end, are recorded a few times for each
+  source and then counted.
+* A record contains no token and no data of a semaphore.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tenure.errors import InvalidArgument
+from tenure.server.auth.identity import Identity
+from tenure.server.log import moment
+from tenure.server.log_writer import LogWriter
+
+__all__ = ["Audit"]
+
+_OFTEN = 20  # refused logins of one source that are recorded in a period
+_PERIOD = 10.0  # seconds
+_SOURCES = 1000  # sources that are counted apart in a period
+_LONGEST = 1000  # characters of one value
+_OTHERS = "other sources"
+
+
+class Audit:
+    """Audit log of one server.
+
+    Args:
+        logger: takes the records where there is no file, and what is wrong with the file.
+        path: of the file, which is created with mode 0600 if it is missing.
+
+    Raises:
+        InvalidArgument: the file cannot be opened.
+    """
+
+    def __init__(self, logger: logging.Logger, path: str | None = None) -> None:
+        self._logger = logger
+        self._path = path
+        self._file = -1
+        self._writer: LogWriter | None = None
+        self._refused: dict[str, int] = {}
+        self._refused_since = time.monotonic()
+        if path is not None:
+            self._file = _open(path)
+            self._writer = LogWriter(self._file, _dropped_line)
+
+    @property
+    def dropped(self) -> int:
+        """Records that were dropped."""
+        return 0 if self._writer is None else self._writer.dropped
+
+    def record(
+        self, event: str, identity: Identity | None, source: str | None, /, **facts: object
+    ) -> None:
+        """Record that something happened.
+
+        Args:
+            identity: that did it; ``None`` for the server itself and for a stranger.
+            source: the client's address; ``None`` for the server itself.
+            facts: the object, and what belongs to it; ``None`` is left out.
+        """
+        entry: dict[str, object] = {
+            "identity": None if identity is None else identity.name,
+            "kind": None if identity is None else identity.kind,
+            "source": source,
+            **{name: _short(value) for name, value in facts.items() if value is not None},
+        }
+        if self._writer is not None:
+            self._writer.put(_line(event, entry))
+        elif self._logger.isEnabledFor(logging.INFO):
+            extra = {"facts": {"action": event, **entry}, "always": True}
+            self._logger.info("audit", extra=extra)
+
+    @contextmanager
+    def action(
+        self, event: str, identity: Identity | None, source: str | None, /, **facts: object
+    ) -> Iterator[dict[str, object]]:
+        """Record an action of a client when the block ends, with its outcome.
+
+        The block may add to the facts; with ``outcome`` set to ``None`` nothing is recorded,
+        because nothing was done.
+        """
+        facts["outcome"] = "done"
+        try:
+            yield facts
+        except Exception as error:
+            facts.update(outcome="failed", why=str(error))
+            raise
+        except BaseException:  # cancelled: the store may have done it
+            facts["outcome"] = "unknown"
+            raise
+        finally:
+            if facts["outcome"] is not None:
+                self.record(event, identity, source, **facts)
+
+    def refused_login(self, source: str, why: object, **facts: object) -> None:
+        """Record a client that was not let in."""
+        now = time.monotonic()
+        if now - self._refused_since >= _PERIOD:
+            self._tell_refused()
+            self._refused_since = now
+        host = source.rpartition(":")[0] or source
+        if host not in self._refused and len(self._refused) >= _SOURCES:
+            host = _OTHERS
+        count = self._refused[host] = self._refused.get(host, 0) + 1
+        if count <= _OFTEN:
+            self.record("login refused", None, source, why=str(why), **facts)
+
+    def _tell_refused(self) -> None:
+        refused, self._refused = self._refused, {}
+        for host, count in refused.items():
+            if count > _OFTEN:
+                self.record("more logins refused", None, host, count=count - _OFTEN)
+
+    def reopen(self) -> None:
+        """Go on in the file of that name, which may have been renamed.
+
+        Raises:
+            InvalidArgument: it cannot be opened; the file from before goes on.
+        """
+        if self._path is not None:
+            file = _open(self._path)
+            # The writer's descriptor stays the same, so a write under way is not disturbed.
+            os.dup2(file, self._file, inheritable=False)
+            os.close(file)
+
+    def close(self) -> None:
+        """Write what waits, which takes a bounded time. Safe to call twice."""
+        self._tell_refused()
+        if self._writer is not None and self._writer.close() and self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def _short(value: object) -> object:
+    """Cut a text that a client may have made long."""
+    if isinstance(value, str) and len(value) > _LONGEST:
+        return value[:_LONGEST] + "..."
+    return value
+
+
+def _open(path: str) -> int:
+    try:
+        # Not blocking: a pipe that no process reads is an error instead of a stop.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        raise InvalidArgument(f"the audit log {path} cannot be opened: {error.strerror}") from None
+
+
+def _line(event: str, entry: dict[str, Any]) -> bytes:
+    told = {"time": moment(time.time()), "event": event, **entry}
+    return json.dumps(told, default=str).encode() + b"\n"
+
+
+def _dropped_line(count: int) -> bytes:
+    return _line("records were dropped", {"count": count})
