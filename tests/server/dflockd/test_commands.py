@@ -11,6 +11,7 @@ import json
 import pytest
 
 from tenure.engines.contract import Engine
+from tenure.server.limits import Limits
 from tenure.testing import VirtualClock
 from tests.server.dflockd.talking import Client, play, serving
 
@@ -488,3 +489,45 @@ async def test_stats_say_who_has_what(clock: VirtualClock, engine: Engine) -> No
         assert [each["key"] for each in told["idle_semaphores"]] == ["idles"]
         assert told["idle_locks"][0]["idle_s"] > 5
         assert told["connections"] == 2
+
+
+async def test_statistics_wait_for_their_turn_and_others_are_served(
+    clock: VirtualClock, engine: Engine
+) -> None:
+    async with serving(clock, engine=engine, read_timeout=1000.0) as listener:
+        holder, greedy, other = Client(listener), Client(listener), Client(listener)
+        for number in range(300):
+            holder.ask("l", f"job{number}", "0")
+            await holder.hears()
+        greedy.say(b"stats\n_\n_\n" * 200)
+        assert greedy.heard.count(b"\n") <= 1
+        assert await other.asks("ping") == "ok"
+        while greedy.heard.count(b"\n") < 200:  # noqa: ASYNC110  (there is no event at this end)
+            await asyncio.sleep(0.1)
+        for reply in greedy.heard.splitlines():
+            told = json.loads(reply.removeprefix(b"ok "))
+            assert [each["key"] for each in told["locks"]] == [f"job{n}" for n in range(300)]
+        assert listener.context.reads.waiting == 0
+
+
+async def test_statistics_end_with_their_client(clock: VirtualClock) -> None:
+    async with serving(clock) as listener:
+        clients = [Client(listener) for _ in range(5)]
+        for client in clients:
+            client.say(b"stats\n_\n_\n" * 100)
+        for client in clients:
+            client.abort()
+        await asyncio.sleep(1)
+        assert listener.context.reads.waiting == 0
+
+
+async def test_statistics_that_are_too_long_are_refused(clock: VirtualClock) -> None:
+    tight = Limits(output_bytes=8 * 1024 * 1024 + 4096, semaphores=100_000)
+    async with serving(clock, limits=tight) as listener:
+        client = Client(listener)
+        for number in range(20_000):
+            listener.locks.add(f"{number:0200d}", 2, clock.now())
+        client.ask("stats")
+        await asyncio.sleep(1)
+        assert await client.hears() == "error\n"
+        assert await client.asks("ping") == "ok"

@@ -186,7 +186,8 @@ def _renew(conn: Connection, name: str, argument: str, now: float) -> bytes | No
 
 
 def _stats(conn: Connection, name: str, argument: str, now: float) -> bytes | None:  # noqa: ARG001
-    return b"ok " + stats(conn.locks, conn.connections, now) + b"\n"
+    conn.put_off(stats(conn.locks, conn.connections, conn.reader))
+    return None
 
 
 def _ping(conn: Connection, name: str, argument: str, now: float) -> bytes | None:  # noqa: ARG001

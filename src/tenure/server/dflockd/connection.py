@@ -34,6 +34,7 @@ from tenure.server.dflockd.ends import is_gone, is_read, probe
 from tenure.server.dflockd.holder import Holder, attached
 from tenure.server.dflockd.stream import Stream
 from tenure.server.limits import LimitReached
+from tenure.server.reads import Reader, reader_of
 from tenure.wire.lines.replies import ERROR, ERROR_AUTH, ERROR_DRAINING, OK, QUEUED, grant
 from tenure.wire.lines.requests import RawRequest
 
@@ -54,6 +55,7 @@ class Connection(Stream):
     Attributes:
         number: which of the listener's it is.
         identity: of its client, once the greeting is over.
+        reader: turns of its costly reads, from then on.
         holder: who has what it holds; ``None`` while it has asked for nothing.
         enqueued: claims of the first of two phases, by their keys.
         most_claims: that it may have at a time.
@@ -79,12 +81,14 @@ class Connection(Stream):
         "locks",
         "most_claims",
         "number",
+        "reader",
     )
 
     def __init__(self, listener: DflockdListener, greeting: Greeting, number: int) -> None:
         super().__init__(listener.context, greeting.peer, COMMANDS)
         self.number = number
         self.identity = ANONYMOUS
+        self.reader: Reader
         self.locks = listener.locks
         self.holder: Holder | None = None
         self.enqueued: dict[str, Claim] = {}
@@ -271,6 +275,7 @@ class Connection(Stream):
             self.leave(ERROR)
             return False
         self.identity = identity
+        self.reader = reader_of(self._context.reads, identity, self._greeting.source)
         self._special = False
         self._context.log(logging.DEBUG, "connection greeted", peer=self.peer, identity=identity)
         return True

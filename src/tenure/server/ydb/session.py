@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.engines.contract import EngineSession, Removal
 from tenure.errors import SessionExpired, TenureError
-from tenure.model import Recovered
+from tenure.model import Recovered, SemaphoreDescription
 from tenure.server.accept import peer_host
 from tenure.server.limits import LimitReached
 from tenure.server.ydb.attaching import Refused, attach, check_number, node_at
@@ -24,7 +24,7 @@ from tenure.server.ydb.calls import Call, GrpcError, frame
 from tenure.server.ydb.calls import Status as GrpcStatus
 from tenure.server.ydb.core import Conversation, Job
 from tenure.server.ydb.messages import DecodeError, Request, Status, failure, status_of
-from tenure.server.ydb.operations import Create, Delete
+from tenure.server.ydb.operations import Create, Delete, Describe
 from tenure.server.ydb.pings import Pings, new_opaque
 
 if TYPE_CHECKING:
@@ -324,6 +324,8 @@ class SessionStream:
                 answer: Any = self._create(operation, session)
             elif isinstance(operation, Delete):
                 answer = self._delete(operation, session)
+            elif isinstance(operation, Describe) and (operation.owners or operation.waiters):
+                answer = self._describe(operation, session)
             else:
                 answer = operation.start(session)
         except TenureError as error:
@@ -336,6 +338,11 @@ class SessionStream:
             answer.add_done_callback(partial(self._done, job))
         else:
             self._conversation.answered(job, answer)
+
+    async def _describe(self, operation: Describe, session: EngineSession) -> SemaphoreDescription:
+        reader = self._connection.reader(self.identity)
+        async with reader.lock, reader:
+            return await operation.start(session)
 
     async def _create(self, operation: Create, session: EngineSession) -> None:
         semaphores = self._context.counts.semaphores

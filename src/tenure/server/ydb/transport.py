@@ -35,6 +35,7 @@ from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.budget import Share
 from tenure.server.foreign import explain, foreign
 from tenure.server.limits import LimitReached
+from tenure.server.reads import Reader, reader_of
 from tenure.server.ydb.calls import Call, GrpcError, Method
 from tenure.server.ydb.departures import Departures
 from tenure.server.ydb.http2 import Http2Protocol
@@ -94,6 +95,7 @@ class Connection(Http2Protocol, AbstractHandler):
         self._calls: set[Call] = set()
         self._made = False
         self._greeting = greeting
+        self._readers: dict[Identity, Reader] = {}
         self._greeting_timer: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._lingering: asyncio.TimerHandle | None = None
@@ -252,6 +254,14 @@ class Connection(Http2Protocol, AbstractHandler):
     def overloaded(self) -> bool:
         """Whether it has as many unanswered operations as may be."""
         return self._operations >= self.context.limits.operations_in_flight
+
+    def reader(self, identity: Identity) -> Reader:
+        """Return the turns of the connection's costly reads for this identity."""
+        reader = self._readers.get(identity)
+        if reader is None:
+            reader = reader_of(self.context.reads, identity, self._greeting.source)
+            self._readers[identity] = reader
+        return reader
 
     def operations(self, more: int) -> None:
         """So many more operations are unanswered; negative for fewer."""
