@@ -31,6 +31,13 @@ on_either = pytest.mark.parametrize(
 """The test is run with either durability."""
 
 
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Where a backup goes: a folder of its own."""
+    (tmp_path / "backups").mkdir()
+    return tmp_path / "backups" / "store.backup"
+
+
 Workers = Callable[..., contextlib.AbstractAsyncContextManager[list[Worker]]]
 Holders = Callable[..., contextlib.AbstractAsyncContextManager[list[Holder]]]
 

@@ -30,13 +30,6 @@ backup(sys.argv[1], sys.argv[2], force=True, progress=die)
 """
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """Where the backup goes."""
-    (tmp_path / "backups").mkdir()
-    return tmp_path / "backups" / "store.backup"
-
-
 async def fill(url: str, semaphores: int = 4) -> None:
     """Semaphores with more data than is copied in one step."""
     async with tenure.connect(url) as client:
