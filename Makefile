@@ -33,7 +33,7 @@ READY_bench := demo dev bench
 READY_mutation := demo dev mutation
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check chaos format guarantees bench mutate venv clean
+.PHONY: help demo test quick check chaos fuzz format guarantees bench mutate venv clean
 .NOTPARALLEL:
 
 help:  ## show this list
@@ -54,6 +54,9 @@ check: $(VENV)/.ready-dev  ## check style, formatting and types
 	$(BIN)/ruff format --check $(SOURCES) || failed=1; \
 	$(BIN)/mypy $(SOURCES) || failed=1; \
 	exit $$failed
+
+fuzz: $(VENV)/.ready-dev  ## fuzz all parsers for a minute (ARGS='--seconds 600 urls')
+	@$(BIN)/python -m tests.fuzzing $(ARGS)
 
 format: $(VENV)/.ready-dev  ## format the code and repair what ruff can
 	@$(BIN)/ruff check --fix $(SOURCES)

@@ -64,7 +64,7 @@ def _from_file(file: str, faults: list[str]) -> Iterator[tuple[str, Given]]:
     except OSError as error:
         faults.append(f"the file {file} cannot be read: {error.strerror}")
         return
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of numbers and lists without end
         faults.append(f"{file} is not TOML: {error}")
         return
     for name, value in read.items():

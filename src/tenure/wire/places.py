@@ -14,6 +14,7 @@ from tenure.errors import InvalidArgument
 __all__ = ["host_and_port", "is_host", "is_local", "parameters", "shown", "socket_path"]
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_DIGITS = 5  # of a port
 _LONGEST_LABEL = 63  # characters between two dots, of which there are some
 
 
@@ -42,7 +43,8 @@ def host_and_port(url: str, place: str, default: int, *, lowest: int = 1) -> tup
             raise InvalidArgument(f"{url!r}: {host!r} is not the name or the address of a host")
     if not port:
         return host, default
-    if not (port.isascii() and port.isdigit() and lowest <= int(port) < 1 << 16):
+    is_number = port.isascii() and port.isdigit() and len(port) <= _DIGITS
+    if not (is_number and lowest <= int(port) < 1 << 16):
         raise InvalidArgument(f"{url!r}: {port!r} is no port; a port is {lowest} to 65535")
     return host, int(port)
 

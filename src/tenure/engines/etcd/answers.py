@@ -6,7 +6,12 @@ key with its value, whose fields are all known.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
 from tenure.engines.etcd.protobuf import fields, long
+from tenure.errors import EngineError
 
 __all__ = [
     "Answer",
@@ -21,7 +26,32 @@ __all__ = [
     "read_watch",
 ]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _HEADER, _SUCCEEDED = b"\x0a", b"\x10\x01"
+
+
+def _of_etcd(read: Callable[P, T]) -> Callable[P, T]:
+    """Make an `EngineError` of whatever bytes that are no such message end in."""
+
+    @wraps(read)
+    def reads(*arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            return read(*arguments, **named)
+        except (
+            AssertionError,
+            AttributeError,
+            IndexError,
+            KeyError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise EngineError(
+                "the server's answer is none of etcd's: is it an etcd server?"
+            ) from error
+
+    return reads
 
 
 class KeyValue:
@@ -71,6 +101,7 @@ class Answer:
         self.more = False
 
     @property
+    @_of_etcd
     def parts(self) -> list[Answer]:
         if self._parts is None:
             self._parts = [
@@ -86,6 +117,7 @@ class Answer:
         return self.found[0] if self.found else None
 
 
+@_of_etcd
 def read_answer(data: bytes) -> Answer:
     """A TxnResponse."""
     answer = Answer()
@@ -123,6 +155,7 @@ def _read_part(data: bytes) -> Answer:
     return Answer()
 
 
+@_of_etcd
 def read_range(data: bytes) -> Answer:
     """A RangeResponse."""
     answer = Answer()
@@ -166,6 +199,7 @@ class Lease:
         self.granted = 0
 
 
+@_of_etcd
 def read_lease(data: bytes) -> Lease:
     """A LeaseGrantResponse, LeaseKeepAliveResponse or LeaseTimeToLiveResponse."""
     lease = Lease()
@@ -180,6 +214,7 @@ def read_lease(data: bytes) -> Lease:
     return lease
 
 
+@_of_etcd
 def read_string(data: bytes, wanted: int) -> str:
     """A field of text."""
     for field, value in fields(data):
@@ -216,6 +251,7 @@ class WatchAnswer:
         self.events: list[Event] = []
 
 
+@_of_etcd
 def read_watch(data: bytes) -> WatchAnswer:
     """A WatchResponse."""
     answer = WatchAnswer()

@@ -69,3 +69,5 @@ def long(data: bytes, at: int, first: int) -> tuple[int, int]:
         if byte < 0x80:
             return number, at
         shift += 7
+        if shift > 63:
+            raise ValueError("a number has more than 64 bits")

@@ -151,7 +151,7 @@ def _endpoint(shown: str, host: str) -> str:
         raise InvalidArgument(f"{shown}: {host!r} is not a host, such as one.example.org:{_PORT}")
     if not port and not host.endswith(":"):
         return f"{name}:{_PORT}"
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
         raise InvalidArgument(f"{shown}: {port!r} is not a port")
     return f"{name}:{port}"
 

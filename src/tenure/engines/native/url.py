@@ -144,7 +144,7 @@ def parse(url: str) -> Address:
 
 
 def _busy_poll(safe: str, given: str) -> float:
-    if not (given.isascii() and given.isdigit() and int(given) <= LONGEST):
+    if not (given.isascii() and given.isdigit() and len(given) < 10 and int(given) <= LONGEST):
         raise InvalidArgument(
             f"{safe!r}: {_BUSY_POLL} is a whole number of microseconds from 0 to {LONGEST}, not "
             f"{given!r}"

@@ -231,7 +231,7 @@ def _places(url: str, hosts: str, default: int) -> tuple[Place, ...]:
 
 
 def _database(url: str, text: str) -> int:
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > 9:
         raise InvalidArgument(f"{url!r}: a database is a number, not {text!r}")
     return int(text)
 

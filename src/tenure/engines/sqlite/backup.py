@@ -140,7 +140,10 @@ def told(progress: Progress | None) -> Callable[[int, int, int], object]:
 
 def check_whole(connection: sqlite3.Connection, path: str) -> None:
     """Raise unless a database is undamaged."""
-    (said,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    try:
+        (said,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    except UnicodeDecodeError:  # of a finding that names what the file contains
+        said = "it contains text that is none"
     if said != "ok":
         raise EngineError(f"{path} is damaged: {said}")
 

@@ -153,7 +153,7 @@ def _read(file: str, content: sqlite3.Connection) -> None:
                 )
             backup.backup(content)
             check_whole(content, file)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the second from what SQLite says
         raise EngineError(f"{file} is damaged, or no backup; SQLite said: {error}") from error
     content.execute("BEGIN")
     if version < schema.VERSION:

@@ -65,8 +65,17 @@ def to_column(number: int) -> int | str:
 
 
 def from_column(value: int | str) -> int:
-    """A limit or a count, from a column."""
-    return value if type(value) is int else int(value)
+    """A limit or a count, from a column.
+
+    Raises:
+        EngineError: the file is damaged.
+    """
+    if type(value) is int:
+        return value
+    try:
+        return int(value)
+    except (TypeError, ValueError) as error:
+        raise EngineError(f"the store is damaged: {value!r:.40} is no number") from error
 
 
 class Told:

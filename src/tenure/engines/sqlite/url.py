@@ -64,7 +64,7 @@ def parse(url: str) -> Address:
         raise InvalidArgument(
             f"{url!r}: '~' is not expanded; write the whole path after four slashes"
         )
-    decoded = os.fsdecode(unquote_to_bytes(path))
+    decoded = os.fsdecode(unquote_to_bytes(os.fsencode(path)))
     if "\0" in decoded:
         raise InvalidArgument(f"{url!r}: no file has a NUL in its name")
     options = _options(url, query)

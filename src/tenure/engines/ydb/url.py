@@ -178,7 +178,7 @@ def _endpoint(shown: str, host: str, default: int) -> str:
         raise InvalidArgument(f"{shown}: {host!r} is not a host, such as db.example.org:{default}")
     if not port:
         return f"{name}:{default}"
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
         raise InvalidArgument(f"{shown}: {port!r} is not a port")
     return f"{name}:{port}"
 

@@ -58,6 +58,7 @@ LONGEST = 4096
 """Characters of the longest."""
 
 _SCHEME = "sha256:"
+_UID_DIGITS = 10
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TABLE = re.compile(r"^\s*\[\s*(tokens|certificates|uids)\s*[.\]]", re.MULTILINE)
@@ -191,7 +192,7 @@ def _fault(token: str) -> str | None:
 def _parse_named(text: str, path: str) -> Credentials:
     try:
         read = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, UnicodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of numbers and lists without end
         raise InvalidArgument(f"the token file {path} is not TOML: {error}") from None
     for key, value in read.items():
         if key not in _TABLES:
@@ -214,7 +215,7 @@ def _parse_named(text: str, path: str) -> Credentials:
     }
     uids: dict[int, Rights] = {}
     for uid, entry in read.get("uids", {}).items():
-        if not (uid.isascii() and uid.isdecimal()):
+        if not (uid.isascii() and uid.isdecimal() and len(uid) <= _UID_DIGITS):
             raise InvalidArgument(f"{path}: [uids.{uid}]: a uid is a number")
         uids[int(uid)] = _rights(entry, f"{path}: [uids.{uid}]")
     return Credentials(tuple(tokens.values()), certificates, uids, named=True)

@@ -281,6 +281,12 @@ def _shown(host: str) -> str:
 def _authority(text: str) -> tuple[str, int] | None:
     """Host and port of ``host:port``; ``None`` if it is something else."""
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or "/" in host or not 0 < int(port) < 65536:
+    if (
+        not host
+        or not port.isdecimal()
+        or len(port) > 5
+        or "/" in host
+        or not 0 < int(port) < 65536
+    ):
         return None
     return host, int(port)

@@ -46,6 +46,9 @@ ERROR_NOT_ENQUEUED = b"error_not_enqueued\n"
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
+_DIGITS = 19  # of a lease: Python refuses to read thousands of them
+
+
 def grant(word: str, token: str, lease: int) -> bytes:
     """The reply that a lock is held: ``ok`` to who asked for it, ``acquired`` to who enqueued."""
     return f"{word} {token} {lease}\n".encode()
@@ -136,10 +139,11 @@ def read_reply(line: str) -> Reply:
         return Reply(status)
     if status == "ok" and rest.startswith("{"):
         return Reply(status, body=rest)
-    *token, lease = rest.split()
+    *token, lease = rest.split() or [""]
     if status not in {"ok", "acquired"} or len(token) > 1 or not lease.isascii():
         raise _bad_reply(line)
-    if not lease.isdecimal() or int(lease) > MOST_SECONDS or (token and int(lease) == 0):
+    is_number = lease.isdecimal() and len(lease) <= _DIGITS
+    if not is_number or int(lease) > MOST_SECONDS or (token and int(lease) == 0):
         raise _bad_reply(line)
     if status == "acquired" and not token:
         raise _bad_reply(line)
