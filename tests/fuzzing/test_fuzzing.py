@@ -121,7 +121,7 @@ def _grow(_data: bytes, _: random.Random) -> None:
 def test_memory_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.fuzzing.checks.MEMORY", 16)
     for _ in range(2):  # each input for itself
-        with pytest.raises(Finding, match="it took 6. MiB"):
+        with pytest.raises(Finding, match=r"it took 6. MiB"):
             run_one(Target("planted", _grow, ()), b"")
 
 
