@@ -54,7 +54,8 @@ class Reads:
     def waiting(self) -> int:
         """How many slices wait for their turn."""
         lines = [*self._waiting.values(), *self._busy.values()]
-        return sum(len(each) for line in lines for each in line.values())
+        turns = [turn for line in lines for each in line.values() for turn in each]
+        return sum(not turn.done() for turn in turns)
 
     async def begin(self, client: Hashable, connection: object) -> None:
         """Return when a slice may begin; `end` is to be called after it."""
