@@ -57,7 +57,7 @@ class Arena:
         Raises:
             LeaseLost: the attack has cost the holder its lease.
         """
-        query = f"?tls_ca={self.target.ca}" if self.target.ca else ""
+        query = f"?tls-ca={self.target.ca}" if self.target.ca else ""
         async with (
             tenure.connect(self.target.addresses["tenure"] + query) as client,
             client.session(recovery_window=WINDOW) as session,

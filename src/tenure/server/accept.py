@@ -2,8 +2,8 @@
 
 Rules:
 
-* A `Door` owns its sockets, the task that accepts on each, one task for each handshake, and the
-  refused connections whose clients may still read why. `aclose` ends them all.
+* A `Door` owns its sockets, one task for each handshake, and the refused connections whose clients
+  may still read why. `aclose` ends them all.
 * A `Greeting` is a connection's place in `Admission`, from being accepted to its end. Its protocol
   turns it into a connection that is let in (`let_in`), and gives it back once it is lost (`over`).
 * Each turn of the loop accepts a few connections. A connection over its source's rate is refused
@@ -31,9 +31,9 @@ from tenure.server.limits import LimitReached
 __all__ = ["Door", "Greeting", "peer_host", "peer_name"]
 
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_PAUSE = 1.0  # seconds without accepting, when there are no descriptors left
+_PAUSE = 1.0  # seconds without accepting, when there are no descriptors left, and none to free
 _SHUTDOWN_TIME = 5.0  # seconds that a TLS connection has for its farewell
-_TURN = 16  # connections that are accepted before others have their turn
+_TURN = 8  # connections that are accepted before others have their turn
 _LINGER = 1.0  # seconds in which the client of a refused connection can read why
 _LINGERING = 32  # refused connections that wait for that
 _ALERT = b"\x15\x03\x03\x00\x02\x02\x50"  # of TLS, fatal: internal_error
@@ -114,11 +114,6 @@ class Greeting:
             self._context.admission.leave(self.source, self._identity)
 
 
-def _cancel(task: asyncio.Task[None], _: LimitReached) -> None:
-    """End a handshake whose slot is needed."""
-    task.cancel()
-
-
 def _nothing(_: LimitReached) -> None:
     """Do nothing: the connection has no protocol."""
 
@@ -149,95 +144,89 @@ class Door:
         self._refusal = refusal if tls is None else _alert
         self._refused: deque[socket.socket] = deque()
         self._failures = Failures("accepting a connection", context.logger)
-        self._accepting: dict[asyncio.Task[None], socket.socket] = {}
-        self._arriving: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._paused: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._arriving: dict[asyncio.Task[None], socket.socket] = {}
+        self._cut: set[asyncio.Task[None]] = set()  # of them, those that the server has ended
 
     def open(self) -> None:
         """Begin to accept."""
-        loop = asyncio.get_running_loop()
         for sock in self._sockets:
             sock.setblocking(False)
             sock.listen(1024)
-            self._accepting[loop.create_task(self._accept(sock))] = sock
+            self._resume(sock)
 
     def replace(self, sockets: Sequence[socket.socket]) -> None:
         """Accept on other sockets from now on. Connections stay, and so do handshakes."""
-        former = [each for each in self._accepting if not each.done()]
-        self._accepting = {task: self._accepting[task] for task in former}
+        former = self._sockets
         self._sockets = list(sockets)
         self.open()
-        for task in former:
-            task.add_done_callback(self._accept_last)
-            task.cancel()
-
-    def _accept_last(self, task: asyncio.Task[None]) -> None:
-        """Accept what waits on a socket that was replaced, and close it."""
-        sock = self._accepting.pop(task, None)
-        if sock is None:
-            return  # the door is closed meanwhile, and has closed it
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError), sock:  # the error says that no more wait
-            while True:
-                self._admit(loop, *sock.accept())
+        for sock in former:
+            self._stop(sock)
+            with contextlib.suppress(OSError), sock:  # the error says that no more wait
+                while True:
+                    self._admit(*sock.accept())
 
     def renew_tls(self, tls: ssl.SSLContext, *, cut_handshakes: bool) -> None:
         """Begin connections with other certificates; see `tenure.server.listener.Listener`."""
         self._tls = tls
         if cut_handshakes:
-            for task in self._arriving:
-                task.cancel()
+            self._cut_arriving()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Accept nobody any more; who has come in stays. Safe to call twice."""
-        accepting, self._accepting = dict(self._accepting), {}
-        await _ended(list(accepting))
-        for sock in (*self._sockets, *accepting.values()):
+        for sock in self._sockets:
+            self._stop(sock)
             sock.close()
         self._sockets.clear()
 
     async def aclose(self) -> None:
         """Accept nobody any more, and send away who is at the door. Safe to call twice."""
-        await self.close()
-        await _ended(list(self._arriving))
+        self.close()
+        while self._arriving:
+            self._cut_arriving()
+            await asyncio.wait(set(self._arriving))
         while self._refused:
             self._refused.popleft().close()
 
-    async def _accept(self, sock: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        accepted = 0
-        while True:
-            if accepted >= _TURN:  # asyncio's loop would accept all that wait in one turn
-                accepted = 0
-                await asyncio.sleep(0)
-            accepted += 1
+    def _resume(self, sock: socket.socket) -> None:
+        self._paused.pop(sock, None)
+        self._loop.add_reader(sock, self._accept, sock)
+
+    def _stop(self, sock: socket.socket) -> None:
+        self._loop.remove_reader(sock)
+        paused = self._paused.pop(sock, None)
+        if paused is not None:
+            paused.cancel()
+
+    def _accept(self, sock: socket.socket) -> None:
+        """Accept a few of the connections that wait; the loop calls again while there are any."""
+        for _ in range(_TURN):
             try:
-                connection, address = await _accepted(loop, sock)
+                connection, address = sock.accept()
+            except BlockingIOError:
+                return
             except OSError as error:
                 if error.errno in _OUT_OF_RESOURCES:
-                    await self._wait_for_resources(error)
-                continue  # or else it was gone before it was accepted
-            except Exception as error:
-                self._failures.report(error)
-                await asyncio.sleep(_PAUSE)
-                continue
+                    self._make_room(sock, error)
+                    return
+                continue  # it was gone before it was accepted
             try:
-                self._admit(loop, connection, address)
+                self._admit(connection, address)
             except Exception as error:  # this one is sent away; the next may come in
                 self._failures.report(error)
                 connection.close()
 
-    async def _wait_for_resources(self, error: OSError) -> None:
+    def _make_room(self, sock: socket.socket, error: OSError) -> None:
         if self._refused:
             self._refused.popleft().close()
-        elif self._context.admission.make_room():
-            await asyncio.sleep(0)  # in which its socket is closed
-        else:
+        elif not self._context.admission.make_room():
             self._context.log(logging.ERROR, "no connection can be accepted", reason=error)
-            await asyncio.sleep(_PAUSE)
+            self._loop.remove_reader(sock)
+            self._paused[sock] = self._loop.call_later(_PAUSE, self._resume, sock)
 
-    def _admit(
-        self, loop: asyncio.AbstractEventLoop, connection: socket.socket, address: object
-    ) -> None:
+    def _admit(self, connection: socket.socket, address: object) -> None:
+        connection.setblocking(False)
         peer = peer_name(address)
         local = connection.family == socket.AF_UNIX
         source = local_source(connection) if local else source_at(peer_host(peer))
@@ -245,27 +234,40 @@ class Door:
             self._context.admission.arrive(source)
         except LimitReached as error:
             self._context.log(logging.WARNING, "connection refused", peer=peer, limit=error.limit)
-            self._refuse(loop, connection, error)
+            self._refuse(connection, error)
             return
         greeting = Greeting(self._context, peer, source)
-        task = loop.create_task(self._arrive(loop, connection, greeting))
-        greeting.displaced = partial(_cancel, task)
-        self._arriving.add(task)
+        task = self._loop.create_task(self._arrive(connection, greeting))
+        greeting.displaced = partial(self._cut_off, task)
+        self._arriving[task] = connection
         task.add_done_callback(partial(self._arrived, connection, greeting))
 
-    def _refuse(
-        self, loop: asyncio.AbstractEventLoop, connection: socket.socket, error: LimitReached
-    ) -> None:
+    def _cut_arriving(self) -> None:
+        for task in self._arriving:
+            self._cut_off(task)
+
+    def _cut_off(self, task: asyncio.Task[None], _: LimitReached | None = None) -> None:
+        """End a connection that has no protocol yet.
+
+        Its task is not cancelled: a protocol that was made in this turn of the loop would never be
+        told that its connection is lost.
+        """
+        connection = self._arriving.get(task)
+        if connection is not None:
+            self._cut.add(task)
+            with contextlib.suppress(OSError):  # the client has ended it first
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _refuse(self, connection: socket.socket, error: LimitReached) -> None:
         """Say why, and close the connection a moment later: at once, the client might not read it.
 
         Closing with unread input would reset the connection.
         """
-        connection.setblocking(False)
         with contextlib.suppress(OSError):  # the client is gone already
             connection.send(self._refusal(error))
             connection.shutdown(socket.SHUT_WR)
         if not self._refused:
-            loop.call_later(_LINGER, self._close_refused)
+            self._loop.call_later(_LINGER, self._close_refused)
         self._refused.append(connection)
         if len(self._refused) > _LINGERING:
             self._refused.popleft().close()
@@ -274,9 +276,8 @@ class Door:
         while self._refused:
             self._refused.popleft().close()
 
-    async def _arrive(
-        self, loop: asyncio.AbstractEventLoop, connection: socket.socket, greeting: Greeting
-    ) -> None:
+    async def _arrive(self, connection: socket.socket, greeting: Greeting) -> None:
+        loop = self._loop
         if self._tls is None:
             await loop.connect_accepted_socket(lambda: self._protocol(greeting), connection)
         else:
@@ -291,16 +292,15 @@ class Door:
     def _arrived(
         self, connection: socket.socket, greeting: Greeting, task: asyncio.Task[None]
     ) -> None:
-        self._arriving.discard(task)
-        if task.cancelled():
-            reason: object = None
-        else:
-            reason = task.exception()
-            if reason is None:
-                return  # the protocol has it now
+        del self._arriving[task]
+        cut = task in self._cut
+        self._cut.discard(task)
+        reason = None if task.cancelled() else task.exception()
+        if reason is None and not task.cancelled():
+            return  # the protocol has it now
         greeting.over()
         connection.close()
-        if reason is not None:
+        if reason is not None and not cut:
             # uvloop's errors have no words.
             why = (
                 str(reason) or "the client has ended it; perhaps it does not trust the certificate"
@@ -313,35 +313,6 @@ class Door:
 def _alert(_: LimitReached) -> bytes:
     """Refuse a client that begins with a TLS handshake."""
     return _ALERT
-
-
-async def _accepted(
-    loop: asyncio.AbstractEventLoop, sock: socket.socket
-) -> tuple[socket.socket, object]:
-    """Accept the next connection. When this is cancelled, none has been accepted and lost."""
-    while True:
-        try:
-            return sock.accept()
-        except (BlockingIOError, InterruptedError):
-            readable = loop.create_future()
-            loop.add_reader(sock, _set, readable)
-            try:
-                await readable
-            finally:
-                loop.remove_reader(sock)
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel tasks and see them end."""
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
 
 
 def peer_host(peer: str) -> str | None:

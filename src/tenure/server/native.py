@@ -114,7 +114,7 @@ class NativeListener:
         if self._door is None:
             return
         file, self._socket_file = self._socket_file, None
-        await self._door.close()
+        self._door.close()
         if file is not None:
             file.remove()
         self.farewell = EngineUnavailable(f"the server at {self._url} is going to be stopped")

@@ -158,7 +158,7 @@ class DflockdListener:
     async def drain(self) -> None:
         if self._door is None:
             return
-        await self._door.close()
+        self._door.close()
         self.locks.draining = True
         for connection in list(self._connections):
             connection.drain()

@@ -133,7 +133,7 @@ class YdbListener:
 
     async def drain(self) -> None:
         if self._door is not None:
-            await self._door.close()
+            self._door.close()
         for stream in list(self._streams):
             stream.go_elsewhere()
         for connection in list(self._connections):
