@@ -99,8 +99,8 @@ async def test_a_line_of_256_bytes_is_a_key(clock: VirtualClock, engine: Engine)
         assert token_of(await client.asks("l", "é" * 128, "0"))
         for key in "", "a b", "a\tb":
             assert await client.asks("l", key, "0") == "error"
-        client.say(b"l\n\xff\n0\n")
-        assert await client.hears() == "error\n"
+        client.say(b"\xff\njob\n0\nl\njob\n\xff\n")
+        assert await client.hears() == "error\nerror\n"
 
 
 async def test_what_was_asked_before_a_line_that_is_too_long_is_answered(

@@ -78,7 +78,7 @@ class Doorless(DflockdListener):
         await self.context.counts.semaphores.count_once()
         await self.context.engine.create_node(self.options.node, NodeConfig(), exist_ok=True)
         self._door = Door(self.context, [], self._connection, None, lambda _: b"")
-        self._tick()
+        self._start_timers()
 
     def describe(self, peer: str) -> str:
         return peer or "of nobody"

@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from tenure.engines.contract import Enqueued
+from tenure.server.dflockd.names import stored_name
 
 if TYPE_CHECKING:
     from tenure.server.dflockd.holder import Holder
@@ -87,6 +88,8 @@ class Key:
     """A key that is used, or was a moment ago.
 
     Attributes:
+        name: the key, as the connections have it.
+        stored: its name in the store (`tenure.server.dflockd.names`).
         limit: how many may hold it; of 1, its semaphore is a mutex, of more a lasting one.
         made: whether that lasting one is there, as far as is known.
         claims: of this server's clients.
@@ -94,10 +97,11 @@ class Key:
         used_at: when a claim was over the last time.
     """
 
-    __slots__ = ("claims", "limit", "made", "name", "used_at", "waiting")
+    __slots__ = ("claims", "limit", "made", "name", "stored", "used_at", "waiting")
 
     def __init__(self, name: str, limit: int, now: float) -> None:
         self.name = name
+        self.stored = stored_name(name)
         self.limit = limit
         self.made = False
         self.claims: set[Claim] = set()

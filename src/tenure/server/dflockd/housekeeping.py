@@ -9,6 +9,7 @@ from tenure.errors import SemaphoreBusy, SemaphoreNotFound, SessionExpired
 from tenure.model import Recovered
 from tenure.server.dflockd.claims import MARK
 from tenure.server.dflockd.locks import Locks
+from tenure.server.dflockd.names import key_of
 
 __all__ = ["Deaf", "collect", "know_leftovers"]
 
@@ -50,10 +51,12 @@ async def collect(locks: Locks, description: str) -> None:
                 if key.claims:
                     continue
                 try:
-                    found = await session.describe_semaphore(key.name, owners=False, waiters=False)
+                    found = await session.describe_semaphore(
+                        key.stored, owners=False, waiters=False
+                    )
                     if found.data == MARK:
-                        await session.delete_semaphore(key.name, force=False)
-                        locks.context.counts.semaphores.deleted(node, key.name)
+                        await session.delete_semaphore(key.stored, force=False)
+                        locks.context.counts.semaphores.deleted(node, key.stored)
                 except SemaphoreBusy:
                     key.used_at = locks.now()  # somebody else uses it
                     continue
@@ -70,5 +73,7 @@ async def know_leftovers(locks: Locks) -> None:
     now = locks.now()
     node = locks.options.node
     for each in await locks.context.engine.list_semaphores(node, owners=False, waiters=False):
-        if not each.ephemeral and each.data == MARK and each.name not in locks.keys:
-            locks.found(each.name, each.limit, now)
+        if not each.ephemeral and each.data == MARK:
+            key = key_of(each.name)
+            if key is not None and key not in locks.keys:
+                locks.found(key, each.limit, now)

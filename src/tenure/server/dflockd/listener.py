@@ -137,6 +137,9 @@ class DflockdListener:
             await self.aclose()
             raise
         self._door.open()
+        self._start_timers()
+
+    def _start_timers(self) -> None:
         self._tick()
         self._sweep_due = self.context.clock.now()
         self._sweeps = BackgroundTimer(

@@ -92,20 +92,21 @@ class Locks:
         """A key that was not known; ``None`` if there are as many as may be."""
         if len(self.keys) >= self.max_locks:
             return None
+        key = Key(name, limit, now)
         if limit == 1:
             try:
-                self._semaphores.join(self.options.node, name, ephemeral=True)
+                self._semaphores.join(self.options.node, key.stored, ephemeral=True)
             except LimitReached as error:
                 self.context.log(logging.WARNING, "lock refused", limit=error.limit)
                 return None
-        self.keys[name] = key = Key(name, limit, now)
+        self.keys[name] = key
         return key
 
     def found(self, name: str, limit: int, now: float) -> Key:
         """A key that is used already, and so cannot be refused."""
         self.keys[name] = key = Key(name, limit, now)
         if limit == 1:
-            self._semaphores.rejoin(self.options.node, name, ephemeral=True)
+            self._semaphores.rejoin(self.options.node, key.stored, ephemeral=True)
         else:
             key.made = True
         return key
@@ -115,11 +116,11 @@ class Locks:
         if self.keys.get(key.name) is key and not key.claims:
             del self.keys[key.name]
             if key.limit == 1:
-                self._semaphores.leave(self.options.node, key.name)
+                self._semaphores.leave(self.options.node, key.stored)
 
     async def make(self, key: Key, holder: Holder, mark: bytes) -> bytes:
         """See to it that its lasting semaphore is there; returns what to reply if it cannot be."""
-        node, name = self.options.node, key.name
+        node, name = self.options.node, key.stored
         try:
             await self._semaphores.create(node, name)
             await holder.session.create_semaphore(name, key.limit, mark, exist_ok=True)
@@ -152,7 +153,7 @@ class Locks:
         try:
             answer = holder.session.enqueue(
                 hold,
-                key.name,
+                key.stored,
                 EPHEMERAL_LIMIT if mutex else 1,
                 record,
                 timeout=timeout,
@@ -307,7 +308,7 @@ class Locks:
     def _left_in(self, claim: Claim, error: BaseException) -> None:
         if not isinstance(error, SessionExpired) and not claim.holder.over:
             if not self._unwanted:  # the first one speaks for all
-                name = claim.key.name
+                name = claim.key.stored
                 self.context.log(logging.WARNING, "not released yet", name=name, why=error)
             self._unwanted.append(claim)
 
@@ -359,7 +360,7 @@ class Locks:
 
     def expire(self, claim: Claim, now: float) -> None:
         """Its lease has run out, which is its end."""
-        self.context.log(logging.WARNING, "lease expired", name=claim.key.name, lease=claim.lease)
+        self.context.log(logging.WARNING, "lease expired", name=claim.key.stored, lease=claim.lease)
         self.give_up(claim, ERROR_LEASE_EXPIRED, now)
 
     # Holders

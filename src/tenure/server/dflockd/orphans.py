@@ -28,6 +28,7 @@ from tenure.model import Recovered, SemaphoreDescription, SessionDescription
 from tenure.server.dflockd.claims import Claim, Record
 from tenure.server.dflockd.holder import Holder
 from tenure.server.dflockd.locks import Locks
+from tenure.server.dflockd.names import key_of
 
 __all__ = ["Orphans", "session_text"]
 
@@ -118,10 +119,11 @@ async def _take_over(
     locks.holders.add(holder)
     for request in holder.found:
         holder.hold = max(holder.hold, request.hold)
-        record = Record.of(request.data, request.name)
+        name = key_of(request.name)
+        record = None if name is None else Record.of(request.data, name)
         described = semaphores.get(request.name)
-        if request.granted and record is not None and described is not None:
-            _keep(locks, holder, request, record, described)
+        if request.granted and name and record is not None and described is not None:
+            _keep(locks, holder, name, request, record, described)
         else:
             answer = holder.session.withdraw(request.hold)  # nobody waits for it any more
             if isinstance(answer, asyncio.Future):
@@ -157,6 +159,7 @@ async def _attach_again(
 def _keep(
     locks: Locks,
     holder: Holder,
+    name: str,
     request: Recovered,
     record: Record,
     semaphore: SemaphoreDescription,
@@ -164,9 +167,9 @@ def _keep(
     """Its token goes on being right, for as long as its lease has left."""
     now = locks.now()
     limit = 1 if request.ephemeral else semaphore.limit
-    key = locks.keys.get(request.name)
+    key = locks.keys.get(name)
     if key is None:
-        key = locks.found(request.name, limit, now)
+        key = locks.found(name, limit, now)
     claim = Claim(key, holder, request.hold, record.lease, record.seal)
     left = record.until / 1000 - locks.context.clock.wall()
     since = next((o.since for o in semaphore.owners if o.order_id == request.order_id), None)

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from tenure.server.dflockd.claims import HELD, Key
+from tenure.server.dflockd.names import readable
 from tenure.server.limits import LimitReached
 from tenure.server.reads import SLICE, Reader
 
@@ -54,19 +55,19 @@ def _describe(key: Key, now: float) -> tuple[str, dict[str, Any]]:
     """The list that a key belongs to, and its entry there."""
     mutex = key.limit == 1
     if not key.claims:
-        idle = {"key": key.name, "idle_s": round(max(0.0, now - key.used_at), 3)}
+        idle = {"key": readable(key.name), "idle_s": round(max(0.0, now - key.used_at), 3)}
         return "idle_locks" if mutex else "idle_semaphores", idle
     held = [each for each in key.claims if each.stage is HELD]
     if mutex:
         owner = held[0].holder.connection if held else None
         return "locks", {
-            "key": key.name,
+            "key": readable(key.name),
             "owner_conn_id": 0 if owner is None else owner.number,
             "lease_expires_in_s": round(max(0.0, held[0].deadline - now), 3) if held else 0.0,
             "waiters": key.waiting,
         }
     return "semaphores", {
-        "key": key.name,
+        "key": readable(key.name),
         "limit": key.limit,
         "holders": len(held),
         "waiters": key.waiting,

@@ -17,11 +17,11 @@ __all__ = [
 ]
 
 RawRequest: TypeAlias = tuple[str, str, str]
-"""A request as it stands: command, key, argument. Of one that is no text, all three are empty."""
+"""A request as it stands: command, key, argument. A key may be any bytes; each that is not UTF-8 is
+a lone surrogate, by the error handler ``surrogateescape``."""
 
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 _NO_SPACE = re.compile(r"[\x1c-\x1f]")  # Python divides at these, and the protocol does not
-_UNREADABLE: RawRequest = ("", "", "")
 
 
 class RequestReader:
@@ -56,10 +56,10 @@ class RequestReader:
         """The one request that this piece is, as most are; ``None`` if it has to be fed."""
         if not self.between or len(data) > LINE_BYTES:
             return None
+        text = data.decode("utf-8", "surrogateescape")
         try:
-            text = data.decode()
             command, key, argument, rest = text.split("\n")
-        except ValueError:  # it is no text, or has other lines
+        except ValueError:  # it has other lines
             return None
         return None if rest or "\r" in text else (command, key, argument)
 
@@ -97,10 +97,9 @@ class RequestReader:
 
 
 def _as_text(lines: list[bytes]) -> RawRequest:
-    try:
-        command, key, argument = (line.rstrip(b"\r").decode() for line in lines)
-    except UnicodeDecodeError:
-        return _UNREADABLE
+    command, key, argument = (
+        line.rstrip(b"\r").decode("utf-8", "surrogateescape") for line in lines
+    )
     return command, key, argument
 
 
