@@ -59,6 +59,26 @@ def native_first_bytes(target: Target) -> None:
     target.flood("tenure", b"", lambda: [b"\x00\x00\x10\x00", b"\x00"])
 
 
+def handshakes(target: Target) -> None:
+    """Make one TLS handshake after the other."""
+    target.flood("tenure", b"", list)
+
+
+def tiny_records(target: Target) -> None:
+    """Send each byte in a TLS record of its own."""
+    target.flood("dflockd", b"", b"\n", piece=1)
+
+
+def dflockd_pings(target: Target) -> None:
+    """Send pings, and read no answers."""
+    target.flood("dflockd", b"", b"ping\n_\n_\n")
+
+
+def dflockd_short_lines(target: Target) -> None:
+    """Send the shortest requests that there are."""
+    target.flood("dflockd", b"", b"\n")
+
+
 def dflockd_nonsense(target: Target) -> None:
     """Send commands that there are not."""
     target.flood("dflockd", b"", b"nonsense\nkey\n1\n")
@@ -69,8 +89,12 @@ ATTACKS: dict[str, Attack] = {
     for each in (
         Attack(native_pings),
         Attack(native_first_bytes),
+        Attack(handshakes, tls=True),
         Attack(dflockd_nonsense),
+        Attack(dflockd_pings),
+        Attack(dflockd_short_lines),
         Attack(http2.settings),
+        Attack(http2.settings, tls=True),
         Attack(http2.pings),
         Attack(http2.priorities),
         Attack(http2.window_updates),

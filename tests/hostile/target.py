@@ -71,19 +71,24 @@ class Target:
         return secured
 
     def flood(
-        self, listener: Listener, opening: bytes, unit: bytes | Callable[[], Iterable[bytes]]
+        self,
+        listener: Listener,
+        opening: bytes,
+        unit: bytes | Callable[[], Iterable[bytes]],
+        piece: int = _PIECE,
     ) -> None:
         """Send `opening` once on a connection, then `unit` without end; when cut off, again.
 
         What a callable returns is sent once for each connection, and then the connection is closed.
+        A write has about `piece` bytes.
         """
         while not self.stopped.is_set():
             try:
                 with self.connect(listener) as sock:
                     self.send(sock, opening)
                     if isinstance(unit, bytes):
-                        piece = unit * max(1, _PIECE // len(unit))
-                        while self.send(sock, piece):
+                        data = unit * max(1, piece // len(unit))
+                        while self.send(sock, data):
                             pass
                     else:
                         for each in unit():

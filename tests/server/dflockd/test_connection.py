@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from tenure.engines.contract import Attach, Engine
 from tenure.engines.memory import MemoryEngine
 from tenure.engines.memory.session import MemorySession
-from tenure.errors import EngineError
-from tenure.server.auth import Authenticator
+from tenure.errors import AuthenticationFailed, EngineError
+from tenure.server.auth import Authenticator, Identity, Peer
+from tenure.server.auth.authenticator import Anybody
+from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.dflockd.holder import Holder
 from tenure.server.dflockd.housekeeping import Deaf
 from tenure.server.limits import Limits
@@ -34,7 +36,45 @@ def token_of(reply: str) -> str:
     return match[1]
 
 
+class Broken(Anybody):
+    """An authenticator with a defect."""
+
+    required = True
+
+    def authenticate(self, token: str, peer: Peer = UNKNOWN_PEER) -> Identity:
+        if token:
+            raise MemoryError
+        raise AuthenticationFailed("no token")
+
+
 # Bytes
+
+
+async def test_a_request_that_fails_unexpectedly_ends_its_connection_with_a_line_in_the_log(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(clock, authenticator=Broken()) as listener:
+        client = Client(listener)
+        client.ask("auth", "_", "token")
+        assert await client.hears() == "error\n"
+        await asyncio.sleep(1)
+        assert client.gone
+    (failed,) = (each for each in caplog.records if each.message == "a request failed")
+    assert failed.facts["error"] == "MemoryError()"  # type: ignore[attr-defined]
+
+
+async def test_thousands_of_requests_at_once_are_answered_in_order_while_others_are_served(
+    clock: VirtualClock, engine: Engine
+) -> None:
+    async with serving(clock, engine=engine) as listener:
+        client, other = Client(listener), Client(listener)
+        client.say(b"ping\n_\n_\nnone\n_\n_\n" * 5000)
+        assert len(client.heard) < 5000, "the rest waits for later iterations"
+        assert await other.asks("ping") == "ok"
+        heard = ""
+        while len(heard) < 5000 * len("ok\nerror\n"):
+            heard += await client.hears()
+        assert heard == "ok\nerror\n" * 5000
 
 
 async def test_requests_that_come_together_are_served_in_order(

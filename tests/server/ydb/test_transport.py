@@ -14,6 +14,7 @@ from typing import Any
 import h2.config
 import h2.connection
 import pytest
+from grpclib.client import UnaryUnaryMethod
 from grpclib.const import Status as GrpcStatus
 from grpclib.exceptions import GRPCError
 from h2.errors import ErrorCodes
@@ -22,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenure.server.limits import Limits
+from tenure.server.ydb.calls import Call, GrpcError
 from tenure.server.ydb.messages import Request, Status
 from tests.server.ydb.raw import (
     NODE,
@@ -102,6 +104,53 @@ class Http2:
     async def flush(self) -> None:
         self._writer.write(self.h2.data_to_send())
         await self._writer.drain()
+
+
+class Defective:
+    """Receives a call's messages, and fails at the first."""
+
+    choked = False
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.ended: asyncio.Future[GrpcError] = asyncio.get_running_loop().create_future()
+
+    def received(self, message: bytes) -> None:
+        raise RuntimeError("a defect")
+
+    def half_closed(self) -> None:
+        raise AssertionError("it has failed")
+
+    def broken(self, error: GrpcError) -> None:
+        self.ended.set_result(error)
+
+
+async def test_a_message_that_fails_unexpectedly_ends_its_call_alone() -> None:
+    async def defective(call: Call) -> None:
+        receiver = Defective(call)
+        call.listen(receiver)
+        raise await receiver.ended
+
+    async with serving() as server:
+        server.listener._methods["/defective"] = defective
+        async with channel(server.target) as over:
+            healthy = await session(over)
+            method = UnaryUnaryMethod(over.channel, "/defective", Request, Request)
+            with pytest.raises(GRPCError) as caught:
+                await method(Request(), timeout=PATIENCE)
+            assert caught.value.status is GrpcStatus.INTERNAL
+            assert await healthy.acquired(await healthy.acquire("m", 1, ephemeral=True))
+        assert "a call failed: /defective" in server.lines.events()
+
+
+async def test_a_thousand_messages_in_a_frame_are_all_answered() -> None:
+    async with serving() as server, channel(server.target) as over:
+        client = await session(over)
+        ping = Request(ping=Request.PingPong(opaque=7)).SerializeToString()
+        frame = b"\x00" + len(ping).to_bytes(4, "big") + ping
+        await client.call._stream.send_data(frame * 1000)
+        for _ in range(1000):
+            assert (await client.expect("pong")).opaque == 7
 
 
 # --- bad input

@@ -85,7 +85,7 @@ class Connection(Stream):
     )
 
     def __init__(self, listener: DflockdListener, greeting: Greeting, number: int) -> None:
-        super().__init__(listener.context, greeting.peer, COMMANDS)
+        super().__init__(listener.context, greeting, COMMANDS)
         self.number = number
         self.identity = ANONYMOUS
         self.reader: Reader
@@ -126,6 +126,7 @@ class Connection(Stream):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._share.close()
         self._requests.clear()
         self._unread.clear()
         self._greeting.over()
@@ -276,6 +277,7 @@ class Connection(Stream):
             return False
         self.identity = identity
         self.reader = reader_of(self._context.reads, identity, self._greeting.source)
+        self._share.greeted()
         self._special = False
         self._context.log(logging.DEBUG, "connection greeted", peer=self.peer, identity=identity)
         return True

@@ -1,7 +1,8 @@
 """The bytes of a connection: requests in their order, replies in one write.
 
-* **Reading.** What arrives is carried out within `data_received`, so many bytes a turn. It is not
-  read from while much is unread here, or while its client does not read; but while it waits for a
+* **Reading.** What arrives is carried out within `data_received`, as far as the connection's share
+  of the loop's iteration goes (`tenure.server.budget`). It is not read from while much is unread
+  here, or while its client does not read; but while it waits for a
   lock it is, because its end must be noticed. Who sends much without end meanwhile is cut off.
 * **End of input.** A client that sends its requests and half-closes right behind them, as
   ``printf … | nc`` does, gets every reply, also that of a wait. One that ends later, while it
@@ -19,6 +20,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tenure.server.accept import Greeting
+from tenure.server.budget import Share
 from tenure.server.context import Context
 from tenure.server.dflockd.claims import WAITING, Claim
 from tenure.server.foreign import Foreign, explain, foreign, http_answer, is_http
@@ -27,7 +30,8 @@ from tenure.wire.lines.requests import RawRequest, RequestReader
 
 __all__ = ["Stream"]
 
-_TURN = 8 * 1024  # bytes that are carried out before others have their turn
+_TURN = 8 * 1024  # bytes that are cut into requests at a time
+_LOOK = 8  # requests after which it is seen whether its share is used up
 _LONG = 1024  # bytes of a reply that does not wait for others
 _MUCH = 64 * 1024  # unread bytes with which it is not read from
 _TOO_MUCH = 512 * 1024  # unread bytes of a client that waits for a lock
@@ -40,7 +44,7 @@ class Stream(asyncio.Protocol):
 
     Args:
         context: the server's.
-        peer: where it comes from.
+        greeting: its place among the server's connections.
         commands: what a request is carried out with, as `tenure.server.dflockd.commands` says.
     """
 
@@ -52,7 +56,6 @@ class Stream(asyncio.Protocol):
         "_commands",
         "_context",
         "_fresh",
-        "_going_on",
         "_heard_at",
         "_lines",
         "_loop",
@@ -63,6 +66,7 @@ class Stream(asyncio.Protocol):
         "_replies",
         "_request",
         "_requests",
+        "_share",
         "_special",
         "_transport",
         "_unread",
@@ -72,10 +76,10 @@ class Stream(asyncio.Protocol):
     def __init__(
         self,
         context: Context,
-        peer: str,
+        greeting: Greeting,
         commands: Mapping[str, Callable[[Any, str, str, float], bytes | None]],
     ) -> None:
-        self.peer = peer
+        self.peer = greeting.peer
         self._commands = commands
         self._context = context
         self._now = context.clock.now
@@ -92,7 +96,7 @@ class Stream(asyncio.Protocol):
         self._over = False  # its client says nothing more
         self._heard_at = self._now()
         self._lines = 0
-        self._going_on = False
+        self._share = Share(context.budget, greeting.source, self._go_on)
         # What it is busy with
         self._busy = False
         self._request: RawRequest = ("", "", "")
@@ -130,38 +134,47 @@ class Stream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         arrived, clock = self._arrived, self._now  # an instance's own are called faster like this
         arrived()
-        request = None
-        if not (self._special or self._busy or self._requests or self._unread):
-            request = self._reader.alone(data)
-        if request is None:
-            self._receive(data)
+        try:
+            if self._busy or self._requests or self._unread or not self._share.begin():
+                self._keep(data)
+                return
+            request = None if self._special else self._reader.alone(data)
+            if request is None:
+                self._receive(data)
+                self._share.end()
+                return
+            # This is the usual case, and what `_take` does would come to the same.
+            self._heard_at = now = clock()
+            self._lines = -1
+            name, key, argument = self._request = request
+            command = self._commands.get(name)
+            reply = self._unknown(name) if command is None else command(self, key, argument, now)
+            if reply is None:
+                self._busy = True
+            elif self._transport is not None:
+                self._transport.write(reply)
+        except Exception as error:
+            self._failed(error)
+
+    def _keep(self, data: bytes) -> None:
+        """Keep what has arrived when it cannot be carried out now."""
+        self._unread += data
+        if self._awaited is not None and len(self._unread) > _TOO_MUCH:
+            self._context.log(logging.WARNING, "sends too much", peer=self.peer)
+            self.cut_off()
             return
-        # This is the usual case, and what `_take` does would come to the same.
-        self._heard_at = now = clock()
-        self._lines = -1
-        name, key, argument = self._request = request
-        command = self._commands.get(name)
-        reply = self._unknown(name) if command is None else command(self, key, argument, now)
-        if reply is None:
-            self._busy = True
-        elif self._transport is not None:
-            self._transport.write(reply)
+        self._settle_reading()
+        self._go_on_soon()
 
     def _receive(self, data: bytes) -> None:
-        """What arrives when it cannot simply be carried out."""
+        """Carry out what is more or less than one request."""
         if self._fresh:
             self._fresh = False
             if (found := foreign(data)) is not None:
                 self._send_away(found)
                 return
-        if self._busy or self._requests or self._unread or len(data) > _TURN:
-            self._unread += data
-            if self._awaited is not None and len(self._unread) > _TOO_MUCH:
-                self._context.log(logging.WARNING, "sends too much", peer=self.peer)
-                self.cut_off()
-                return
-            self._settle_reading()
-            self._go_on_soon()
+        if len(data) > _TURN:
+            self._keep(data)
         else:
             self._take(self._reader.feed(data))
 
@@ -172,6 +185,15 @@ class Stream(asyncio.Protocol):
         self.leave(_HTTP_ANSWER if found == "HTTP" else b"")
 
     # Carrying out
+
+    def _failed(self, error: Exception) -> None:
+        """Close the connection after a defect, or for want of memory."""
+        self._context.logger.error(
+            "a request failed",
+            extra={"facts": {"peer": self.peer, "error": repr(error)}},
+            exc_info=None if isinstance(error, MemoryError) else error,
+        )
+        self.leave(ERROR)
 
     def _unknown(self, command: str) -> bytes | None:
         """The reply to a command that there is not."""
@@ -193,6 +215,7 @@ class Stream(asyncio.Protocol):
 
     def _work_off(self, now: float) -> None:
         requests = self._requests
+        handled = 0
         while requests and not self._busy and self._blocked_at is None:
             self._request = request = requests.popleft()
             command = self._commands.get(request[0])
@@ -200,12 +223,16 @@ class Stream(asyncio.Protocol):
                 reply = self._unknown(request[0])
             else:
                 reply = command(self, request[1], request[2], now)
+            handled += 1
             if reply is None:
                 self._busy = True
             else:
                 self._replies.append(reply)
                 if len(reply) > _LONG:
                     self._flush()  # so that it is known at once whether the client reads
+            if not handled % _LOOK and self._share.used_up:
+                self._go_on_soon()
+                break
         self._flush()
         if self._reader.failed and not requests and not self._busy:
             self.leave(ERROR)
@@ -217,13 +244,17 @@ class Stream(asyncio.Protocol):
             self._replies = []
 
     def _go_on_soon(self) -> None:
-        if not self._going_on and not self._busy:
-            self._going_on = True
-            self._loop.call_soon(self._go_on)
+        if not self._busy:
+            self._share.queue()
 
     def _go_on(self) -> None:
         """With what has arrived, if nothing hinders it."""
-        self._going_on = False
+        try:
+            self._work_on()
+        except Exception as error:
+            self._failed(error)
+
+    def _work_on(self) -> None:
         if self._busy or self._blocked_at is not None or self._transport is None:
             return
         now = self._heard_at = self._now()
@@ -232,7 +263,7 @@ class Stream(asyncio.Protocol):
         else:
             piece = bytes(self._unread[:_TURN])
             del self._unread[:_TURN]
-            self._take(self._reader.feed(piece))
+            self._receive(piece)
         self._settle_reading()
         if self._waits_for_nobody():
             self._transport.close()

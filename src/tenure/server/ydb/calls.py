@@ -144,6 +144,11 @@ class Call:
         except GrpcError as error:
             self._over = True
             self._receiver.broken(error)
+        except Exception:
+            self._over = True
+            self.connection.context.logger.exception("a call failed: %s", self.path)
+            text = "an error of this server; its log has more"
+            self._receiver.broken(GrpcError(Status.INTERNAL, text))
         finally:
             self._decoding = False
 

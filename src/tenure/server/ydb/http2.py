@@ -20,6 +20,7 @@ from grpclib.protocol import AbstractHandler, EventsProcessor, H2Protocol
 from grpclib.protocol import Connection as Http2Connection
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.errors import ErrorCodes
 from h2.events import PingReceived
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
@@ -102,6 +103,10 @@ class Http2Protocol(H2Protocol):
             data: what it was found in, from its beginning.
         """
 
+    @abstractmethod
+    def failed(self, error: Exception) -> None:
+        """Note a defect, for which the connection is going to be closed."""
+
     # What arrives
 
     def data_received(self, data: bytes) -> None:
@@ -146,6 +151,10 @@ class Http2Protocol(H2Protocol):
                 self._end_badly(str(error), data[begins:])
             except (H2Error, ValueError) as error:  # the second from headers that are not ASCII
                 self._end_badly(str(error), data[begins:])
+            except Exception as error:
+                self.failed(error)
+                self.h2.close_connection(ErrorCodes.INTERNAL_ERROR)
+                self._close("a defect of the server")
 
     def _feed(self, data: bytes) -> None:
         events = self.http2.feed(data)
@@ -159,8 +168,11 @@ class Http2Protocol(H2Protocol):
 
     def _end_badly(self, reason: str, data: bytes) -> None:
         self.bad_input(reason, data)
+        self._close("protocol error")
+
+    def _close(self, reason: str) -> None:
         self.http2.flush()  # says so to the client
-        self.processor.close("protocol error")
+        self.processor.close(reason)
 
     # What waits
 

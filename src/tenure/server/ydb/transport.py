@@ -150,6 +150,13 @@ class Connection(Http2Protocol, AbstractHandler):
         else:
             self.log(logging.WARNING, "not HTTP/2 as it should be", reason=reason)
 
+    def failed(self, error: Exception) -> None:
+        self.context.logger.error(
+            "a connection failed",
+            extra={"facts": {"listener": "ydb", "peer": self.peer, "error": repr(error)}},
+            exc_info=None if isinstance(error, MemoryError) else error,
+        )
+
     # What grpclib calls
 
     def accept(
