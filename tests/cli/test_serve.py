@@ -152,6 +152,29 @@ def test_tokens_and_certificates_are_examined(tenure: Tenure) -> None:
     assert "line 1: the token has 5 characters" in found(told, "failure")[0]
 
 
+def test_revocation_lists_and_the_audit_log_are_examined(tenure: Tenure) -> None:
+    authority = Authority(tenure.folder)
+    pair, bad = authority.signs("server.test"), authority.signs("bad")
+    log = tenure.folder / "audit.jsonl"
+    options = [
+        *("--listen", "tenures://127.0.0.1:0", "--tls-cert", pair.cert, "--tls-key", pair.key),
+        *("--tls-client-ca", authority.cert, "--tls-client-crl", authority.revokes(bad)),
+        *("--audit-log", str(log)),
+    ]
+    told = checked(tenure, *options)
+    assert any("authority.crl: 1" in each for each in found(told, "ok"))
+    assert f"actions are recorded in {log}" in found(told, "ok")
+    assert not log.exists()
+
+    authority.revokes(bad, days=-1)
+    (warning,) = (x for x in found(checked(tenure, *options), "warning") if ".crl" in x)
+    assert "is out of date since" in warning
+
+    log.mkdir()
+    (fault,) = found(checked(tenure, *options, code=78), "failure")
+    assert "cannot be written" in fault
+
+
 def test_what_a_listener_is_told_is_examined(tenure: Tenure) -> None:
     listen = ["--listen", "ydb://127.0.0.1:0"]
     assert not found(checked(tenure, *listen, "--advertise", "coord.test:2136"), "failure")

@@ -82,10 +82,12 @@ class Authority:
         )
         return pair
 
-    def revokes(self, *pairs: Pair) -> str:
+    def revokes(self, *pairs: Pair, days: int = 30) -> str:
         """Write this authority's revocation list with these certificates; its path."""
         now = dt.datetime.now(dt.UTC)
-        revoked = x509.CertificateRevocationListBuilder(self._name, now - DAY, now + 30 * DAY)
+        revoked = x509.CertificateRevocationListBuilder(
+            self._name, min(now, now + days * DAY) - DAY, now + days * DAY
+        )
         for pair in pairs:
             certificate = x509.load_pem_x509_certificate(Path(pair.cert).read_bytes())
             entry = x509.RevokedCertificateBuilder(certificate.serial_number, now - DAY)

@@ -17,6 +17,7 @@ from tenure.server.audit import Audit
 from tenure.server.auth import Identity
 from tests.server.certificates import Authority
 from tests.server.serving import Served, serving
+from tests.server.test_process import until
 from tests.server.test_revocation import (
     LEAVING,
     LISTEN,
@@ -185,6 +186,7 @@ async def test_a_reload_goes_on_in_a_new_file(tmp_path: Path) -> None:
             await client.create_node("/a")
             log.rename(rotated)
             await client.create_node("/b")
+            await until(lambda: len(records(rotated)) == 2)
             await reload(server)
             await client.create_node("/c")
         assert await server.end() == 0

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,10 +17,11 @@ from cryptography import x509
 from grpclib.const import Status
 
 import tenure
-from tenure.server.auth import Authenticator, Peer, PeerCertificate
+from tenure.server.auth import REFUSAL_DELAY, Authenticator, Peer, PeerCertificate, Verdict
 from tenure.server.auth.revocation import certificate_id, read_revoked
 from tenure.server.auth.tokens import hash_of, parse_tokens
-from tenure.wire.messages import Bye, Ping, Pong
+from tenure.server.listener import end_in_slices
+from tenure.wire.messages import Bye, Hello, Ping, Pong
 from tests.server.certificates import Authority, Pair
 from tests.server.serving import PATIENCE, Served, serving
 from tests.server.talking import Caller
@@ -302,6 +304,53 @@ async def test_a_reload_that_fails_changes_nothing(tmp_path: Path) -> None:
             await answers(another)
 
 
+class Endless:
+    """A connection that notes the turn of the loop in which it is ended."""
+
+    def __init__(self, turns: list[int], ended: list[int]) -> None:
+        self._turns = turns
+        self._ended = ended
+
+    def end_unless_valid(self, verdict: Verdict) -> bool:
+        why = verdict(None, Peer())
+        if why is not None:
+            self._ended.append(self._turns[0])
+        return why is not None
+
+
+async def test_many_connections_are_ended_a_few_at_a_time() -> None:
+    turns, ended = [0], list[int]()
+    loop = asyncio.get_running_loop()
+
+    def turn() -> None:
+        turns[0] += 1
+        ticking[0] = loop.call_soon(turn)
+
+    ticking = [loop.call_soon(turn)]
+    connections = [Endless(turns, ended) for _ in range(100)]
+    assert await end_in_slices(connections, lambda *_: "revoked") == len(ended) == 100
+    ticking[0].cancel()
+    assert max(ended.count(each) for each in set(ended)) <= 16
+
+
+async def test_a_refused_token_is_answered_late_and_once(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
+    tokens.write_text(named(one=STAYING))
+    async with serving(tmp_path, "--auth-token-file", str(tokens)) as server:
+        caller = Caller()
+        await caller.dial("127.0.0.1", int(server.address.rpartition(":")[2]))
+        began = time.monotonic()
+        hello = Hello(1, 1, [], "wrong", caller.program)
+        right = Hello(1, 1, [], STAYING, caller.program)
+        caller.say(hello, right)  # the second guess of one connection does not count
+        bye = await caller.hear(Bye)
+        assert bye.error.kind == "AuthenticationFailed"
+        assert time.monotonic() - began >= REFUSAL_DELAY
+        await caller.until_lost()
+        assert not caller.unread
+
+
 # What decides
 
 
@@ -316,8 +365,11 @@ def test_a_revocation_list_names_certificates_as_they_name_themselves(tmp_path: 
     lists = tmp_path / "lists.pem"
     first, second = Path(authority.revokes(one)), Path(other.revokes(theirs))
     lists.write_text(first.read_text() + second.read_text())
-    assert read_revoked(str(lists)) == {ids[one], ids[theirs]}
-    assert read_revoked(authority.revokes()) == frozenset()
+    found = read_revoked(str(lists))
+    assert found.revoked == {ids[one], ids[theirs]}
+    assert found.ends is not None
+    assert timedelta(days=29) < found.ends - datetime.now(UTC) <= timedelta(days=30)
+    assert read_revoked(authority.revokes()).revoked == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -368,6 +420,6 @@ def test_a_revoked_certificate_opens_nothing_also_with_a_token(tmp_path: Path) -
     peer = Peer(PeerCertificate(shown.subject.rfc4514_string(), der))
     authenticator = Authenticator({STAYING: "line 1"})
     assert authenticator.authenticate(STAYING, peer).name == "line 1"
-    authenticator.revoke(read_revoked(authority.revokes(pair)))
+    authenticator.revoke(read_revoked(authority.revokes(pair)).revoked)
     with pytest.raises(tenure.AuthenticationFailed, match="certificate is revoked"):
         authenticator.authenticate(STAYING, peer)

@@ -235,6 +235,10 @@ def test_all_mistakes_are_told_at_once(sources: Sources) -> None:
             "no tls-key",
         ),
         ({"tls-client-ca": "ca"}, "tls-client-ca is set, and no listener has TLS"),
+        (
+            {"listen": ["tenures://:1?tls-cert=c&tls-key=k&tls-client-crl=r"]},
+            "has a revocation list of client certificates and asks for none; add --tls-client-ca",
+        ),
         ({"advertise": "here:1"}, "advertise is for YDB's clients, and no listener is for them"),
         ({"database": "/x"}, "database is for YDB's clients"),
         ({"dflockd-node": "/x"}, "dflockd-node is for dflockd's clients"),
@@ -263,12 +267,13 @@ def test_a_listener_with_tls_has_its_own_files_or_those_of_all(sources: Sources)
         "tls-cert": "c1",
         "tls-key": "k1",
         "tls-client-ca": "ca",
+        "tls-client-crl": "crl",
     }
     settings = sources.load()
     files = [settings.tls.get(each) for each in settings.listen]
-    assert [(x.cert, x.key, x.client_ca) if x else None for x in files] == [
-        ("c1", "k1", "ca"),
-        ("c2", "k2", "ca"),
+    assert [(x.cert, x.key, x.client_ca, x.client_crl) if x else None for x in files] == [
+        ("c1", "k1", "ca", "crl"),
+        ("c2", "k2", "ca", "crl"),
         None,
     ]
 

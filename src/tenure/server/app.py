@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from tenure.background import Failures
 from tenure.busy_poll import BusyPoll
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
@@ -68,6 +69,9 @@ class Server:
         self._passed = passed
         self._tokens = Authenticator()
         self._expiry: asyncio.TimerHandle | None = None
+        self._ending = asyncio.Lock()
+        self._endings: set[asyncio.Task[None]] = set()
+        self._failures = Failures("ending connections", LOGGER)
         self._is_open = False
         self._files = load_files(settings)
         self._apply(self._files)
@@ -162,6 +166,10 @@ class Server:
         self._is_open = False
         if self._expiry is not None:
             self._expiry.cancel()
+        for task in self._endings:
+            task.cancel()
+        if self._endings:
+            await asyncio.wait(self._endings)
         ends = await asyncio.gather(
             *(listener.aclose() for listener in self._listeners), return_exceptions=True
         )
@@ -187,7 +195,7 @@ class Server:
         for event, facts in loaded.changes(before):
             self.audit.record(event, None, None, by="reload", **facts)
         self._apply(loaded)
-        ended = 0
+        verdicts = []
         for address, listener in zip(self._settings.listen, self._listeners, strict=False):
             verdict: Verdict = self._tokens.verdict
             if address in loaded.tls:
@@ -196,8 +204,8 @@ class Server:
                 listener.renew_tls(loaded.tls[address], cut_handshakes=cut)
                 if distrusted:
                     verdict = _distrusting(verdict)
-            ended += listener.end_connections(verdict)
-        tell(LOGGER, logging.INFO, "reloaded", tokens=len(self._tokens), connections_ended=ended)
+            verdicts.append((listener, verdict))
+        self._start_ending(verdicts, reloaded=True)
 
     def _apply(self, loaded: LoadedFiles) -> None:
         if loaded.credentials is not None:
@@ -218,9 +226,26 @@ class Server:
 
     def _expire(self) -> None:
         self._expiry = None
-        for listener in self._listeners:
-            listener.end_connections(self._tokens.verdict)
+        self._start_ending([(each, self._tokens.verdict) for each in self._listeners])
         self._await_expiry()
+
+    def _start_ending(
+        self, verdicts: list[tuple[Listener, Verdict]], *, reloaded: bool = False
+    ) -> None:
+        """Have connections ended, after those of a former call."""
+        task = asyncio.get_running_loop().create_task(self._end(verdicts, reloaded))
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    async def _end(self, verdicts: list[tuple[Listener, Verdict]], reloaded: bool) -> None:
+        async with self._ending:
+            ended = 0
+            for listener, verdict in verdicts:
+                with self._failures.contained():
+                    ended += await listener.end_connections(verdict)
+        if reloaded:
+            tokens = len(self._tokens)
+            tell(LOGGER, logging.INFO, "reloaded", tokens=tokens, connections_ended=ended)
 
 
 def _distrusting(verdict: Verdict) -> Verdict:

@@ -17,6 +17,7 @@ from tenure.engines.contract import Finding
 from tenure.errors import InvalidArgument, TenureError
 from tenure.server.addresses import Address
 from tenure.server.auth import read_tokens, readable_by_others
+from tenure.server.auth.revocation import read_revoked
 from tenure.server.settings import Settings
 from tenure.server.tls import TlsFiles, certificate_of, server_context
 
@@ -24,6 +25,9 @@ __all__ = ["examine_files", "examine_store"]
 
 _SOON = timedelta(days=14)
 """A certificate that ends within this time is worth a warning."""
+
+_SOON_FOR_LISTS = timedelta(days=1)
+"""A revocation list that ends within this time is worth a warning."""
 
 _PATIENCE = 10.0
 """Seconds after which a store does not answer."""
@@ -39,6 +43,10 @@ def examine_files(settings: Settings) -> Iterator[Finding]:
             loose = readable_by_others(files.key)
             if loose is not None:
                 yield _warning("key", loose)
+    lists = {each.client_crl for each in settings.tls.values() if each.client_crl is not None}
+    for path in lists:
+        with contextlib.suppress(InvalidArgument):  # told above
+            yield from _revocation_lists(path)
     for address in settings.exposed:
         yield Finding(
             "warning",
@@ -104,6 +112,24 @@ def _certificate(address: Address, files: TlsFiles) -> Finding:
             "warning", "certificate", told, f"renew {files.cert}, which ends in {left.days} days"
         )
     return Finding("ok", "certificate", told)
+
+
+def _revocation_lists(path: str) -> Iterator[Finding]:
+    found = read_revoked(path)
+    now = datetime.now(UTC)
+    if found.ends is not None and found.ends < now + _SOON_FOR_LISTS:
+        when = "since" if found.ends <= now else "from"
+        yield Finding(
+            "warning",
+            "revocation list",
+            f"{path} is out of date {when} {found.ends:%Y-%m-%d %H:%M}Z, and clients with a "
+            "certificate are refused then",
+            "install the authority's next list, and reload the server",
+        )
+    else:
+        yield Finding(
+            "ok", "revocation list", f"certificates revoked in {path}: {len(found.revoked)}"
+        )
 
 
 async def examine_store(settings: Settings) -> AsyncIterator[Finding]:

@@ -7,15 +7,37 @@ given, which are bound already (socket activation).
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from tenure.server.auth import Verdict
 from tenure.server.context import Context
 
-__all__ = ["Listener", "ListenerFactory"]
+__all__ = ["Endable", "Listener", "ListenerFactory", "end_in_slices"]
+
+_ENDED, _SEEN = 16, 1024  # connections that are ended, and looked at, in one turn of the loop
+
+
+class Endable(Protocol):
+    """A connection that can be ended."""
+
+    def end_unless_valid(self, verdict: Verdict) -> bool:
+        """End it if it may not go on, and return whether it was ended."""
+        ...
+
+
+async def end_in_slices(connections: Iterable[Endable], verdict: Verdict) -> int:
+    """End the connections that may not go on, a few in each turn of the loop."""
+    total = ended = 0
+    for seen, connection in enumerate(list(connections), start=1):
+        ended += connection.end_unless_valid(verdict)
+        if ended >= _ENDED or seen % _SEEN == 0:
+            total, ended = total + ended, 0
+            await asyncio.sleep(0)
+    return total + ended
 
 
 class Listener(Protocol):
@@ -41,10 +63,12 @@ class Listener(Protocol):
             cut_handshakes: end those that are under way, whose client may not come in any more.
         """
 
-    def end_connections(self, verdict: Verdict) -> int:
+    async def end_connections(self, verdict: Verdict) -> int:
         """End every connection that may not go on, and return their number.
 
-        Their sessions are detached: each lives on for its recovery window.
+        Their sessions are detached: each lives on for its recovery window. Other connections have
+        their turns in between; one that comes meanwhile is judged by its greeting. A call that is
+        cancelled has ended some.
         """
         ...
 

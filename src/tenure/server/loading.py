@@ -85,7 +85,7 @@ def load_files(settings: Settings) -> LoadedFiles:
     return LoadedFiles(
         _credentials(settings),
         tls,
-        frozenset[CertificateId]().union(*(read_revoked(path) for path in lists)),
+        frozenset[CertificateId]().union(*(read_revoked(path).revoked for path in lists)),
         {
             address: frozenset(tls[address].get_ca_certs(binary_form=True))
             for address, files in settings.tls.items()

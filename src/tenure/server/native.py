@@ -30,6 +30,7 @@ from tenure.server.auth import Verdict
 from tenure.server.context import Context
 from tenure.server.hosting import Hosting
 from tenure.server.limits import LimitReached
+from tenure.server.listener import end_in_slices
 from tenure.server.native_connection import Connection
 from tenure.server.sockets import SocketFile, bind_ports
 from tenure.wire.errors import to_wire
@@ -107,8 +108,8 @@ class NativeListener:
         if self._door is not None:
             self._door.renew_tls(tls, cut_handshakes=cut_handshakes)
 
-    def end_connections(self, verdict: Verdict) -> int:
-        return sum(each.end_unless_valid(verdict) for each in list(self._connections))
+    async def end_connections(self, verdict: Verdict) -> int:
+        return await end_in_slices(self._connections, verdict)
 
     async def drain(self) -> None:
         if self._door is None:

@@ -29,7 +29,7 @@ from tenure.errors import (
 )
 from tenure.server.accept import Greeting
 from tenure.server.arriving import Arrival
-from tenure.server.auth import ANONYMOUS, Verdict, peer_of
+from tenure.server.auth import ANONYMOUS, REFUSAL_DELAY, Verdict, peer_of
 from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.hosted import Hosted
 from tenure.server.limits import LimitReached
@@ -88,6 +88,7 @@ class Connection(Stream):
         self.reader: Reader
         self.gone: asyncio.Future[None] = self._loop.create_future()
         self._shown = UNKNOWN_PEER
+        self._refusing: asyncio.TimerHandle | None = None
         self._listener = listener
         self._hosting = listener.hosting
         self._counted = False
@@ -102,6 +103,8 @@ class Connection(Stream):
     def connection_lost(self, exc: Exception | None) -> None:
         was = self.stage
         super().connection_lost(exc)
+        if self._refusing is not None:
+            self._refusing.cancel()
         if self._counted:
             self._counted = False
             self._hosting.disconnected(self.program)
@@ -152,6 +155,8 @@ class Connection(Stream):
     def _carry_out(self, message: Struct) -> None:
         kind = type(message)
         if self.stage is Stage.GREETING:
+            if self._refusing is not None:
+                return  # whatever a refused client sends
             if kind is not Hello:
                 raise OutOfOrder("the first message is Hello")
             self._greet(cast("Hello", message))
@@ -200,7 +205,9 @@ class Connection(Stream):
             context.log(logging.WARNING, event, peer=self.peer, why=error)
             if wrong_token:
                 context.audit.refused_login(self.peer, error, listener="tenure")
-            self.bye(error)
+                self._refusing = self._loop.call_later(REFUSAL_DELAY, self.bye, error)
+            else:
+                self.bye(error)
             return
         self._share.greeted()
         self._counted = True

@@ -10,13 +10,14 @@ No message, log line and `repr` in this package contains a token.
 
 from __future__ import annotations
 
-from tenure.server.auth.authenticator import Anybody, Authenticator, Verdict
+from tenure.server.auth.authenticator import REFUSAL_DELAY, Anybody, Authenticator, Verdict
 from tenure.server.auth.identity import ANONYMOUS, Identity, IdentityKind
 from tenure.server.auth.peer import Peer, PeerCertificate, peer_of
 from tenure.server.auth.tokens import Credentials, Token, read_tokens, readable_by_others
 
 __all__ = [
     "ANONYMOUS",
+    "REFUSAL_DELAY",
     "Anybody",
     "Authenticator",
     "Credentials",

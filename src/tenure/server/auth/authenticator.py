@@ -23,7 +23,10 @@ from tenure.server.auth.peer import UNKNOWN_PEER, Peer
 from tenure.server.auth.revocation import CertificateId, certificate_id
 from tenure.server.auth.tokens import Credentials, Rights, Token
 
-__all__ = ["Anybody", "Authenticator", "Verdict"]
+__all__ = ["REFUSAL_DELAY", "Anybody", "Authenticator", "Verdict"]
+
+REFUSAL_DELAY = 0.1
+"""Seconds after which a client learns that its token is refused. Only this client waits."""
 
 Verdict: TypeAlias = Callable[[Identity | None, Peer], str | None]
 """Decision whether a connection ends, and why; the identity is ``None`` before the greeting."""

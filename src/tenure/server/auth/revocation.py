@@ -10,23 +10,39 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TypeAlias
 
 from tenure.errors import InvalidArgument
 
-__all__ = ["CertificateId", "certificate_id", "read_revoked"]
+__all__ = ["CertificateId", "RevocationLists", "certificate_id", "read_revoked"]
 
 CertificateId: TypeAlias = tuple[bytes, bytes]
 """Issuer and serial number of a certificate, as their DER encodings."""
 
 _INTEGER, _SEQUENCE, _VERSION = 0x02, 0x30, 0xA0
-_TIMES = frozenset({0x17, 0x18})
+_TIMES = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
 _BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----", re.DOTALL)
 
 
-def read_revoked(path: str) -> frozenset[CertificateId]:
-    """Read the certificates that the lists of a PEM file revoke.
+@dataclass(frozen=True, slots=True)
+class RevocationLists:
+    """Content of a file of revocation lists.
+
+    Attributes:
+        revoked: the certificates that they revoke.
+        ends: when the first of them is out of date. OpenSSL refuses every client of its authority
+            from then on.
+    """
+
+    revoked: frozenset[CertificateId]
+    ends: datetime | None
+
+
+def read_revoked(path: str) -> RevocationLists:
+    """Read the revocation lists of a PEM file.
 
     Raises:
         InvalidArgument: the file cannot be read, or contains no list, or something else.
@@ -45,14 +61,17 @@ def read_revoked(path: str) -> frozenset[CertificateId]:
             + "; convert one with 'openssl crl -inform DER -in FILE'"
         )
     revoked: set[CertificateId] = set()
+    ends: list[datetime] = []
     for _, body in blocks:
         try:
-            revoked.update(_revoked(_decode(body)))
+            entries, end = _parse(_decode(body))
         except (ValueError, IndexError, StopIteration, RuntimeError):
             raise InvalidArgument(
                 f"the revocation list {path} is damaged; see 'openssl crl -in {path} -text'"
             ) from None
-    return frozenset(revoked)
+        revoked.update(entries)
+        ends += [] if end is None else [end]
+    return RevocationLists(frozenset(revoked), min(ends, default=None))
 
 
 @lru_cache(maxsize=4096)
@@ -68,21 +87,25 @@ def certificate_id(der: bytes) -> CertificateId:
     return der[at:end], serial
 
 
-def _revoked(der: bytes) -> list[CertificateId]:
+def _parse(der: bytes) -> tuple[list[CertificateId], datetime | None]:
+    """Return the certificates that a list revokes, and when the next list is due."""
     fields = _items(der, *_inside(der, _inside(der, (0, len(der)))))
     tag, at, end = next(fields)
     if tag == _INTEGER:
         next(fields)  # the algorithm, behind a version
     _, at, end = next(fields)
     issuer = der[at:end]
+    next(fields)  # when the list was made
+    due = None
     for tag, at, end in fields:
         if tag in _TIMES:
-            continue
-        if tag != _SEQUENCE:
+            due = datetime.strptime(der[at:end].decode("ascii"), _TIMES[tag]).replace(tzinfo=UTC)
+        elif tag == _SEQUENCE:
+            entries = (next(_items(der, *entry)) for _, *entry in _items(der, at, end))
+            return [(issuer, der[serial:serial_end]) for _, serial, serial_end in entries], due
+        else:
             break
-        entries = (next(_items(der, *entry)) for _, *entry in _items(der, at, end))
-        return [(issuer, der[serial:serial_end]) for _, serial, serial_end in entries]
-    return []
+    return [], due
 
 
 def _decode(body: str) -> bytes:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tenure.engines.contract import Answer
 from tenure.errors import AuthenticationFailed, TenureError
 from tenure.server.accept import Greeting
-from tenure.server.auth import ANONYMOUS, Identity, Verdict, peer_of
+from tenure.server.auth import ANONYMOUS, REFUSAL_DELAY, Identity, Verdict, peer_of
 from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.dflockd.claims import ASKED, HELD, MARK, OVER, WAITING, Claim
 from tenure.server.dflockd.commands import COMMANDS
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection"]
 
-_WRONG_TOKEN_PAUSE = 0.1
 _FAREWELL = 5.0  # seconds for a client to read its last word
 _TOGETHER = 1.0  # seconds between a request and the end of input of a client that half-closes
 _DELIVERY = 0.02  # seconds between two looks whether a last reply has arrived
@@ -306,7 +305,7 @@ class Connection(Stream):
         self._context.audit.refused_login(self.peer, why, listener="dflockd")
         self._replies.append(ERROR_AUTH)
         self._flush()
-        self._leaving = self._loop.call_later(_WRONG_TOKEN_PAUSE, self._close)
+        self._leaving = self._loop.call_later(REFUSAL_DELAY, self._close)
         return []
 
     # Leaving

@@ -38,6 +38,7 @@ from tenure.server.dflockd.housekeeping import collect, know_leftovers
 from tenure.server.dflockd.locks import Locks
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.dflockd.orphans import Orphans, session_text
+from tenure.server.listener import end_in_slices
 from tenure.server.sockets import bind_ports
 from tenure.wire.lines.replies import ERROR
 
@@ -155,8 +156,8 @@ class DflockdListener:
         if self._door is not None:
             self._door.renew_tls(tls, cut_handshakes=cut_handshakes)
 
-    def end_connections(self, verdict: Verdict) -> int:
-        return sum(each.end_unless_valid(verdict) for each in list(self._connections))
+    async def end_connections(self, verdict: Verdict) -> int:
+        return await end_in_slices(self._connections, verdict)
 
     async def drain(self) -> None:
         if self._door is None:

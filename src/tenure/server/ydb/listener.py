@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tenure.errors import AuthenticationFailed, InvalidArgument
 from tenure.server.accept import Door, Greeting
 from tenure.server.addresses import parse
-from tenure.server.auth import Verdict
+from tenure.server.auth import REFUSAL_DELAY, Verdict
+from tenure.server.listener import end_in_slices
 from tenure.server.sockets import bind_ports
 from tenure.server.ydb.calls import Call, GrpcError, Method, frame
 from tenure.server.ydb.calls import Status as GrpcStatus
@@ -128,8 +129,8 @@ class YdbListener:
         if self._door is not None:
             self._door.renew_tls(tls, cut_handshakes=cut_handshakes)
 
-    def end_connections(self, verdict: Verdict) -> int:
-        return sum(each.end_unless_valid(verdict) for each in list(self._connections))
+    async def end_connections(self, verdict: Verdict) -> int:
+        return await end_in_slices(self._connections, verdict)
 
     async def drain(self) -> None:
         if self._door is not None:
@@ -200,6 +201,7 @@ class YdbListener:
         try:
             self._authenticate(call)
         except AuthenticationFailed as error:
+            await asyncio.sleep(REFUSAL_DELAY)
             await call.send(_framed(failure(Status.UNAUTHORIZED, str(error))))
             return
         if text := self._wrong_database(call):
@@ -215,6 +217,7 @@ class YdbListener:
             try:
                 self._authenticate(call)
             except AuthenticationFailed as error:
+                await asyncio.sleep(REFUSAL_DELAY)
                 await call.send(
                     _framed(response_type(operation=operation(Status.UNAUTHORIZED, str(error))))
                 )
