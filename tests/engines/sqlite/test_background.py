@@ -14,12 +14,19 @@ from tenure.clock import SystemClock
 from tenure.engines.contract import Place
 from tenure.engines.sqlite import lookout, requests
 from tenure.engines.sqlite.bell import Bell
+from tenure.engines.sqlite.committer import Committer
 from tenure.engines.sqlite.transaction import Transaction
 from tenure.errors import EngineError
 from tenure.testing.stage import Stage, Stores
 from tests.engines.sqlite.conftest import Workers, on_either
 from tests.engines.sqlite.helpers import attached, opened, program, result
-from tests.injection import Injector, a_hand_over, each_error, played_in_spite_of_errors
+from tests.injection import (
+    Injector,
+    a_hand_over,
+    each_error,
+    failing_once,
+    played_in_spite_of_errors,
+)
 
 NAMES = 3
 
@@ -118,6 +125,22 @@ async def test_a_waiter_is_granted_wherever_a_step_fails(
             a_hand_over, injector, caplog, await stage.programs(2)
         )
     assert len(set(fired)) >= 5, fired
+
+
+@on_either
+@each_error
+@pytest.mark.parametrize("step", ["_deliver", "_answer"])
+async def test_what_was_committed_is_answered_though_answering_fails_once(
+    url: str, error: type[Exception], step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Stage(Stores(lambda: nullcontext(url)), url, SystemClock()) as stage:
+        (program,) = await stage.programs(1)
+        raised = failing_once(monkeypatch, Committer, step, error)
+        requests = [program.send(f"m{n}", ephemeral=True) for n in range(40)]  # some are put off
+        withdrawn = [program.send_withdrawal(await each.answered()) for each in requests]
+        for each in withdrawn:
+            assert await result(each)
+    assert raised == [step]
 
 
 @on_either

@@ -26,7 +26,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tenure.background import BackgroundQueue, BackgroundThread, BackgroundTimer, Failures
@@ -110,6 +110,7 @@ class Committer:
         self._grouping = False
         self._alone = 0
         self._queue: deque[_Operation] = deque()
+        self._carried_out: deque[tuple[deque[_Operation], deque[Told]]] = deque()
         self._failures = Failures(f"committing to {path}", _log)
         self._flushing = BackgroundTimer(loop, clock.now, self._flush, self._failures)
         self._telling = BackgroundQueue(loop, clock.now, tell, self._failures)
@@ -206,6 +207,7 @@ class Committer:
 
     def _flush(self) -> None:
         """Do all that was put off, here or in the thread."""
+        self._deliver()  # what an error has interrupted
         if self.busy or not self._queue:
             return
         if self._tx.durable or not self._turn.try_take():
@@ -224,11 +226,13 @@ class Committer:
         except BaseException:  # an interrupt
             self._queue.extendleft(each for each in reversed(operations) if not each.done)
             self._flushing.soon()
-            self._deliver([each for each in operations if each.done], told)
+            self._carried_out.append((deque(each for each in operations if each.done), deque(told)))
+            self._deliver()
             raise
         finally:
             self._turn.release()
-        self._deliver(operations, told)
+        self._carried_out.append((deque(operations), deque(told)))
+        self._deliver()
 
     def _take(self) -> list[_Operation]:
         put_off = self._queue
@@ -286,10 +290,12 @@ class Committer:
             for operation in operations:
                 if not operation.done:
                     operation.error = operation.error or self._explain(failure)
-        self._deliver(operations, told)
+        self._carried_out.append((deque(operations), deque(told)))
+        with self._failures.contained():
+            self._deliver()
         if failure is not None:
             self._flushing.at(self._clock.now() + self._failures.failed(failure))
-        elif self._queue and not self._flushing.armed:
+        elif (self._queue or self._carried_out) and not self._flushing.armed:
             self._flushing.run()
 
     # In the turn, on either thread
@@ -358,31 +364,43 @@ class Committer:
         elif afterwards is not None:
             raise afterwards
 
-    def _deliver(self, operations: list[_Operation], told: list[Told]) -> None:
-        """Answer, and then tell. On the loop. What fails for one is logged; the others go on."""
-        for operation in operations:
+    def _deliver(self) -> None:
+        """Answer what was carried out, and then tell. On the loop.
+
+        What fails for one is logged; the others go on. After an error in here the next flush goes
+        on where it came.
+        """
+        while self._carried_out:
+            operations, told = self._carried_out[0]
+            while operations:
+                self._answer(operations[0])
+                operations.popleft()
+            while told:
+                try:
+                    self._tell_now(told[0])
+                except Exception as problem:
+                    self._tell_later(told[0], problem)
+                told.popleft()
+            self._carried_out.popleft()
             try:
-                if operation.note is not None:
-                    operation.note(operation.result if operation.error is None else None)
+                self._answered()
             except Exception as problem:
                 self._failures.report(problem)
-            error, future = operation.error, operation.future
-            if future.done():
-                continue  # nobody wants to know
-            if error is None:
-                future.set_result(operation.result)
-            else:
-                future.set_exception(error)
-                future.exception()  # whoever waits for it hears it; nobody has to
-        for each in told:
-            try:
-                self._tell_now(each)
-            except Exception as problem:
-                self._tell_later(each, problem)
+
+    def _answer(self, operation: _Operation) -> None:
         try:
-            self._answered()
+            if operation.note is not None:
+                operation.note(operation.result if operation.error is None else None)
         except Exception as problem:
             self._failures.report(problem)
+        error, future = operation.error, operation.future
+        if future.done():
+            return  # its caller has left
+        if error is None:
+            future.set_result(operation.result)
+        else:
+            future.set_exception(error)
+            future.exception()  # a caller that waits hears it; no caller has to
 
     # The thread
 
@@ -400,6 +418,9 @@ class Committer:
         self._flushing.cancel()
         self._telling.clear()
         self._fail(self._take(), error)
+        for operations, _ in self._carried_out:
+            self._fail(operations, error)
+        self._carried_out.clear()
         with self._ending:
             self._abandoned = self.stalled_since is not None
         if self._thread.alive:
@@ -408,7 +429,7 @@ class Committer:
                 self._thread.join()
         return self._abandoned
 
-    def _fail(self, operations: list[_Operation], error: TenureError) -> None:
+    def _fail(self, operations: Iterable[_Operation], error: TenureError) -> None:
         for operation in operations:
             if not operation.future.done():
                 operation.future.set_exception(error)
