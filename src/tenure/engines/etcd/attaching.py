@@ -25,7 +25,7 @@ from tenure.engines.etcd.limits import check_sessions, count
 from tenure.engines.etcd.members import Lost, Refused
 from tenure.engines.etcd.semaphores import all_under
 from tenure.engines.etcd.session import EtcdSession
-from tenure.errors import EngineUnavailable, TenureError
+from tenure.errors import EngineUnavailable, SessionClosed, TenureError
 from tenure.identity import retold
 
 if TYPE_CHECKING:
@@ -157,10 +157,12 @@ async def _drop_lease(engine: EtcdEngine, number: int) -> None:
 async def _take_over(
     engine: EtcdEngine, how: Attach, number: int, events: SessionEvents
 ) -> EtcdSession:
-    swapping = engine.spawn(_swap(engine, how, number, events))
+    unwanted = asyncio.Event()
+    swapping = engine.spawn(_swap(engine, how, number, events, unwanted))
     try:
         session, believing = await asyncio.shield(swapping)
     except asyncio.CancelledError:
+        unwanted.set()
         swapping.add_done_callback(_abandon)
         raise
     try:
@@ -183,9 +185,13 @@ def _abandon(swapping: asyncio.Task[tuple[EtcdSession, set[bytes]]]) -> None:
 
 
 async def _swap(
-    engine: EtcdEngine, how: Attach, number: int, events: SessionEvents
+    engine: EtcdEngine, how: Attach, number: int, events: SessionEvents, unwanted: asyncio.Event
 ) -> tuple[EtcdSession, set[bytes]]:
-    """Raise the number of the attachment; also returns the keys of those who may believe."""
+    """Raise the number of the attachment; also returns the keys of those who may believe.
+
+    Once it is unwanted, it finds out whether it was done, and does not do it any more: another
+    program may have the session by then.
+    """
     trying, key = _Trying(engine, how.node), engine.keys.session(how.node, number)
     token = secrets.token_hex(8)
     read = wire.txn(
@@ -211,6 +217,8 @@ async def _swap(
         record = Record(token, True, old.window, description, old.liveness, old.key)
         version, revision = kv.version, found.revision
         if old.token != token:  # or else an attempt whose answer was lost
+            if unwanted.is_set():
+                raise SessionClosed(f"the session on {how.node} is not wanted", node=how.node)
             believes = wire.put(key + b"/b/" + token.encode(), b"", number)
             put = wire.put(key, record.value(), number)
             try:
