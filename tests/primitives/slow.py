@@ -225,6 +225,9 @@ class SlowEngine:
     async def store_time(self) -> float:
         return await self.run("store_time", self.inner.store_time)
 
+    def pages(self) -> None:
+        return None
+
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         return await self.inner.list_sessions(path)
 

@@ -71,6 +71,7 @@ __all__ = [
     "Enqueued",
     "Finding",
     "Level",
+    "Pages",
     "Place",
     "Prompt",
     "Removal",
@@ -324,6 +325,38 @@ class EngineSession(Protocol):
         ...
 
 
+class Pages(Protocol):
+    """Lists of a store in pages, for a server that must not be stopped by a long one.
+
+    Each page is of one moment, and the list as a whole is not.
+    """
+
+    async def sessions(self, path: str, *, after: int, most: int) -> Sequence[SessionDescription]:
+        """The next sessions of a node, by id; fewer than `most` at the end of the list.
+
+        Args:
+            after: the id of the last session of the page before; 0 for the first page.
+
+        Raises:
+            NodeNotFound: there is no such node.
+        """
+        ...
+
+    async def semaphores(
+        self, path: str, *, owners: bool, waiters: bool, after: str, most: int
+    ) -> Sequence[SemaphoreDescription]:
+        """The next semaphores of a node, by name; none at the end of the list.
+
+        Args:
+            after: the name of the last semaphore of the page before; empty for the first page.
+            most: semaphores and requests on a page, about; it has one semaphore at least.
+
+        Raises:
+            NodeNotFound: there is no such node.
+        """
+        ...
+
+
 class Engine(Protocol):
     """A store, as one program reaches it. It belongs to the loop on which it was opened."""
 
@@ -438,6 +471,10 @@ class Engine(Protocol):
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         """All sessions of a node, sorted by id. Raises `NodeNotFound`."""
+        ...
+
+    def pages(self) -> Pages | None:
+        """Lists in pages; ``None`` if the store makes a list in one piece, or elsewhere."""
         ...
 
     async def end_session(self, path: str, session_id: int) -> bool:

@@ -29,6 +29,7 @@ from tenure.model import Liveness
 from tenure.server.hosted import Hosted
 from tenure.server.link import Switchboard
 from tenure.server.predecessors import Predecessors
+from tenure.server.reads import session_by_id
 from tenure.server.session_keys import check_new_key, check_shown_key
 from tenure.wire.messages import Attach
 
@@ -220,10 +221,8 @@ class Arriving:
 
         ``None`` if it is over, or will be found to be.
         """
-        for each in await self._engine.list_sessions(message.node):
-            if each.id == message.session_id:
-                return each.recovery_window
-        return None
+        found = await session_by_id(self._engine, message.node, message.session_id)
+        return None if found is None else found.recovery_window
 
 
 def _key_for_store(message: Attach) -> bytes:

@@ -26,7 +26,7 @@ from tenure.server.auth.peer import UNKNOWN_PEER, Peer
 from tenure.server.budget import LoopBudget
 from tenure.server.limits import Count, LimitReached, Limits
 from tenure.server.log import tell
-from tenure.server.reads import Reads
+from tenure.server.reads import Reader, Reads, lasting_semaphores
 from tenure.server.session_keys import SessionKeys
 
 if TYPE_CHECKING:
@@ -74,8 +74,10 @@ class Semaphores:
     counted anew, at most every ten seconds, for others may have deleted some.
     """
 
-    def __init__(self, engine: Engine, limits: Limits) -> None:
+    def __init__(self, engine: Engine, limits: Limits, reads: Reads | None = None) -> None:
         self._engine = engine
+        self._reader = Reader(reads or Reads(), "this server")
+        self._changes: dict[tuple[str, str], bool] = {}  # since a counting began
         self._most = limits.semaphores
         self._queue_length = limits.queue_length
         self._queues: dict[tuple[str, str], _Queue] = {}
@@ -96,14 +98,21 @@ class Semaphores:
     async def count(self) -> None:
         """Count the lasting semaphores in the store. What the engine raises passes through."""
         self._counted_at = self._engine.clock.now()
-        found: set[tuple[str, str]] = set()
-        for node in await self._engine.list_nodes():
-            try:
-                described = await self._engine.list_semaphores(node, owners=False, waiters=False)
-            except NodeNotFound:
-                continue  # dropped meanwhile
-            found.update((node, each.name) for each in described if not each.ephemeral)
-        self._lasting = found
+        async with self._reader.lock:
+            self._changes.clear()
+            found: set[tuple[str, str]] = set()
+            for node in await self._engine.list_nodes():
+                try:
+                    names = await lasting_semaphores(self._engine, node, self._reader)
+                except NodeNotFound:
+                    continue  # dropped meanwhile
+                found.update((node, name) for name in names)
+            for each, created in self._changes.items():
+                if created:
+                    found.add(each)
+                else:
+                    found.discard(each)
+            self._lasting = found
 
     async def create(self, node: str, name: str) -> None:
         """A lasting semaphore is about to be created.
@@ -124,10 +133,14 @@ class Semaphores:
     def created(self, node: str, name: str) -> None:
         """A lasting semaphore has been created."""
         self._lasting.add((node, name))
+        if self._reader.lock.locked():
+            self._changes[node, name] = True
 
     def deleted(self, node: str, name: str) -> None:
         """A lasting semaphore has been deleted."""
         self._lasting.discard((node, name))
+        if self._reader.lock.locked():
+            self._changes[node, name] = False
 
     def join(self, node: str, name: str, *, ephemeral: bool) -> None:
         """A session is about to have one request more for this semaphore.
@@ -174,11 +187,11 @@ class Semaphores:
 class Counts:
     """What there is at the moment, over all listeners of a server."""
 
-    def __init__(self, engine: Engine, limits: Limits) -> None:
+    def __init__(self, engine: Engine, limits: Limits, reads: Reads) -> None:
         self.connections = Count("connections", limits.connections)
         self.greetings = Count("greetings", limits.greetings)
         self.sessions = Count("sessions", limits.sessions)
-        self.semaphores = Semaphores(engine, limits)
+        self.semaphores = Semaphores(engine, limits, reads)
 
 
 class Context:
@@ -216,14 +229,14 @@ class Context:
         self.logger = logger
         self.arrived = arrived
         self.audit = audit or Audit(logger)
-        self.counts = Counts(engine, limits)
+        self.reads = Reads()
+        self.counts = Counts(engine, limits, self.reads)
         self.admission = Admission(
             limits, self.counts.connections, self.counts.greetings, engine.clock
         )
         self.session_keys = SessionKeys(engine.url)
         now = engine.clock.now if engine.clock.virtual else time.perf_counter
         self.budget = LoopBudget(now, logger)
-        self.reads = Reads()
         self.hosting: Hosting | None = None
 
     @property

@@ -34,6 +34,7 @@ __all__ = ["READS", "check_size", "described"]
 
 T = TypeVar("T")
 
+_SEMAPHORES = SLICE // 4  # of one slice; each takes several queries where a store has tables
 _PART = 256 * 1024  # bytes after which a list goes on in another message
 
 
@@ -74,6 +75,15 @@ async def _describe_node(
 async def _list_sessions(
     engine: Engine, message: ListSessions, _: int, reader: Reader
 ) -> AsyncGenerator[Struct, None]:
+    pages, after = engine.pages(), 0
+    while pages is not None:
+        async with reader:
+            page = await pages.sessions(message.path, after=after, most=SLICE)
+            part = list(map(session_info, page))
+        yield SessionsListed(message.rid, part, len(page) >= SLICE)
+        if len(page) < SLICE:
+            return
+        after = page[-1].id
     async with reader:
         found = await engine.list_sessions(message.path)
     for start in range(0, max(1, len(found)), SLICE):
@@ -85,15 +95,40 @@ async def _list_sessions(
 async def _list_semaphores(
     engine: Engine, message: ListSemaphores, most: int, reader: Reader
 ) -> AsyncGenerator[Struct, None]:
-    async with reader:
-        found = await engine.list_semaphores(
-            message.path, owners=message.owners, waiters=message.waiters
-        )
-    for part, more in _parts(found, bytes_of):
-        for each in part:
-            check_size(each, message.path, most)
-        infos = [await described(reader, each) for each in part]
-        yield SemaphoresListed(message.rid, infos, more)
+    pages = engine.pages()
+    if pages is None:
+        async with reader:
+            found = await engine.list_semaphores(
+                message.path, owners=message.owners, waiters=message.waiters
+            )
+        for part, more in _parts(found, bytes_of):
+            yield SemaphoresListed(message.rid, await _described(reader, part, message, most), more)
+        return
+    after, infos = "", list[SemaphoreInfo]()
+    while True:
+        async with reader:
+            page = await pages.semaphores(
+                message.path,
+                owners=message.owners,
+                waiters=message.waiters,
+                after=after,
+                most=_SEMAPHORES,
+            )
+        if not page:
+            break
+        if after:
+            yield SemaphoresListed(message.rid, infos, True)
+        after = page[-1].name
+        infos = await _described(reader, page, message, most)
+    yield SemaphoresListed(message.rid, infos, False)
+
+
+async def _described(
+    reader: Reader, found: Sequence[SemaphoreDescription], message: ListSemaphores, most: int
+) -> list[SemaphoreInfo]:
+    for each in found:
+        check_size(each, message.path, most)
+    return [await described(reader, each) for each in found]
 
 
 async def _describe(

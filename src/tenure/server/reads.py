@@ -22,10 +22,21 @@ from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
+from tenure.engines.contract import Engine
+from tenure.model import SessionDescription
 from tenure.server.admission import Source
 from tenure.server.auth.identity import Identity
 
-__all__ = ["PRICE", "SLICE", "Reader", "Reads", "converted", "reader_of"]
+__all__ = [
+    "PRICE",
+    "SLICE",
+    "Reader",
+    "Reads",
+    "converted",
+    "lasting_semaphores",
+    "reader_of",
+    "session_by_id",
+]
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -163,6 +174,44 @@ def reader_of(reads: Reads, identity: Identity, source: Source) -> Reader:
     """Return the reader of a connection with this identity and this source."""
     anonymous = identity.kind in {"anonymous", "uid"}
     return Reader(reads, source if anonymous else identity)
+
+
+async def session_by_id(engine: Engine, node: str, number: int) -> SessionDescription | None:
+    """Return a session of the store, without a list of all where the store can do that.
+
+    Raises what the store raises.
+    """
+    if not 0 < number < 1 << 63:
+        return None  # no store numbers a session so
+    pages = engine.pages()
+    if pages is None:
+        found = await engine.list_sessions(node)
+    else:
+        found = await pages.sessions(node, after=number - 1, most=1)
+    return next((each for each in found if each.id == number), None)
+
+
+async def lasting_semaphores(engine: Engine, node: str, reader: Reader) -> list[str]:
+    """Return the names of a node's lasting semaphores, read in slices.
+
+    Raises what the store raises.
+    """
+    pages = engine.pages()
+    if pages is None:
+        async with reader:
+            found = await engine.list_semaphores(node, owners=False, waiters=False)
+        return [each.name for each in found if not each.ephemeral]
+    names: list[str] = []
+    after = ""
+    while True:
+        async with reader:
+            page = await pages.semaphores(
+                node, owners=False, waiters=False, after=after, most=SLICE // 4
+            )
+        if not page:
+            return names
+        after = page[-1].name
+        names += [each.name for each in page if not each.ephemeral]
 
 
 async def converted(reader: Reader, found: Sequence[T], convert: Callable[[T], U]) -> list[U]:

@@ -337,6 +337,9 @@ class DflockdEngine:
         rules.check_path(path)
         raise cannot("tell of sessions", path)
 
+    def pages(self) -> None:
+        return None
+
     async def end_session(self, path: str, session_id: int) -> bool:  # noqa: ARG002
         rules.check_path(path)
         raise cannot("end another program's session", path)

@@ -407,6 +407,9 @@ class EtcdEngine:
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         return await self._administer(path, admin.list_sessions(self, path))
 
+    def pages(self) -> None:
+        return None
+
     async def end_session(self, path: str, session_id: int) -> bool:
         return await self._administer(path, admin.end_session(self, path, session_id))
 

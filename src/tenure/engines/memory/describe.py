@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from tenure.core.node import Session
 from tenure.core.queue import Request, Semaphore
-from tenure.model import Recovered, RequestDescription, SemaphoreDescription
+from tenure.model import Recovered, RequestDescription, SemaphoreDescription, SessionDescription
 
-__all__ = ["recovered", "semaphore"]
+__all__ = ["recovered", "semaphore", "session"]
 
 
 def recovered(request: Request) -> Recovered:
@@ -19,6 +20,13 @@ def recovered(request: Request) -> Recovered:
         request.data,
         semaphore.ephemeral,
         request.granted_at is not None,
+    )
+
+
+def session(found: Session, node: str, now: float) -> SessionDescription:
+    """As it is at that time."""
+    return SessionDescription(
+        found.id, node, found.description, found.window, found.attached, now - found.last_contact
     )
 
 

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tenure.background import BackgroundQueue, BackgroundTimer, Failures
@@ -19,11 +20,13 @@ from tenure.core.node import (
     EVICTED,
     GRANTED,
     TIMED_OUT,
+    Node,
     Store,
 )
 from tenure.core.queue import Request
 from tenure.engines.contract import Attach, Removal, SessionEvents
 from tenure.engines.memory import describe
+from tenure.engines.memory.pages import MemoryPages
 from tenure.engines.memory.session import TICK, MemorySession
 from tenure.errors import EngineUnavailable, SessionExpired, TenureError
 from tenure.identity import retold
@@ -317,17 +320,18 @@ class MemoryEngine:
         shared, store, now = self._command()
         with shared.lock:
             self._expire(store)
-            return [
-                SessionDescription(
-                    session.id,
-                    path,
-                    session.description,
-                    session.window,
-                    session.attached,
-                    now - session.last_contact,
-                )
-                for _, session in sorted(store.node(path).sessions.items())
-            ]
+            sessions = sorted(store.node(path).sessions.items())
+            return [describe.session(each, path, now) for _, each in sessions]
+
+    def pages(self) -> MemoryPages:
+        return MemoryPages(self._reading)
+
+    @contextmanager
+    def _reading(self, path: str) -> Iterator[tuple[Node, float]]:
+        shared, store, now = self._command()
+        with shared.lock:
+            self._expire(store)
+            yield store.node(path), now
 
     async def store_time(self) -> float:
         return self.clock.wall()

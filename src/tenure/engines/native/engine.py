@@ -176,6 +176,9 @@ class NativeEngine:
         found: list[SessionDescription] = await self._ask(wire.ListSessions, plain_path(path))
         return found
 
+    def pages(self) -> None:
+        return None
+
     async def end_session(self, path: str, session_id: int) -> bool:
         return bool(await self._ask(wire.EndSession, plain_path(path), session_id))
 

@@ -169,6 +169,9 @@ class Administration:
         _, found = await self._read(path, "admin", "sessions", path)
         return describe.sessions(path, found)
 
+    def pages(self) -> None:
+        return None
+
     async def end_session(self, path: str, session_id: int) -> bool:
         rules.check_path(path)
         reply = await self._ask(path, "admin", "end", path, str(session_id))

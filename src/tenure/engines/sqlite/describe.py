@@ -52,20 +52,24 @@ def node_list(tx: Transaction) -> list[str]:
     return [path for (path,) in tx.execute("SELECT path FROM nodes ORDER BY path").fetchall()]
 
 
-def semaphore_names(tx: Transaction, node: int) -> list[str]:
-    """The names of all semaphores of a node, sorted."""
+def semaphore_names(tx: Transaction, node: int, after: str = "", most: int = -1) -> list[str]:
+    """The names of the semaphores of a node, sorted: of those after a name, so many; all for -1."""
     # From one name to the next through the index, however many requests each has.
     ephemeral = tx.execute(
         "WITH RECURSIVE names (name) AS ("
-        "  SELECT min(name) FROM requests WHERE node = :node"
+        "  SELECT min(name) FROM requests WHERE node = :node AND name > :after"
         "  UNION ALL"
         "  SELECT (SELECT min(name) FROM requests WHERE node = :node AND name > names.name)"
         "  FROM names WHERE names.name IS NOT NULL"
-        ") SELECT name FROM names WHERE name IS NOT NULL",
-        {"node": node},
+        ") SELECT name FROM names WHERE name IS NOT NULL LIMIT :most",
+        {"node": node, "after": after, "most": most},
     ).fetchall()
-    lasting = tx.execute("SELECT name FROM semaphores WHERE node = ?", (node,)).fetchall()
-    return sorted({name for (name,) in ephemeral + lasting})
+    lasting = tx.execute(
+        "SELECT name FROM semaphores WHERE node = ? AND name > ? ORDER BY name LIMIT ?",
+        (node, after, most),
+    ).fetchall()
+    names = sorted({name for (name,) in ephemeral + lasting})
+    return names if most < 0 else names[:most]
 
 
 def semaphore(
@@ -154,13 +158,15 @@ def semaphore_list(
     return [semaphore(tx, node, path, name, owners, waiters) for name in semaphore_names(tx, node)]
 
 
-def session_list(tx: Transaction, node: int, path: str) -> list[SessionDescription]:
-    """All sessions of a node, sorted by id."""
+def session_list(
+    tx: Transaction, node: int, path: str, after: int = 0, most: int = -1
+) -> list[SessionDescription]:
+    """The sessions of a node, sorted by id: of those after an id, so many; all for -1."""
     rows = tx.execute(
         "SELECT s.id, s.description, s.recovery_window, p.pid, s.participant, s.slot, s.contact "
         "FROM sessions AS s LEFT JOIN participants AS p ON p.id = s.participant "
-        "WHERE s.node = ? ORDER BY s.id",
-        (node,),
+        "WHERE s.node = ? AND s.id > ? ORDER BY s.id LIMIT ?",
+        (node, after, most),
     ).fetchall()
     host = os.uname().nodename
     return [

@@ -15,6 +15,7 @@ from tenure.engines.sqlite import describe, nodes, requests, sessions, takeover
 from tenure.engines.sqlite.life import Life, boot_id
 from tenure.engines.sqlite.lookout import Lookout
 from tenure.engines.sqlite.news import Name, Watch
+from tenure.engines.sqlite.pages import SQLitePages
 from tenure.engines.sqlite.session import SqliteSession
 from tenure.engines.sqlite.store import Store
 from tenure.engines.sqlite.takeover import Attached
@@ -398,6 +399,9 @@ class SqliteEngine:
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         return await self._read(path, describe.session_list)
+
+    def pages(self) -> SQLitePages:
+        return SQLitePages(self._opened(), self._take_out)
 
     async def store_time(self) -> float:
         return self.clock.wall()  # the file is used on one host

@@ -72,12 +72,12 @@ def find(tx: Transaction, path: str) -> int:
     return row[0]
 
 
-def sessions_of(tx: Transaction, node: int) -> list[Suspect]:
-    """The sessions of a node."""
+def sessions_of(tx: Transaction, node: int, after: int = 0, most: int = -1) -> list[Suspect]:
+    """The sessions of a node: of those after an id, so many; all for -1."""
     return tx.execute(
         "SELECT s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact, s.liveness "
-        "FROM sessions AS s WHERE s.node = ?",
-        (node,),
+        "FROM sessions AS s WHERE s.node = ? AND s.id > ? ORDER BY s.id LIMIT ?",
+        (node, after, most),
     ).fetchall()
 
 

@@ -299,9 +299,11 @@ def end_on_node(tx: Transaction, path: str, session: int, why: str) -> bool:
     return end(tx, session, find(tx, path), why)
 
 
-def over_on_node(tx: Transaction, node: int) -> tuple[list[int], list[int]]:
-    """Participants that are dead, and sessions that are silent, among those of a node."""
-    return over_among(tx, sessions_of(tx, node))
+def over_on_node(
+    tx: Transaction, node: int, after: int = 0, most: int = -1
+) -> tuple[list[int], list[int]]:
+    """Participants that are dead, and sessions that are silent, among those of `sessions_of`."""
+    return over_among(tx, sessions_of(tx, node, after, most))
 
 
 def watch(tx: Transaction, node: int, name: str, kinds: int) -> None:

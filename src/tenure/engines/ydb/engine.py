@@ -225,6 +225,9 @@ class YdbEngine:
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         self._unsupported("listing sessions", "has no list of them", path)
 
+    def pages(self) -> None:
+        return None
+
     async def end_session(self, path: str, session_id: int) -> bool:  # noqa: ARG002
         self._unsupported("ending another's session", "cannot do that", path)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.engines.contract import EngineSession
 from tenure.errors import TenureError
+from tenure.server.reads import session_by_id
 
 if TYPE_CHECKING:
     from tenure.server.context import Context
@@ -182,9 +183,14 @@ class Roll:
     async def timeout_of(self, node: str, number: int) -> int | None:
         """How long a session of the store survives, in milliseconds; ``None`` if there is none.
 
-        Many that ask at a time, as after a restart, are answered from one look at the store; but
-        what a look has not found that had begun before it was asked for may be there by now.
+        A store that lists in pages is asked for the one session. Elsewhere one look at the store
+        answers the many that ask at a time, as after a restart; but what a look has not found that
+        had begun before it was asked for may be there by now.
         """
+        engine = self._context.engine
+        if engine.pages() is not None:
+            session = await session_by_id(engine, node, number)
+            return None if session is None else round(session.recovery_window * 1000)
         for last in (False, True):
             listing = self._listings.get(node)
             enough = last or listing is None

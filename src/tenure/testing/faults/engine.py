@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tenure.clock import Clock
-from tenure.engines.contract import Answer, Attach, Engine, SessionEvents
+from tenure.engines.contract import Answer, Attach, Engine, Pages, SessionEvents
 from tenure.errors import EngineUnavailable, TenureError
 from tenure.model import (
     Capabilities,
@@ -232,8 +232,41 @@ class FaultyEngine:
         )
         return found
 
+    def pages(self) -> Pages | None:
+        pages = self.inner.pages()
+        return None if pages is None else _FaultyPages(self, pages)
+
     async def end_session(self, path: str, session_id: int) -> bool:
         return bool(await self.operate(partial(self.inner.end_session, path, session_id)))
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
         return bool(await self.operate(partial(self.inner.evict, path, name, order_id)))
+
+
+class _FaultyPages:
+    """Pages of the store, over the same way."""
+
+    def __init__(self, engine: FaultyEngine, inner: Pages) -> None:
+        self._engine = engine
+        self._inner = inner
+
+    async def sessions(self, path: str, *, after: int, most: int) -> Sequence[SessionDescription]:
+        found: Sequence[SessionDescription] = await self._engine.operate(
+            partial(self._inner.sessions, path, after=after, most=most)
+        )
+        return found
+
+    async def semaphores(
+        self, path: str, *, owners: bool, waiters: bool, after: str, most: int
+    ) -> Sequence[SemaphoreDescription]:
+        found: Sequence[SemaphoreDescription] = await self._engine.operate(
+            partial(
+                self._inner.semaphores,
+                path,
+                owners=owners,
+                waiters=waiters,
+                after=after,
+                most=most,
+            )
+        )
+        return found
