@@ -30,6 +30,7 @@ WINDOW = 10.0
 """Seconds of the holder's recovery window."""
 
 _LONGEST_PING = WINDOW / 3  # far more than a fair share takes, on a machine that is loaded too
+_TOKEN = "0123456789abcdef0123456789abcdef"
 _DRAIN_TIME = 10.0
 _LISTENERS: tuple[Listener, ...] = ("tenure", "ydb", "dflockd")
 
@@ -58,8 +59,11 @@ class Arena:
             LeaseLost: the attack has cost the holder its lease.
         """
         query = f"?tls-ca={self.target.ca}" if self.target.ca else ""
+        address = self.target.addresses["tenure"]
+        if self._attack.tokens:
+            address = address.replace("://", f"://{_TOKEN}@")
         async with (
-            tenure.connect(self.target.addresses["tenure"] + query) as client,
+            tenure.connect(address + query) as client,
             client.session(recovery_window=WINDOW) as session,
             session.mutex("held").lock(timeout=WINDOW) as lease,
         ):
@@ -114,6 +118,11 @@ async def arena(attack: Attack, folder: Path) -> AsyncIterator[Arena]:
         pair = authority.signs("server")
         ca, tls = authority.cert, "s"
         options += ["--tls-cert", pair.cert, "--tls-key", pair.key]
+    if attack.tokens:
+        tokens = folder / "tokens"
+        tokens.touch(0o600)
+        tokens.write_text(f"{_TOKEN}\n")
+        options += ["--auth-token-file", str(tokens)]
     listen = [f"{each}{tls}://127.0.0.1:0" for each in _LISTENERS]
     async with serving(folder, *options, listen=listen) as server:
         target = Target(dict(zip(_LISTENERS, server.addresses, strict=True)), ca)

@@ -21,6 +21,7 @@ class Attack:
         run: the attack; it returns when `Target.stopped` is set.
         threads: how many run at a time.
         tls: the server's listeners have TLS.
+        tokens: the server requires a token, which the attack does not know.
         options: of the server.
         memory: MiB by which the server may grow.
     """
@@ -28,6 +29,7 @@ class Attack:
     run: Callable[[Target], None]
     threads: int = 16
     tls: bool = False
+    tokens: bool = False
     options: tuple[str, ...] = ()
     memory: int = 128
 
@@ -36,7 +38,7 @@ class Attack:
         """The name of the attack in the table."""
         module = self.run.__module__.rpartition(".")[2]
         name = self.run.__name__ if module == "attacks" else f"{module}_{self.run.__name__}"
-        return name.replace("_", "-") + ("-tls" if self.tls else "")
+        return name.replace("_", "-") + "-tls" * self.tls + "-tokens" * self.tokens
 
 
 def _native(*messages: object) -> bytes:
@@ -57,6 +59,18 @@ def native_pings(target: Target) -> None:
 def native_first_bytes(target: Target) -> None:
     """Begin frames that never end, on one connection after the other."""
     target.flood("tenure", b"", lambda: [b"\x00\x00\x10\x00", b"\x00"])
+
+
+def native_guesses(target: Target) -> None:
+    """Guess tokens, on one connection after the other."""
+    hello = _native(Hello(VERSION, VERSION, [], "a-token-that-is-not-valid", b"attacker"))
+    target.flood("tenure", b"", lambda: [hello, hello])
+
+
+def dflockd_guesses(target: Target) -> None:
+    """Guess tokens, on one connection after the other."""
+    guess = b"auth\n_\na-token-that-is-not-valid\n"
+    target.flood("dflockd", b"", lambda: [guess, guess])
 
 
 def handshakes(target: Target) -> None:
@@ -89,7 +103,9 @@ ATTACKS: dict[str, Attack] = {
     for each in (
         Attack(native_pings),
         Attack(native_first_bytes),
+        Attack(native_guesses, tokens=True),
         Attack(handshakes, tls=True),
+        Attack(dflockd_guesses, tokens=True),
         Attack(dflockd_nonsense),
         Attack(dflockd_pings),
         Attack(dflockd_short_lines),
@@ -103,6 +119,7 @@ ATTACKS: dict[str, Attack] = {
         Attack(http2.continuations),
         Attack(http2.header_lists),
         Attack(http2.calls),
+        Attack(http2.calls, tokens=True),
         Attack(http2.small_messages),
         Attack(connecting.silent, memory=256),
         Attack(connecting.hurried, memory=256),

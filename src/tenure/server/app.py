@@ -45,7 +45,7 @@ _LISTENERS = {
 """Where the listener of a protocol is; imported when asked for, because it needs much."""
 
 
-_A_DAY = 86400.0
+_LOOK_AGAIN = 60.0  # seconds between two looks at the time of day, while a token is to expire
 
 
 class Server:
@@ -220,13 +220,15 @@ class Server:
             self._expiry = None
         at = self._tokens.next_expiry
         if at is not None and self._is_open:
-            delay = (at - datetime.now(UTC)).total_seconds()
+            # The time of day may be set meanwhile, so the timer looks again now and then.
+            delay = min(max((at - datetime.now(UTC)).total_seconds(), 0.0), _LOOK_AGAIN)
             loop = asyncio.get_running_loop()
-            self._expiry = loop.call_later(min(max(delay, 0.0) + 0.1, _A_DAY), self._expire)
+            self._expiry = loop.call_later(delay + 0.1, self._look_for_expiry, at)
 
-    def _expire(self) -> None:
+    def _look_for_expiry(self, at: datetime) -> None:
         self._expiry = None
-        self._start_ending([(each, self._tokens.verdict) for each in self._listeners])
+        if datetime.now(UTC) >= at:
+            self._start_ending([(each, self._tokens.verdict) for each in self._listeners])
         self._await_expiry()
 
     def _start_ending(
