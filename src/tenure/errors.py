@@ -203,7 +203,7 @@ class AcquireTimeout(TenureError, TimeoutError):
 
 
 class AuthenticationFailed(TenureError, PermissionError):
-    """The store refused the credentials, or the permissions of its files."""
+    """The store refused the credentials, or does not permit the operation to them."""
 
 
 class EngineUnavailable(TenureError, ConnectionError):

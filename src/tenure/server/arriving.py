@@ -95,17 +95,17 @@ class Arriving:
 
     async def begin(self, link: Switchboard, message: Attach) -> Hosted:
         """A new session."""
-        self._hosting.context.counts.sessions.take(node=message.node)
+        self._hosting.context.counts.sessions.take_anyway()
         hosted = self._hosting.make(link, message, message.window)
         hosted.strangers_until = float("-inf")
-        return await self._attach(hosted, message, assume_dead=False)
+        return await self._attach(link, hosted, message, assume_dead=False)
 
     async def fetch(self, link: Switchboard, message: Attach) -> Hosted:
         """A session of this program, from the store."""
         self._hosting.context.counts.sessions.take_anyway()
         hosted = self._hosting.make(link, message, message.window)
         try:
-            await self._attach(hosted, message, assume_dead=True)
+            await self._attach(link, hosted, message, assume_dead=True)
         except NodeNotFound as error:
             raise rules.not_there_to_resume(message.node, message.session_id) from error
         hosted.came_at = self._now()
@@ -124,11 +124,10 @@ class Arriving:
             left = self.predecessors.get(message.session_id)
             if window is not None and left is not None:
                 _check_resumable(message, left.key, resumable=left.resumable)
-            self._hosting.context.counts.sessions.take(node=message.node)
         else:
             _check_resumable(message, former.shown_key, resumable=former.resumable)
             window = former.window
-            self._hosting.context.counts.sessions.take_anyway()
+        self._hosting.context.counts.sessions.take_anyway()
         hosted = await self._take_over(arrival, window or message.window)
         try:
             if not arrival.wanted:
@@ -167,7 +166,7 @@ class Arriving:
                 raise
             arrival.hurries = True
             try:
-                await self._attach(hosted, message, assume_dead=True)
+                await self._attach(link, hosted, message, assume_dead=True)
                 known = self.predecessors.before(hosted, self._sessions.get(number))
                 if known is not None or message.assume_dead or not arrival.wanted:
                     self._follow(hosted, told=False)
@@ -178,7 +177,7 @@ class Arriving:
             hosted.end(None)
             self._hosting.context.counts.sessions.take_anyway()
             hosted = self._hosting.make(link, message, window)
-        await self._attach(hosted, message, assume_dead=False)
+        await self._attach(link, hosted, message, assume_dead=False)
         self._follow(hosted, told=True)
         return hosted
 
@@ -194,7 +193,9 @@ class Arriving:
         if former is not None and self._sessions[hosted.store.id] is hosted:
             former.end(rules.taken_over(former.node))  # before the store says so
 
-    async def _attach(self, hosted: Hosted, message: Attach, *, assume_dead: bool) -> Hosted:
+    async def _attach(
+        self, link: Switchboard, hosted: Hosted, message: Attach, *, assume_dead: bool
+    ) -> Hosted:
         """Have the store attach it. If that fails nothing is left of it here."""
         try:
             how = StoreAttach(
@@ -206,7 +207,7 @@ class Arriving:
                 None if message.kind == "new" else message.session_id,
                 assume_dead,
             )
-            hosted.store = await self._engine.attach(how, hosted)
+            hosted.store = await link.engine.attach(how, hosted)
         except BaseException:
             hosted.end(None)
             raise

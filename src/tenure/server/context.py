@@ -21,6 +21,7 @@ from tenure.errors import NodeNotFound
 from tenure.server.admission import Admission
 from tenure.server.audit import Audit
 from tenure.server.auth.authenticator import Anybody
+from tenure.server.auth.guard import Guard
 from tenure.server.auth.identity import Identity
 from tenure.server.auth.peer import UNKNOWN_PEER, Peer
 from tenure.server.budget import LoopBudget
@@ -211,6 +212,8 @@ class Context:
         budget: shares the event loop among the connections.
         session_keys: keys of the sessions whose clients show none.
         reads: turns of costly reads.
+        engine: the store, for what no client asks for.
+        guard: the store as each identity may use it, for what clients ask for.
         hosting: the native protocol's sessions, while one of its listeners is open.
     """
 
@@ -237,6 +240,7 @@ class Context:
         self.session_keys = SessionKeys(engine.url)
         now = engine.clock.now if engine.clock.virtual else time.perf_counter
         self.budget = LoopBudget(now, logger)
+        self.guard = Guard(engine, limits)
         self.hosting: Hosting | None = None
 
     @property

@@ -41,6 +41,7 @@ from tenure.engines.contract import EngineSession, Enqueued, Place, Removal
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import Recovered
 from tenure.server.answers import Answers
+from tenure.server.auth.accounts import Account
 from tenure.server.limits import LimitReached
 from tenure.server.link import Link
 from tenure.server.places import Places, Request, error_of
@@ -85,6 +86,7 @@ class Hosted:
 
     Attributes:
         program: whose it is (`Hello.program`).
+        account: of the identity that attached it.
         born: the rid of the `Attach` that began it, if it is new.
         node, window, key, resumable: as the program said.
         drawn: its client drew the key.
@@ -106,6 +108,7 @@ class Hosted:
         "_disbelieves",
         "_look",
         "_store_there",
+        "account",
         "answers",
         "born",
         "came_at",
@@ -135,6 +138,7 @@ class Hosted:
         self,
         hosting: Hosting,
         program: bytes,
+        account: Account,
         *,
         born: int,
         node: str,
@@ -145,6 +149,7 @@ class Hosted:
     ) -> None:
         self.hosting = hosting
         self.program = program
+        self.account = account
         self.born = born
         self.node = node
         self.window = window

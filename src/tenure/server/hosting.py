@@ -271,6 +271,8 @@ class Hosting:
             error = AuthenticationFailed(
                 f"session {message.session_id} on {hosted.node} has another key", node=hosted.node
             )
+        elif hosted.account is not link.engine.account:
+            error = link.engine.of_another_identity(hosted.node, message.session_id)
         elif hosted.program != link.program:
             error = rules.taken_over(hosted.node)
             self._let_hear(link, message.channel, hosted)
@@ -347,6 +349,7 @@ class Hosting:
         return Hosted(
             self,
             link.program,
+            link.engine.account,
             born=message.rid if message.kind == "new" else 0,
             node=message.node,
             window=window,

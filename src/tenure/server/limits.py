@@ -67,6 +67,12 @@ class Limits:
     semaphores: int = _limit(
         100_000, "semaphores at a time: lasting ones, and ephemeral ones with requests"
     )
+    requests: int = _limit(500_000, "requests at a time, waiting or owning, over all sessions")
+    watches: int = _limit(200_000, "watches at a time, over all sessions")
+    nodes: int = _limit(10_000, "nodes that this server's clients have created")
+    stored_bytes: int = _limit(
+        2 * 1024**3, "bytes of data at a time that this server's clients have stored"
+    )
     requests_per_session: int = _limit(10_000, "requests, waiting or owning, of one session")
     queue_length: int = _limit(10_000, "requests, waiting or owning, for one semaphore")
     watches_per_session: int = _limit(1_000, "watches of one session")

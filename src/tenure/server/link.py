@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 
 if TYPE_CHECKING:
+    from tenure.server.auth.guard import GuardedEngine
     from tenure.server.auth.identity import Identity
     from tenure.server.hosted import Hosted
     from tenure.server.reads import Reader
@@ -25,6 +26,11 @@ class Link(Protocol):
     @property
     def identity(self) -> Identity:
         """Identity of its client."""
+        ...
+
+    @property
+    def engine(self) -> GuardedEngine:
+        """The store as the client's identity may use it."""
         ...
 
     @property

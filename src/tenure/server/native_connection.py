@@ -30,6 +30,7 @@ from tenure.errors import (
 from tenure.server.accept import Greeting
 from tenure.server.arriving import Arrival
 from tenure.server.auth import ANONYMOUS, REFUSAL_DELAY, Verdict, peer_of
+from tenure.server.auth.guard import GuardedEngine
 from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.hosted import Hosted
 from tenure.server.limits import LimitReached
@@ -86,6 +87,7 @@ class Connection(Stream):
         self.program = b""
         self.identity = ANONYMOUS
         self.reader: Reader
+        self._engine: GuardedEngine | None = None
         self.gone: asyncio.Future[None] = self._loop.create_future()
         self._shown = UNKNOWN_PEER
         self._refusing: asyncio.TimerHandle | None = None
@@ -94,6 +96,12 @@ class Connection(Stream):
         self._counted = False
         self._channels: dict[int, Hosted | Arrival] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def engine(self) -> GuardedEngine:
+        """The store as the client's identity may use it."""
+        assert self._engine is not None, "the client was not greeted"
+        return self._engine
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -214,6 +222,7 @@ class Connection(Stream):
         self.program = hello.program
         self.identity = identity
         self.reader = reader_of(context.reads, identity, self._greeting.source)
+        self._engine = context.guard.engine(identity)
         self._hosting.connected(hello.program)
         self.stage = Stage.OPEN
         self._reader.largest = self._limits.message_bytes
@@ -321,7 +330,7 @@ class Connection(Stream):
         with self._failures_told(message):
             context = self._context
             answer = await ask_audited(
-                context.engine, message, context.audit, self.identity, self.peer
+                self.engine, message, context.audit, self.identity, self.peer
             )
             self.send(answer)
 
@@ -329,7 +338,7 @@ class Connection(Stream):
         most = self._limits.output_bytes // 2
         with self._failures_told(message):
             async with self.reader.lock:
-                parts = READS[type(message)](self._context.engine, message, most, self.reader)
+                parts = READS[type(message)](self.engine, message, most, self.reader)
                 async with aclosing(parts):
                     async for part in parts:
                         self.send(part)

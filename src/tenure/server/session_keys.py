@@ -36,7 +36,7 @@ class SessionKeys:
 
     def of_identity(self, identity: Identity) -> bytes:
         """The key of YDB's sessions without a key: clients of one identity share it."""
-        return self._key(f"ydb {identity.kind} {identity.name}")
+        return self._key(f"ydb {identity.owner}")
 
     def of_dflockd(self) -> bytes:
         """The key of sessions that dflockd's listeners attach, and take over from each other."""

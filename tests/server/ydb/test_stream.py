@@ -477,7 +477,8 @@ async def test_a_server_whose_store_is_stuck_can_be_closed_without_waiting_for_i
         client = await session(over)
         (stream_,) = server.listener._streams
         stuck, released = asyncio.Event(), asyncio.Event()
-        attached: Any = stream_._session
+        guarded: Any = stream_._session
+        attached = guarded._session  # the store's own
         detach = attached.detach
 
         async def never() -> None:

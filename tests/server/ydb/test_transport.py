@@ -464,7 +464,8 @@ async def test_a_connection_that_is_lost_with_much_unread_takes_all_of_it_along(
                 await asyncio.Event().wait()
 
             for each in server.listener._streams:
-                its: Any = each._session
+                guarded: Any = each._session
+                its = guarded._session  # the store's own
                 its.describe_semaphore = stuck
             for client in clients:
                 await client.describe("none")

@@ -3,7 +3,8 @@
 Read in this order: `permissions` and `quotas` (what an identity may do, and have), `identity` (the
 value that everything else uses), `peer` (what a transport shows about the client), `tokens` (the
 formats of a token file), `revocation` (lists of revoked certificates), `authenticator` (the
-decision).
+decision), `accounts` and `tallies` (what is counted for each identity), `guard` and
+`guarded_session` (where permissions and quotas are enforced).
 
 No message, log line and `repr` in this package contains a token.
 """

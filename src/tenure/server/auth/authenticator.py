@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import TypeAlias
 
 from tenure.errors import AuthenticationFailed
-from tenure.server.auth.identity import ANONYMOUS, Identity
+from tenure.server.auth.identity import ANONYMOUS, PLAIN, Identity
 from tenure.server.auth.peer import UNKNOWN_PEER, Peer
 from tenure.server.auth.revocation import CertificateId, certificate_id
 from tenure.server.auth.tokens import Credentials, Rights, Token
@@ -102,7 +102,14 @@ class Authenticator(Anybody):
         for token in credentials.tokens:
             key = self._keyed(token.digest)
             rights = token.rights
-            identity = Identity(token.name, "token", key, rights.permissions, rights.quotas)
+            identity = Identity(
+                token.name,
+                "token",
+                key,
+                rights.permissions,
+                rights.quotas,
+                PLAIN if token.unnamed else "",
+            )
             tokens[key] = token, identity
         self._tokens = tokens
         self._listed = credentials

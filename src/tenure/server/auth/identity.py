@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from tenure.server.auth.permissions import EVERYTHING, Permissions
 from tenure.server.auth.quotas import UNSET, Quotas
 
-__all__ = ["ANONYMOUS", "Identity", "IdentityKind"]
+__all__ = ["ANONYMOUS", "PLAIN", "Identity", "IdentityKind"]
 
 IdentityKind: TypeAlias = Literal["token", "certificate", "uid", "anonymous"]
 
@@ -25,6 +25,8 @@ class Identity:
             a reload, and is not a secret: the key of the digest never leaves the process.
         permissions: its access to nodes.
         quotas: how much it may have at a time.
+        group: what owns its sessions in its place, if anything: plain tokens have no names, and
+            the sessions of one stay when it is replaced by another.
     """
 
     name: str
@@ -32,6 +34,12 @@ class Identity:
     credential: bytes = field(default=b"", repr=False, compare=False)
     permissions: Permissions = field(default=EVERYTHING, repr=False, compare=False)
     quotas: Quotas = field(default=UNSET, repr=False, compare=False)
+    group: str = field(default="", repr=False, compare=False)
+
+    @property
+    def owner(self) -> str:
+        """Name under which its sessions are kept, and what it has is counted."""
+        return f"{self.kind} {self.group or self.name}"
 
     def __str__(self) -> str:
         return self.name
@@ -39,3 +47,6 @@ class Identity:
 
 ANONYMOUS = Identity("anonymous", "anonymous")
 """Identity of every client that shows nothing, where nothing is required."""
+
+PLAIN = "plain tokens"
+"""The group of all tokens without names: a name has no space."""

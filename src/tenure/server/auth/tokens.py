@@ -85,12 +85,14 @@ class Token:
         digest: SHA-256 of the token.
         rights: of its identity.
         expires: the end of its validity; ``None``: never.
+        unnamed: the name is that of a line, because the file has no names.
     """
 
     name: str
     digest: bytes = field(repr=False)
     rights: Rights = _ALL_RIGHTS
     expires: datetime | None = None
+    unnamed: bool = False
 
     @classmethod
     def plain(cls, token: str, name: str) -> Token:
@@ -172,7 +174,9 @@ def _parse_plain(text: str, path: str) -> list[Token]:
             f"the token file {path} has no token; make one with 'tenure token new NAME --file "
             f"{path}', or leave the file out to let every client in"
         )
-    return [Token.plain(token, f"line {number}") for token, number in tokens.items()]
+    return [
+        Token(f"line {number}", _digest(token), unnamed=True) for token, number in tokens.items()
+    ]
 
 
 def _fault(token: str) -> str | None:

@@ -24,10 +24,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from tenure.engines.contract import Answer
-from tenure.errors import AuthenticationFailed, TenureError
+from tenure.errors import AuthenticationFailed, NodeNotFound, TenureError
 from tenure.server.accept import Greeting
 from tenure.server.auth import ANONYMOUS, REFUSAL_DELAY, Identity, Verdict, peer_of
+from tenure.server.auth.guard import GuardedEngine
 from tenure.server.auth.peer import UNKNOWN_PEER
+from tenure.server.auth.permissions import Access
 from tenure.server.dflockd.claims import ASKED, HELD, MARK, OVER, WAITING, Claim
 from tenure.server.dflockd.commands import COMMANDS
 from tenure.server.dflockd.ends import is_gone, is_read, probe
@@ -62,6 +64,7 @@ class Connection(Stream):
     """
 
     __slots__ = (
+        "_engine",
         "_enqueues",
         "_greeted",
         "_greeting",
@@ -88,6 +91,7 @@ class Connection(Stream):
         self.number = number
         self.identity = ANONYMOUS
         self.reader: Reader
+        self._engine: GuardedEngine | None = None
         self.locks = listener.locks
         self.holder: Holder | None = None
         self.enqueued: dict[str, Claim] = {}
@@ -105,6 +109,12 @@ class Connection(Stream):
         self._enqueues = False  # what is awaited is a place in the queue
         self._last_grant: Claim | None = None  # of its last wait
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def engine(self) -> GuardedEngine:
+        """The store as the client's identity may use it."""
+        assert self._engine is not None, "the client was not let in"
+        return self._engine
 
     @property
     def connections(self) -> int:
@@ -277,6 +287,7 @@ class Connection(Stream):
         self.identity = identity
         self.reader = reader_of(self._context.reads, identity, self._greeting.source)
         self._share.greeted()
+        self._engine = self._context.guard.engine(identity)
         self._special = False
         self._context.log(logging.DEBUG, "connection greeted", peer=self.peer, identity=identity)
         return True
@@ -293,7 +304,8 @@ class Connection(Stream):
         if command == "auth":
             try:
                 identity = self._context.authenticator.authenticate(token.strip(), self._peer)
-            except AuthenticationFailed:
+                self._context.guard.engine(identity).check(self._options.node, Access.HOLD)
+            except (AuthenticationFailed, NodeNotFound):
                 pass
             else:
                 if not self._let_in(identity):

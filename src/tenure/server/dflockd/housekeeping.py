@@ -57,6 +57,7 @@ async def collect(locks: Locks, description: str) -> None:
                     if found.data == MARK:
                         await session.delete_semaphore(key.stored, force=False)
                         locks.context.counts.semaphores.deleted(node, key.stored)
+                        locks.context.guard.stored.deleted(node, key.stored)
                 except SemaphoreBusy:
                     key.used_at = locks.now()  # somebody else uses it
                     continue

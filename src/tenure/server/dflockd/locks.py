@@ -214,6 +214,9 @@ class Locks:
         if isinstance(error, SemaphoreNotFound):
             key.made = False
             verdict = b""
+        elif isinstance(error, LimitReached):
+            self.context.log(logging.WARNING, "lock refused", limit=error.limit)
+            verdict = ERROR_MAX_LOCKS
         elif isinstance(error, InvalidArgument):
             verdict = ERROR_LIMIT_MISMATCH  # somebody uses the name for something else
         elif not isinstance(error, TenureError):

@@ -113,13 +113,8 @@ async def attach(
 async def _new(
     context: Context, roll: Roll, how: Attach, start: Any, stream: SessionStream
 ) -> Attached:
-    sessions = context.counts.sessions
-    sessions.take(node=how.node)
-    try:
-        session = await context.engine.attach(how, stream)
-    except BaseException:
-        sessions.give_back()
-        raise
+    session = await stream.engine.attach(how, stream)
+    context.counts.sessions.take_anyway()
     roll.join(how.node, session.id, start.timeout_millis, start.seq_no, stream)
     return Attached(session, start.timeout_millis)
 
@@ -164,7 +159,7 @@ async def _take_over(
     for key in keys:
         again = replace(how, key=key, session_id=number, assume_dead=True, adopt=True)
         try:
-            return await context.engine.attach(again, stream)
+            return await stream.engine.attach(again, stream)
         except AuthenticationFailed:
             if not key:
                 raise

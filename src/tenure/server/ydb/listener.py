@@ -32,6 +32,7 @@ from tenure.server.ydb.session import SessionStream, serve_session
 from tenure.server.ydb.transport import Connection, refusal
 
 if TYPE_CHECKING:
+    from tenure.engines.contract import Engine
     from tenure.server.context import Context
 
 __all__ = ["YdbListener"]
@@ -95,14 +96,14 @@ class YdbListener:
         self._tasks: set[asyncio.Task[None]] = set()
         self._roll = Roll(context)
         self._streams: set[SessionStream] = set()
-        nodes = NodeCalls(context.engine, self._database)
+        nodes = NodeCalls(self._database)
         self._methods: dict[str, Method] = {
             f"{_COORDINATION}Session": self._session,
-            **self._unary(_COORDINATION, "CreateNode", coordination, _without_call(nodes.create)),
-            **self._unary(_COORDINATION, "AlterNode", coordination, _without_call(nodes.alter)),
-            **self._unary(_COORDINATION, "DropNode", coordination, _without_call(nodes.drop)),
+            **self._unary(_COORDINATION, "CreateNode", coordination, self._on_nodes(nodes.create)),
+            **self._unary(_COORDINATION, "AlterNode", coordination, self._on_nodes(nodes.alter)),
+            **self._unary(_COORDINATION, "DropNode", coordination, self._on_nodes(nodes.drop)),
             **self._unary(
-                _COORDINATION, "DescribeNode", coordination, _without_call(nodes.describe)
+                _COORDINATION, "DescribeNode", coordination, self._on_nodes(nodes.describe)
             ),
             **self._unary(_DISCOVERY, "ListEndpoints", discovery, self._list_endpoints),
             **self._unary(_DISCOVERY, "WhoAmI", discovery, self._who_am_i),
@@ -252,6 +253,12 @@ class YdbListener:
                 entry.update(outcome="failed", why=why)
             return done
 
+    def _on_nodes(self, method: Callable[[Any, Engine], Awaitable[Any]]) -> Unary:
+        async def answer(request: Any, call: Call) -> Any:
+            return await method(request, self._context.guard.engine(call.identity))
+
+        return answer
+
     async def _list_endpoints(self, request: Any, call: Call) -> Any:  # noqa: ARG002
         own = _shown(self._address.host), self._port
         host, port = self._advertise or _authority(call.authority) or own
@@ -263,13 +270,6 @@ class YdbListener:
 
     async def _who_am_i(self, request: Any, call: Call) -> Any:  # noqa: ARG002
         return operation(Status.SUCCESS, result=discovery.WhoAmIResult(user=call.identity.name))
-
-
-def _without_call(method: Callable[[Any], Awaitable[Any]]) -> Unary:
-    async def answer(request: Any, call: Call) -> Any:  # noqa: ARG001
-        return await method(request)
-
-    return answer
 
 
 def _framed(message: Any) -> bytes:

@@ -31,50 +31,49 @@ class _Wrong(Exception):
 
 
 class NodeCalls:
-    """Each method takes the call's request, and returns its operation."""
+    """Each method takes the call's request and its client's engine, and returns its operation."""
 
-    def __init__(self, engine: Engine, database: Database) -> None:
-        self._engine = engine
+    def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def create(self, request: Any) -> Any:
+    async def create(self, request: Any, engine: Engine) -> Any:
         async def work() -> Any:
             path = self._path(request.path)
             if not self._database.has(path):
                 text = f"a node's path is inside the database {self._database.path}: {path!r}"
                 raise _Wrong(Status.BAD_REQUEST, text)
             node = self._node(path)
-            await self._engine.create_node(node, _config(request), exist_ok=True)
+            await engine.create_node(node, _config(request), exist_ok=True)
             return operation(Status.SUCCESS)
 
         return await _answered(work())
 
-    async def alter(self, request: Any) -> Any:
+    async def alter(self, request: Any, engine: Engine) -> Any:
         async def work() -> Any:
             node = self._node(self._path(request.path))
             if not request.HasField("config"):
                 raise _Wrong(Status.GENERIC_ERROR, "the configuration is missing")
-            await self._engine.alter_node(node, _config(request))
+            await engine.alter_node(node, _config(request))
             return operation(Status.SUCCESS)
 
         return await _answered(work())
 
-    async def drop(self, request: Any) -> Any:
+    async def drop(self, request: Any, engine: Engine) -> Any:
         async def work() -> Any:
             node = self._node(self._path(request.path))
             try:
                 rules.check_droppable(node)
             except InvalidArgument as error:
                 raise _Wrong(Status.PRECONDITION_FAILED, str(error)) from error
-            await self._engine.drop_node(node, force=False)
+            await engine.drop_node(node, force=False)
             return operation(Status.SUCCESS)
 
         return await _answered(work())
 
-    async def describe(self, request: Any) -> Any:
+    async def describe(self, request: Any, engine: Engine) -> Any:
         async def work() -> Any:
             path = self._path(request.path)
-            found = await self._engine.describe_node(self._node(path))
+            found = await engine.describe_node(self._node(path))
             result = coordination.DescribeNodeResult()
             entry = result.self
             entry.name = path.rpartition("/")[2]

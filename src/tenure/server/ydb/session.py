@@ -96,6 +96,7 @@ class SessionStream:
     Attributes:
         client_host: the address that the client connects from, where known.
         identity: of the client.
+        engine: the store as the client's identity may use it.
     """
 
     def __init__(self, context: Context, roll: Roll, call: Call, node: str) -> None:
@@ -105,6 +106,7 @@ class SessionStream:
         self._connection = call.connection
         self._node = node
         self.identity = call.identity
+        self.engine = context.guard.engine(call.identity)
         self.client_host = peer_host(self._connection.peer)
         self._conversation = Conversation(
             node,

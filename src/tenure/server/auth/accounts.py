@@ -1,0 +1,235 @@
+"""Accounts: what each identity has on this server, counted against its quotas and its share.
+
+Each counted limit of the server (`Quotas` names them) is a `Pool`. While one identity has an
+account, all of the pool is reserved for it. With several, half of the pool is reserved in equal
+parts, and the other half goes to whichever account asks first. So an account always gets its
+reserved part, whatever the others have.
+
+Rules:
+
+* Counting takes constant time, and the common case is one addition and one comparison.
+* Whoever takes gives back, once, on every way out.
+* An account exists as long as a connection or something counted refers to it. The number of parts
+  is the number of accounts, rounded up to a power of two, so that parts are rarely computed anew.
+  Parts that grow smaller take nothing away from an account that has more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from weakref import WeakValueDictionary, finalize
+
+from tenure.server.auth.identity import Identity
+from tenure.server.auth.permissions import EVERYTHING
+from tenure.server.auth.quotas import UNSET, Quotas
+from tenure.server.limits import LimitReached, Limits
+
+__all__ = ["Account", "Accounts", "Pool", "Share"]
+
+_QUOTAS = fields(Quotas)
+
+
+class Pool:
+    """One limit of the server, divided among accounts.
+
+    Attributes:
+        limit: the limit's name.
+        most: its value.
+        reserved: each account's part.
+        shared: what is not reserved.
+        beyond: how much of the shared half is taken.
+    """
+
+    __slots__ = ("beyond", "limit", "most", "reserved", "shared")
+
+    def __init__(self, limit: str, most: int) -> None:
+        self.limit = limit
+        self.most = most
+        self.beyond = 0
+        self.reserved = most
+        self.shared = 0
+
+    def divide(self, parts: int) -> None:
+        """Reserve for so many accounts."""
+        if parts <= 1:
+            self.reserved, self.shared = self.most, 0
+        else:
+            self.reserved = max(1, self.most // (2 * parts))
+            self.shared = self.most - self.most // 2
+
+
+class Share:
+    """What one account has of one pool.
+
+    Attributes:
+        used: how much it has.
+        quota: the most that it may have; ``None`` for no quota of its own.
+    """
+
+    __slots__ = ("_assured", "_identity", "_pool", "quota", "used")
+
+    def __init__(self, pool: Pool, identity: str) -> None:
+        self._pool = pool
+        self._identity = identity
+        self.used = 0
+        self.quota: int | None = None
+        self._assured = pool.reserved  # up to here nothing but this number is looked at
+
+    def take(self, more: int = 1, *, node: str | None = None, name: str | None = None) -> None:
+        """Count so much more.
+
+        Raises:
+            LimitReached: it is more than the quota, or than the server has left for it.
+        """
+        used = self.used + more
+        if used > self._assured:
+            self._take_shared(more, node, name)
+        self.used = used
+
+    def take_anyway(self, more: int = 1) -> None:
+        """Count so much more that exists already."""
+        before, self.used = self.used, self.used + more
+        self._pool.beyond += self._excess(self.used) - self._excess(before)
+
+    def give_back(self, less: int = 1) -> None:
+        """Count so much less."""
+        before, self.used = self.used, self.used - less
+        assert self.used >= 0, f"more {self._pool.limit} given back than were taken"
+        if before > self._assured:
+            self._pool.beyond -= self._excess(before) - self._excess(self.used)
+
+    def limit_to(self, quota: int | None) -> None:
+        """Set the quota. What is used already stays, also when it is more."""
+        self.quota = quota
+        self.settle()
+
+    def settle(self) -> None:
+        """Compute what is assured, after the quota or the pool's parts have changed."""
+        before = self._excess(self.used)
+        reserved = self._pool.reserved
+        self._assured = reserved if self.quota is None else min(reserved, self.quota)
+        self._pool.beyond += self._excess(self.used) - before
+
+    def _excess(self, used: int) -> int:
+        return max(0, used - self._assured)
+
+    def _take_shared(self, more: int, node: str | None, name: str | None) -> None:
+        pool = self._pool
+        used = self.used + more
+        if self.quota is not None and used > self.quota:
+            raise LimitReached(
+                f"the identity {self._identity} has reached its quota {pool.limit} = {self.quota}; "
+                "end something that it has, or have the quota raised",
+                pool.limit,
+                node=node,
+                name=name,
+            )
+        excess = self._excess(used) - self._excess(self.used)
+        if pool.beyond + excess > pool.shared:
+            raise LimitReached(
+                f"this server has reached its limit {pool.limit} = {pool.most}, and the identity "
+                f"{self._identity} has more than its reserved share; try again later, or have the "
+                "server's limit raised"
+                if pool.shared
+                else f"this server has reached its limit {pool.limit} = {pool.most}; try again "
+                "later, or have the server's limit raised",
+                pool.limit,
+                node=node,
+                name=name,
+            )
+        pool.beyond += excess
+
+
+class Account:
+    """What one identity may do, and has.
+
+    Attributes:
+        identity: its name.
+        permissions, quotas: as of the last greeting.
+        sessions, requests, watches, nodes, stored_bytes: what it has, by quota.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "identity",
+        "nodes",
+        "permissions",
+        "quotas",
+        "requests",
+        "sessions",
+        "stored_bytes",
+        "watches",
+    )
+
+    def __init__(self, identity: str, pools: dict[str, Pool]) -> None:
+        self.identity = identity
+        self.permissions = EVERYTHING
+        self.quotas = UNSET
+        self.sessions = Share(pools["sessions"], identity)
+        self.requests = Share(pools["requests"], identity)
+        self.watches = Share(pools["watches"], identity)
+        self.nodes = Share(pools["nodes"], identity)
+        self.stored_bytes = Share(pools["stored_bytes"], identity)
+
+    @property
+    def shares(self) -> dict[str, Share]:
+        """All that is counted, by quota."""
+        return {each.name: getattr(self, each.name) for each in _QUOTAS}
+
+
+class Accounts:
+    """The accounts of one server."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.pools = {each.name: Pool(each.name, getattr(limits, each.name)) for each in _QUOTAS}
+        self._accounts: WeakValueDictionary[str, Account] = WeakValueDictionary()
+        self._parts = 1
+
+    def __len__(self) -> int:
+        """Return the number of accounts."""
+        return len(self._accounts)
+
+    def __iter__(self) -> Iterator[Account]:
+        """Iterate over the accounts that there are now."""
+        return iter(list(self._accounts.values()))
+
+    def of(self, identity: Identity) -> Account:
+        """The account of an identity. The caller keeps it for as long as it counts there.
+
+        From now on the account has the permissions and quotas of this identity, for all of its
+        connections and sessions.
+        """
+        account = self._accounts.get(identity.owner)
+        if account is None:
+            account = Account(identity.group or identity.name, self.pools)
+            finalize(account, self._divide).atexit = False  # called when the next line is undone
+            self._accounts[identity.owner] = account
+            self._divide()
+            _set(account, identity)
+        elif (
+            account.permissions is not identity.permissions or account.quotas is not identity.quotas
+        ):
+            _set(account, identity)
+        return account
+
+    def _divide(self) -> None:
+        """Make as many parts as there are accounts, or a few more."""
+        count = len(self._accounts)
+        if count > 1 and self._parts // 4 < count <= self._parts:
+            return
+        parts = 1 << max(0, count - 1).bit_length()
+        if parts == self._parts:
+            return
+        self._parts = parts
+        for pool in self.pools.values():
+            pool.divide(self._parts)
+        for account in self._accounts.values():
+            for share in account.shares.values():
+                share.settle()
+
+
+def _set(account: Account, identity: Identity) -> None:
+    account.permissions, account.quotas = identity.permissions, identity.quotas
+    for name, share in account.shares.items():
+        share.limit_to(getattr(identity.quotas, name))

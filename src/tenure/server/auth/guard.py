@@ -1,0 +1,326 @@
+"""Guard: the one place in which permissions and quotas are enforced, for all listeners.
+
+A listener reaches the store through the `GuardedEngine` of a connection's identity, and in no
+other way where a client has asked for it. Rules:
+
+* **Access.** Without ``read`` a node does not exist for the identity: the answer is
+  `NodeNotFound`. With too little access it is `AuthenticationFailed`, which says what is missing.
+* **Quotas.** What is counted is taken from the identity's account before the store is asked, and
+  given back when the store refuses.
+* **Sessions.** A session belongs to the identity that began it, or that had it first since this
+  server started; another identity cannot attach it, whatever it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tenure.clock import Clock
+from tenure.engines.contract import Attach, Engine, EngineSession, Pages, SessionEvents
+from tenure.errors import AuthenticationFailed, NodeExists, NodeNotFound, TenureError
+from tenure.model import (
+    Capabilities,
+    NodeConfig,
+    NodeDescription,
+    SemaphoreDescription,
+    SessionDescription,
+)
+from tenure.server.auth.accounts import Account, Accounts
+from tenure.server.auth.guarded_session import GuardedSession
+from tenure.server.auth.permissions import EVERYTHING, Access
+from tenure.server.auth.tallies import Stored, Tallies, Tally
+from tenure.server.limits import LimitReached, Limits
+
+if TYPE_CHECKING:
+    from tenure.server.auth.identity import Identity
+
+__all__ = ["Guard", "GuardedEngine"]
+
+_LOOK_AFTER = 10.0  # seconds between two looks for nodes that others have dropped, at the least
+_NEEDS = {
+    Access.READ: "read",
+    Access.HOLD: "acquire, create and change on",
+    Access.ADMINISTER: "administer",
+}
+
+
+class Guard:
+    """Permissions and quotas of one server.
+
+    Attributes:
+        accounts: what each identity has.
+        tallies: its sessions.
+        stored: its nodes and its data on semaphores.
+    """
+
+    def __init__(self, engine: Engine, limits: Limits) -> None:
+        self.accounts = Accounts(limits)
+        self.tallies = Tallies()
+        self.stored = Stored()
+        self._engine = engine
+        self._looked_at = float("-inf")
+
+    def engine(self, identity: Identity) -> GuardedEngine:
+        """The store, as this identity may use it."""
+        return GuardedEngine(self, self._engine, self.accounts.of(identity))
+
+    def now(self) -> float:
+        """Read the store's clock."""
+        return self._engine.clock.now()
+
+    def refusal(
+        self,
+        account: Account,
+        node: str,
+        least: Access,
+        name: str | None = None,
+        *,
+        hidden: bool = True,
+    ) -> TenureError:
+        """The error for an identity with too little access.
+
+        Args:
+            hidden: the answer is that there is no such node where the identity may not see it.
+        """
+        access = account.permissions.access(node)
+        if hidden and access is Access.NONE:
+            return NodeNotFound(f"there is no node {node}; create it first", node=node)
+        return AuthenticationFailed(
+            f"the identity {account.identity} may not {_NEEDS[least]} {node}: this needs the "
+            f"permission {least.name.lower()}, and it has {access.name.lower()}",
+            node=node,
+            name=name,
+        )
+
+    async def store(
+        self,
+        account: Account,
+        node: str,
+        name: str,
+        data: bytes,
+        work: Callable[[], Awaitable[None]],
+        *,
+        new: bool,
+    ) -> None:
+        """Have a semaphore's data stored, and counted.
+
+        Args:
+            new: the semaphore is created, and if it exists its data stays as it is.
+
+        Raises:
+            LimitReached: the account has too many bytes.
+        """
+        size = len(data)
+        counted = account.stored_bytes
+        try:
+            counted.take(size, node=node, name=name)
+        except LimitReached:
+            await self._look()
+            counted.take(size, node=node, name=name)
+        try:
+            await work()
+        except BaseException:
+            counted.give_back(size)
+            raise
+        if new and self.stored.has(node, name):
+            counted.give_back(size)  # it was there already
+        else:
+            self.stored.wrote(node, name, account, size)
+
+    async def create_node(
+        self, account: Account, path: str, config: NodeConfig, *, exist_ok: bool
+    ) -> None:
+        """Create a node, and count it if it was not there."""
+        try:
+            account.nodes.take(node=path)
+        except LimitReached:
+            await self._look()
+            if exist_ok and path in await self._engine.list_nodes():
+                return
+            account.nodes.take(node=path)
+        try:
+            await self._engine.create_node(path, config, exist_ok=False)
+        except NodeExists:
+            account.nodes.give_back()
+            if not exist_ok:
+                raise
+        except BaseException:
+            account.nodes.give_back()
+            raise
+        else:
+            self.stored.created(path, account)
+
+    async def _look(self) -> None:
+        """Look for nodes that others have dropped, if nobody has just now."""
+        if self.now() >= self._looked_at + _LOOK_AFTER:
+            self._looked_at = self.now()
+            self.stored.forget_missing(await self._engine.list_nodes())
+
+
+class GuardedEngine:
+    """The store as one identity may use it (`Engine`). It has no life of its own.
+
+    Attributes:
+        account: what the identity has.
+    """
+
+    __slots__ = ("_engine", "_guard", "account")
+
+    def __init__(self, guard: Guard, engine: Engine, account: Account) -> None:
+        self._guard = guard
+        self._engine = engine
+        self.account = account
+
+    @property
+    def url(self) -> str:
+        return self._engine.url
+
+    @property
+    def clock(self) -> Clock:
+        return self._engine.clock
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._engine.capabilities
+
+    async def open(self) -> None:
+        """Do nothing: the server has opened the store."""
+
+    async def aclose(self) -> None:
+        """Do nothing: the server closes the store."""
+
+    def trouble(self, name: str | None = None) -> TenureError | None:
+        return self._engine.trouble(name)
+
+    async def store_time(self) -> float:
+        return await self._engine.store_time()
+
+    def check(self, node: str, least: Access) -> None:
+        """Check the access to a node.
+
+        Raises:
+            NodeNotFound: it has none.
+            AuthenticationFailed: it has less.
+        """
+        access = self.account.permissions.access(node)
+        if access < least:
+            raise self._guard.refusal(self.account, node, least)
+
+    def of_another_identity(self, node: str, number: int) -> AuthenticationFailed:
+        """The error for a session that another identity has."""
+        return AuthenticationFailed(
+            f"session {number} on {node} belongs to another identity than {self.account.identity}",
+            node=node,
+        )
+
+    async def attach(self, how: Attach, events: SessionEvents) -> EngineSession:
+        node, number, account = how.node, how.session_id, self.account
+        tallies = self._guard.tallies
+        tallies.expire(self._guard.now())
+        self.check(node, Access.READ)
+        window = how.recovery_window
+        if number is None:
+            account.sessions.take(node=node)
+        else:
+            former = tallies.find(node, number)
+            if former is not None:
+                if former.account is not account:
+                    raise self.of_another_identity(node, number)
+                window = max(window, former.window)
+            account.sessions.take_anyway()
+        tally = Tally(account, window)
+        session = GuardedSession(self._guard, node, tally, events)
+        try:
+            attached = await self._engine.attach(how, session)
+        except BaseException:
+            tally.end()
+            raise
+        session.use(attached)
+        tallies.attached(node, attached.id, tally)
+        return session
+
+    # Nodes
+
+    async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        if self.account.permissions.access(path) < Access.ADMINISTER:
+            # The same answer whether or not it is there.
+            raise self._guard.refusal(self.account, path, Access.ADMINISTER, hidden=False)
+        await self._guard.create_node(self.account, path, config, exist_ok=exist_ok)
+
+    async def alter_node(self, path: str, config: NodeConfig) -> None:
+        self.check(path, Access.ADMINISTER)
+        await self._engine.alter_node(path, config)
+
+    async def drop_node(self, path: str, *, force: bool) -> None:
+        self.check(path, Access.ADMINISTER)
+        await self._engine.drop_node(path, force=force)
+        self._guard.stored.dropped(path)
+        self._guard.tallies.dropped(path)
+
+    async def describe_node(self, path: str) -> NodeDescription:
+        self.check(path, Access.READ)
+        return await self._engine.describe_node(path)
+
+    async def list_nodes(self) -> Sequence[str]:
+        found = await self._engine.list_nodes()
+        permissions = self.account.permissions
+        if permissions is EVERYTHING:
+            return found
+        return [each for each in found if permissions.access(each)]
+
+    # What is on them
+
+    async def list_semaphores(
+        self, path: str, *, owners: bool, waiters: bool
+    ) -> Sequence[SemaphoreDescription]:
+        self.check(path, Access.READ)
+        return await self._engine.list_semaphores(path, owners=owners, waiters=waiters)
+
+    async def describe_semaphore(
+        self, path: str, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        self.check(path, Access.READ)
+        return await self._engine.describe_semaphore(path, name, owners=owners, waiters=waiters)
+
+    async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        self.check(path, Access.READ)
+        return await self._engine.list_sessions(path)
+
+    def pages(self) -> Pages | None:
+        pages = self._engine.pages()
+        return None if pages is None else _GuardedPages(self, pages)
+
+    async def end_session(self, path: str, session_id: int) -> bool:
+        tally = self._guard.tallies.find(path, session_id)
+        mine = tally is not None and tally.account is self.account
+        self.check(path, Access.HOLD if mine else Access.ADMINISTER)
+        ended = await self._engine.end_session(path, session_id)
+        self._guard.tallies.over(path, session_id)
+        return ended
+
+    async def evict(self, path: str, name: str, order_id: int) -> bool:
+        self.check(path, Access.ADMINISTER)
+        return await self._engine.evict(path, name, order_id)
+
+
+class _GuardedPages:
+    """Lists in pages, each of nodes that the identity may read."""
+
+    __slots__ = ("_engine", "_pages")
+
+    def __init__(self, engine: GuardedEngine, pages: Pages) -> None:
+        self._engine = engine
+        self._pages = pages
+
+    async def sessions(self, path: str, *, after: int, most: int) -> Sequence[SessionDescription]:
+        self._engine.check(path, Access.READ)
+        return await self._pages.sessions(path, after=after, most=most)
+
+    async def semaphores(
+        self, path: str, *, owners: bool, waiters: bool, after: str, most: int
+    ) -> Sequence[SemaphoreDescription]:
+        self._engine.check(path, Access.READ)
+        return await self._pages.semaphores(
+            path, owners=owners, waiters=waiters, after=after, most=most
+        )

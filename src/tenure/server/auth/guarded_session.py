@@ -1,0 +1,265 @@
+"""Guarded session: stands between a listener and the store's session, in both directions.
+
+Rules:
+
+* What changes something needs the access ``hold`` to the node, and what reads needs ``read``; by
+  force needs ``administer``. Access is looked up anew after a reload.
+* What a session has already, it may change, withdraw and release, whatever its access is now.
+* A request is counted before the store is asked for it, and counted no more as soon as it is
+  refused, withdrawn or removed, or its session is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tenure.engines.contract import Answer, EngineSession, Enqueued, Place, Removal, SessionEvents
+from tenure.errors import SessionExpired
+from tenure.model import UNCHANGED, Recovered, SemaphoreDescription, Unchanged
+from tenure.server.auth.permissions import Access
+from tenure.server.auth.tallies import Tally
+
+if TYPE_CHECKING:
+    from tenure.server.auth.guard import Guard
+
+__all__ = ["GuardedSession"]
+
+_HOLD = Access.HOLD  # found at once, where it matters
+_REFUSED = Place.REFUSED
+
+
+class GuardedSession:
+    """A session of one identity (`EngineSession`), and what its store says (`SessionEvents`).
+
+    Args:
+        guard: the server's.
+        node: the path of its node.
+        tally: what it has.
+        events: what is told of the session.
+    """
+
+    __slots__ = (
+        "_access",
+        "_guard",
+        "_node",
+        "_permissions",
+        "_resumed",
+        "_session",
+        "_tally",
+        "_tell_ended",
+        "_tell_removed",
+        "attached",
+        "detached",
+        "granted",
+        "proven",
+        "renew",
+    )
+
+    renew: Callable[[], None]
+
+    def __init__(self, guard: Guard, node: str, tally: Tally, events: SessionEvents) -> None:
+        self._guard = guard
+        self._node = node
+        self._tally = tally
+        self._permissions = tally.account.permissions
+        self._access = self._permissions.access(node)
+        # What is not looked at here goes through without another call.
+        self.attached: Callable[[], None] = events.attached
+        self.detached: Callable[..., None] = events.detached
+        self.granted: Callable[[int, int | None], None] = events.granted
+        self.proven: Callable[[float], None] = events.proven
+        self._resumed = events.resumed
+        self._tell_removed = events.removed
+        self._tell_ended = events.ended
+        self._session: EngineSession | None = None
+
+    def use(self, session: EngineSession) -> None:
+        """The store has attached this session."""
+        self._session = session
+        self.renew = session.renew
+
+    @property
+    def _inner(self) -> EngineSession:
+        assert self._session is not None, "the session is not attached yet"
+        return self._session
+
+    # What the store says
+
+    def resumed(self, requests: Sequence[Recovered]) -> None:
+        for each in requests:
+            self._tally.recover(each.hold, len(each.data))
+        self._resumed(requests)
+
+    def removed(self, hold: int, why: Removal) -> None:
+        self._tally.leave(hold)
+        self._tell_removed(hold, why)
+
+    def ended(self, error: SessionExpired) -> None:
+        if self._session is None:
+            self._tally.end()
+        else:
+            self._guard.tallies.over(self._node, self._session.id, self._tally)
+        self._tell_ended(error)
+
+    # What the listener asks for
+
+    @property
+    def id(self) -> int:
+        return self._inner.id
+
+    @property
+    def attach_number(self) -> int:
+        return self._inner.attach_number
+
+    async def close(self) -> None:
+        try:
+            await self._inner.close()
+        except BaseException:
+            self._leave()
+            raise
+        self._guard.tallies.over(self._node, self._inner.id, self._tally)
+
+    async def detach(self) -> None:
+        try:
+            await self._inner.detach()
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        guard = self._guard
+        guard.tallies.detached(self._node, self._inner.id, self._tally, guard.now())
+
+    def _check(self, least: Access, name: str | None = None) -> None:
+        account = self._tally.account
+        if account.permissions is not self._permissions:
+            self._permissions = account.permissions
+            self._access = self._permissions.access(self._node)
+        if self._access < least:
+            raise self._guard.refusal(account, self._node, least, name)
+
+    async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        self._check(_HOLD, name)
+        work = partial(self._inner.create_semaphore, name, limit, data, exist_ok=exist_ok)
+        await self._guard.store(self._tally.account, self._node, name, data, work, new=True)
+
+    async def update_semaphore(self, name: str, data: bytes) -> None:
+        self._check(_HOLD, name)
+        work = partial(self._inner.update_semaphore, name, data)
+        await self._guard.store(self._tally.account, self._node, name, data, work, new=False)
+
+    async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        self._check(Access.ADMINISTER if force else _HOLD, name)
+        await self._inner.delete_semaphore(name, force=force)
+        self._guard.stored.deleted(self._node, name)
+
+    async def describe_semaphore(
+        self, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        self._check(Access.READ, name)
+        return await self._inner.describe_semaphore(name, owners=owners, waiters=waiters)
+
+    def enqueue(
+        self,
+        hold: int,
+        name: str,
+        count: int,
+        data: bytes,
+        *,
+        timeout: float | None,
+        ephemeral: bool,
+    ) -> Answer[Enqueued]:
+        tally = self._tally
+        if self._access < _HOLD or tally.account.permissions is not self._permissions:
+            self._check(_HOLD, name)
+        if hold in tally.requests:  # the store refuses that, and the first one stays
+            return self._inner.enqueue(
+                hold, name, count, data, timeout=timeout, ephemeral=ephemeral
+            )
+        tally.join(hold, len(data), self._node, name)
+        try:
+            answer = self._session.enqueue(  # type: ignore[union-attr]  # attached: it has joined
+                hold, name, count, data, timeout=timeout, ephemeral=ephemeral
+            )
+        except BaseException:
+            tally.leave(hold)
+            raise
+        if type(answer) is Enqueued:
+            if answer.place is _REFUSED:
+                tally.leave(hold)
+        else:
+            assert isinstance(answer, asyncio.Future)
+            answer.add_done_callback(partial(_placed, tally, hold))
+        return answer
+
+    def alter(
+        self,
+        hold: int,
+        *,
+        count: int | None,
+        data: bytes | None,
+        timeout: float | Unchanged | None = UNCHANGED,
+    ) -> Answer[None]:
+        session, tally = self._inner, self._tally
+        if data is None:
+            return session.alter(hold, count=count, data=data, timeout=timeout)
+        before = tally.resize(hold, len(data), self._node)
+        if before is None or before == len(data):
+            return session.alter(hold, count=count, data=data, timeout=timeout)
+        try:
+            answer = session.alter(hold, count=count, data=data, timeout=timeout)
+        except BaseException:
+            tally.restore(hold, before)
+            raise
+        if isinstance(answer, asyncio.Future):
+            answer.add_done_callback(partial(_altered, tally, hold, before))
+        return answer
+
+    def withdraw(self, hold: int) -> Answer[bool]:
+        self._tally.leave(hold)
+        return self._session.withdraw(hold)  # type: ignore[union-attr]  # attached, since it holds
+
+    def watch(
+        self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        self._check(Access.READ, name)
+        tally = self._tally
+        tally.watch(self._node, name)
+        try:
+            stop = self._inner.watch(name, data=data, owners=owners, changed=changed)
+        except BaseException:
+            tally.unwatch()
+            raise
+        return _Watch(tally, stop)
+
+
+class _Watch:
+    """What ends a watch, and counts it no more. Safe to call twice."""
+
+    __slots__ = ("_stop", "_tally")
+
+    def __init__(self, tally: Tally, stop: Callable[[], None]) -> None:
+        self._tally = tally
+        self._stop: Callable[[], None] | None = stop
+
+    def __call__(self) -> None:
+        stop, self._stop = self._stop, None
+        if stop is not None:
+            self._tally.unwatch()
+            stop()
+
+
+def _placed(tally: Tally, hold: int, answer: asyncio.Future[Enqueued]) -> None:
+    if _failed(answer) or answer.result().place is _REFUSED:
+        tally.leave(hold)
+
+
+def _altered(tally: Tally, hold: int, before: int, answer: asyncio.Future[None]) -> None:
+    if _failed(answer):
+        tally.restore(hold, before)
+
+
+def _failed(answer: asyncio.Future[Any]) -> bool:
+    return answer.cancelled() or answer.exception() is not None

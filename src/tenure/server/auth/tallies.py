@@ -1,0 +1,241 @@
+"""Tallies: what is counted against an account for each session, node and semaphore.
+
+A session is counted from its attaching until it is over. One that was detached goes on to live in
+the store for its recovery window, with its requests; so it is counted for that time, unless it is
+attached again or ended through this server before.
+
+Nodes and data of semaphores are counted from the time at which this server's clients made them.
+What others delete is noticed when the store is looked at (`Stored.forget_missing`). A server that
+was started anew counts sessions and requests when they are attached again, and knows nothing of the
+nodes and the semaphores that were there before.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Collection
+from typing import NamedTuple
+
+from tenure.server.auth.accounts import Account
+
+__all__ = ["Stored", "Tallies", "Tally"]
+
+
+class Tally:
+    """What one session has counted against its account.
+
+    Attributes:
+        account: whose session it is.
+        window: seconds for which the session lives in the store when it is detached.
+        requests: the bytes of data of each of its requests, by hold.
+        watches: how many it has.
+        over: nothing is counted any more.
+    """
+
+    __slots__ = ("account", "over", "requests", "watches", "window")
+
+    def __init__(self, account: Account, window: float) -> None:
+        self.account = account
+        self.window = window
+        self.requests: dict[int, int] = {}
+        self.watches = 0
+        self.over = False
+
+    def join(self, hold: int, size: int, node: str, name: str) -> None:
+        """Count a request with so many bytes of data.
+
+        Raises:
+            LimitReached: it is one too many, or has too many bytes.
+        """
+        account = self.account
+        account.requests.take(node=node, name=name)
+        if size:
+            try:
+                account.stored_bytes.take(size, node=node, name=name)
+            except BaseException:
+                account.requests.give_back()
+                raise
+        self.requests[hold] = size
+
+    def recover(self, hold: int, size: int) -> None:
+        """Count a request that was in its queue before."""
+        self.account.requests.take_anyway()
+        self.account.stored_bytes.take_anyway(size)
+        self.requests[hold] = size
+
+    def resize(self, hold: int, size: int, node: str) -> int | None:
+        """Count other data of a request; returns the size before, or ``None`` if it is not there.
+
+        Raises:
+            LimitReached: it has too many bytes.
+        """
+        before = self.requests.get(hold)
+        if before is not None:
+            if size > before:
+                self.account.stored_bytes.take(size - before, node=node)
+            elif size < before:
+                self.account.stored_bytes.give_back(before - size)
+            self.requests[hold] = size
+        return before
+
+    def restore(self, hold: int, size: int) -> None:
+        """Count the data that a request had before a change that has failed."""
+        now = self.requests.get(hold)
+        if now is not None:
+            self.account.stored_bytes.give_back(now)
+            self.account.stored_bytes.take_anyway(size)
+            self.requests[hold] = size
+
+    def leave(self, hold: int) -> None:
+        """Count a request no more. Safe to call twice."""
+        size = self.requests.pop(hold, None)
+        if size is not None:
+            self.account.requests.give_back()
+            if size:
+                self.account.stored_bytes.give_back(size)
+
+    def watch(self, node: str, name: str) -> None:
+        """Count a watch. Raises `LimitReached`."""
+        self.account.watches.take(node=node, name=name)
+        self.watches += 1
+
+    def unwatch(self) -> None:
+        """Count a watch no more; nothing happens where the session was left before."""
+        if self.watches:
+            self.watches -= 1
+            self.account.watches.give_back()
+
+    def leave_watches(self) -> None:
+        """Count no watch any more: they end with the attachment."""
+        self.account.watches.give_back(self.watches)
+        self.watches = 0
+
+    def end(self) -> None:
+        """Count nothing any more. Safe to call twice."""
+        if self.over:
+            return
+        self.over = True
+        self.leave_watches()
+        self.account.requests.give_back(len(self.requests))
+        self.account.stored_bytes.give_back(sum(self.requests.values()))
+        self.requests.clear()
+        self.account.sessions.give_back()
+
+
+class _Detached(NamedTuple):
+    """A session that was detached, and is counted until then."""
+
+    until: float
+    order: int
+    node: str
+    number: int
+    tally: Tally
+
+
+class Tallies:
+    """The tallies of a server's sessions, attached and detached."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[tuple[str, int], Tally] = {}
+        self._detached: list[_Detached] = []
+        self._order = itertools.count()
+
+    def find(self, node: str, number: int) -> Tally | None:
+        """The tally of a session; ``None`` if it is not known here."""
+        return self._tallies.get((node, number))
+
+    def attached(self, node: str, number: int, tally: Tally) -> None:
+        """A session is attached. What was counted for it while it was detached is not any more."""
+        former = self._tallies.get((node, number))
+        if former is not None:
+            former.end()
+        if not tally.over:
+            self._tallies[node, number] = tally
+
+    def detached(self, node: str, number: int, tally: Tally, now: float) -> None:
+        """A session was detached: it is counted until its recovery window has passed."""
+        tally.leave_watches()
+        if not tally.over:
+            until = now + tally.window
+            heapq.heappush(self._detached, _Detached(until, next(self._order), node, number, tally))
+
+    def over(self, node: str, number: int, tally: Tally | None = None) -> None:
+        """A session is over. Safe to call twice.
+
+        Args:
+            tally: the one that is meant; ``None`` for the one that is known.
+        """
+        known = self._tallies.get((node, number))
+        if tally is None or tally is known:
+            self._tallies.pop((node, number), None)
+            tally = known
+        if tally is not None:
+            tally.end()
+
+    def dropped(self, node: str) -> None:
+        """A node is dropped, with its detached sessions. Attached ones are told their end."""
+        for each in self._detached:
+            if each.node == node:
+                self.over(node, each.number, each.tally)
+
+    def expire(self, now: float) -> None:
+        """End what is counted for detached sessions whose windows have passed."""
+        detached = self._detached
+        while detached and (detached[0].until <= now or detached[0].tally.over):
+            each = heapq.heappop(detached)
+            self.over(each.node, each.number, each.tally)
+
+
+class _Data(NamedTuple):
+    account: Account
+    size: int
+
+
+class Stored:
+    """The nodes and the data of semaphores that this server's clients have made, and which did.
+
+    Attributes:
+        nodes: accounts by the paths of their nodes.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Account] = {}
+        self._data: dict[str, dict[str, _Data]] = {}  # by node, by name
+
+    def wrote(self, node: str, name: str, account: Account, size: int) -> None:
+        """An account has written the data of a semaphore; its bytes are counted already."""
+        self.deleted(node, name)
+        if size:
+            self._data.setdefault(node, {})[name] = _Data(account, size)
+
+    def has(self, node: str, name: str) -> bool:
+        """Whether data is counted for a semaphore."""
+        return name in self._data.get(node, {})
+
+    def deleted(self, node: str, name: str) -> None:
+        """A semaphore is deleted, or has other data."""
+        names = self._data.get(node, {})
+        data = names.pop(name, None)
+        if data is not None:
+            data.account.stored_bytes.give_back(data.size)
+            if not names:
+                del self._data[node]
+
+    def created(self, node: str, account: Account) -> None:
+        """An account has created a node, which is counted already."""
+        self.dropped(node)
+        self.nodes[node] = account
+
+    def dropped(self, node: str) -> None:
+        """A node is dropped, with its semaphores."""
+        account = self.nodes.pop(node, None)
+        if account is not None:
+            account.nodes.give_back()
+        for data in self._data.pop(node, {}).values():
+            data.account.stored_bytes.give_back(data.size)
+
+    def forget_missing(self, nodes: Collection[str]) -> None:
+        """Count no node any more that is not one of these."""
+        for node in {*self.nodes, *self._data} - set(nodes):
+            self.dropped(node)
