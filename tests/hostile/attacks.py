@@ -105,6 +105,7 @@ ATTACKS: dict[str, Attack] = {
         Attack(native_first_bytes),
         Attack(native_guesses, tokens=True),
         Attack(handshakes, tls=True),
+        Attack(tiny_records, tls=True),
         Attack(dflockd_guesses, tokens=True),
         Attack(dflockd_nonsense),
         Attack(dflockd_pings),

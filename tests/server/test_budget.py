@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 import pytest
 
@@ -183,3 +184,13 @@ async def test_a_defect_of_one_connection_does_not_hold_up_the_others(
     worker.share.queue()
     assert await floor.iteration() == [worker]
     assert "a defect" in caplog.text
+
+
+async def test_work_counts_with_the_time_that_it_causes() -> None:
+    floor = Floor()
+    started: list[int] = []
+    for number in range(10):
+        Share(floor.budget, number, partial(started.append, number), ITERATION / 2).queue()
+    for iteration in range(1, 6):
+        await floor.iteration()
+        assert started == list(range(2 * iteration))

@@ -25,13 +25,16 @@ from functools import partial
 from tenure.background import Failures
 from tenure.server.admission import Source, local_source, source_at
 from tenure.server.auth.identity import ANONYMOUS, Identity
+from tenure.server.budget import Share
 from tenure.server.context import Context
 from tenure.server.limits import LimitReached
+from tenure.server.tls_input import slice_tls
 
 __all__ = ["Door", "Greeting", "peer_host", "peer_name"]
 
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE = 1.0  # seconds without accepting, when there are no descriptors left, and none to free
+_HANDSHAKE = 0.002  # seconds that a TLS handshake takes on the server
 _SHUTDOWN_TIME = 5.0  # seconds that a TLS connection has for its farewell
 _TURN = 8  # connections that are accepted before others have their turn
 _LINGER = 1.0  # seconds in which the client of a refused connection can read why
@@ -281,13 +284,30 @@ class Door:
         if self._tls is None:
             await loop.connect_accepted_socket(lambda: self._protocol(greeting), connection)
         else:
-            await loop.connect_accepted_socket(
+            await self._handshake_begins(connection, greeting)
+            transport, _ = await loop.connect_accepted_socket(
                 lambda: self._protocol(greeting),
                 connection,
                 ssl=self._tls,
                 ssl_handshake_timeout=self._context.limits.greeting_time,
                 ssl_shutdown_timeout=_SHUTDOWN_TIME,
             )
+            slice_tls(transport, self._context.budget, greeting.source)
+
+    async def _handshake_begins(self, connection: socket.socket, greeting: Greeting) -> None:
+        """Wait until the client has begun a handshake, and it is the turn of its source."""
+        ready = self._loop.create_future()
+        self._loop.add_reader(connection, _set, ready)
+        try:
+            async with asyncio.timeout(self._context.limits.greeting_time):
+                await ready
+        except TimeoutError:
+            raise ConnectionAbortedError("no TLS handshake was begun in time") from None
+        finally:
+            self._loop.remove_reader(connection)
+        turn = self._loop.create_future()
+        Share(self._context.budget, greeting.source, partial(_set, turn), _HANDSHAKE).queue()
+        await turn
 
     def _arrived(
         self, connection: socket.socket, greeting: Greeting, task: asyncio.Task[None]
@@ -308,6 +328,11 @@ class Door:
             self._context.log(logging.WARNING, "handshake failed", peer=greeting.peer, reason=why)
             if isinstance(reason, ssl.SSLCertVerificationError) or "CERTIFICATE" in why.upper():
                 self._context.audit.refused_login(greeting.peer, why)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _alert(_: LimitReached) -> bytes:

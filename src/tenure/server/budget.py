@@ -45,6 +45,7 @@ class Share:
         budget: of the server.
         source: where the connection comes from.
         work: goes on with what was read; called by the budget.
+        causes: seconds of the loop's time that one call of `work` takes after it has returned.
 
     Attributes:
         queued: `work` will be called.
@@ -58,13 +59,21 @@ class Share:
         "_credit",
         "_credited_at",
         "_work",
+        "causes",
         "now",
         "queued",
         "source",
     )
 
-    def __init__(self, budget: LoopBudget, source: Hashable, work: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        budget: LoopBudget,
+        source: Hashable,
+        work: Callable[[], None],
+        causes: float = 0.0,
+    ) -> None:
         self.source = source
+        self.causes = causes
         self.queued = False
         self.now = budget.now
         self._budget = budget
@@ -226,13 +235,14 @@ class LoopBudget:
         """Handle queued connections; at the beginning of an iteration."""
         self._armed = False
         begun = self.now()
+        caused = 0.0
         for _ in range(self._light.length):
-            if self.now() - begun >= ITERATION:
+            if self.now() - begun + caused >= ITERATION:
                 break
-            self._run(self._light.take())
+            caused += self._run(self._light.take())
         for _ in range(self._heavy.length):  # one of them at least
-            self._run(self._heavy.take())
-            if self.now() - begun >= ITERATION:
+            caused += self._run(self._heavy.take())
+            if self.now() - begun + caused >= ITERATION:
                 break
         if self.waiting:
             self._arm()
@@ -240,7 +250,9 @@ class LoopBudget:
         else:
             self.free = _FREE
 
-    def _run(self, share: Share) -> None:
-        if share.queued:
-            with self._failures.contained():
-                share.run()
+    def _run(self, share: Share) -> float:
+        if not share.queued:
+            return 0.0
+        with self._failures.contained():
+            share.run()
+        return share.causes

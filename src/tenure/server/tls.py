@@ -14,6 +14,7 @@ from typing import Any
 
 from tenure.errors import InvalidArgument
 from tenure.server.auth.revocation import read_revoked
+from tenure.server.tls_input import SlicedTls
 
 __all__ = ["Certificate", "TlsFiles", "certificate_of", "server_context"]
 
@@ -58,6 +59,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.sslobject_class = SlicedTls
     for what, path in (
         ("certificate", files.cert),
         ("key", files.key),
