@@ -256,6 +256,34 @@ def test_an_action_that_is_cut_off_has_an_unknown_outcome(tmp_path: Path) -> Non
     assert len(failed["node"]) < 1100
 
 
+def test_actions_that_fail_are_counted_when_they_are_many(tmp_path: Path) -> None:
+    path = tmp_path / "audit"
+    audit = Audit(logging.getLogger("tests"), str(path))
+    for port in range(100):
+        with (
+            contextlib.suppress(tenure.NodeNotFound),
+            audit.action("node dropped", BILLING, f"10.0.0.1:{port}", node="/n"),
+        ):
+            if port != 99:
+                raise tenure.NodeNotFound("no node /n")
+    audit.close()
+    *told, done, last = records(path)
+    assert [each["outcome"] for each in told] == ["failed"] * 20
+    assert done["outcome"] == "done"
+    assert (last["event"], last["identity"]) == ("more actions failed", "billing")
+    assert last["count"] == 79
+
+
+def test_many_sources_are_counted_together(tmp_path: Path) -> None:
+    path = tmp_path / "audit"
+    audit = Audit(logging.getLogger("tests"), str(path))
+    for number in range(1500):
+        audit.refused_login(f"10.0.{number // 256}.{number % 256}:1", "wrong token")
+    audit.close()
+    *_, last = records(path)
+    assert (last["source"], last["count"]) == ("other sources", 480)
+
+
 def test_refused_logins_are_counted_when_they_are_many(tmp_path: Path) -> None:
     path = tmp_path / "audit"
     audit = Audit(logging.getLogger("tests"), str(path))

@@ -10,8 +10,8 @@ Rules:
   cannot take is dropped and counted.
 * An action is recorded when its outcome is known. If its client is gone by then, or the server is
   closed, the outcome is ``unknown``: the store may have done it.
-* Only refused logins, which a stranger can repeat without end, are recorded a few times for each
-  source and then counted.
+* Refused logins and actions that fail, which a client without rights can repeat without end, are
+  recorded a few times for each source and then counted: no client can fill the disk.
 * A record contains no token and no data of a semaphore.
 """
 
@@ -32,7 +32,7 @@ from tenure.server.log_writer import LogWriter
 
 __all__ = ["Audit"]
 
-_OFTEN = 20  # refused logins of one source that are recorded in a period
+_OFTEN = 20  # failures of one source that are recorded in a period
 _PERIOD = 10.0  # seconds
 _SOURCES = 1000  # sources that are counted apart in a period
 _LONGEST = 1000  # characters of one value
@@ -55,8 +55,8 @@ class Audit:
         self._path = path
         self._file = -1
         self._writer: LogWriter | None = None
-        self._refused: dict[str, int] = {}
-        self._refused_since = time.monotonic()
+        self._counts: dict[tuple[str, Identity | None, str | None], int] = {}
+        self._counting_since = time.monotonic()
         if path is not None:
             self._file = _open(path)
             self._writer = LogWriter(self._file, _dropped_line)
@@ -107,27 +107,35 @@ class Audit:
             facts["outcome"] = "unknown"
             raise
         finally:
-            if facts["outcome"] is not None:
+            failed = facts["outcome"] == "failed"
+            wanted = facts["outcome"] is not None
+            if failed and not self._is_seldom("more actions failed", identity, source):
+                wanted = False
+            if wanted:
                 self.record(event, identity, source, **facts)
 
     def refused_login(self, source: str, why: object, **facts: object) -> None:
         """Record a client that was not let in."""
-        now = time.monotonic()
-        if now - self._refused_since >= _PERIOD:
-            self._tell_refused()
-            self._refused_since = now
-        host = source.rpartition(":")[0] or source
-        if host not in self._refused and len(self._refused) >= _SOURCES:
-            host = _OTHERS
-        count = self._refused[host] = self._refused.get(host, 0) + 1
-        if count <= _OFTEN:
+        if self._is_seldom("more logins refused", None, source):
             self.record("login refused", None, source, why=str(why), **facts)
 
-    def _tell_refused(self) -> None:
-        refused, self._refused = self._refused, {}
-        for host, count in refused.items():
+    def _is_seldom(self, event: str, identity: Identity | None, source: str | None) -> bool:
+        """Whether a failure is to be recorded by itself; else it is counted, for `event`."""
+        now = time.monotonic()
+        if now - self._counting_since >= _PERIOD:
+            self._record_counts()
+            self._counting_since = now
+        key = event, identity, _host(source)
+        if key not in self._counts and len(self._counts) >= _SOURCES:
+            key = event, None, _OTHERS
+        self._counts[key] = count = self._counts.get(key, 0) + 1
+        return count <= _OFTEN
+
+    def _record_counts(self) -> None:
+        counts, self._counts = self._counts, {}
+        for (event, identity, host), count in counts.items():
             if count > _OFTEN:
-                self.record("more logins refused", None, host, count=count - _OFTEN)
+                self.record(event, identity, host, count=count - _OFTEN)
 
     def reopen(self) -> None:
         """Go on in the file of that name, which may have been renamed.
@@ -143,10 +151,15 @@ class Audit:
 
     def close(self) -> None:
         """Write what waits, which takes a bounded time. Safe to call twice."""
-        self._tell_refused()
+        self._record_counts()
         if self._writer is not None and self._writer.close() and self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def _host(source: str | None) -> str | None:
+    """Return a client's address without its port."""
+    return source if source is None else source.rpartition(":")[0] or source
 
 
 def _short(value: object) -> object:
