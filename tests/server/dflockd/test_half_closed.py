@@ -50,7 +50,7 @@ async def waiting(talk: Talk, number: int) -> None:
     async with asyncio.timeout(PATIENCE):
         while True:
             told = json.loads((await talk.ask("stats"))[3:])
-            if [each["waiters"] for each in told["locks"]] == [number]:
+            if {each["key"]: each["waiters"] for each in told["locks"]}["job"] == number:
                 return
 
 

@@ -105,6 +105,30 @@ async def test_tokens_outlive_a_server_that_is_killed(tmp_path: Path) -> None:
             assert await client.hear() == ""
 
 
+async def test_two_servers_on_one_store_accept_each_others_tokens(tmp_path: Path) -> None:
+    store = ("--store", f"sqlite:///{tmp_path}/locks.db")
+    listen = ["dflockd://127.0.0.1:0"]
+    async with (
+        serving(tmp_path, *store, listen=listen) as one,
+        serving(tmp_path, *store, listen=listen) as two,
+        talking(port_of(one)) as holder,
+        talking(port_of(two)) as client,
+    ):
+        job = await holder.token("l", "job", "0 600")
+        free = await holder.token("l", "free", "0 600")
+        assert await client.ask("r", "free", free) == "ok"
+        assert await holder.ask("l", "free", "0") != "timeout"
+        assert await client.ask("n", "job", f"{job} 700") == "ok 700"
+        assert await holder.ask("n", "job", f"{job} 600") == "ok 600"
+        assert not two.told("took locks over")
+        assert await one.end(signal.SIGKILL) == -signal.SIGKILL
+        async with asyncio.timeout(PATIENCE):
+            while await client.ask("n", "job", f"{job} 600") != "ok 600":
+                pass  # the store has not seen yet that the process is dead
+        assert await client.ask("l", "job", "0") == "timeout"
+        assert await client.ask("r", "job", job) == "ok"
+
+
 async def test_locks_are_those_of_tenures_own_clients(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/locks.db"
     listen = ["dflockd://127.0.0.1:0", "tenure://127.0.0.1:0"]

@@ -147,7 +147,7 @@ def _release(conn: Connection, name: str, argument: str, now: float) -> bytes | 
     locks = conn.locks
     claim = locks.find(name, argument)
     if claim is None:
-        return ERROR
+        return conn.release_elsewhere(name, argument.strip())
     if claim.deadline <= now:
         locks.expire(claim, now)
         return ERROR
@@ -168,14 +168,14 @@ def _renew(conn: Connection, name: str, argument: str, now: float) -> bytes | No
         return ERROR
     locks = conn.locks
     token, lease = terms
+    if lease is None:
+        lease = locks.options.default_lease
     claim = locks.find(name, token)
     if claim is None:
-        return ERROR
+        return conn.renew_elsewhere(name, token, lease)
     if claim.deadline <= now:
         locks.expire(claim, now)
         return ERROR
-    if lease is None:
-        lease = locks.options.default_lease
     if not claim.holder.can_promise(lease, now):
         return ERROR
     try:

@@ -37,7 +37,7 @@ from tenure.server.dflockd.holder import Holder, attached
 from tenure.server.dflockd.stream import Stream
 from tenure.server.limits import LimitReached
 from tenure.server.reads import Reader, reader_of
-from tenure.wire.lines.replies import ERROR, ERROR_AUTH, ERROR_DRAINING, OK, QUEUED, grant
+from tenure.wire.lines.replies import ERROR, ERROR_AUTH, ERROR_DRAINING, OK, QUEUED, fence_of, grant
 from tenure.wire.lines.requests import RawRequest
 
 if TYPE_CHECKING:
@@ -264,6 +264,20 @@ class Connection(Stream):
         """Get a holder."""
         self.holder = await attached(self, lease, self._listener.describe(self.peer))
         return b""
+
+    def release_elsewhere(self, name: str, token: str) -> bytes | None:
+        """Release what another listener may have granted; the reply, unless that takes a while."""
+        if fence_of(token) is None:
+            return ERROR
+        self.put_off(self._listener.elsewhere.release(self, name, token))
+        return None
+
+    def renew_elsewhere(self, name: str, token: str, lease: int) -> bytes | None:
+        """Renew what another listener may have granted; the reply, unless that takes a while."""
+        if fence_of(token) is None:
+            return ERROR
+        self.put_off(self._listener.elsewhere.renew(self, name, token, lease))
+        return None
 
     def lost_holder(self, claims: list[Claim]) -> None:
         """The session is over, and so is what it had."""

@@ -12,14 +12,15 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tenure.engines.contract import Attach, EngineSession, Removal
 from tenure.errors import NodeNotFound, SessionExpired
 from tenure.model import NodeConfig, Recovered
-from tenure.server.dflockd.claims import WAITING, Claim
-from tenure.wire.lines.replies import ERROR, TIMEOUT
+from tenure.server.dflockd.claims import HELD, WAITING, Claim
+from tenure.wire.lines.replies import ERROR, ERROR_NOT_ENQUEUED, TIMEOUT
 
 if TYPE_CHECKING:
     from tenure.server.dflockd.connection import Connection
@@ -43,6 +44,8 @@ class Holder:
         hold: the greatest of these numbers.
         proof: when it was known to live.
         found: what it had in queues when it was taken over.
+        letters: to other listeners, by their numbers, until they are answered
+            (`tenure.server.dflockd.elsewhere`).
         over: it is no holder any more.
     """
 
@@ -53,6 +56,7 @@ class Holder:
         "connection",
         "found",
         "hold",
+        "letters",
         "locks",
         "over",
         "proof",
@@ -70,6 +74,7 @@ class Holder:
         self.proof = float("-inf")
         self.renewed_at = locks.now()
         self.found: Sequence[Recovered] = ()
+        self.letters: dict[int, asyncio.Future[bool]] = {}
         self.over = False
 
     def tick(self, now: float) -> None:
@@ -108,11 +113,18 @@ class Holder:
             self._tell(claim)
 
     def removed(self, hold: int, why: Removal) -> None:
+        letter = self.letters.pop(hold, None)
+        if letter is not None and not letter.done():
+            letter.set_result(why is Removal.EVICTED)
         claim = self.claims.get(hold)
         if claim is None:
             return
         self._see_answer(claim)
-        self.locks.drop(claim, TIMEOUT if why is Removal.TIMED_OUT else ERROR, self.locks.now())
+        if why is Removal.TIMED_OUT:
+            verdict = TIMEOUT
+        else:  # an owner is evicted, by another listener when its client releases it there
+            verdict = ERROR_NOT_ENQUEUED if claim.stage is HELD else ERROR
+        self.locks.drop(claim, verdict, self.locks.now())
         self._tell(claim)
 
     def detached(self, cause: BaseException | None = None) -> None:

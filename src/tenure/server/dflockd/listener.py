@@ -33,6 +33,7 @@ from tenure.server.addresses import parse
 from tenure.server.auth import Verdict
 from tenure.server.context import Context
 from tenure.server.dflockd.connection import Connection
+from tenure.server.dflockd.elsewhere import Elsewhere
 from tenure.server.dflockd.holder import LAPSED
 from tenure.server.dflockd.housekeeping import collect, know_leftovers
 from tenure.server.dflockd.locks import Locks
@@ -47,6 +48,7 @@ __all__ = ["DflockdListener"]
 T = TypeVar("T")
 
 _FLUSHED_IN = 1.0  # seconds in which a client can read its last reply
+_LETTERS_EVERY = 0.9  # seconds between two looks for renewals that other listeners ask for
 _ORPHANS_EVERY = 15.0  # seconds between two looks for sessions whose server has died
 
 
@@ -62,6 +64,7 @@ class DflockdListener:
 
     Attributes:
         locks: what there is.
+        elsewhere: what the other listeners on the node have.
     """
 
     def __init__(
@@ -97,6 +100,10 @@ class DflockdListener:
         self._kept_at = self._looked_at = context.clock.now()
         self.locks = Locks(context, self.options, self.start)
         self._orphans = Orphans(self.locks)
+        self.elsewhere = Elsewhere(self.locks, self._orphans)
+        self._answering: asyncio.Task[None] | None = None
+        self._answered_at = context.clock.now()
+        self._answer_failures = Failures("answering other listeners", context.logger)
 
     @property
     def address(self) -> str:
@@ -189,8 +196,9 @@ class DflockdListener:
                 self._timer.cancel()
             if self._sweeps is not None:
                 self._sweeps.cancel()
-            if self._keeping is not None:
-                self._keeping.cancel()
+            for task in (self._keeping, self._answering):
+                if task is not None:
+                    task.cancel()
             for connection in list(self._connections):
                 connection.cut_off()
         try:
@@ -269,16 +277,24 @@ class DflockdListener:
         for connection in list(self._connections):
             with self._failures.contained():
                 connection.tick(now)
+        idle = self._answering is None or self._answering.done()
+        if idle and self.locks.held and now - self._answered_at >= _LETTERS_EVERY:
+            self._answered_at = now
+            self._answering = self.start(self._answer())
         idle = self._keeping is None or self._keeping.done()
         if idle and now - self._kept_at >= self.options.gc_interval:
             self._kept_at = now
             self._keeping = self.start(self._keep_house())
+
+    async def _answer(self) -> None:
+        with self._answer_failures.contained():
+            await self.elsewhere.answer()
 
     async def _keep_house(self) -> None:
         try:
             await collect(self.locks, f"housekeeping of dflockd {self._place}")
             if self._kept_at - self._looked_at >= _ORPHANS_EVERY:
                 self._looked_at = self._kept_at
-                await self._orphans.take_over()
+                await self._orphans.look()
         except TenureError as error:
             self.context.log(logging.ERROR, "the store failed", why=error)

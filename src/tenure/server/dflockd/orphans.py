@@ -55,6 +55,20 @@ class Orphans:
     def __init__(self, locks: Locks) -> None:
         self._locks = locks
         self._suspects: dict[int, float] = {}  # seconds of silence at the first look, by ids
+        self._looking = asyncio.Lock()
+        self._looked_at = float("-inf")
+
+    async def look(self) -> None:
+        """Take over, unless that was begun by another caller after this one asked for it.
+
+        Raises:
+            TenureError: as `take_over`.
+        """
+        asked = self._locks.now()
+        async with self._looking:
+            if self._looked_at < asked:
+                self._looked_at = self._locks.now()
+                await self.take_over()
 
     async def take_over(self) -> None:
         """Look for sessions whose listener has ended, and take them over.
