@@ -152,6 +152,13 @@ class Client:
             if self.answers_pings and not self.call._end_done:
                 await self.send(pong=Request.PingPong(opaque=message.ping.opaque))
 
+    async def receive_ping(self) -> None:
+        """Answer the next message, which is a ping."""
+        message = await self.hear()
+        assert message is not None
+        assert message.HasField("ping"), message
+        await self.send(pong=Request.PingPong(opaque=message.ping.opaque))
+
     async def status(self) -> Status:
         """How the call has ended for gRPC, when nothing more is received."""
         try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tenure.model import EPHEMERAL_LIMIT, RequestDescription, SemaphoreDescription
+from tenure.server.ydb.long_replies import LongReply
 from tenure.server.ydb.messages import Response, Status, coordination, issue
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "created",
     "deleted",
     "described",
+    "described_at_length",
     "not_acquired",
     "not_described",
     "not_released",
@@ -114,17 +116,35 @@ def described(
         owners: whether the client wants to see the owners.
         watched: whether a watch was added.
     """
+    result = _bare(asked, found, watched=watched)
+    description = result.describe_semaphore_result.semaphore_description
+    for field, each, data in _entries(found, timeouts, owners=owners):
+        each.data = data
+        getattr(description, field).append(each)
+    return result
+
+
+def described_at_length(
+    asked: int,
+    found: SemaphoreDescription,
+    timeouts: Mapping[tuple[int, str], int],
+    *,
+    owners: bool,
+    watched: bool,
+) -> LongReply:
+    """The same as `described`, made while it is sent."""
+    base = _bare(asked, found, watched=watched)
+    return LongReply(base, list(_entries(found, timeouts, owners=owners)))
+
+
+def _bare(asked: int, found: SemaphoreDescription, *, watched: bool) -> Any:
+    """A semaphore without owners and waiters."""
     description = coordination.SemaphoreDescription(
         name=found.name,
         data=found.data,
         count=min(found.held, EPHEMERAL_LIMIT),
         limit=found.limit,
         ephemeral=found.ephemeral,
-        owners=[_request(each, 0) for each in found.owners] if owners else [],
-        waiters=[
-            _request(each, timeouts.get((each.session_id, found.name)) or _asked(each))
-            for each in found.waiters
-        ],
     )
     result = _Described(
         req_id=asked,
@@ -135,13 +155,23 @@ def described(
     return Response(describe_semaphore_result=result)
 
 
+def _entries(
+    found: SemaphoreDescription, timeouts: Mapping[tuple[int, str], int], *, owners: bool
+) -> Iterator[tuple[str, Any, bytes]]:
+    """Each owner and waiter: the field it belongs to, the message without data, and its data."""
+    for each in found.owners if owners else ():
+        yield "owners", _request(each, 0), each.data
+    for each in found.waiters:
+        asked = timeouts.get((each.session_id, found.name))
+        yield "waiters", _request(each, asked or _asked(each)), each.data
+
+
 def _request(found: RequestDescription, timeout_millis: int) -> Any:
     return coordination.SemaphoreSession(
         order_id=found.order_id,
         session_id=found.session_id,
         timeout_millis=timeout_millis,
         count=found.count,
-        data=found.data,
     )
 
 

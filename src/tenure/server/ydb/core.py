@@ -28,6 +28,7 @@ from tenure.errors import InvalidArgument, TenureError
 from tenure.model import Recovered, SemaphoreDescription
 from tenure.server.limits import Limits
 from tenure.server.ydb import answers
+from tenure.server.ydb.long_replies import LongReplies
 from tenure.server.ydb.messages import Response, Status, failure, status_of
 from tenure.server.ydb.operations import (
     Answered,
@@ -74,6 +75,7 @@ class Conversation:
         start_watch: how a watch is started.
         look: called when a change was noted; `tell_changes` is then to be called soon.
         timeouts: what waiters have asked for, by session and name; all conversations share it.
+        long_replies: the long descriptions that are being sent; shared as well.
 
     Attributes:
         replies: what is to be sent, in order.
@@ -91,6 +93,7 @@ class Conversation:
         start_watch: StartWatch,
         look: Callable[[], None],
         timeouts: dict[tuple[int, str], int] | None = None,
+        long_replies: LongReplies | None = None,
     ) -> None:
         self.replies: list[Any] = []
         self.operations: deque[Job] = deque()
@@ -105,7 +108,8 @@ class Conversation:
         said = self._said = self._turns.said
         timeouts = {} if timeouts is None else timeouts
         self._requests = Requests(node, limits, books, said, timeouts)
-        self._watches = Watches(limits, start_watch, look, said, timeouts)
+        long_replies = LongReplies() if long_replies is None else long_replies
+        self._watches = Watches(limits, start_watch, look, said, timeouts, long_replies)
         self._busy: dict[str, deque[Turn]] = {}
         self._ready: deque[Turn] = deque()
         self._unsettled: dict[str, Turn] = {}

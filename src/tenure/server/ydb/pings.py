@@ -34,7 +34,7 @@ class Pings:
 
     Args:
         conversation: to be pinged.
-        deaf: whether the client's messages are not being read, so that a pong may have come.
+        deaf: whether a pong may have come unread, or the ping may not have been read.
         pump: sends what the conversation has to say.
     """
 
@@ -79,8 +79,11 @@ class Pings:
         try:
             if not self._conversation.waits_for_pong:
                 self._sent = now
-            elif late or now < self._sent + self._patience or self._deaf():
-                return  # it has time, or has answered and was not read yet
+            elif late or now < self._sent + self._patience:
+                return  # it has time, or may have answered in time
+            elif self._deaf():
+                self._sent = now  # it has time again when it is heard
+                return
             self._conversation.tick(new_opaque())
             self._pump()
         finally:

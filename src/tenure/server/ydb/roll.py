@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tenure.engines.contract import EngineSession
 from tenure.errors import TenureError
 from tenure.server.reads import session_by_id
+from tenure.server.ydb.long_replies import LongReplies
 
 if TYPE_CHECKING:
     from tenure.server.context import Context
@@ -53,10 +54,12 @@ class Roll:
     Attributes:
         timeouts: what waiters have asked for, in milliseconds, by session and name; only of
             sessions whose stream is here.
+        long_replies: the long descriptions that are being sent.
     """
 
     def __init__(self, context: Context) -> None:
         self.timeouts: dict[tuple[int, str], int] = {}
+        self.long_replies = LongReplies()
         self._context = context
         self._members: dict[Key, Member] = {}
         self._turns: dict[Key, tuple[asyncio.Lock, int]] = {}

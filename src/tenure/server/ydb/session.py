@@ -1,8 +1,7 @@
 """One session's stream: it attaches the session to the store, and drives its conversation.
 
-A session is attached with liveness ``window`` and the client's protection key. It is renewed at the
-store whenever the client answers a ping or pings itself, and by nothing else. When the stream is
-over, in whatever way but SessionStop, the session is detached and lives for its window.
+A session is renewed in the store when its client answers a ping, pings itself, or reads a long
+reply. When the stream ends without a SessionStop, the session is detached and lives for its window.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from tenure.server.ydb.calls import Status as GrpcStatus
 from tenure.server.ydb.core import Conversation, Job
 from tenure.server.ydb.messages import DecodeError, Request, Status, failure, status_of
 from tenure.server.ydb.operations import Create, Delete, Describe
+from tenure.server.ydb.output import Output
 from tenure.server.ydb.pings import Pings, new_opaque
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["SessionStream", "serve_session"]
 
 _HOLDS_PER_ATTACHMENT = 2**32
-_MUCH = 256 * 1024  # bytes to send, from which on the client's messages are not read
+_RENEW_EVERY = 0.3  # seconds between two renewals while a long reply is read
 
 
 async def serve_session(
@@ -115,21 +115,20 @@ class SessionStream:
             self._start_watch,
             self._look,
             roll.timeouts,
+            roll.long_replies,
         )
         self._session: EngineSession | None = None
         self._keep = True
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._wake = asyncio.Event()
-        self._frames: list[bytes] = []
-        self._bytes = 0
+        self._output = Output(call, self._progressed)
+        self._renewed = 0.0
         self._tasks: set[asyncio.Future[Any]] = set()
         self._counted = 0
         self._pumping = self._looking = self._half_closed = False
         self._error: GrpcError | None = None
-        self._pings = Pings(
-            self._conversation, lambda: self.choked or self._connection.overloaded, self._pump
-        )
+        self._pings = Pings(self._conversation, self._is_deaf, self._pump)
 
     async def run(self, start: Any) -> None:
         """Attach the session that `start` asks for, and serve it until the stream is over.
@@ -156,7 +155,7 @@ class SessionStream:
             await self._serve(session)
         finally:
             self._leave()
-            self._connection.output(-self._bytes)
+            self._output.close()
 
     async def _serve(self, session: EngineSession) -> None:
         conversation = self._conversation
@@ -165,11 +164,11 @@ class SessionStream:
             self._wake.clear()
             if conversation.over or self._half_closed or self._error:
                 break
-            await self._flush()
+            await self._output.flush()
         if conversation.stopped:
             await self._stop(session)
         self._leave()
-        await self._flush()
+        await self._output.flush()
         if self._error is not None:
             raise self._error
 
@@ -216,7 +215,11 @@ class SessionStream:
 
     @property
     def choked(self) -> bool:
-        return self._bytes > _MUCH
+        return self._output.is_much
+
+    def _is_deaf(self) -> bool:
+        """Whether a pong may have come unread, or the ping may be unread by the client."""
+        return self.choked or self._connection.overloaded or self._output.is_long
 
     def received(self, message: bytes) -> None:
         request = _decode(message)
@@ -298,26 +301,16 @@ class SessionStream:
 
     def _encode(self) -> None:
         replies = self._conversation.replies
-        if not replies:
-            return
-        for reply in replies:
-            encoded = frame(reply.SerializeToString())
-            self._frames.append(encoded)
-            self._bytes += len(encoded)
-            self._connection.output(len(encoded))
-        replies.clear()
-        self._wake.set()
+        if replies:
+            self._output.add(replies)
+            replies.clear()
+            self._wake.set()
 
-    async def _flush(self) -> None:
-        while self._frames:
-            frames = b"".join(self._frames)
-            self._frames.clear()
-            try:
-                await self._call.send(frames)
-            finally:
-                self._bytes -= len(frames)
-                self._connection.output(-len(frames))
-            self._call.more()
+    def _progressed(self) -> None:
+        """The client reads a long reply, and sees no ping before its end: it is alive."""
+        if self._session is not None and self._loop.time() - self._renewed > _RENEW_EVERY:
+            self._renewed = self._loop.time()
+            self._session.renew()
 
     def _carry_out(self, job: Job, session: EngineSession) -> None:
         operation = job.operation

@@ -13,6 +13,7 @@ from tenure.errors import TenureError
 from tenure.model import SemaphoreDescription
 from tenure.server.limits import LimitReached, Limits
 from tenure.server.ydb import answers
+from tenure.server.ydb.long_replies import LongReplies, size_of
 from tenure.server.ydb.messages import Status, status_of
 from tenure.server.ydb.operations import Answered, Describe
 from tenure.server.ydb.scripts import Script, StartWatch, no_semaphore
@@ -58,6 +59,7 @@ class Watches:
         look: called when a change was noted.
         replies: where what is to be said is put.
         timeouts: what waiters have asked for, in milliseconds, by session and name.
+        long_replies: the long descriptions that are being sent.
 
     Attributes:
         noted: watches of what has changed, in the order in which that was noted.
@@ -70,6 +72,7 @@ class Watches:
         look: Callable[[], None],
         replies: list[Any],
         timeouts: Mapping[tuple[int, str], int],
+        long_replies: LongReplies,
     ) -> None:
         self.noted: dict[Watch, None] = {}
         self._limits = limits
@@ -77,6 +80,7 @@ class Watches:
         self._look = look
         self._replies = replies
         self._timeouts = timeouts
+        self._long_replies = long_replies
         self._watches: dict[str, Watch] = {}
         self._begun: set[Watch] = set()  # these, and those whose describe is not answered yet
 
@@ -112,25 +116,32 @@ class Watches:
                 self._drop(new)
             self._replies.append(answers.not_described(ask.req_id, status_of(error), str(error)))
             return
-        described = answers.described(
-            ask.req_id,
-            found,
-            self._timeouts,
-            owners=ask.include_owners,
-            watched=new is not None,
-        )
-        if (size := described.ByteSize()) > self._limits.output_bytes // 2:
-            text = f"the description has {size} bytes; ask without owners and waiters"
-            described = answers.not_described(ask.req_id, Status.OVERLOADED, text)
+        described = self._described(ask, found, watched=new is not None)
+        if described is None:
             if new is not None:
                 self._drop(new)
-        elif new is not None:
+            return
+        if new is not None:
             new.seen = _state(found)
             if old is not None:
                 self._drop(old)
                 self._replies.append(answers.changed(old.asked, data=False, owners=False))
             self._watches[ask.name] = new
         self._replies.append(described)
+
+    def _described(self, ask: Any, found: SemaphoreDescription, *, watched: bool) -> Any:
+        """The reply; ``None`` if it is too long, which is said."""
+        how: dict[str, bool] = {"owners": ask.include_owners, "watched": watched}
+        size = size_of(found, owners=ask.include_owners)
+        if size <= self._limits.output_bytes // 2:
+            return answers.described(ask.req_id, found, self._timeouts, **how)
+        if text := self._long_replies.why_not(size):
+            text += "; describe it without owners and waiters"
+            self._replies.append(answers.not_described(ask.req_id, Status.OVERLOADED, text))
+            return None
+        reply = answers.described_at_length(ask.req_id, found, self._timeouts, **how)
+        self._long_replies.add(reply)
+        return reply
 
     def _watch(self, ask: Any, *, replaces: bool) -> Watch:
         if not replaces and len(self._watches) >= self._limits.watches_per_session:

@@ -1,0 +1,111 @@
+"""Descriptions that are too long to be made in one piece.
+
+gRPC has one message for a description. A long one is made and sent in pieces, as fast as its client
+reads, so that the server holds what the store has told it, and no second copy.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from tenure.model import SemaphoreDescription
+from tenure.server.ydb.messages import Response, coordination
+
+__all__ = ["LongReplies", "LongReply", "size_of"]
+
+LONGEST = 64 * 1024 * 1024
+"""Bytes of the longest message that YDB's clients accept."""
+_AT_A_TIME = 4
+_PIECE = 256 * 1024
+_ENTRY = 64  # bytes of a request beside its data, at the most
+
+_Result = Response.DescribeSemaphoreResult
+_RESULT = Response.DESCRIPTOR.fields_by_name["describe_semaphore_result"].number
+_DESCRIPTION = _Result.DESCRIPTOR.fields_by_name["semaphore_description"].number
+_DATA = coordination.SemaphoreSession.DESCRIPTOR.fields_by_name["data"].number
+
+
+def size_of(found: SemaphoreDescription, *, owners: bool) -> int:
+    """About how many bytes a description has, and not fewer than it has."""
+    listed = [*(found.owners if owners else ()), *found.waiters]
+    entries = sum(len(each.data) + _ENTRY for each in listed)
+    return 2 * len(found.name.encode()) + len(found.data) + entries + 2 * _ENTRY
+
+
+class LongReply:
+    """A description that is made while it is sent.
+
+    Args:
+        base: the reply without owners and waiters.
+        entries: ``(field, message, data)`` of each owner and waiter, the message without its data.
+    """
+
+    def __init__(self, base: Any, entries: list[tuple[str, Any, bytes]]) -> None:
+        self._base = base
+        self._entries = entries
+
+    def pieces(self) -> Iterator[bytes]:
+        """The gRPC message, framed, in pieces."""
+        result = self._base.describe_semaphore_result
+        description = result.semaphore_description.SerializeToString()
+        rest = _Result()
+        rest.CopyFrom(result)
+        rest.ClearField("semaphore_description")
+        fields = coordination.SemaphoreDescription.DESCRIPTOR.fields_by_name
+        sizes = [_entry_size(message, data) for _, message, data in self._entries]
+        inner = len(description) + sum(1 + _varint_size(size) + size for size in sizes)
+        head = rest.SerializeToString() + _tag(_DESCRIPTION, inner)
+        body = _tag(_RESULT, len(head) + inner) + head
+        buffer = bytearray(b"\x00" + (len(body) + inner).to_bytes(4, "big") + body + description)
+        for size, (field, message, data) in zip(sizes, self._entries, strict=True):
+            buffer += _tag(fields[field].number, size) + message.SerializeToString()
+            if data:
+                buffer += _tag(_DATA, len(data)) + data
+            if len(buffer) >= _PIECE:
+                yield bytes(buffer)
+                buffer.clear()
+        yield bytes(buffer)
+
+
+class LongReplies:
+    """The long replies of one listener: how many there may be."""
+
+    def __init__(self) -> None:
+        self._replies: weakref.WeakSet[LongReply] = weakref.WeakSet()
+
+    def why_not(self, size: int) -> str:
+        """Why there can be no further one of that size, or nothing."""
+        if size > LONGEST:
+            return f"the description has about {size} bytes, and {LONGEST} is the most"
+        if len(self._replies) >= _AT_A_TIME:
+            return f"the server is sending {_AT_A_TIME} long descriptions already; try again"
+        return ""
+
+    def add(self, reply: LongReply) -> None:
+        """Count a reply for as long as it exists."""
+        self._replies.add(reply)
+
+
+def _entry_size(message: Any, data: bytes) -> int:
+    size: int = message.ByteSize()
+    return size + (1 + _varint_size(len(data)) + len(data) if data else 0)
+
+
+def _tag(field: int, size: int) -> bytes:
+    """What stands before a field of so many bytes; all fields here have numbers below 16."""
+    return bytes([field << 3 | 2]) + _varint(size)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _varint_size(value: int) -> int:
+    return max(1, (value.bit_length() + 6) // 7)

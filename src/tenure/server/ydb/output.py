@@ -1,0 +1,94 @@
+"""Replies of one stream on their way to the client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from tenure.server.ydb.calls import Call, frame
+from tenure.server.ydb.long_replies import LongReply
+
+__all__ = ["Output"]
+
+_MUCH = 256 * 1024  # bytes to send, from which on the client's messages are not read
+
+
+class Output:
+    """What is to be sent on a stream.
+
+    Args:
+        call: the stream.
+        progressed: called each time that the client has read a piece of a long reply.
+
+    Attributes:
+        is_long: a long reply is being sent; what the client has to answer waits behind it.
+    """
+
+    def __init__(self, call: Call, progressed: Callable[[], None]) -> None:
+        self.is_long = False
+        self._call = call
+        self._connection = call.connection
+        self._progressed = progressed
+        self._waiting: deque[bytes | LongReply] = deque()
+        self._bytes = 0
+
+    @property
+    def is_much(self) -> bool:
+        """Whether so much waits that the client's messages are not to be read."""
+        return self._bytes > _MUCH
+
+    def add(self, replies: list[Any]) -> None:
+        """Put replies behind what waits."""
+        for reply in replies:
+            if isinstance(reply, LongReply):
+                self._waiting.append(reply)
+                continue
+            encoded = frame(reply.SerializeToString())
+            self._waiting.append(encoded)
+            self._bytes += len(encoded)
+            self._connection.output(len(encoded))
+
+    async def flush(self) -> None:
+        """Send what waits, as fast as the client reads."""
+        while self._waiting:
+            if isinstance(self._waiting[0], LongReply):
+                await self._send_long()
+            else:
+                await self._send_short()
+            self._call.more()
+
+    async def _send_short(self) -> None:
+        short = []
+        while self._waiting and isinstance(encoded := self._waiting[0], bytes):
+            short.append(encoded)
+            self._waiting.popleft()
+        frames = b"".join(short)
+        try:
+            await self._call.send(frames)
+        finally:
+            self._bytes -= len(frames)
+            self._connection.output(-len(frames))
+
+    async def _send_long(self) -> None:
+        reply = self._waiting.popleft()
+        assert isinstance(reply, LongReply)
+        self.is_long = True
+        try:
+            for piece in reply.pieces():
+                self._connection.output(len(piece))
+                try:
+                    await self._call.send(piece)
+                finally:
+                    self._connection.output(-len(piece))
+                self._progressed()
+                await asyncio.sleep(0)  # other clients' work goes on between two pieces
+        finally:
+            self.is_long = False
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        self._connection.output(-self._bytes)
+        self._bytes = 0
+        self._waiting.clear()
