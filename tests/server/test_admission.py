@@ -237,6 +237,13 @@ def test_a_source_may_open_max_connections_at_once_and_then_so_many_a_second() -
         place.admission.arrive(fast)
 
 
+def test_the_machines_own_addresses_have_no_rate() -> None:
+    place = Place(connections=1, connections_per_second=1)
+    for host in ("127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1"):
+        for _ in range(10):
+            place.admission.arrive(source_at(host))
+
+
 def test_an_identity_has_a_rate_of_its_own() -> None:
     place = Place(connections=2, connections_per_second=1)
     for number in range(2):

@@ -21,6 +21,8 @@ from msgspec import Struct
 
 from tenure.engines.memory import MemoryEngine
 from tenure.errors import AuthenticationFailed, EngineUnavailable
+from tenure.server import accept
+from tenure.server.admission import Source
 from tenure.server.auth import Identity, Peer
 from tenure.server.auth.authenticator import Anybody
 from tenure.server.auth.peer import UNKNOWN_PEER
@@ -286,8 +288,9 @@ async def test_a_handshake_that_is_not_finished_counts_and_yields(
 
 
 async def test_a_source_that_connects_too_fast_is_refused_at_once(
-    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(accept, "source_at", lambda _: Source("192.0.2.1"))
     limits = Limits(connections=2, connections_per_second=2)
     async with serving(limits=limits) as listener, AsyncExitStack() as stack:
         for _ in range(2):

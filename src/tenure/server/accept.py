@@ -111,6 +111,7 @@ class Greeting:
     def over(self) -> None:
         """Count the connection no more: it is lost. Safe to call twice."""
         was, self._stage = self._stage, "over"
+        self.displaced = _nothing  # which ends a cycle of references
         if was == "greeting":
             self._context.admission.stop_greeting(self)
         elif was == "in":

@@ -13,7 +13,8 @@ Rules:
   connections over the network keeps the local administrator out.
 * **Connections** are let in up to the limit. Beyond it, slots are reserved for programs whose
   sessions are here, for Unix sockets, and for sources and identities that have few connections.
-* **Rates** are limited for each source and each identity. A refused connection costs little.
+* **Rates** are limited for each source and each identity, but not for the loopback addresses. A
+  refused connection costs little.
 * Each operation takes constant time, however many sources there are.
 """
 
@@ -60,10 +61,12 @@ class Source:
     Attributes:
         name: an address, a network, or a user.
         local: it came through a Unix socket.
+        shared: it is this machine's own address, which users who do not trust each other share.
     """
 
     name: str
     local: bool = False
+    shared: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -76,9 +79,11 @@ def source_at(host: str) -> Source:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return Source(host)
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address.is_loopback:
+        return Source(str(address), shared=True)
     if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return Source(str(address.ipv4_mapped))
         return Source(str(ipaddress.IPv6Network((address, 64), strict=False)))
     return Source(str(address))
 
@@ -204,9 +209,11 @@ class Admission:
         """Count a new connection's arrival.
 
         Raises:
-            LimitReached: its source opens connections too fast.
+            LimitReached: its source opens connections too fast. That is no reason where users who
+                do not trust each other share the source: one of them would keep the others out.
         """
-        self._rates.count(source, source.name, self._clock.now())
+        if not source.shared:
+            self._rates.count(source, source.name, self._clock.now())
 
     def greet(self, guest: Guest) -> None:
         """Count a greeting; another one may lose its slot to it."""

@@ -38,6 +38,10 @@ _CREDIT = 0.005  # seconds that a light connection may use at a time
 _ACCRUAL = 0.02  # seconds of credit in a second
 
 
+def _nothing() -> None:
+    """Do nothing: the connection is closed."""
+
+
 class Share:
     """The share of one connection.
 
@@ -129,6 +133,7 @@ class Share:
         """Have `work` not called any more. Safe to call twice."""
         self.queued = False
         self._closed = True
+        self._work = _nothing  # which ends a cycle of references: the collector has nothing to do
 
     def run(self) -> None:
         """Call `work`; by the budget."""

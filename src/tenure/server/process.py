@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -168,6 +169,9 @@ async def _live(server: Server, notifier: Notifier, heard: _Signals) -> None:
             opening.result()
             where = " ".join(server.addresses)
             tell(LOGGER, logging.INFO, "ready", store=server.store, addresses=where)
+            # What exists by now lives as long as the process: the collector need not look at it.
+            gc.collect()
+            gc.freeze()
             notifier.ready(f"serving {server.store} at {where}")
             number = await heard.first
             tell(LOGGER, logging.INFO, "draining", signal=signal.Signals(number).name)

@@ -22,6 +22,8 @@ from h2.events import ConnectionTerminated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tenure.server import accept
+from tenure.server.admission import Source
 from tenure.server.limits import Limits
 from tenure.server.ydb.calls import Call, GrpcError
 from tenure.server.ydb.messages import Request, Status
@@ -397,7 +399,10 @@ async def test_a_silent_connection_yields_its_slot_and_is_sent_goaway() -> None:
             assert await client.acquired(await client.acquire("m", 1, ephemeral=True))
 
 
-async def test_a_source_that_connects_too_fast_is_sent_goaway() -> None:
+async def test_a_source_that_connects_too_fast_is_sent_goaway(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accept, "source_at", lambda _: Source("192.0.2.1"))
     limits = Limits(connections=1, connections_per_second=1)
     async with (
         serving(limits=limits) as server,

@@ -51,6 +51,24 @@ _CONTENT_TYPES = frozenset({"application/grpc", "application/grpc+proto"})
 _KEEP_ALIVE = (("SO_KEEPALIVE", 1), ("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 3))
 
 
+class _Nobody(AbstractHandler):
+    """Handler of a connection that is lost."""
+
+    def accept(
+        self, stream: Stream, headers: list[Any], release_stream: Callable[[], None]
+    ) -> None:
+        """Nothing arrives any more."""
+
+    def cancel(self, stream: Stream) -> None:
+        """Its tasks are cancelled."""
+
+    def close(self) -> None:
+        """It is closed."""
+
+
+_NOBODY = _Nobody()
+
+
 class Connection(Http2Protocol, AbstractHandler):
     """One client's connection.
 
@@ -143,6 +161,8 @@ class Connection(Http2Protocol, AbstractHandler):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        # No cycle of references is left: collecting thousands of connections would stall the loop.
+        self.handler = self.processor.handler = _NOBODY
 
     def bad_input(self, reason: str, data: bytes) -> None:
         if foreign(data) == "TLS":
