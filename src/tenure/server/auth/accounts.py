@@ -65,16 +65,17 @@ class Share:
     Attributes:
         used: how much it has.
         quota: the most that it may have; ``None`` for no quota of its own.
+        assured: up to here nothing but `used` changes; beyond it the pool counts, too.
     """
 
-    __slots__ = ("_assured", "_identity", "_pool", "quota", "used")
+    __slots__ = ("_identity", "_pool", "assured", "quota", "used")
 
     def __init__(self, pool: Pool, identity: str) -> None:
         self._pool = pool
         self._identity = identity
         self.used = 0
         self.quota: int | None = None
-        self._assured = pool.reserved  # up to here nothing but this number is looked at
+        self.assured = pool.reserved
 
     def take(self, more: int = 1, *, node: str | None = None, name: str | None = None) -> None:
         """Count so much more.
@@ -83,7 +84,7 @@ class Share:
             LimitReached: it is more than the quota, or than the server has left for it.
         """
         used = self.used + more
-        if used > self._assured:
+        if used > self.assured:
             self._take_shared(more, node, name)
         self.used = used
 
@@ -96,7 +97,7 @@ class Share:
         """Count so much less."""
         before, self.used = self.used, self.used - less
         assert self.used >= 0, f"more {self._pool.limit} given back than were taken"
-        if before > self._assured:
+        if before > self.assured:
             self._pool.beyond -= self._excess(before) - self._excess(self.used)
 
     def limit_to(self, quota: int | None) -> None:
@@ -108,11 +109,11 @@ class Share:
         """Compute what is assured, after the quota or the pool's parts have changed."""
         before = self._excess(self.used)
         reserved = self._pool.reserved
-        self._assured = reserved if self.quota is None else min(reserved, self.quota)
+        self.assured = reserved if self.quota is None else min(reserved, self.quota)
         self._pool.beyond += self._excess(self.used) - before
 
     def _excess(self, used: int) -> int:
-        return max(0, used - self._assured)
+        return max(0, used - self.assured)
 
     def _take_shared(self, more: int, node: str | None, name: str | None) -> None:
         pool = self._pool

@@ -48,13 +48,16 @@ class Tally:
         Raises:
             LimitReached: it is one too many, or has too many bytes.
         """
-        account = self.account
-        account.requests.take(node=node, name=name)
-        if size:
+        requests, stored = self.account.requests, self.account.stored_bytes
+        if requests.used < requests.assured and stored.used + size <= stored.assured:
+            requests.used += 1  # the usual case, and what follows would come to the same
+            stored.used += size
+        else:
+            requests.take(node=node, name=name)
             try:
-                account.stored_bytes.take(size, node=node, name=name)
+                stored.take(size, node=node, name=name)
             except BaseException:
-                account.requests.give_back()
+                requests.give_back()
                 raise
         self.requests[hold] = size
 
@@ -90,10 +93,15 @@ class Tally:
     def leave(self, hold: int) -> None:
         """Count a request no more. Safe to call twice."""
         size = self.requests.pop(hold, None)
-        if size is not None:
-            self.account.requests.give_back()
-            if size:
-                self.account.stored_bytes.give_back(size)
+        if size is None:
+            return
+        requests, stored = self.account.requests, self.account.stored_bytes
+        if requests.used <= requests.assured and stored.used <= stored.assured:
+            requests.used -= 1  # the usual case
+            stored.used -= size
+        else:
+            requests.give_back()
+            stored.give_back(size)
 
     def watch(self, node: str, name: str) -> None:
         """Count a watch. Raises `LimitReached`."""
