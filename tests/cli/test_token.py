@@ -15,6 +15,7 @@ import pytest
 from tenure.server.auth import Authenticator, Peer, read_tokens
 from tenure.server.auth.editing import add_token, revoke_token
 from tenure.server.auth.permissions import Access
+from tenure.server.auth.tokens import hash_of
 from tests.cli.programs import Tenure
 
 PLAIN = "0123456789abcdef0123456789abcdef\n"
@@ -56,6 +57,7 @@ def test_a_script_gets_json(tenure: Tenure, file: Path) -> None:
     (listed,) = json.loads(tenure("token", "ls", "--json", "--file", str(file)).stdout)["tokens"]
     expires = datetime.fromisoformat(listed.pop("expires"))
     assert timedelta(hours=23) < expires - datetime.now(UTC) <= timedelta(days=1)
+    assert listed.pop("hash") == hash_of(made["token"])
     assert listed == {"name": "a.b", "permissions": None, "quotas": {}}
 
 
@@ -83,6 +85,34 @@ def test_a_revoked_token_is_gone_and_everything_else_stays(tenure: Tenure, file:
         line for line in before.splitlines() if "first" in line or "/a" in line or "hash" in line
     ][:3]
     assert tomllib.loads(after)["uids"] == {"7": {}}
+
+
+def test_a_rotated_token_has_two_secrets_until_the_end(tenure: Tenure, file: Path) -> None:
+    first = add_token(str(file), "a.b", {"/a": "read"})
+    other = add_token(str(file), "other", None)
+
+    def valid(secret: str) -> bool:
+        authenticator = Authenticator()
+        authenticator.replace(read_tokens(str(file)))
+        try:
+            return authenticator.authenticate(secret).owner == "token a.b"
+        except PermissionError:
+            return False
+
+    second = tenure("token", "rotate", "a.b", "--file", str(file)).stdout.strip()
+    assert valid(first)
+    assert valid(second)
+    made = tenure("token", "rotate", "a.b", "--json", "--file", str(file)).stdout
+    third = json.loads(made)["token"]
+    assert [valid(each) for each in (first, second, third)] == [False, True, True]
+    listed = tenure("token", "ls", "--file", str(file)).stdout
+    assert listed.count("a.b") == 2
+    assert tenure("token", "rotate", "a.b", "--finish", "--file", str(file)).returncode == 0
+    assert [valid(each) for each in (first, second, third)] == [False, False, True]
+    finished = file.read_text()
+    assert tenure("token", "rotate", "a.b", "--finish", "--file", str(file)).returncode == 0
+    assert file.read_text() == finished
+    assert hash_of(other) in finished
 
 
 def test_a_file_whose_last_token_is_revoked_opens_nothing(file: Path, tenure: Tenure) -> None:
@@ -132,6 +162,13 @@ def test_changes_at_a_time_wait_for_each_other(file: Path) -> None:
             ["revoke", "a"],
             "is written in a way that this command cannot change; edit it by hand",
         ),
+        ("", ["rotate", "a"], "has no token a; it has: none"),
+        (
+            f'[tokens.a]\nhash = [\n"sha256:{"0" * 64}"]\n',
+            ["rotate", "a"],
+            "is written in a way that this command cannot change; edit it by hand",
+        ),
+        ("[tokens.a]\nhash = []\n", ["ls"], "hash is an empty list"),
         ("[tokens.a]\n", ["ls"], "[tokens.a]: hash is missing"),
         ("[tokens.a]\nhash = 'sha256:1'\n", ["ls"], "64 hexadecimal digits"),
         ("[tokens.a]\nhsh = 'sha256:1'\n", ["ls"], "there is no 'hsh'; there are hash"),

@@ -14,9 +14,9 @@ from tenure.cli.mistakes import Mistake
 from tenure.cli.options import a_span, complete, json_option
 from tenure.cli.output import Column, print_json, safe, say, table
 from tenure.cli.status import Status
-from tenure.server.auth.editing import add_token, revoke_token
+from tenure.server.auth.editing import add_token, finish_rotation, revoke_token, rotate_token
 from tenure.server.auth.permissions import EVERYTHING, Access
-from tenure.server.auth.tokens import Rights, Token, read_tokens
+from tenure.server.auth.tokens import Rights, Token, read_tokens, written_hash
 from tenure.server.settings import PREFIX
 
 __all__ = ["token"]
@@ -113,6 +113,7 @@ def list_tokens(file: str | None, *, as_json: bool) -> None:
         table(
             [
                 Column("Name", style="bold", text=True, keep=True),
+                Column("Hash"),
                 Column("Permissions", text=True, keep=True),
                 Column("Quotas", text=True),
                 Column("Expires"),
@@ -120,6 +121,7 @@ def list_tokens(file: str | None, *, as_json: bool) -> None:
             [
                 [
                     each.name,
+                    each.digest.hex()[:8],
                     _permissions(each.rights),
                     " ".join(f"{name}={number}" for name, number in _quotas(each.rights).items()),
                     _expiry(each, now),
@@ -129,6 +131,32 @@ def list_tokens(file: str | None, *, as_json: bool) -> None:
         )
     else:
         say(f"{safe(path)} has no tokens")
+
+
+@token.command()
+@click.argument("name")
+@click.option("--finish", is_flag=True, help="End it: the former token is valid no more.")
+@_file_option
+@json_option
+def rotate(name: str, file: str | None, *, finish: bool, as_json: bool) -> None:
+    """Make a second token for NAME, which opens the same.
+
+    Both are valid until --finish. Clients that change over in between keep their sessions.
+    """
+    path = _path(file)
+    if finish:
+        finish_rotation(path, name)
+        click.echo(f"tenure: {safe(name)} has its newest token alone. {_RELOAD}", err=True)
+        return
+    secret = rotate_token(path, name)
+    if as_json:
+        print_json({"name": name, "token": secret, "file": path})
+        return
+    click.echo(secret)
+    click.echo(
+        f"tenure: {safe(name)} has this token, too. Store it now, it is not shown again. {_RELOAD}",
+        err=True,
+    )
 
 
 @token.command()
@@ -158,6 +186,7 @@ def _json(each: Token) -> dict[str, object]:
     }
     return {
         "name": each.name,
+        "hash": written_hash(each.digest),
         "permissions": None if everything else levels,
         "quotas": _quotas(each.rights),
         "expires": None if each.expires is None else each.expires.astimezone(UTC).isoformat(),

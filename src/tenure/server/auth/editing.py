@@ -15,14 +15,20 @@ import re
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 
 from tenure.errors import InvalidArgument
 from tenure.server.auth.permissions import Permissions
-from tenure.server.auth.tokens import Credentials, check_name, hash_of, parse_tokens
+from tenure.server.auth.tokens import (
+    Credentials,
+    check_name,
+    hash_of,
+    parse_tokens,
+    written_hash,
+)
 
-__all__ = ["add_token", "revoke_token"]
+__all__ = ["add_token", "finish_rotation", "revoke_token", "rotate_token"]
 
 _OPENING = """\
 # Tokens of 'tenure serve --auth-token-file', written by 'tenure token'.
@@ -45,7 +51,7 @@ def add_token(
     """
     check_name(name, "NAME")
     Permissions.parse(permissions)
-    secret = "tenure_" + secrets.token_urlsafe(_SECRET_BYTES)
+    secret = _new_secret()
     lines = [f"[tokens.{_key(name)}]", f'hash = "{hash_of(secret)}"']
     if expires is not None:
         lines.append(f"expires = {expires:%Y-%m-%dT%H:%M:%SZ}")
@@ -63,6 +69,10 @@ def add_token(
     return secret
 
 
+def _new_secret() -> str:
+    return "tenure_" + secrets.token_urlsafe(_SECRET_BYTES)
+
+
 def revoke_token(path: str, name: str) -> None:
     """Remove a token from a file.
 
@@ -70,11 +80,40 @@ def revoke_token(path: str, name: str) -> None:
         InvalidArgument: the file cannot be changed, or has no such token.
     """
     with _changing(path) as change:
-        if name not in change.names:
-            known = ", ".join(sorted(change.names)) or "none"
-            raise InvalidArgument(f"{path} has no token {name}; it has: {known}")
+        change.hashes(name)
         change.text = _without(change.text, name)
         change.expect(change.names - {name})
+
+
+def rotate_token(path: str, name: str) -> str:
+    """Give a token a second secret beside its newest one, and return it.
+
+    Raises:
+        InvalidArgument: the file cannot be changed, or has no such token.
+    """
+    secret = _new_secret()
+    _set_hashes(path, name, lambda former: [former[-1], hash_of(secret)])
+    return secret
+
+
+def finish_rotation(path: str, name: str) -> None:
+    """Leave a token its newest secret alone.
+
+    Raises:
+        InvalidArgument: the file cannot be changed, or has no such token.
+    """
+    _set_hashes(path, name, lambda former: former[-1:])
+
+
+def _set_hashes(path: str, name: str, choose: Callable[[list[str]], list[str]]) -> None:
+    with _changing(path) as change:
+        former = change.hashes(name)
+        hashes = choose(former)
+        if hashes != former:
+            change.text = _with_hashes(change.text, name, hashes)
+            change.expect(change.names)
+            if change.hashes_now(name) != hashes:
+                raise change.too_clever()
 
 
 class _Change:
@@ -95,6 +134,25 @@ class _Change:
                 "tokens a file of their own (docs/server.md says how to move tokens there)"
             )
         self.names = {token.name for token in found.tokens}
+        self._tokens = found.tokens
+
+    def hashes(self, name: str) -> list[str]:
+        """Return the hashes of a token in the old content."""
+        if name not in self.names:
+            known = ", ".join(sorted(self.names)) or "none"
+            raise InvalidArgument(f"{self._path} has no token {name}; it has: {known}")
+        return [written_hash(each.digest) for each in self._tokens if each.name == name]
+
+    def hashes_now(self, name: str) -> list[str]:
+        """Return the hashes of a token in the new content."""
+        found = parse_tokens(self.text, self._path).tokens
+        return [written_hash(each.digest) for each in found if each.name == name]
+
+    def too_clever(self) -> InvalidArgument:
+        """Return the error for a file that this module cannot change."""
+        return InvalidArgument(
+            f"{self._path} is written in a way that this command cannot change; edit it by hand"
+        )
 
     def expect(self, names: set[str]) -> None:
         """Check that the new content has exactly these tokens."""
@@ -104,9 +162,7 @@ class _Change:
         except InvalidArgument:
             same = False
         if not same:
-            raise InvalidArgument(
-                f"{self._path} is written in a way that this command cannot change; edit it by hand"
-            )
+            raise self.too_clever()
 
 
 @contextlib.contextmanager
@@ -169,10 +225,29 @@ def _text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def _header(name: str, end: str) -> re.Pattern[str]:
+    """Return what the header of a token's table looks like."""
+    names = {re.escape(name), re.escape(_text(name)), re.escape(f"'{name}'")}
+    return re.compile(rf"\s*\[\s*tokens\s*\.\s*(?:{'|'.join(names)})\s*{end}")
+
+
+def _with_hashes(text: str, name: str, hashes: list[str]) -> str:
+    """Replace the hashes of one token in the text."""
+    own = _header(name, r"\]")
+    value = _text(hashes[0]) if len(hashes) == 1 else f"[{', '.join(map(_text, hashes))}]"
+    lines = text.splitlines(keepends=True)
+    inside = False
+    for number, line in enumerate(lines):
+        if line.lstrip().startswith("["):
+            inside = own.match(line) is not None
+        elif inside and re.match(r"\s*hash\s*=", line):
+            lines[number] = f"hash = {value}\n"
+    return "".join(lines)
+
+
 def _without(text: str, name: str) -> str:
     """Remove the tables of one token from the text, with what belongs to them."""
-    names = {re.escape(name), re.escape(_text(name)), re.escape(f"'{name}'")}
-    own = re.compile(rf"\s*\[\s*tokens\s*\.\s*(?:{'|'.join(names)})\s*[.\]]")
+    own = _header(name, r"[.\]]")
     kept: list[str] = []
     before_next: list[str] = []  # comments that may belong to the next table
     inside = False

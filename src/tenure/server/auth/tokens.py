@@ -7,7 +7,7 @@
       [tokens.billing]
       hash = "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
       expires = 2027-01-01T00:00:00Z
-      permissions = {"/billing" = "hold", "/shared" = "read"}
+      permissions = {"/billing" = "hold", "/shared" = "read"}  # of all hashes, if there are several
       quotas = {sessions = 100}
 
       [certificates."CN=reports,O=Example"]
@@ -49,6 +49,7 @@ __all__ = [
     "parse_tokens",
     "read_tokens",
     "readable_by_others",
+    "written_hash",
 ]
 
 SHORTEST = 16
@@ -119,7 +120,12 @@ class Credentials:
 
 def hash_of(token: str) -> str:
     """Return the hash of a token, as a file contains it."""
-    return _SCHEME + _digest(token).hex()
+    return written_hash(_digest(token))
+
+
+def written_hash(digest: bytes) -> str:
+    """Return a digest as a file contains it."""
+    return _SCHEME + digest.hex()
 
 
 def _digest(token: str) -> bytes:
@@ -207,12 +213,12 @@ def _parse_named(text: str, path: str) -> Credentials:
             raise InvalidArgument(f"{path}: {key} is a table, [{key}.NAME]")
     tokens: dict[bytes, Token] = {}
     for name, entry in read.get("tokens", {}).items():
-        token = _token(name, entry, f"{path}: [tokens.{name}]")
-        if token.digest in tokens:
-            raise InvalidArgument(
-                f"{path}: [tokens.{name}] has the hash of [tokens.{tokens[token.digest].name}]"
-            )
-        tokens[token.digest] = token
+        for token in _tokens(name, entry, f"{path}: [tokens.{name}]"):
+            if token.digest in tokens:
+                raise InvalidArgument(
+                    f"{path}: [tokens.{name}] has the hash of [tokens.{tokens[token.digest].name}]"
+                )
+            tokens[token.digest] = token
     certificates = {
         subject: _rights(entry, f"{path}: [certificates.{subject!r}]")
         for subject, entry in read.get("certificates", {}).items()
@@ -225,22 +231,29 @@ def _parse_named(text: str, path: str) -> Credentials:
     return Credentials(tuple(tokens.values()), certificates, uids, named=True)
 
 
-def _token(name: str, entry: object, where: str) -> Token:
+def _tokens(name: str, entry: object, where: str) -> list[Token]:
     check_name(name, where)
     rights = _rights(entry, where, beside=("hash", "expires"))
     assert isinstance(entry, dict)
     given = entry.get("hash")
-    if not isinstance(given, str) or not given.startswith(_SCHEME):
-        raise InvalidArgument(f"{where}: hash is missing; it is the text 'sha256:' and 64 digits")
-    digits = given.removeprefix(_SCHEME)
-    if not _HASH.fullmatch(digits):
-        raise InvalidArgument(f"{where}: hash is 'sha256:' and 64 hexadecimal digits in lower case")
+    digests = [_read_hash(each, where) for each in (given if isinstance(given, list) else [given])]
+    if not digests:
+        raise InvalidArgument(f"{where}: hash is an empty list")
     expires = entry.get("expires")
     if expires is not None and not isinstance(expires, datetime):
         raise InvalidArgument(f"{where}: expires is a moment like 2027-01-01T00:00:00Z")
     if expires is not None and expires.tzinfo is None:
         expires = expires.replace(tzinfo=UTC)
-    return Token(name, bytes.fromhex(digits), rights, expires)
+    return [Token(name, each, rights, expires) for each in digests]
+
+
+def _read_hash(given: object, where: str) -> bytes:
+    if not isinstance(given, str) or not given.startswith(_SCHEME):
+        raise InvalidArgument(f"{where}: hash is missing; it is the text 'sha256:' and 64 digits")
+    digits = given.removeprefix(_SCHEME)
+    if not _HASH.fullmatch(digits):
+        raise InvalidArgument(f"{where}: hash is 'sha256:' and 64 hexadecimal digits in lower case")
+    return bytes.fromhex(digits)
 
 
 def _rights(entry: object, where: str, beside: tuple[str, ...] = ()) -> Rights:
