@@ -75,7 +75,7 @@ async def test_what_takes_time_in_the_engine_keeps_its_place_among_the_others() 
         client.say(
             CreateSemaphore(client.next_rid(), 1, "s", 3, b"", False),
             Enqueue(client.next_rid(), 1, 1, "s", 1, b"", None, False),
-            DescribeSemaphore(client.next_rid(), 1, "s", True, False),
+            DescribeSemaphore(client.next_rid(), 1, "s", False, False),  # costly ones wait
             Withdraw(client.next_rid(), 1, 1),
         )
         await client.hear(Done)

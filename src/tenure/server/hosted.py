@@ -16,7 +16,8 @@ Who owns what, and what happens:
 * **Proof.** The store's session is renewed when its holder says `Renew`, and not otherwise.
 * **Once only.** What changes something is done once, and its answer kept (`Answers`).
 * **Order.** What the engine answers by a coroutine is begun in a task. What came behind it waits
-  until that task has begun, so that the store hears of everything in the order in which it came.
+  until that task has begun, so that the store hears of everything in the order in which it came;
+  except that a costly read may have to wait for its turn (`tenure.server.reads`).
 * **Cancel.** A holder cannot cancel what it has asked for, and a lost connection does not either.
 * **Deadline.** There are none here but the store's: a session ends when the store says so.
 * **Close of the server.** The store's session is detached, and lives for its window.
