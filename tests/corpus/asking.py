@@ -60,13 +60,14 @@ async def a_cancelled_release_takes_effect(scene: Scene) -> None:
         await scene.queued("x", 0)
 
 
-def _deal_out_answers(self: Committer, operations: list[Any], told: list[Any]) -> None:
-    """Answer whoever still waits, one after the other."""
-    answers = [(each.result, each.error) for each in operations]
-    for operation in operations:
-        if not operation.future.cancelled():
-            operation.result, operation.error = answers.pop(0)
-    _deliver(self, operations, told)
+def _deal_out_answers(self: Committer) -> None:
+    """Answer the callers that still wait, one after the other."""
+    for operations, _ in self._carried_out:
+        answers = [(each.result, each.error) for each in operations]
+        for operation in operations:
+            if not operation.future.cancelled():
+                operation.result, operation.error = answers.pop(0)
+    _deliver(self)
 
 
 _deliver = Committer._deliver
