@@ -299,3 +299,28 @@ async def call(over: Over, name: str, metadata: Metadata = (), **request: Any) -
     )
     response = await method(request_type(**request), metadata=metadata, timeout=PATIENCE)
     return response.operation
+
+
+async def known(server: Server, number: int) -> bool:
+    """Whether the store has a session."""
+    sessions = await server.context.engine.list_sessions("/default")
+    return number in {each.id for each in sessions}
+
+
+async def detached(server: Server, number: int) -> None:
+    """Return when the store says that the session is detached."""
+
+    async def so() -> bool:
+        sessions = await server.context.engine.list_sessions("/default")
+        return any(each.id == number and each.attached is False for each in sessions)
+
+    await eventually(so)
+
+
+async def waiting(store_is: Client, waiter: Client) -> int:
+    """`waiter` waits for 2 of `s`, of whose 3 the other one has 2."""
+    await store_is.create("s", 3)
+    await store_is.acquired(await store_is.acquire("s", 2))
+    waits = await waiter.acquire("s", 2, data=b"a")
+    await waiter.pending(waits)
+    return waits

@@ -1,146 +1,28 @@
-"""The conversation by itself: what it says when answers and news come late, and in any order.
-
-The store is the memory engine; what lies between it and the conversation is here, and holds back
-answers for as long as a test wants, and grants for a turn of the loop.
-"""
+"""The conversation by itself: what it says when answers and news come late, and in any order."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-from collections import deque
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenure.clock import SystemClock
-from tenure.engines import connect_engine
-from tenure.engines.contract import Attach, Engine, EngineSession
-from tenure.errors import EngineError, TenureError
-from tenure.server.context import Semaphores
+from tenure.errors import EngineError
 from tenure.server.limits import Limits
-from tenure.server.ydb.core import Conversation, Job
+from tenure.server.ydb.core import Conversation
 from tenure.server.ydb.messages import Request, Response, Status
 from tenure.server.ydb.requests import FOREVER
-
-NODE = "/default"
-ACQUIRED, PENDING = "acquire_semaphore_result", "acquire_semaphore_pending"
-
-
-class Party:
-    """A conversation and its session. Operations are begun in order, and answered on demand."""
-
-    session: EngineSession
-
-    def __init__(self, books: Semaphores, limits: Limits) -> None:
-        self.conversation = Conversation(
-            NODE,
-            limits,
-            books,
-            lambda name, data, owners, changed: self.session.watch(
-                name, data=data, owners=owners, changed=changed
-            ),
-            lambda: None,
-        )
-        self.done: deque[tuple[Job, Any, TenureError | None]] = deque()
-        self.said: list[Any] = []
-
-    # The session's events
-
-    def granted(self, hold: int, order_id: int | None) -> None:
-        # Late, as most engines tell it: what is asked for meanwhile crosses it on its way.
-        asyncio.get_running_loop().call_soon(self.conversation.granted, hold)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in {"resumed", "removed", "proven"}:
-            return getattr(self.conversation, name)
-        raise AttributeError(name)
-
-    def ended(self, error: TenureError) -> None:
-        self.conversation.fail(Status.SESSION_EXPIRED, str(error))
-
-    # Driving
-
-    async def ask(self, **request: Any) -> None:
-        self.conversation.received(Request(**request), now=0.0)
-        await self.work()
-
-    async def work(self) -> None:
-        """Begin what is to be done, and note what has been said."""
-        operations = self.conversation.operations
-        while operations:
-            job = operations.popleft()
-            try:
-                answer: Any = job.operation.start(self.session)
-                outcome = await answer if inspect.isawaitable(answer) else answer
-            except TenureError as error:
-                self.done.append((job, None, error))
-            else:
-                self.done.append((job, outcome, None))
-        self.hear()
-
-    def hear(self) -> None:
-        self.said += self.conversation.replies
-        self.conversation.replies.clear()
-
-    async def answer_one(self) -> None:
-        """The oldest operation that is not answered is."""
-        if self.done:
-            job, outcome, error = self.done.popleft()
-            if error is None:
-                self.conversation.answered(job, outcome)
-            else:
-                self.conversation.refused(job, error)
-        await self.work()
-
-    async def answer_all(self) -> None:
-        while self.done or self.conversation.operations:
-            await self.answer_one()
-
-    def heard(self) -> list[Any]:
-        """What has been said since it was asked last, but pings."""
-        self.hear()
-        said, self.said = self.said, []
-        return [each for each in said if not each.HasField("ping")]
-
-
-async def party(engine: Engine, books: Semaphores) -> Party:
-    made = Party(books, Limits())
-    made.session = await engine.attach(Attach(NODE, 30.0, liveness="window"), made)
-    made.conversation.started(made.session.id, 30_000, 1 << 32, 7)
-    made.heard()
-    return made
-
-
-async def parties(number: int) -> tuple[Engine, list[Party]]:
-    engine = connect_engine("memory://", SystemClock())
-    await engine.open()
-    books = Semaphores(engine, Limits())
-    return engine, [await party(engine, books) for _ in range(number)]
-
-
-async def news() -> None:
-    """Let the store tell what it has to tell."""
-    for _ in range(3):
-        await asyncio.sleep(0)
-
-
-def acquire(asked: int, name: str = "m", count: int = 1, **how: Any) -> dict[str, Any]:
-    how.setdefault("timeout_millis", FOREVER)
-    return {
-        "acquire_semaphore": Request.AcquireSemaphore(req_id=asked, name=name, count=count, **how)
-    }
-
-
-def release(asked: int, name: str = "m") -> dict[str, Any]:
-    return {"release_semaphore": Request.ReleaseSemaphore(req_id=asked, name=name)}
-
-
-def kinds(said: list[Any]) -> list[str]:
-    return [each.WhichOneof("response") for each in said]
-
+from tests.server.ydb.parties import (
+    ACQUIRED,
+    NODE,
+    PENDING,
+    acquire,
+    kinds,
+    news,
+    parties,
+    release,
+)
 
 # --- what comes while something else goes on
 
@@ -306,69 +188,6 @@ def test_a_tick_with_the_ping_before_unanswered_is_the_end() -> None:
     conversation.proven(2.0)
     conversation.tick(11)
     assert len(conversation.replies) == said
-
-
-# --- the order of the replies
-
-
-async def test_an_answer_that_comes_first_waits_for_the_earlier_requests() -> None:
-    engine, (client,) = await parties(1)
-    await client.ask(**acquire(1, "a", ephemeral=True))
-    await client.ask(**acquire(2, "b", ephemeral=True))
-    client.done.rotate(1)
-    await client.answer_one()
-    assert client.heard() == []
-    assert client.conversation.unanswered == 2
-    await client.answer_one()
-    said = client.heard()
-    assert [each.acquire_semaphore_result.req_id for each in said] == [1, 2]
-    assert client.conversation.unanswered == 0
-    await engine.aclose()
-
-
-async def test_a_grant_is_told_after_the_replies_that_were_ready_before_it() -> None:
-    engine, (owner, waiter) = await parties(2)
-    for each in (owner, waiter):
-        await each.ask(**acquire(1, count=2**64 - 1, ephemeral=True))
-        await each.answer_all()
-    waiter.heard()
-    await waiter.ask(**acquire(2, "slow", ephemeral=True))
-    await waiter.ask(**acquire(3, "other", ephemeral=True))
-    await owner.ask(**release(2))
-    await news()
-    assert waiter.heard() == []
-    await waiter.answer_all()
-    said = waiter.heard()
-    assert [each.acquire_semaphore_result.req_id for each in said] == [2, 3, 1]
-    await engine.aclose()
-
-
-async def test_descriptions_are_read_one_at_a_time() -> None:
-    engine, (client,) = await parties(1)
-    for name in ("a", "b"):
-        await client.ask(describe_semaphore=Request.DescribeSemaphore(req_id=ord(name), name=name))
-    assert len(client.done) == 1  # the reply to the second one cannot wait for the first
-    await client.answer_all()
-    said = client.heard()
-    assert [each.describe_semaphore_result.req_id for each in said] == [ord("a"), ord("b")]
-    await engine.aclose()
-
-
-async def test_a_failure_ends_what_waits_for_its_turn_or_for_the_store() -> None:
-    engine, (owner, waiter) = await parties(2)
-    await owner.ask(**acquire(1, count=2**64 - 1, ephemeral=True))
-    await waiter.ask(**acquire(1, count=2**64 - 1, ephemeral=True))
-    await owner.answer_all()
-    await waiter.answer_all()
-    await waiter.ask(**acquire(2, count=2**64 - 1, ephemeral=True, timeout_millis=0))
-    await waiter.ask(**acquire(3, "other", ephemeral=True))
-    waiter.heard()
-    waiter.conversation.fail(Status.UNAVAILABLE, "going away")
-    await news()
-    await waiter.answer_all()
-    assert kinds(waiter.heard()) == ["failure"]
-    assert waiter.conversation.unanswered == 0
-    await engine.aclose()
 
 
 # --- anything, in any order
