@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tenure.wire.frames import FrameWriter
 from tenure.wire.messages import VERSION, Hello, Ping
-from tests.hostile import connecting, http2
+from tests.hostile import connecting, http2, reads
 from tests.hostile.target import Target
 
 __all__ = ["ATTACKS", "Attack"]
@@ -122,6 +122,11 @@ ATTACKS: dict[str, Attack] = {
         Attack(http2.calls),
         Attack(http2.calls, tokens=True),
         Attack(http2.small_messages),
+        Attack(reads.lists, memory=256),
+        Attack(reads.resumes),
+        Attack(reads.statistics),
+        Attack(reads.descriptions),
+        Attack(reads.attaches),
         Attack(connecting.silent, memory=256),
         Attack(connecting.hurried, memory=256),
         Attack(connecting.client_hellos, tls=True, memory=256),

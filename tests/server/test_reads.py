@@ -10,6 +10,7 @@ import pytest
 
 from tenure.engines.contract import Attach as StoreAttach
 from tenure.engines.memory import MemoryEngine
+from tenure.errors import AuthenticationFailed
 from tenure.model import SessionDescription
 from tenure.server.admission import Source
 from tenure.server.auth.identity import ANONYMOUS, Identity
@@ -168,6 +169,46 @@ def test_a_client_is_an_identity_or_a_source() -> None:
     }
     assert clients["token here"] == clients["token there"]
     assert len(set(clients.values())) == 3
+
+
+async def test_sessions_are_attached_in_turn_once_one_was_refused() -> None:
+    reads = Reads()
+    honest, guessing = Reader(reads, "client"), Reader(reads, "client")
+    with pytest.raises(AuthenticationFailed):
+        async with guessing.attaching():
+            raise AuthenticationFailed("another key")
+
+    async def attach(reader: Reader) -> None:
+        async with reader.attaching():
+            pass
+
+    async with asyncio.TaskGroup() as tasks, Reader(reads, "client"):
+        await attach(honest)
+        waits = tasks.create_task(attach(guessing))
+        await asyncio.sleep(1)
+        assert reads.waiting == 1
+        assert not waits.done()
+    assert reads.waiting == 0
+
+
+async def test_few_sessions_of_a_connection_are_attached_at_once() -> None:
+    reads, attaching = Reads(), 0
+    reader = Reader(reads, "client")
+
+    async def attach() -> None:
+        nonlocal attaching
+        async with reader.attaching():
+            attaching += 1
+            await asyncio.sleep(10)
+
+    async with asyncio.TaskGroup() as tasks:
+        async with Reader(reads, "client"):
+            for _ in range(100):
+                tasks.create_task(attach())
+            await asyncio.sleep(1)
+            assert (attaching, reads.waiting) == (32, 68)
+        await asyncio.sleep(1)
+        assert attaching == 100
 
 
 # The native protocol

@@ -31,6 +31,7 @@ import hmac
 import logging
 import threading
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from typing import Any
 
 from tenure.background import Failures
@@ -316,16 +317,26 @@ class Hosting:
         )
         hosted.tell_of_store()
 
+    async def _arrive_again(self, arrival: Arrival) -> Hosted:
+        link, message = arrival.link, arrival.message
+        async with AsyncExitStack() as stack:
+            link.begun()
+            try:
+                await stack.enter_async_context(link.reader.attaching())
+            finally:
+                link.finished()
+            if message.kind == "again":
+                return await self._arriving.fetch(link, message)
+            return await self._arriving.resume(arrival)
+
     async def _arrive(self, arrival: Arrival) -> None:
         link, message = arrival.link, arrival.message
         try:
             if message.kind == "new":
                 hosted = await self._arriving.begin(link, message)
                 self._begun[link.program, message.rid] = hosted
-            elif message.kind == "again":
-                hosted = await self._arriving.fetch(link, message)
             else:
-                hosted = await self._arriving.resume(arrival)
+                hosted = await self._arrive_again(arrival)
         except Exception as error:
             if not arrival.wanted:
                 return  # nobody asks, and the channel may be another session's

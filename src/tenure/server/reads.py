@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
 from tenure.engines.contract import Engine
+from tenure.errors import AuthenticationFailed, SessionExpired
 from tenure.model import SessionDescription
 from tenure.server.admission import Source
 from tenure.server.auth.identity import Identity
@@ -47,6 +49,7 @@ SLICE = 200
 PRICE = 16
 """Operations for which a costly read counts, among those of its connection that are under way."""
 
+_ATTACHING = 32  # sessions that a connection attaches at a time, before others take turns
 _LONGEST_PAUSE = 0.1  # seconds; a loop that was stopped for long does not stop reads as long
 
 _Waiting: TypeAlias = "OrderedDict[object, deque[asyncio.Future[None]]]"  # by their connections
@@ -151,12 +154,36 @@ class Reader:
         lock: held during a read.
     """
 
-    __slots__ = ("_client", "_reads", "lock")
+    __slots__ = ("_attaching", "_client", "_reads", "_refused", "lock")
 
     def __init__(self, reads: Reads, client: Hashable) -> None:
         self.lock = asyncio.Lock()
         self._reads = reads
         self._client = client
+        self._attaching = 0
+        self._refused = False
+
+    @asynccontextmanager
+    async def attaching(self) -> AsyncIterator[None]:
+        """Attach a session that exists: at once if few others are, and none was refused.
+
+        Otherwise it begins with a turn, because a connection may guess ids and keys without end.
+        """
+        if self._refused or self._attaching >= _ATTACHING:
+            async with self:
+                pass  # what follows is in the same step, and so counts for this turn
+        self._attaching += 1
+        try:
+            yield
+        except (AuthenticationFailed, SessionExpired):
+            self.refused()
+            raise
+        finally:
+            self._attaching -= 1
+
+    def refused(self) -> None:
+        """Note that a session could not be attached."""
+        self._refused = True
 
     async def __aenter__(self) -> None:
         await self._reads.begin(self._client, self)

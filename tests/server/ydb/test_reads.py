@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from tenure.server.admission import source_at
 from tenure.server.reads import Reader
-from tests.server.ydb.raw import channel, serving, session
+from tenure.server.ydb.messages import Request, Status
+from tests.server.ydb.raw import NODE, PATIENCE, Client, channel, serving, session, stream
 
 
 async def test_a_description_with_owners_waits_for_its_turn_and_nothing_else_does() -> None:
@@ -29,6 +32,26 @@ async def test_a_description_with_owners_waits_for_its_turn_and_nothing_else_doe
         for each, number in zip((client, other), asked, strict=True):
             assert (await each.expect("describe_semaphore_result")).req_id == number
         assert server.context.reads.waiting == 0
+
+
+async def test_a_connection_that_guesses_keys_waits_for_its_turn() -> None:
+    async with serving() as server, channel(server.target) as over, channel(server.target) as own:
+        owner = await session(own, protection_key=b"key")
+
+        async def guess() -> Client:
+            client = await stream(over)
+            start = Request.SessionStart(path=NODE, session_id=owner.session_id)
+            await client.send(session_start=start)
+            return client
+
+        await (await guess()).fails(Status.BAD_SESSION)
+        async with Reader(server.context.reads, source_at("127.0.0.1")):
+            second = await guess()
+            async with asyncio.timeout(PATIENCE):
+                while not server.context.reads.waiting:  # noqa: ASYNC110  (nothing tells)
+                    await asyncio.sleep(0.01)
+            await session(own, session_id=owner.session_id, protection_key=b"key")
+        await second.fails(Status.BAD_SESSION)
 
 
 async def test_a_description_ends_with_its_stream() -> None:

@@ -123,7 +123,7 @@ async def _again(
     context: Context, roll: Roll, how: Attach, start: Any, stream: SessionStream
 ) -> Attached:
     number, node = start.session_id, how.node
-    async with roll.turn(node, number):
+    async with stream.reader.attaching(), roll.turn(node, number):
         member = roll.find(node, number)
         if member is not None and start.seq_no < member.seq_no:
             raise Refused(Status.BAD_SESSION, f"session {number}: a lower sequence number")
@@ -140,6 +140,7 @@ async def _again(
             roll.over(node, number)
             raise
         except (AuthenticationFailed, InvalidArgument) as error:
+            stream.reader.refused()
             raise Refused(Status.BAD_SESSION, str(error)) from error
         if roll.find(node, number) is None:
             context.counts.sessions.take_anyway()

@@ -97,6 +97,7 @@ class SessionStream:
         client_host: the address that the client connects from, where known.
         identity: of the client.
         engine: the store as the client's identity may use it.
+        reader: turns of its costly reads.
     """
 
     def __init__(self, context: Context, roll: Roll, call: Call, node: str) -> None:
@@ -107,6 +108,7 @@ class SessionStream:
         self._node = node
         self.identity = call.identity
         self.engine = context.guard.engine(call.identity)
+        self.reader = call.connection.reader(call.identity)
         self.client_host = peer_host(self._connection.peer)
         self._conversation = Conversation(
             node,
@@ -335,8 +337,7 @@ class SessionStream:
             self._conversation.answered(job, answer)
 
     async def _describe(self, operation: Describe, session: EngineSession) -> SemaphoreDescription:
-        reader = self._connection.reader(self.identity)
-        async with reader.lock, reader:
+        async with self.reader.lock, self.reader:
             return await operation.start(session)
 
     async def _create(self, operation: Create, session: EngineSession) -> None:
