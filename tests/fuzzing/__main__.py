@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import itertools
 import secrets
 import sys
@@ -13,6 +14,7 @@ import time
 
 from tests.fuzzing.checks import Finding, Target, run_one
 from tests.fuzzing.parsers import PARSERS
+from tests.fuzzing.servers import serving
 from tests.fuzzing.settings import FILES
 from tests.fuzzing.stores import stores
 
@@ -28,13 +30,17 @@ def main() -> int:
     parser.add_argument("--input", help="repeat one input: base64, or @FILE")
     parser.add_argument("targets", nargs="*", metavar="TARGET")
     given = parser.parse_args()
-    targets = [
-        each
-        for each in (*PARSERS, *FILES, *stores())
-        if not given.targets or each.name in given.targets
-    ]
-    if not targets:
-        parser.error("there is no such target")
+    with contextlib.ExitStack() as servers:
+        targets = [*PARSERS, *FILES, *stores()]
+        if not given.targets or any(name.startswith("serve-") for name in given.targets):
+            targets += servers.enter_context(serving())
+        targets = [each for each in targets if not given.targets or each.name in given.targets]
+        if not targets:
+            parser.error("there is no such target")
+        return _run(targets, given)
+
+
+def _run(targets: list[Target], given: argparse.Namespace) -> int:
     try:
         if given.input is not None:
             data = _input(given.input)
@@ -42,7 +48,7 @@ def main() -> int:
                 run_one(target, data)
             print("nothing is found")
         else:
-            print(f"fuzzing {len(targets)} parsers for {given.seconds:g} s, --seed {given.seed}")
+            print(f"fuzzing {len(targets)} targets for {given.seconds:g} s, --seed {given.seed}")
             for name, count in _fuzz(targets, given.seed, given.seconds).items():
                 print(f"{name:<20} {count:>8,} inputs")
     except Finding as finding:

@@ -14,6 +14,7 @@ from tenure.engines.sqlite.url import parse
 from tests.fuzzing.checks import Finding, Run, Target, run_one
 from tests.fuzzing.mutations import LARGEST, mutated, pieces
 from tests.fuzzing.parsers import PARSERS
+from tests.fuzzing.servers import serving
 from tests.fuzzing.settings import FILES
 from tests.fuzzing.stores import stores
 
@@ -54,6 +55,13 @@ def test_a_changed_file_is_refused_with_documented_errors(which: int) -> None:
     target = stores()[which]
     for data in itertools.islice(target.inputs("tests"), 25):
         run_one(target, data)
+
+
+def test_a_server_serves_its_clients_beside_changed_conversations() -> None:
+    with serving() as targets:
+        for target in targets:
+            for data in itertools.islice(target.inputs("tests"), 100):
+                run_one(target, data)
 
 
 @pytest.mark.parametrize(("name", "data"), FOUND)
