@@ -94,7 +94,9 @@ def _requests(data: bytes, chance: random.Random) -> None:
     assert whole.feed(data) == found or reader.failed
     assert reader.kept < 64 * 1024, "a request that is not whole is bounded"
     for _, _, argument in found:
-        if len(argument.encode()) > LINE_BYTES:  # of `auth`, which is no number
+        if (
+            len(argument.encode(errors="surrogateescape")) > LINE_BYTES
+        ):  # of `auth`, which is no number
             continue
         for counted in (False, True):
             acquire_terms(argument, counted=counted)
