@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -248,6 +249,37 @@ async def test_a_revoked_certificate_ends_its_connections_on_every_listener(
                 pass
         failed = await server.until("handshake failed")
         assert failed["peer"].startswith("127.0.0.1:")
+
+
+def resumed(
+    context: ssl.SSLContext, port: int, session: ssl.SSLSession | None
+) -> tuple[ssl.SSLSession | None, bool | None]:
+    """Connect; the TLS session of the connection, and whether it is the former one."""
+    with (
+        socket.create_connection(("127.0.0.1", port), PATIENCE) as plain_socket,
+        context.wrap_socket(plain_socket, server_hostname="localhost", session=session) as secured,
+    ):
+        return secured.session, secured.session_reused
+
+
+async def test_a_tls_session_from_before_does_not_spare_a_revoked_certificate_its_check(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path)
+    own, bad = authority.signs("server.test"), authority.signs("bad")
+    options = tls_options(authority, own, authority.cert)
+    options += ["--tls-client-crl", authority.revokes()]
+    async with serving(tmp_path, *options, listen=LISTEN[:1]) as server:
+        context = tls_of(authority, bad)
+        context.maximum_version = ssl.TLSVersion.TLSv1_2  # its sessions are there at once
+        port = int(server.address.rpartition(":")[2])
+        session, reused = await asyncio.to_thread(resumed, context, port, None)
+        assert (session is not None, reused) == (True, False)
+        assert (await asyncio.to_thread(resumed, context, port, session))[1]
+        authority.revokes(bad)
+        await reload(server)
+        with pytest.raises(OSError, match=r"revoked|reset|closed|EOF"):
+            await asyncio.to_thread(resumed, context, port, session)
 
 
 def join(path: Path, *authorities: Authority) -> None:
