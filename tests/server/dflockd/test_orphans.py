@@ -16,6 +16,7 @@ from tenure.server.dflockd.claims import Record, sealed
 from tenure.server.dflockd.housekeeping import Deaf
 from tenure.server.dflockd.listener import DflockdListener
 from tenure.testing import VirtualClock
+from tenure.testing.faults import FaultyEngine, Way
 from tenure.wire.lines.replies import make_token
 from tests.server.dflockd.talking import Client, serving
 from tests.server.dflockd.test_connection import token_of
@@ -116,6 +117,55 @@ async def test_a_session_that_is_silent_for_long_is_taken_over(
         assert (await client.asks("n", "job", token)).startswith("ok ")
         assert await client.asks("r", "job", token) == "ok"
         token_of(await client.asks("l", "job", "0"))
+
+
+async def test_looks_in_quick_succession_take_nothing_of_a_silent_server(
+    clock: VirtualClock, name: str
+) -> None:
+    engine = Unseeing(name, clock)
+    async with serving(clock, engine=engine, read_timeout=1000.0, gc_interval=1000.0) as listener:
+        token = await leave_a_lock(engine, listener)
+        clients = [Client(listener) for _ in range(3)]
+        for silent, client in enumerate(clients):
+            engine.silent = 600.0 + silent
+            client.ask("n", "job", token)
+            await asyncio.sleep(2)
+        await asyncio.sleep(6)
+        assert [await client.hears() for client in clients] == ["error\n"] * 3
+        assert not listener.locks.held
+
+
+@pytest.mark.parametrize("moment", [4.001, 4.02, 4.026, 4.032, 4.038, 4.044, 4.05, 4.1])
+async def test_a_client_that_goes_in_the_middle_of_a_takeover_does_not_stop_it(
+    clock: VirtualClock, name: str, moment: float
+) -> None:
+    store = MemoryEngine(name, clock)
+    await store.open()
+    engine = FaultyEngine(MemoryEngine(name, clock), Way(delay=lambda: 0.003))
+    async with serving(clock, engine=engine, read_timeout=1000.0, gc_interval=1000.0) as listener:
+        holder, client, other = Client(listener), Client(listener), Client(listener)
+        token_of(await holder.asks("l", "busy", "0 900"))
+        key = listener.context.session_keys.of_dflockd()
+        how = Attach("/dflockd", 1000.0, listener.describe("somebody"), "window", key)
+        session = await store.attach(how, Deaf())
+        for hold, wanted in (1, "busy"), (2, "job"):
+            record = Record(sealed(SALT, wanted), 900, int((clock.wall() + 900) * 1000)).to_bytes()
+            placed = session.enqueue(
+                hold, wanted, EPHEMERAL_LIMIT, record, timeout=None, ephemeral=True
+            )
+            assert isinstance(placed, Enqueued)
+            assert placed.order_id is not None
+        await session.detach()
+        token = make_token(placed.order_id or 0, SALT)
+        client.ask("n", "job", token)
+        await asyncio.sleep(moment)
+        client.abort()
+        await asyncio.sleep(1)
+        other.ask("r", "job", token)
+        await asyncio.sleep(6)
+        assert await other.hears() == "ok\n"
+        assert [each.connection for each in listener.locks.holders] == [holder.connection]
+    await store.aclose()
 
 
 async def test_a_session_that_is_heard_of_after_an_outage_is_left_alone(

@@ -89,7 +89,7 @@ class Elsewhere:
             owner = await self._find(conn, name, token)
             record = None if owner is None else Record.of(owner.data, name)
             return ERROR if record is None or record.lease < lease else b"ok %d\n" % lease
-        await self._orphans.look()
+        await self._orphans.take_over()
         return ERROR if self._locks.find(name, token) is None else b""
 
     async def _find(self, conn: Connection, name: str, token: str) -> RequestDescription | None:

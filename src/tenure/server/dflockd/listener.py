@@ -99,7 +99,7 @@ class DflockdListener:
         self._interval = min(1.0, max(0.02, self.options.read_timeout / 8))
         self._kept_at = self._looked_at = context.clock.now()
         self.locks = Locks(context, self.options, self.start)
-        self._orphans = Orphans(self.locks)
+        self._orphans = Orphans(self.locks, self.start)
         self.elsewhere = Elsewhere(self.locks, self._orphans)
         self._answering: asyncio.Task[None] | None = None
         self._answered_at = context.clock.now()
@@ -196,6 +196,7 @@ class DflockdListener:
                 self._timer.cancel()
             if self._sweeps is not None:
                 self._sweeps.cancel()
+            self._orphans.cancel()
             for task in (self._keeping, self._answering):
                 if task is not None:
                     task.cancel()
@@ -295,6 +296,6 @@ class DflockdListener:
             await collect(self.locks, f"housekeeping of dflockd {self._place}")
             if self._kept_at - self._looked_at >= _ORPHANS_EVERY:
                 self._looked_at = self._kept_at
-                await self._orphans.look()
+                await self._orphans.take_over()
         except TenureError as error:
             self.context.log(logging.ERROR, "the store failed", why=error)

@@ -42,7 +42,7 @@ from tenure.wire.lines.replies import (
     make_token,
 )
 
-__all__ = ["Locks"]
+__all__ = ["Locks", "Work"]
 
 _GRANTED = Place.GRANTED
 _SALTS = 512  # made at a time

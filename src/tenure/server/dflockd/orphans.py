@@ -8,7 +8,7 @@ Rules:
 
 * A session of a living listener is left alone. Its store says that it is attached, or it was heard
   of within half its window. A store that cannot tell who is attached has to show the session silent
-  in two looks: after an outage of the store, a living listener reports in between them.
+  in two looks, some time apart: a living listener reports in between, also after an outage.
 * A session that is taken over by mistake costs its listener the locks, and no client its lease:
   the leases are in the requests' data, and are kept until they end.
 * Two listeners that take over the same session: the store gives it to the later one, and tells the
@@ -27,11 +27,12 @@ from tenure.errors import AuthenticationFailed, NodeNotFound, SessionExpired, Te
 from tenure.model import Recovered, SemaphoreDescription, SessionDescription
 from tenure.server.dflockd.claims import Claim, Record
 from tenure.server.dflockd.holder import Holder
-from tenure.server.dflockd.locks import Locks
+from tenure.server.dflockd.locks import Locks, Work
 from tenure.server.dflockd.names import key_of
 
 __all__ = ["Orphans", "session_text"]
 
+_BETWEEN = 10.0  # seconds between two looks that show a session silent
 _OURS = re.compile(r"dflockd \S+ for ")
 
 
@@ -50,32 +51,40 @@ class Orphans:
 
     Args:
         locks: where their locks go.
+        start: has something done in the background.
     """
 
-    def __init__(self, locks: Locks) -> None:
+    def __init__(self, locks: Locks, start: Work) -> None:
         self._locks = locks
-        self._suspects: dict[int, float] = {}  # seconds of silence at the first look, by ids
-        self._looking = asyncio.Lock()
-        self._looked_at = float("-inf")
-
-    async def look(self) -> None:
-        """Take over, unless that was begun by another caller after this one asked for it.
-
-        Raises:
-            TenureError: as `take_over`.
-        """
-        asked = self._locks.now()
-        async with self._looking:
-            if self._looked_at < asked:
-                self._looked_at = self._locks.now()
-                await self.take_over()
+        self._start = start
+        self._suspects: dict[int, tuple[float, float]] = {}  # by ids: silent for, seen at
+        self._task: asyncio.Task[None] | None = None
+        self._began_at = float("-inf")
 
     async def take_over(self) -> None:
         """Look for sessions whose listener has ended, and take them over.
 
+        Callers share one look, if it begins after they ask. One that is cancelled does not end it:
+        a session that is half taken over would keep its locks for ever.
+
         Raises:
             TenureError: the store cannot be read. One session that cannot be taken over is logged.
         """
+        asked = self._locks.now()
+        while self._task is None or self._began_at < asked:
+            if self._task is not None and not self._task.done():
+                await asyncio.wait([self._task])
+                continue
+            self._began_at = self._locks.now()
+            self._task = self._start(self._look())
+        await asyncio.shield(self._task)
+
+    def cancel(self) -> None:
+        """End a look that is under way, with its listener."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _look(self) -> None:
         locks = self._locks
         engine, node = locks.context.engine, locks.options.node
         try:
@@ -88,7 +97,7 @@ class Orphans:
         ]
         orphans = [each for each in others if self._is_orphan(each)]
         known = {each.id for each in others}
-        self._suspects = {id_: at for id_, at in self._suspects.items() if id_ in known}
+        self._suspects = {id_: seen for id_, seen in self._suspects.items() if id_ in known}
         if not orphans:
             return
         semaphores = await engine.list_semaphores(node, owners=True, waiters=False)
@@ -109,10 +118,11 @@ class Orphans:
         if silent is None or silent <= session.recovery_window / 2:
             self._suspects.pop(session.id, None)
             return False
-        before = self._suspects.setdefault(session.id, silent)
+        now = self._locks.now()
+        before, seen_at = self._suspects.setdefault(session.id, (silent, now))
         if silent < before:  # it was heard of
-            self._suspects[session.id] = silent
-        return silent > before
+            self._suspects[session.id] = silent, now
+        return silent > before and now - seen_at >= _BETWEEN
 
 
 async def _take_over(
@@ -131,15 +141,23 @@ async def _take_over(
         return
     holder.session = attached
     locks.holders.add(holder)
+    waiters = []
     for request in holder.found:
         holder.hold = max(holder.hold, request.hold)
         name = key_of(request.name)
         record = None if name is None else Record.of(request.data, name)
-        described = semaphores.get(request.name)
-        if request.granted and name and record is not None and described is not None:
+        if request.granted and name and record is not None:
+            described = semaphores.get(request.name)
+            if described is None:  # it is newer than the list
+                described = await holder.session.describe_semaphore(
+                    request.name, owners=True, waiters=False
+                )
             _keep(locks, holder, name, request, record, described)
         else:
-            answer = holder.session.withdraw(request.hold)  # nobody waits for it any more
+            waiters.append(request.hold)
+    for hold in waiters:  # no client waits any more
+        with contextlib.suppress(TenureError):  # then they leave with their session
+            answer = holder.session.withdraw(hold)
             if isinstance(answer, asyncio.Future):
                 await answer
     locks.context.log(logging.INFO, "took locks over", locks=len(holder.claims))
