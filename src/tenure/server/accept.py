@@ -35,6 +35,7 @@ __all__ = ["Door", "Greeting", "peer_host", "peer_name"]
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE = 1.0  # seconds without accepting, when there are no descriptors left, and none to free
 _HANDSHAKE = 0.002  # seconds that a TLS handshake takes on the server
+_LEAST_TIME = 0.05
 _SHUTDOWN_TIME = 5.0  # seconds that a TLS connection has for its farewell
 _TURN = 8  # connections that are accepted before others have their turn
 _LINGER = 1.0  # seconds in which the client of a refused connection can read why
@@ -290,7 +291,7 @@ class Door:
                 lambda: self._protocol(greeting),
                 connection,
                 ssl=self._tls,
-                ssl_handshake_timeout=self._context.limits.greeting_time,
+                ssl_handshake_timeout=self._time_left(greeting),
                 ssl_shutdown_timeout=_SHUTDOWN_TIME,
             )
             slice_tls(transport, self._context.budget, greeting.source)
@@ -300,7 +301,7 @@ class Door:
         ready = self._loop.create_future()
         self._loop.add_reader(connection, _set, ready)
         try:
-            async with asyncio.timeout(self._context.limits.greeting_time):
+            async with asyncio.timeout(self._time_left(greeting)):
                 await ready
         except TimeoutError:
             raise ConnectionAbortedError("no TLS handshake was begun in time") from None
@@ -309,6 +310,12 @@ class Door:
         turn = self._loop.create_future()
         Share(self._context.budget, greeting.source, partial(_set, turn), _HANDSHAKE).queue()
         await turn
+        if asyncio.current_task() in self._cut:
+            raise ConnectionAbortedError("the server has ended it")  # an answer would be wasted
+
+    def _time_left(self, greeting: Greeting) -> float:
+        """Seconds until a client must have said who it is; a late handshake has a moment."""
+        return max(_LEAST_TIME, greeting.deadline - self._context.clock.now())
 
     def _arrived(
         self, connection: socket.socket, greeting: Greeting, task: asyncio.Task[None]
