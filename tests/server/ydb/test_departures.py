@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
-import grpc
 import pytest
 
-from tenure.server.ydb.messages import Request, Response, Status, coordination
-from tests.server.ydb.raw import FOREVER, SERVICE, call, channel, serving, session, stream
+from tenure.server.ydb.messages import Request, Status
+from tests.server.ydb.raw import FOREVER, call, channel, serving, session, stream
 
 ROUNDS = 12
 
@@ -69,31 +65,3 @@ async def test_a_session_that_was_left_with_a_timeout_of_zero_is_over_for_the_ne
                 await after.acquire("m", FOREVER, ephemeral=True, timeout_millis=0)
             )
             await after.released(await after.release("m"))
-
-
-async def test_the_sdks_grpc_library_can_drop_a_node_behind_a_cancelled_stream(store: str) -> None:
-    async with serving(store) as server, grpc.aio.insecure_channel(server.target) as over:
-
-        def unary(name: str) -> Any:
-            return over.unary_unary(
-                SERVICE + name,
-                request_serializer=lambda request: request.SerializeToString(),
-                response_deserializer=getattr(coordination, f"{name}Response").FromString,
-            )
-
-        sessions: Any = over.stream_stream(
-            SERVICE + "Session",
-            request_serializer=lambda request: request.SerializeToString(),
-            response_deserializer=Response.FromString,
-        )
-        for number in range(ROUNDS):
-            path = f"/local/n{number}"
-            await unary("CreateNode")(coordination.CreateNodeRequest(path=path))
-            attached = sessions()
-            start = Request.SessionStart(path=path, timeout_millis=5000)
-            await attached.write(Request(session_start=start))
-            async with asyncio.timeout(20):
-                assert (await attached.read()).HasField("session_started")
-            attached.cancel()
-            dropped = await unary("DropNode")(coordination.DropNodeRequest(path=path))
-            assert dropped.operation.status == Status.SUCCESS, (number, dropped)
