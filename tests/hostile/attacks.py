@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tenure.wire.frames import FrameWriter
-from tenure.wire.messages import VERSION, Hello, Ping
+from tenure.wire.messages import VERSION, Attach, Enqueue, Hello, Ping, Renew, Withdraw
 from tests.hostile import connecting, http2, reads
 from tests.hostile.target import Target
 
@@ -51,9 +53,31 @@ def _native(*messages: object) -> bytes:
 _HELLO = _native(Hello(VERSION, VERSION, [], "", b"attacker"))
 
 
+_SESSION = _HELLO + _native(Attach(1, 1, "new", "/default", 10.0))
+
+
 def native_pings(target: Target) -> None:
-    """Send pings, and read no answers."""
+    """Send pings."""
     target.flood("tenure", _HELLO, _native(Ping()))
+
+
+def native_renewals(target: Target) -> None:
+    """Renew a session without end."""
+    target.flood("tenure", _SESSION, _native(Renew(1, 1)))
+
+
+def native_acquires(target: Target) -> None:
+    """Acquire and release semaphores that nobody else has."""
+    target.flood("tenure", _SESSION, _acquires)
+
+
+def _acquires() -> Iterator[bytes]:
+    name = f"semaphore-{threading.get_ident()}"
+    for first in itertools.count(2, 200):
+        yield b"".join(
+            _native(Enqueue(rid, 1, rid, name, 1, b"", None, True), Withdraw(rid + 1, 1, rid))
+            for rid in range(first, first + 200, 2)
+        )
 
 
 def native_first_bytes(target: Target) -> None:
@@ -84,7 +108,7 @@ def tiny_records(target: Target) -> None:
 
 
 def dflockd_pings(target: Target) -> None:
-    """Send pings, and read no answers."""
+    """Send pings."""
     target.flood("dflockd", b"", b"ping\n_\n_\n")
 
 
@@ -102,6 +126,8 @@ ATTACKS: dict[str, Attack] = {
     each.name: each
     for each in (
         Attack(native_pings),
+        Attack(native_renewals),
+        Attack(native_acquires),
         Attack(native_first_bytes),
         Attack(native_guesses, tokens=True),
         Attack(handshakes, tls=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import ssl
 import struct
@@ -101,6 +102,8 @@ class Target:
     def send(self, sock: socket.socket, data: bytes) -> bool:
         """Send all of it, however slowly the server reads; false when the attack is to end.
 
+        Without TLS, what the server answers is read and forgotten meanwhile, so that it goes on.
+
         Raises:
             OSError: the connection is lost.
         """
@@ -108,6 +111,8 @@ class Target:
         while rest:
             if self.stopped.is_set():
                 return False
+            if not self.ca and select.select([sock], [], [], 0)[0] and not sock.recv(1 << 20):
+                raise ConnectionResetError("the server has closed the connection")
             try:
                 rest = rest[sock.send(rest) :]
             except TimeoutError:
