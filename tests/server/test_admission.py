@@ -123,6 +123,12 @@ def test_greetings_of_unix_sockets_are_apart_from_the_networks() -> None:
     assert sum(not each.displaced for each in remote) == 2
 
 
+def test_as_many_may_greet_through_unix_sockets_as_over_the_network() -> None:
+    place = Place(greetings=500)
+    local = [place.greet("uid 1000", local=True) for _ in range(500)]
+    assert not any(each.displaced for each in local)
+
+
 def test_a_greeting_that_is_over_makes_room() -> None:
     place = Place(greetings=2)
     first, second = place.greet("192.0.2.1"), place.greet("192.0.2.1")
@@ -270,6 +276,6 @@ def test_limits_fit_the_open_files() -> None:
     assert fitted(Limits(), 65536) == Limits()
     for files in (64, 256, 1024, 4096):
         limits = fitted(Limits(connections=NO_LIMIT, greetings=NO_LIMIT), files)
-        used = limits.connections + max(1, limits.connections // 8) + limits.greetings
+        used = limits.connections + max(1, limits.connections // 8) + 2 * limits.greetings
         assert used <= max(files - 64 - 2 * LOCAL, 16)
-    assert fitted(Limits(), 1024).greetings == 208
+    assert fitted(Limits(), 1024).greetings == 138

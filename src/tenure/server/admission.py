@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 LOCAL = 64
-"""Slots that are reserved for Unix sockets, for greetings and for connections each."""
+"""Connections through Unix sockets beyond the limit, and greetings at the least."""
 
 _RESERVED = 8  # connections for each one that is reserved for sources with few
 _FEW = 100  # a source with less than this part of the connections has few
@@ -197,7 +197,7 @@ class Admission:
         self._greetings = greetings
         self._clock = clock
         self._of_network = _Greetings(limits.greetings)
-        self._of_unix = _Greetings(LOCAL)
+        self._of_unix = _Greetings(max(LOCAL, limits.greetings))
         self._local = 0  # connections through Unix sockets
         self._let_in: dict[Hashable, int] = {}  # by source and by identity
         at_once = max(limits.connections, limits.connections_per_second)
@@ -315,8 +315,8 @@ def fitted(limits: Limits, files: int) -> Limits:
         files: that this process may have open.
     """
     room = max(files - _OTHER_FILES - 2 * LOCAL, 16)
-    greetings = min(limits.greetings, room // 4)
-    left = room - greetings
+    greetings = min(limits.greetings, room // 6)
+    left = room - 2 * greetings  # those of Unix sockets are apart
     connections = limits.connections
     if connections + _reserve(connections) > left:
         connections = max(1, left * _RESERVED // (_RESERVED + 1))
