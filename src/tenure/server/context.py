@@ -20,6 +20,7 @@ from tenure.engines.contract import Engine
 from tenure.errors import NodeNotFound
 from tenure.server.admission import Admission
 from tenure.server.audit import Audit
+from tenure.server.auth.accounts import Account
 from tenure.server.auth.authenticator import Anybody
 from tenure.server.auth.guard import Guard
 from tenure.server.auth.identity import Identity
@@ -60,10 +61,11 @@ class Authenticator(Protocol):
 
 
 class _Queue:
-    __slots__ = ("ephemeral", "length")
+    __slots__ = ("account", "ephemeral", "length")
 
-    def __init__(self, ephemeral: bool) -> None:
+    def __init__(self, ephemeral: bool, account: Account | None) -> None:
         self.ephemeral = ephemeral
+        self.account = account  # that the semaphore counts for, if it is ephemeral
         self.length = 0
 
 
@@ -73,6 +75,10 @@ class Semaphores:
     An ephemeral semaphore counts while a session of this server has a request for it; a lasting
     one since it was created here or counted in the store. Before one is refused the store is
     counted anew, at most every ten seconds, for others may have deleted some.
+
+    A semaphore counts for the account whose client created it or had the first request for it. An
+    identity beside others gets its reserved share (`tenure.server.auth.accounts`) also when there
+    are as many as may be.
     """
 
     def __init__(self, engine: Engine, limits: Limits, reads: Reads | None = None) -> None:
@@ -83,7 +89,7 @@ class Semaphores:
         self._queue_length = limits.queue_length
         self._queues: dict[tuple[str, str], _Queue] = {}
         self._ephemeral = 0
-        self._lasting: set[tuple[str, str]] = set()
+        self._lasting: dict[tuple[str, str], Account | None] = {}
         self._counted_at: float | None = None
 
     @property
@@ -113,9 +119,11 @@ class Semaphores:
                     found.add(each)
                 else:
                     found.discard(each)
-            self._lasting = found
+            for each in set(self._lasting) - found:
+                self._forget(each)
+            self._lasting.update((each, None) for each in found - set(self._lasting))
 
-    async def create(self, node: str, name: str) -> None:
+    async def create(self, node: str, name: str, account: Account | None = None) -> None:
         """A lasting semaphore is about to be created.
 
         Nothing is counted yet: `created` does that.
@@ -123,27 +131,35 @@ class Semaphores:
         Raises:
             LimitReached: there are as many as may be, and this is not one of them.
         """
-        if (node, name) in self._lasting or self.taken < self._most:
+        if (node, name) in self._lasting:
             return
-        counted_at = self._counted_at
-        if counted_at is None or self._engine.clock.now() >= counted_at + _RECOUNT_AFTER:
-            await self.count()
-        if (node, name) not in self._lasting and self.taken >= self._most:
-            raise self._reached(node, name)
+        try:
+            self._check(node, name, account)
+        except LimitReached:
+            counted_at = self._counted_at
+            if counted_at is None or self._engine.clock.now() >= counted_at + _RECOUNT_AFTER:
+                await self.count()
+            if (node, name) not in self._lasting:
+                self._check(node, name, account)
 
-    def created(self, node: str, name: str) -> None:
-        """A lasting semaphore has been created."""
-        self._lasting.add((node, name))
+    def created(self, node: str, name: str, account: Account | None = None) -> None:
+        """A lasting semaphore has been created, or was there."""
+        if (node, name) not in self._lasting:
+            self._lasting[node, name] = account
+            if account is not None:
+                account.semaphores.take_anyway()
         if self._reader.lock.locked():
             self._changes[node, name] = True
 
     def deleted(self, node: str, name: str) -> None:
         """A lasting semaphore has been deleted."""
-        self._lasting.discard((node, name))
+        self._forget((node, name))
         if self._reader.lock.locked():
             self._changes[node, name] = False
 
-    def join(self, node: str, name: str, *, ephemeral: bool) -> None:
+    def join(
+        self, node: str, name: str, *, ephemeral: bool, account: Account | None = None
+    ) -> None:
         """A session is about to have one request more for this semaphore.
 
         Raises:
@@ -151,9 +167,9 @@ class Semaphores:
         """
         queue = self._queues.get((node, name))
         if queue is None:
-            if ephemeral and self.taken >= self._most:
-                raise self._reached(node, name)
-            self.rejoin(node, name, ephemeral=ephemeral)
+            if ephemeral:
+                self._check(node, name, account)
+            self.rejoin(node, name, ephemeral=ephemeral, account=account)
             return
         if queue.length >= self._queue_length:
             raise LimitReached(
@@ -165,12 +181,16 @@ class Semaphores:
             )
         queue.length += 1
 
-    def rejoin(self, node: str, name: str, *, ephemeral: bool) -> None:
+    def rejoin(
+        self, node: str, name: str, *, ephemeral: bool, account: Account | None = None
+    ) -> None:
         """A session has come that has a request for this semaphore already."""
         queue = self._queues.get((node, name))
         if queue is None:
-            self._queues[node, name] = queue = _Queue(ephemeral)
+            self._queues[node, name] = queue = _Queue(ephemeral, account)
             self._ephemeral += ephemeral
+            if ephemeral and account is not None:
+                account.semaphores.take_anyway()
         queue.length += 1
 
     def leave(self, node: str, name: str) -> None:
@@ -180,9 +200,44 @@ class Semaphores:
         if not queue.length:
             del self._queues[node, name]
             self._ephemeral -= queue.ephemeral
+            if queue.ephemeral and queue.account is not None:
+                queue.account.semaphores.give_back()
+
+    def of(self, account: Account) -> AccountSemaphores:
+        """Requests of one account's sessions are counted there."""
+        return AccountSemaphores(self, account)
+
+    def _check(self, node: str, name: str, account: Account | None) -> None:
+        """Raises `LimitReached` if there must not be another one for this account."""
+        if (account is None or account.semaphores.alone) and self.taken >= self._most:
+            raise self._reached(node, name)
+        if account is not None:
+            account.semaphores.check(node=node, name=name)
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        account = self._lasting.pop(key, None)
+        if account is not None:
+            account.semaphores.give_back()
 
     def _reached(self, node: str, name: str) -> LimitReached:
         return Count("semaphores", self._most).reached(node=node, name=name)
+
+
+class AccountSemaphores:
+    """`Semaphores.join`, `rejoin` and `leave` for one account."""
+
+    def __init__(self, semaphores: Semaphores, account: Account) -> None:
+        self._semaphores = semaphores
+        self._account = account
+
+    def join(self, node: str, name: str, *, ephemeral: bool) -> None:
+        self._semaphores.join(node, name, ephemeral=ephemeral, account=self._account)
+
+    def rejoin(self, node: str, name: str, *, ephemeral: bool) -> None:
+        self._semaphores.rejoin(node, name, ephemeral=ephemeral, account=self._account)
+
+    def leave(self, node: str, name: str) -> None:
+        self._semaphores.leave(node, name)
 
 
 class Counts:

@@ -167,7 +167,7 @@ class Hosted:
         self._disbelieves = True  # until it has been told that it is attached
         self._look: asyncio.Event | None = None
         self._store_there = True
-        self.places = Places(node, hosting.semaphores)
+        self.places = Places(node, hosting.semaphores, account)
         self.answers = Answers(node, hosting.limits.kept_answers)
         self.watches: dict[int, Callable[[], None]] = {}
         self.renewals = Renewals(hosting.context.clock, window, hosting.unproven)

@@ -9,6 +9,7 @@ from typing import Any
 
 from tenure.engines.contract import Enqueued, Removal
 from tenure.model import Recovered
+from tenure.server.auth.accounts import Account
 from tenure.server.context import Semaphores
 from tenure.wire.messages import RemovalWord
 from tenure.wire.values import Found
@@ -62,13 +63,14 @@ class Places:
         removals: why holds have left their queues, as far as that is remembered.
     """
 
-    __slots__ = ("_node", "_recovered", "_semaphores", "removals", "requests")
+    __slots__ = ("_account", "_node", "_recovered", "_semaphores", "removals", "requests")
 
-    def __init__(self, node: str, semaphores: Semaphores) -> None:
+    def __init__(self, node: str, semaphores: Semaphores, account: Account) -> None:
         self.requests: dict[int, Request] = {}
         self.removals: OrderedDict[int, RemovalWord] = OrderedDict()
         self._node = node
         self._semaphores = semaphores
+        self._account = account
         self._recovered = False
 
     def found(self) -> list[Found]:
@@ -96,7 +98,9 @@ class Places:
     def recover(self, requests: Sequence[Recovered]) -> None:
         """The session was taken over, with these."""
         for each in requests:
-            self._semaphores.rejoin(self._node, each.name, ephemeral=each.ephemeral)
+            self._semaphores.rejoin(
+                self._node, each.name, ephemeral=each.ephemeral, account=self._account
+            )
             self.requests[each.hold] = request = Request(each.name, each.count, each.ephemeral)
             request.data = each.data
             request.order_id = each.order_id

@@ -83,7 +83,9 @@ def _enqueue(session: Hosted, message: Enqueue) -> None:
                 name=name,
             )
         _check_count(session, "requests_per_session", len(requests), name)
-        session.hosting.semaphores.join(session.node, name, ephemeral=message.ephemeral)
+        session.hosting.semaphores.join(
+            session.node, name, ephemeral=message.ephemeral, account=session.account
+        )
     except TenureError as error:
         session.fail(rid, error)
         return
@@ -190,11 +192,11 @@ def _when_done(session: Hosted, link: Link, rid: int, answer: asyncio.Future[Any
 async def _create(session: Hosted, message: CreateSemaphore) -> Struct:
     name = message.name
     _check_data(session, message.data, name)
-    await session.hosting.semaphores.create(session.node, name)
+    await session.hosting.semaphores.create(session.node, name, session.account)
     await session.store.create_semaphore(
         name, message.limit, message.data, exist_ok=message.exist_ok
     )
-    session.hosting.semaphores.created(session.node, name)
+    session.hosting.semaphores.created(session.node, name, session.account)
     return Done(message.rid)
 
 

@@ -314,6 +314,7 @@ class World:
             assert counted == {
                 "sessions": sessions[who],
                 "requests": requests[who],
+                "semaphores": 0,  # listeners count these
                 "watches": watches[who],
                 "nodes": nodes[who],
                 "stored_bytes": stored[who],

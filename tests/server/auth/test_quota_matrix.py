@@ -56,6 +56,12 @@ async def more_requests(filler: Filler) -> Callable[[], Any]:
     return await request(filler, b"")
 
 
+async def more_semaphores(filler: Filler) -> Callable[[], Any]:
+    session, name = await filler.session(), f"s{len(filler.taken)}"
+    await session.create_semaphore(name, 1, b"", exist_ok=False)
+    return lambda: session.delete_semaphore(name, force=False)
+
+
 async def more_watches(filler: Filler) -> Callable[[], Any]:
     session, name = await filler.session(), f"w{len(filler.taken)}"
     stop = session.watch(name, data=True, owners=False, changed=lambda: None)
@@ -81,10 +87,14 @@ async def more_bytes(filler: Filler) -> Callable[[], Any]:
 TABLE = (
     ("tenure", "sessions", more_sessions, QUOTA),
     ("tenure", "requests", more_requests, QUOTA),
+    ("tenure", "semaphores", more_requests, QUOTA),
+    ("tenure", "semaphores", more_semaphores, QUOTA),
     ("tenure", "nodes", more_nodes, QUOTA),
     ("tenure", "stored_bytes", more_bytes, QUOTA * SIZE),
     ("ydb", "sessions", more_sessions, QUOTA),
     ("ydb", "requests", more_requests, QUOTA),
+    ("ydb", "semaphores", more_requests, QUOTA),
+    ("ydb", "semaphores", more_semaphores, QUOTA),
     ("ydb", "nodes", more_nodes, QUOTA),
     ("ydb", "stored_bytes", more_bytes, QUOTA * SIZE),
 )
@@ -146,7 +156,11 @@ async def test_watches_beyond_the_quota_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("quota", "requests"),
-    [("sessions", [("l", "a", "1 10")]), ("requests", [("l", "a", "1 10"), ("l", "b", "1 10")])],
+    [
+        ("sessions", [("l", "a", "1 10")]),
+        ("requests", [("l", "a", "1 10"), ("l", "b", "1 10")]),
+        ("semaphores", [("l", "a", "1 10"), ("sl", "b", "1 2 10")]),
+    ],
 )
 async def test_a_dflockd_client_is_refused_beyond_its_quota(
     quota: str, requests: list[tuple[str, ...]]

@@ -23,7 +23,7 @@ def test_what_is_not_set_is_left_to_the_servers_limits() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"locks": 5}, "there is no quota 'locks'; the quotas are sessions, requests, watches"),
+        ({"locks": 5}, "there is no quota 'locks'; the quotas are sessions, requests, semaphores"),
         ({"sessions": -1}, "the quota sessions is a whole number of at least 0, not -1"),
         ({"sessions": True}, "not True"),
         ({"stored-bytes": "1 MiB"}, "the quota stored_bytes is .* not '1 MiB'"),

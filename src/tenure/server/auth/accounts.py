@@ -88,6 +88,16 @@ class Share:
             self._take_shared(more, node, name)
         self.used = used
 
+    @property
+    def alone(self) -> bool:
+        """Whether the account has the whole pool for itself."""
+        return not self._pool.shared
+
+    def check(self, *, node: str | None = None, name: str | None = None) -> None:
+        """Raises `LimitReached` if there must not be one more."""
+        self.take(node=node, name=name)
+        self.give_back()
+
     def take_anyway(self, more: int = 1) -> None:
         """Count so much more that exists already."""
         before, self.used = self.used, self.used + more
@@ -148,7 +158,7 @@ class Account:
     Attributes:
         identity: its name.
         permissions, quotas: as of the last greeting.
-        sessions, requests, watches, nodes, stored_bytes: what it has, by quota.
+        sessions, requests, semaphores, watches, nodes, stored_bytes: what it has, by quota.
     """
 
     __slots__ = (
@@ -158,6 +168,7 @@ class Account:
         "permissions",
         "quotas",
         "requests",
+        "semaphores",
         "sessions",
         "stored_bytes",
         "watches",
@@ -169,6 +180,7 @@ class Account:
         self.quotas = UNSET
         self.sessions = Share(pools["sessions"], identity)
         self.requests = Share(pools["requests"], identity)
+        self.semaphores = Share(pools["semaphores"], identity)
         self.watches = Share(pools["watches"], identity)
         self.nodes = Share(pools["nodes"], identity)
         self.stored_bytes = Share(pools["stored_bytes"], identity)

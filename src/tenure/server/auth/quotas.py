@@ -20,6 +20,7 @@ class Quotas:
     Attributes:
         sessions: sessions.
         requests: requests, waiting or owning.
+        semaphores: semaphores that it has created, or had the first request for.
         watches: watches.
         nodes: nodes that it has created and that exist.
         stored_bytes: bytes of data, on its requests and on the semaphores that it has written.
@@ -30,6 +31,7 @@ class Quotas:
 
     sessions: int | None = None
     requests: int | None = None
+    semaphores: int | None = None
     watches: int | None = None
     nodes: int | None = None
     stored_bytes: int | None = None

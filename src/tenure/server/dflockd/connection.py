@@ -177,7 +177,9 @@ class Connection(Stream):
         if stage is OVER:
             if claim.verdict or self.holder is None:
                 return claim.verdict or ERROR
-            self.put_off(self.locks.make(claim.key, self.holder, MARK))  # once more
+            self.put_off(
+                self.locks.make(claim.key, self.holder, MARK, self.engine.account)
+            )  # once more
             return None
         if stage is WAITING and enqueued:
             self.enqueued[claim.key.name] = claim

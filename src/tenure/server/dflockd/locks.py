@@ -27,6 +27,7 @@ from typing import Any
 from tenure.engines.contract import Answer, Enqueued, Place
 from tenure.errors import InvalidArgument, SemaphoreNotFound, SessionExpired, TenureError
 from tenure.model import EPHEMERAL_LIMIT
+from tenure.server.auth.accounts import Account
 from tenure.server.context import Context
 from tenure.server.dflockd.claims import HELD, OVER, WAITING, Claim, Key, Record, sealed
 from tenure.server.dflockd.holder import LAPSED, Holder
@@ -88,14 +89,18 @@ class Locks:
 
     # Keys
 
-    def add(self, name: str, limit: int, now: float) -> Key | None:
+    def add(self, name: str, limit: int, now: float, account: Account) -> Key | None:
         """A key that was not known; ``None`` if there are as many as may be."""
-        if len(self.keys) >= self.max_locks:
+        if len(self.keys) >= self.max_locks and (
+            self.options.max_locks is not None or account.semaphores.alone
+        ):
             return None
         key = Key(name, limit, now)
         if limit == 1:
             try:
-                self._semaphores.join(self.options.node, key.stored, ephemeral=True)
+                self._semaphores.join(
+                    self.options.node, key.stored, ephemeral=True, account=account
+                )
             except LimitReached as error:
                 self.context.log(logging.WARNING, "lock refused", limit=error.limit)
                 return None
@@ -118,11 +123,11 @@ class Locks:
             if key.limit == 1:
                 self._semaphores.leave(self.options.node, key.stored)
 
-    async def make(self, key: Key, holder: Holder, mark: bytes) -> bytes:
+    async def make(self, key: Key, holder: Holder, mark: bytes, account: Account) -> bytes:
         """See to it that its lasting semaphore is there; returns what to reply if it cannot be."""
         node, name = self.options.node, key.stored
         try:
-            await self._semaphores.create(node, name)
+            await self._semaphores.create(node, name, account)
             await holder.session.create_semaphore(name, key.limit, mark, exist_ok=True)
         except LimitReached as error:
             self.context.log(logging.WARNING, "lock refused", limit=error.limit)
@@ -131,7 +136,7 @@ class Locks:
         except InvalidArgument:
             self.forget(key)  # somebody has it as a mutex, or with another limit
             return ERROR_LIMIT_MISMATCH
-        self._semaphores.created(node, name)
+        self._semaphores.created(node, name, account)
         key.made = True
         return b""
 

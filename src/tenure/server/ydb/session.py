@@ -113,7 +113,7 @@ class SessionStream:
         self._conversation = Conversation(
             node,
             context.limits,
-            context.counts.semaphores,
+            context.counts.semaphores.of(self.engine.account),
             self._start_watch,
             self._look,
             roll.timeouts,
@@ -342,9 +342,9 @@ class SessionStream:
 
     async def _create(self, operation: Create, session: EngineSession) -> None:
         semaphores = self._context.counts.semaphores
-        await semaphores.create(self._node, operation.name)
+        await semaphores.create(self._node, operation.name, self.engine.account)
         await operation.start(session)
-        semaphores.created(self._node, operation.name)
+        semaphores.created(self._node, operation.name, self.engine.account)
 
     async def _delete(self, operation: Delete, session: EngineSession) -> None:
         if operation.force:
