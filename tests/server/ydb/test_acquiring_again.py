@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tenure.server.ydb.messages import Status
 from tests.server.ydb.raw import (
     FOREVER,
@@ -161,3 +163,20 @@ async def test_a_waiter_that_acquires_again_waits_as_long_as_it_now_says(store: 
         assert await waiter.refused(waits) == Status.ABORTED
         await waiter.pending(again)
         assert not await waiter.acquired(again)
+
+
+@pytest.mark.parametrize("timeout", [0, 30_000], ids=["without waiting", "waiting"])
+async def test_a_waiter_for_a_whole_mutex_that_wants_a_share_of_it_has_it_at_once(
+    store: str, timeout: int
+) -> None:
+    async with serving(store) as server, channel(server.target) as over:
+        owner, waiter = await session(over), await session(over)
+        assert await owner.acquired(await owner.acquire("m", 1, ephemeral=True))
+        whole = await waiter.acquire("m", 2**64 - 1, ephemeral=True)
+        share = await waiter.acquire("m", 1, ephemeral=True, timeout_millis=timeout)
+        await waiter.pending(whole)
+        assert await waiter.refused(whole) == Status.ABORTED
+        assert await waiter.acquired(share)
+        found = await owner.described("m", include_owners=True, include_waiters=True)
+        assert {each.session_id for each in found.owners} == {owner.session_id, waiter.session_id}
+        assert not found.waiters
