@@ -211,6 +211,27 @@ async def test_few_sessions_of_a_connection_are_attached_at_once() -> None:
         assert attaching == 100
 
 
+async def test_few_sessions_begin_at_a_time_and_all_do() -> None:
+    reads, beginning, most, begun = Reads(), 0, 0, 0
+
+    async def begin(reader: Reader) -> None:
+        nonlocal beginning, most, begun
+        async with reader.beginning():
+            beginning += 1
+            most = max(most, beginning)
+            await asyncio.sleep(1)
+            beginning -= 1
+            begun += 1
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(4):
+            reader = Reader(reads, "client")
+            for _ in range(100):
+                tasks.create_task(begin(reader))
+    assert begun == 400
+    assert most == 16
+
+
 # The native protocol
 
 

@@ -333,7 +333,8 @@ class Hosting:
         link, message = arrival.link, arrival.message
         try:
             if message.kind == "new":
-                hosted = await self._arriving.begin(link, message)
+                async with link.reader.beginning():
+                    hosted = await self._arriving.begin(link, message)
                 self._begun[link.program, message.rid] = hosted
             else:
                 hosted = await self._arrive_again(arrival)

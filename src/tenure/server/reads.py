@@ -50,15 +50,21 @@ PRICE = 16
 """Operations for which a costly read counts, among those of its connection that are under way."""
 
 _ATTACHING = 32  # sessions that a connection attaches at a time, before others take turns
-_LONGEST_PAUSE = 0.1  # seconds; a loop that was stopped for long does not stop reads as long
+_BEGINNING = 16  # sessions that a server begins at a time, on all connections
+_LONGEST_PAUSE = 0.05  # seconds; a loop that was stopped for long does not stop reads as long
 
 _Waiting: TypeAlias = "OrderedDict[object, deque[asyncio.Future[None]]]"  # by their connections
 
 
 class Reads:
-    """The turns of one server's costly reads."""
+    """The turns of one server's costly reads.
+
+    Attributes:
+        beginning: the sessions that are about to begin (`Reader.beginning`).
+    """
 
     def __init__(self) -> None:
+        self.beginning = asyncio.Semaphore(_BEGINNING)
         self._waiting: OrderedDict[Hashable, _Waiting] = OrderedDict()
         self._busy: dict[Hashable, _Waiting] = {}  # clients with a slice under way
         self._free_at = 0.0
@@ -154,14 +160,21 @@ class Reader:
         lock: held during a read.
     """
 
-    __slots__ = ("_attaching", "_client", "_reads", "_refused", "lock")
+    __slots__ = ("_attaching", "_beginning", "_client", "_reads", "_refused", "lock")
 
     def __init__(self, reads: Reads, client: Hashable) -> None:
         self.lock = asyncio.Lock()
         self._reads = reads
         self._client = client
         self._attaching = 0
+        self._beginning = asyncio.Semaphore(_ATTACHING)
         self._refused = False
+
+    @asynccontextmanager
+    async def beginning(self) -> AsyncIterator[None]:
+        """Begin a session: few at a time on each connection, and on all of them."""
+        async with self._beginning, self._reads.beginning:
+            yield
 
     @asynccontextmanager
     async def attaching(self) -> AsyncIterator[None]:

@@ -158,11 +158,12 @@ async def attached(connection: Connection, lease: int, description: str) -> Hold
     window = min(max(2.0 * lease, _SHORTEST), longest)
     holder = Holder(locks, window, connection)
     how = Attach(node, window, description, "window", context.session_keys.of_dflockd())
-    try:
-        holder.session = await connection.engine.attach(how, holder)
-    except NodeNotFound:  # somebody has dropped it
-        await context.engine.create_node(node, NodeConfig(), exist_ok=True)
-        holder.session = await connection.engine.attach(how, holder)
+    async with connection.reader.beginning():
+        try:
+            holder.session = await connection.engine.attach(how, holder)
+        except NodeNotFound:  # somebody has dropped it
+            await context.engine.create_node(node, NodeConfig(), exist_ok=True)
+            holder.session = await connection.engine.attach(how, holder)
     context.counts.sessions.take_anyway()
     locks.holders.add(holder)
     return holder

@@ -103,7 +103,8 @@ async def attach(
     try:
         if start.session_id:
             return await _again(context, roll, how, start, stream)
-        return await _new(context, roll, how, start, stream)
+        async with stream.reader.beginning():
+            return await _new(context, roll, how, start, stream)
     except (LimitReached, InvalidArgument) as error:  # too many, in this server or on the node
         raise Refused(Status.PRECONDITION_FAILED, str(error)) from error
     except TenureError as error:
