@@ -11,6 +11,7 @@ import json
 import pytest
 
 from tenure.engines.contract import Engine
+from tenure.server.auth import ANONYMOUS
 from tenure.server.limits import Limits
 from tenure.testing import VirtualClock
 from tests.server.dflockd.talking import Client, play, serving
@@ -525,8 +526,9 @@ async def test_statistics_that_are_too_long_are_refused(clock: VirtualClock) -> 
     tight = Limits(output_bytes=8 * 1024 * 1024 + 4096, semaphores=100_000)
     async with serving(clock, limits=tight) as listener:
         client = Client(listener)
+        account = listener.context.guard.engine(ANONYMOUS).account
         for number in range(20_000):
-            listener.locks.add(f"{number:0200d}", 2, clock.now())
+            listener.locks.add(f"{number:0200d}", 2, clock.now(), account)
         client.ask("stats")
         await asyncio.sleep(1)
         assert await client.hears() == "error\n"
