@@ -49,8 +49,10 @@ def _sample(hint: Any) -> Any:
         return arguments[0]
     if origin is Union or isinstance(hint, UnionType):
         return _sample(next(each for each in arguments if each is not type(None)))
+    if origin is tuple and Ellipsis not in arguments:
+        return tuple(map(_sample, arguments))
     if origin is not None:
-        return origin(map(_sample, [each for each in arguments if each is not Ellipsis][:1]))
+        return origin(map(_sample, arguments[:1]))
     if isinstance(hint, type) and issubclass(hint, Struct):
         hints = get_type_hints(hint, include_extras=True)
         return hint(**{name: _sample(hints[name]) for name in hint.__struct_fields__})
