@@ -324,6 +324,25 @@ class World:
             assert pool.beyond == sum(max(0, each - pool.reserved) for each in used), pool.limit
 
 
+async def test_a_session_that_comes_and_goes_is_kept_once(clock: VirtualClock) -> None:
+    world = World(clock, 0)
+    await world.raw.open()
+    stays = Program(world.engines[0], "/default")
+    await stays.attach()
+    assert stays.session is not None
+    await stays.session.detach()
+    program = Program(world.engines[0], "/default")
+    await program.attach()
+    for _ in range(1000):
+        assert program.session is not None
+        await program.session.detach()
+        await program.session.detach()
+        await program.attach(program.session.id)
+    assert len(world.guard.tallies) < 100
+    assert world.engines[0].account.sessions.used == 2
+    await world.raw.aclose()
+
+
 @pytest.mark.parametrize("seed", range(12))
 async def test_counters_agree_with_the_store_after_every_step(
     seed: int, clock: VirtualClock

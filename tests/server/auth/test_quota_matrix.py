@@ -223,3 +223,20 @@ async def test_a_detached_session_is_counted_as_long_as_it_lives() -> None:
         assert await client.end_session("/default", session.id)
         async with attached(client, "/default"):
             pass
+
+
+async def test_one_identity_with_many_names_leaves_others_theirs() -> None:
+    async with (
+        several({"greedy": rights(), "modest": rights()}, Limits(semaphores=16)) as server,
+        server.client("tenure", "greedy") as greedy,
+        server.client("tenure", "modest") as modest,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        takes, leaves = Filler(greedy, stack), Filler(modest, stack)
+        for _ in range(8 + 4):
+            takes.taken.append(await more_requests(takes))
+        with pytest.raises(TenureError, match="limit semaphores = 16"):
+            await more_requests(takes)
+        leaves.taken = [None] * 100  # other names
+        for _ in range(4):
+            leaves.taken.append(await more_requests(leaves))

@@ -21,6 +21,8 @@ from tenure.server.auth.accounts import Account
 
 __all__ = ["Stored", "Tallies", "Tally"]
 
+_MANY = 64  # entries that are not worth looking through
+
 
 class Tally:
     """What one session has counted against its account.
@@ -30,16 +32,18 @@ class Tally:
         window: seconds for which the session lives in the store when it is detached.
         requests: the bytes of data of each of its requests, by hold.
         watches: how many it has.
+        detached: its session was detached.
         over: nothing is counted any more.
     """
 
-    __slots__ = ("account", "over", "requests", "watches", "window")
+    __slots__ = ("account", "detached", "over", "requests", "watches", "window")
 
     def __init__(self, account: Account, window: float) -> None:
         self.account = account
         self.window = window
         self.requests: dict[int, int] = {}
         self.watches = 0
+        self.detached = False
         self.over = False
 
     def join(self, hold: int, size: int, node: str, name: str) -> None:
@@ -144,6 +148,10 @@ class _Detached(NamedTuple):
 class Tallies:
     """The tallies of a server's sessions, attached and detached."""
 
+    def __len__(self) -> int:
+        """Return how much is kept: sessions, and times at which detached ones end."""
+        return len(self._tallies) + len(self._detached)
+
     def __init__(self) -> None:
         self._tallies: dict[tuple[str, int], Tally] = {}
         self._detached: list[_Detached] = []
@@ -164,9 +172,17 @@ class Tallies:
     def detached(self, node: str, number: int, tally: Tally, now: float) -> None:
         """A session was detached: it is counted until its recovery window has passed."""
         tally.leave_watches()
-        if not tally.over:
+        if not (tally.over or tally.detached):
+            tally.detached = True
+            self._forget_attached()
             until = now + tally.window
             heapq.heappush(self._detached, _Detached(until, next(self._order), node, number, tally))
+
+    def _forget_attached(self) -> None:
+        """Forget detached sessions that were attached again, when these are more than others."""
+        if len(self._detached) > _MANY + 2 * len(self._tallies):
+            self._detached = [each for each in self._detached if not each.tally.over]
+            heapq.heapify(self._detached)
 
     def over(self, node: str, number: int, tally: Tally | None = None) -> None:
         """A session is over. Safe to call twice.
