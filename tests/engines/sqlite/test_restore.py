@@ -135,6 +135,21 @@ async def test_a_wait_that_is_over_in_the_quarantine_names_it(url: str, file: Pa
         assert isinstance(failed.value.__cause__, EngineError)
 
 
+async def test_every_program_warns_once_that_nothing_is_granted(
+    url: str, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(url):
+        pass
+    backup(url, str(file))
+    again(url, file, quarantine=600)
+    for programs in (1, 2):
+        async with opened(url) as engine:
+            await attached(engine)
+            await attached(engine)
+        warned = [each for each in caplog.messages if "restored from a backup" in each]
+        assert len(warned) == programs
+
+
 async def test_the_quarantine_begins_anew_with_a_new_boot(url: str, path: Path, file: Path) -> None:
     async with opened(url):
         pass

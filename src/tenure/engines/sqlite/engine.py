@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines.contract import Answer, Attach, SessionEvents
-from tenure.engines.sqlite import describe, nodes, requests, sessions, takeover
+from tenure.engines.sqlite import describe, nodes, quarantine, requests, sessions, takeover
 from tenure.engines.sqlite.life import Life, boot_id
 from tenure.engines.sqlite.lookout import Lookout
 from tenure.engines.sqlite.news import Name, Watch
 from tenure.engines.sqlite.pages import SQLitePages
 from tenure.engines.sqlite.session import SqliteSession
-from tenure.engines.sqlite.store import Store
+from tenure.engines.sqlite.store import Store, log
 from tenure.engines.sqlite.takeover import Attached
 from tenure.engines.sqlite.transaction import Told, Transaction
 from tenure.engines.sqlite.url import Address
@@ -287,6 +287,9 @@ class SqliteEngine:
         self._registering = None
         if mine is not None:
             self.store.enter(*mine, self.lookout.rung)
+            left = self.store.tx.quarantined_until - self.clock.now()
+            if left > 0:
+                log.warning("%s", quarantine.describe(self._address.path, left))
 
     # Watches
 
