@@ -28,6 +28,8 @@ __all__ = ["Member", "Roll"]
 
 Key = tuple[str, int]
 
+_MANY = 64  # ends that are not worth looking through
+
 
 class Member:
     """One session.
@@ -73,6 +75,10 @@ class Roll:
         """Who speaks for sessions now."""
         return [each.stream for each in self._members.values() if each.stream is not None]
 
+    def __len__(self) -> int:
+        """Return how much is kept: sessions, and times at which they end."""
+        return len(self._members) + len(self._ends)
+
     def find(self, node: str, number: int) -> Member | None:
         """What is known of a session."""
         return self._members.get((node, number))
@@ -113,9 +119,18 @@ class Roll:
             return False
         member.stream = None
         member.until = self._context.clock.now() + max(1.0, member.timeout_millis / 1000)
+        if len(self._ends) > _MANY + 2 * len(self._members):
+            self._forget_attached()
         heapq.heappush(self._ends, (member.until, (node, number)))
         self._set_timer()
         return True
+
+    def _forget_attached(self) -> None:
+        """Forget the ends of sessions that were attached again since."""
+        self._ends = [
+            (each.until, key) for key, each in self._members.items() if each.stream is None
+        ]
+        heapq.heapify(self._ends)
 
     def over(self, node: str, number: int) -> None:
         """The session is over."""
