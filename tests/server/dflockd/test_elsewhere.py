@@ -185,3 +185,25 @@ async def test_a_client_that_goes_while_it_renews_elsewhere_leaves_nothing(
         assert not two.locks.holders
         sessions = await two.context.engine.list_sessions("/dflockd")
         assert len(sessions) == 1
+
+
+@pytest.mark.parametrize(("outage", "granted"), [(45.0, True), (95.0, False)])
+async def test_a_grant_that_a_server_hears_of_late_is_told_if_the_session_is_its_own_still(
+    clock: VirtualClock, name: str, outage: float, granted: bool
+) -> None:
+    way = Way(delay=lambda: 0.003)
+    async with two_servers(clock, name, (way, None)) as (one, two):
+        waiter, holder, other = Client(one), Client(two), Client(two)
+        token = token_of(await holder.asks("l", "job", "0 900"))
+        waiter.ask("l", "job", "900 60")
+        assert await waiter.hears() == ""
+        way.cut()
+        assert await holder.asks("r", "job", token) == "ok"
+        await asyncio.sleep(outage)
+        assert bool(two.locks.held) is not granted  # it has taken the session over
+        way.mend()
+        await asyncio.sleep(20)
+        heard = await waiter.hears()
+        assert heard.startswith("ok ") if granted else heard == "error\n"
+        assert waiter.is_closed() is not granted
+        assert await other.asks("l", "job", "0") == "timeout"

@@ -174,7 +174,7 @@ async def act(client: Client, beliefs: Beliefs, random: Random, clock: VirtualCl
 
 
 @pytest.mark.no_debug
-@pytest.mark.parametrize("seed", [1, 5, 7, 15])
+@pytest.mark.parametrize("seed", [1, 5, 7, 15, 106])
 async def test_no_more_believe_than_may(seed: int, clock: VirtualClock) -> None:
     random = Random(seed)
     name = f"histories-{seed}"

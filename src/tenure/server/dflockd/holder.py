@@ -6,6 +6,8 @@ Rules:
   its session is.
 * A lease is promised as far as the session is known to live, and no further (`can_promise`). A
   session that may have expired by now is over (`lapsed`).
+* A grant is told when the session was proven to live a short time ago. After an outage another
+  listener may have taken it over, and the news of its grants may be old.
 * A holder may have no connection: its client has gone and what it holds is kept for its lease, or
   it was found in the store after a restart.
 """
@@ -52,6 +54,7 @@ class Holder:
     session: EngineSession
 
     __slots__ = (
+        "_doubted",
         "claims",
         "connection",
         "found",
@@ -76,9 +79,14 @@ class Holder:
         self.found: Sequence[Recovered] = ()
         self.letters: dict[int, asyncio.Future[bool]] = {}
         self.over = False
+        self._doubted: dict[int, int] = {}  # order ids of grants, by their numbers
 
     def tick(self, now: float) -> None:
-        """Prove that it lives, when it is time to."""
+        """Prove that it lives, when it is time to; tell of the grants that waited for a proof."""
+        if self._doubted and not self.doubts(now):
+            doubted, self._doubted = self._doubted, {}
+            for hold, order_id in doubted.items():
+                self.granted(hold, order_id)
         if now - self.renewed_at >= self.window / 6:
             self.renewed_at = now
             self.session.renew()
@@ -86,6 +94,18 @@ class Holder:
     def lapsed(self, now: float) -> bool:
         """Whether the store may have ended it without our hearing of it."""
         return now - self.proof > self.window * 0.95
+
+    def doubts(self, now: float) -> bool:
+        """Whether another listener may have taken it over: what the store says may be old news.
+
+        That takes half a window of silence.
+        """
+        return now - self.proof > self.window / 3
+
+    def doubt(self, hold: int, order_id: int) -> None:
+        """Tell of this grant when the session is proven to be this listener's still."""
+        self._doubted[hold] = order_id
+        self.session.renew()
 
     def can_promise(self, lease: int, now: float) -> bool:
         """Whether it will live for so long, even if the store were lost now."""
@@ -108,7 +128,11 @@ class Holder:
         now = self.locks.now()
         if self.lapsed(now):  # and so this may be over as well
             self.locks.lose(self, LAPSED)
-        elif claim.stage is WAITING and order_id is not None:
+        elif claim.stage is not WAITING or order_id is None:
+            return
+        elif self.doubts(now):
+            self.doubt(hold, order_id)
+        else:
             self.locks.give(claim, order_id, now)
             self._tell(claim)
 

@@ -208,10 +208,16 @@ class Locks:
         error = answer.exception()
         if claim.holder.lapsed(now):
             self.lose(claim.holder, LAPSED)  # it has been over for long, perhaps
-        elif error is None:
-            self._placed(claim, answer.result(), now)
-        else:
+        elif error is not None:
             self._refused(claim, error)
+        else:
+            place, order_id = answer.result()
+            doubtful = claim.holder.doubts(now) and place is _GRANTED
+            if doubtful and order_id is not None:
+                self._placed(claim, Enqueued(Place.WAITING, None), now)
+                claim.holder.doubt(claim.hold, order_id)
+            else:
+                self._placed(claim, answer.result(), now)
 
     def _refused(self, claim: Claim, error: BaseException) -> None:
         key = claim.key

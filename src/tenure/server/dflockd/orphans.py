@@ -152,7 +152,9 @@ async def _take_over(
                 described = await holder.session.describe_semaphore(
                     request.name, owners=True, waiters=False
                 )
-            _keep(locks, holder, name, request, record, described)
+            claim = _keep(locks, holder, name, request, record, described)
+            if session.attached is not False:  # the lease may have been told of a moment ago
+                claim.deadline = locks.now() + record.lease
         else:
             waiters.append(request.hold)
     for hold in waiters:  # no client waits any more
@@ -195,7 +197,7 @@ def _keep(
     request: Recovered,
     record: Record,
     semaphore: SemaphoreDescription,
-) -> None:
+) -> Claim:
     """Its token goes on being right, for as long as its lease has left."""
     now = locks.now()
     limit = 1 if request.ephemeral else semaphore.limit
@@ -210,3 +212,4 @@ def _keep(
     key.claims.add(claim)
     locks.inherit(claim, request.order_id)
     claim.deadline = now + min(max(left, waited), record.lease)
+    return claim
