@@ -20,7 +20,8 @@ from tenure.server.log_writer import LogWriter
 def pipe() -> Iterator[tuple[int, int]]:
     """A pipe that holds little."""
     reading, writing = os.pipe()
-    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    if sys.platform == "linux":
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
     yield reading, writing
     os.close(reading)
     os.close(writing)
