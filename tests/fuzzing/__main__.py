@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import secrets
 import sys
+import tempfile
 import time
 
 from tests.fuzzing.checks import Finding, Target, run_one
@@ -82,10 +83,10 @@ def _input(text: str) -> bytes:
 def _shown(finding: Finding) -> str:
     if len(finding.data) <= SHOWN:
         return base64.b64encode(finding.data).decode()
-    path = f"fuzzing-{finding.target.name}.bin"
-    with open(path, "wb") as file:
+    prefix = f"fuzzing-{finding.target.name}-"
+    with tempfile.NamedTemporaryFile(prefix=prefix, delete=False) as file:
         file.write(finding.data)
-    return f"@{path}"
+    return f"@{file.name}"
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class Target:
     run: Run
     seeds: tuple[bytes, ...]
     refuses: tuple[type[Exception], ...] = ()
-    weight: int = 20
+    weight: int = 100
 
     def inputs(self, seed: str) -> Iterator[bytes]:
         """Yield inputs without end: the seeds, and then changes of them."""

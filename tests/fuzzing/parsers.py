@@ -228,7 +228,7 @@ PARSERS = (
             )
         ),
         (TenureError,),
-        weight=60,
+        weight=300,
     ),
     Target(
         "listeners",

@@ -199,6 +199,7 @@ def serving() -> Iterator[tuple[Target, ...]]:
                 f"serve-{scheme}",
                 lambda data, chance, scheme=scheme: server.hear(scheme, data, chance),  # type: ignore[misc]
                 seeds,
+                weight=20,
             )
             for scheme, seeds in (("tenure", _native()), ("ydb", _ydb()), ("dflockd", _LINES))
         )
