@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from google.protobuf.message import DecodeError
 from grpclib.const import Status
 from grpclib.exceptions import StreamTerminatedError
 from grpclib.metadata import encode_grpc_message
@@ -22,7 +23,7 @@ from tenure.server.auth.identity import ANONYMOUS
 if TYPE_CHECKING:
     from tenure.server.ydb.transport import Connection
 
-__all__ = ["Call", "GrpcError", "Method", "Receiver", "Status", "frame"]
+__all__ = ["Call", "GrpcError", "Method", "Receiver", "Status", "decoded", "frame"]
 
 _HEADER = 5  # bytes before each message: whether it is compressed, and its length
 _CHUNK = 256 * 1024  # bytes that are sent before it is looked whether the client has read them
@@ -62,6 +63,19 @@ Method = Callable[["Call"], Awaitable[None]]
 def frame(message: bytes) -> bytes:
     """A message as it is on the wire."""
     return b"\x00" + len(message).to_bytes(4, "big") + message
+
+
+def decoded(kind: Any, message: bytes) -> Any:
+    """Decode a message of a generated class.
+
+    Raises:
+        GrpcError: it is not one.
+    """
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        text = f"not a {kind.DESCRIPTOR.name}: {error}"
+        raise GrpcError(Status.INVALID_ARGUMENT, text) from error
 
 
 class Call:

@@ -15,10 +15,9 @@ from tenure.server.addresses import parse
 from tenure.server.auth import REFUSAL_DELAY, Verdict
 from tenure.server.listener import end_in_slices
 from tenure.server.sockets import bind_ports
-from tenure.server.ydb.calls import Call, GrpcError, Method, frame
+from tenure.server.ydb.calls import Call, GrpcError, Method, decoded, frame
 from tenure.server.ydb.calls import Status as GrpcStatus
 from tenure.server.ydb.messages import (
-    DecodeError,
     Status,
     coordination,
     discovery,
@@ -226,11 +225,7 @@ class YdbListener:
             message = await call.message()
             if message is None:
                 raise GrpcError(GrpcStatus.INVALID_ARGUMENT, "the call has no request")
-            try:
-                request = request_type.FromString(message)
-            except DecodeError as error:
-                text = f"not a {name}Request: {error}"
-                raise GrpcError(GrpcStatus.INVALID_ARGUMENT, text) from error
+            request = decoded(request_type, message)
             await call.connection.departures.settled()
             text = self._wrong_database(call)
             if text:

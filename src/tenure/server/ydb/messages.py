@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import DecodeError
-
 from tenure.errors import (
     AuthenticationFailed,
     EngineUnavailable,
@@ -66,7 +64,6 @@ else:
     )
 
 __all__ = [
-    "DecodeError",
     "Request",
     "Response",
     "Status",

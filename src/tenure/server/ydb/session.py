@@ -19,10 +19,10 @@ from tenure.model import Recovered, SemaphoreDescription
 from tenure.server.accept import peer_host
 from tenure.server.limits import LimitReached
 from tenure.server.ydb.attaching import Refused, attach, check_number, node_at
-from tenure.server.ydb.calls import Call, GrpcError, frame
+from tenure.server.ydb.calls import Call, GrpcError, decoded, frame
 from tenure.server.ydb.calls import Status as GrpcStatus
 from tenure.server.ydb.core import Conversation, Job
-from tenure.server.ydb.messages import DecodeError, Request, Status, failure, status_of
+from tenure.server.ydb.messages import Request, Status, failure, status_of
 from tenure.server.ydb.operations import Create, Delete, Describe
 from tenure.server.ydb.output import Output
 from tenure.server.ydb.pings import Pings, new_opaque
@@ -59,7 +59,7 @@ async def serve_session(
     message = await call.message()
     if message is None:
         return
-    request = _decode(message)
+    request = decoded(Request, message)
     if request.WhichOneof("request") != "session_start":
         raise GrpcError(GrpcStatus.INVALID_ARGUMENT, "First message must be a SessionStart")
     start, connection = request.session_start, call.connection
@@ -224,7 +224,7 @@ class SessionStream:
         return self.choked or self._connection.overloaded or self._output.is_long
 
     def received(self, message: bytes) -> None:
-        request = _decode(message)
+        request = decoded(Request, message)
         self._conversation.received(request, self._context.clock.now())
         self._pump()
 
@@ -394,10 +394,3 @@ class SessionStream:
         self._looking = False
         self._conversation.tell_changes()
         self._pump()
-
-
-def _decode(message: bytes) -> Any:
-    try:
-        return Request.FromString(message)
-    except DecodeError as error:
-        raise GrpcError(GrpcStatus.INVALID_ARGUMENT, f"not a SessionRequest: {error}") from error
