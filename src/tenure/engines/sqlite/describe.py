@@ -113,11 +113,13 @@ def _requests(
     tx: Transaction, where: tuple[int, str], *, owning: bool
 ) -> tuple[RequestDescription, ...]:
     rows = tx.execute(_OWNERS if owning else _WAITERS, where).fetchall()
-    return tuple(_request(tx, *row) for row in rows)
+    host = os.uname().nodename
+    return tuple(_request(tx, host, *row) for row in rows)
 
 
 def _request(
     tx: Transaction,
+    host: str,
     session: int,
     order_id: int,
     count: int | str,
@@ -141,7 +143,7 @@ def _request(
         remaining=max(0.0, window - _silent_for(tx, *contact)),
         session_description=description,
         pid=pid,
-        host=os.uname().nodename,
+        host=host,
     )
 
 
