@@ -20,6 +20,7 @@ from benchmarks import (
     core_size,
     dflockd_lines,
     etcd_pairs,
+    floods,
     idle,
     in_process,
     processes,
@@ -44,6 +45,7 @@ PARTS: list[tuple[str, Callable[[], list[Measured]]]] = [
     ("ydb:// beside bare gRPC streams", ydb_engine.measure),
     ("the server, through dflockd's protocol", dflockd_lines.measure),
     ("sessions that do nothing, at a server", idle.measure),
+    ("a server under floods", floods.measure),
     ("one Redis, one process", redis_pairs.measure),
     ("one member of etcd, one process", etcd_pairs.measure),
 ]

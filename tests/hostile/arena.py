@@ -76,10 +76,14 @@ class Arena:
                 await asyncio.sleep(0.02)  # the pace of the pings
             assert lease.held
 
+    @property
+    def grown(self) -> int:
+        """MiB by which the server has grown."""
+        return _rss(self.server.pid) - self._rss_before
+
     async def verify(self) -> None:
         """Check that the server is well, and that it ends in order while the attack goes on."""
-        grown = _rss(self.server.pid) - self._rss_before
-        assert grown < self._attack.memory, f"the server grew by {grown} MiB"
+        assert self.grown < self._attack.memory, f"the server grew by {self.grown} MiB"
         assert max(self.pings) < _LONGEST_PING, f"a ping took {max(self.pings):.1f} s"
         assert self._process is not None
         assert self._process.returncode is None, "the attack has ended by itself"

@@ -3,7 +3,8 @@
 The event loop decrypts all that it has received before the connection's protocol gets any of it.
 With one byte in a record, that is thousands of reads; of a connection that is being closed, it is
 all that the client goes on to send. So beyond `_SLICE` the object says that there is no more. The
-rest is read when it is the connection's turn (`tenure.server.budget`), unless it is being closed.
+rest is read when it is the connection's turn (`tenure.server.budget`). A connection that is being
+closed is cut off instead.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tenure.server.budget import LoopBudget, Share
 __all__ = ["SlicedTls", "slice_tls"]
 
 _SLICE = 256  # records, each of which counts once more for each KiB that it has
+_SECONDS = 0.001  # that a slice takes
 
 
 class SlicedTls(ssl.SSLObject):
@@ -51,8 +53,9 @@ class SlicedTls(ssl.SSLObject):
             share.queue()
 
     def go_on(self, transport: asyncio.Transport) -> None:
-        """Have the transport read on, unless it is being closed."""
+        """Have the transport read on; cut it off if it is being closed, and its client sends on."""
         if transport.is_closing():
+            transport.abort()
             return
         self._left = _SLICE
         if transport.is_reading():
@@ -65,4 +68,4 @@ def slice_tls(transport: asyncio.Transport, budget: LoopBudget, source: Hashable
     """Bound what a transport decrypts in an iteration of the loop, if it has TLS."""
     tls = transport.get_extra_info("ssl_object")
     if isinstance(tls, SlicedTls):
-        tls.share_loop(Share(budget, source, partial(tls.go_on, transport)))
+        tls.share_loop(Share(budget, source, partial(tls.go_on, transport), _SECONDS))

@@ -30,7 +30,7 @@ from tenure.wire.lines.requests import RawRequest, RequestReader
 
 __all__ = ["Stream"]
 
-_TURN = 8 * 1024  # bytes that are cut into requests at a time
+_TURN = 2 * 1024  # bytes that are cut into requests at a time
 _LOOK = 8  # requests after which it is seen whether its share is used up
 _LONG = 1024  # bytes of a reply that does not wait for others
 _MUCH = 64 * 1024  # unread bytes with which it is not read from

@@ -1,0 +1,73 @@
+"""Pings of a client that holds a lease, while other clients flood its server.
+
+Each flood of `tests.hostile` runs over 16 connections at a time, all from the holder's address,
+against a server with listeners of all protocols. The figure is the 99th percentile of the holder's
+pings, each a description of its mutex. The bound is 100 ms, on an idle machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+from benchmarks.measure import Measured, percentile
+from tests.hostile.arena import arena
+from tests.hostile.attacks import ATTACKS
+
+__all__ = ["measure"]
+
+SECONDS = 5.0
+_MOST = 0.1  # seconds
+_FLOODS = (
+    "native-pings",
+    "native-renewals",
+    "native-acquires",
+    "dflockd-pings",
+    "dflockd-nonsense",
+    "http2-settings",
+    "http2-pings",
+    "http2-window-updates",
+    "http2-empty-data",
+    "http2-rapid-resets",
+    "http2-continuations",
+    "http2-header-lists",
+    "http2-calls",
+    "http2-small-messages",
+    "http2-settings-tls",
+    "tiny-records-tls",
+    "handshakes-tls",
+)
+
+
+async def _measure(name: str) -> Measured:
+    with tempfile.TemporaryDirectory() as folder:
+        async with arena(ATTACKS[name], Path(folder)) as beside:
+            await beside.hold(SECONDS)
+            grown = beside.grown
+    p99 = percentile(beside.pings, 0.99)
+    return Measured(
+        f"p99 of a holder's pings during {name}",
+        1000 * p99,
+        "ms",
+        "the bound",
+        1000 * _MOST,
+        p99 / _MOST,
+        at_most=1.0,
+        notes={
+            "p50": 1000 * percentile(beside.pings, 0.5),
+            "longest": 1000 * max(beside.pings),
+            "MiB grown": grown,
+        },
+    )
+
+
+def measure() -> list[Measured]:
+    """All floods."""
+    return [asyncio.run(_measure(name)) for name in _FLOODS]
+
+
+if __name__ == "__main__":
+    for each in measure():
+        notes = "  ".join(f"{name} {value:.0f}" for name, value in each.notes.items())
+        print(f"{each.what}: {each.value:.0f} ms  {notes}")
