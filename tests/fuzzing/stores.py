@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import tempfile
 from functools import cache
@@ -66,7 +65,6 @@ def _restore(data: bytes, _: random.Random) -> None:
 
 def stores() -> tuple[Target, ...]:
     """The targets; their samples are made first."""
-    logging.getLogger("tenure").setLevel(logging.CRITICAL)
     store, copy = _samples()
     return (
         Target("sqlite-stores", _open, (store,), (TenureError,), weight=1),

@@ -21,7 +21,7 @@ from tenure.engines.sqlite.restore import restore
 from tenure.errors import EngineError
 from tests.engines.sqlite.conftest import Workers
 from tests.engines.sqlite.helpers import opened
-from tests.engines.sqlite.restored import again, as_of_version_2, told
+from tests.engines.sqlite.restored import again, as_of_version_2, change, told
 
 DIES = """
 import os, signal, sys
@@ -177,3 +177,30 @@ async def test_a_backup_of_an_earlier_version_is_brought_up_to_date(
     as_of_version_2(file)
     assert again(url, file).quarantine == MAX_WINDOW
     assert told(path, "longest_window") == MAX_WINDOW
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("saved_at", "x"), ("saved_at", 1e300), ("last_order_id", 2**62)]
+)
+async def test_a_backup_that_says_what_cannot_be_restores_nothing(
+    url: str, file: Path, column: str, value: object
+) -> None:
+    async with tenure.connect(url) as client:
+        await client.semaphore("data").create(limit=3, data=b"kept")
+    backup(url, str(file))
+    change(file, **{column: value})
+    with pytest.raises(EngineError, match="cannot be"):
+        again(url, file)
+    async with tenure.connect(url) as client:
+        assert (await client.semaphore("data").describe()).data == b"kept"
+
+
+async def test_a_store_whose_schema_is_no_text_is_damaged(url: str, path: Path) -> None:
+    async with opened(url):
+        pass
+    data = path.read_bytes()
+    assert b"CREATE TABLE meta" in data
+    path.write_bytes(data.replace(b"CREATE TABLE meta", b"CR\xffATE TABLE m\xffta"))
+    with pytest.raises(EngineError, match="damaged"):
+        async with opened(url):
+            pass

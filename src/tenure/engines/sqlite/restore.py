@@ -282,10 +282,13 @@ def _prepare(
     content: sqlite3.Connection, lost: _Lost, asked: float | None
 ) -> tuple[float, float, str]:
     """Turn a backup into a store; return its time, the quarantine, and how that is known."""
-    identity, saved_at, window, owed, order_id, session_id = content.execute(
+    row = content.execute(
         "SELECT identity, saved_at, longest_window, quarantine, last_order_id, last_session_id "
         "FROM meta"
     ).fetchone()
+    if row is None or not all(type(each) in {int, float} and 0 <= each < 2**53 for each in row[1:]):
+        raise EngineError("the backup is damaged: what it says of itself cannot be")
+    identity, saved_at, window, owed, order_id, session_id = row
     longest = max(window, lost.longest_window)
     if asked is not None:
         seconds, reason = asked, "as asked for"

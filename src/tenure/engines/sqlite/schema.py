@@ -167,6 +167,11 @@ def connect(address: Address) -> sqlite3.Connection:
             # Of two that turn the log of a new file on, SQLite refuses one without waiting.
             if not is_busy(error) or time.monotonic() > until:
                 raise
+        except UnicodeDecodeError as error:  # SQLite's message quotes what is damaged
+            raise EngineError(
+                f"{address.path} is damaged: it contains text that is none; stop all programs that "
+                "use it, then restore it from a backup"
+            ) from error
         time.sleep(0.002)
 
 
