@@ -152,7 +152,7 @@ ATTACKS: dict[str, Attack] = {
         Attack(reads.resumes),
         Attack(reads.statistics),
         Attack(reads.descriptions),
-        Attack(reads.attaches),
+        Attack(reads.attaches, memory=320),  # 1,100 streams on each of 16 connections
         Attack(connecting.silent, memory=256),
         Attack(connecting.hurried, memory=256),
         Attack(connecting.client_hellos, tls=True, memory=256),
