@@ -15,6 +15,9 @@ from tests.hostile.target import Target
 __all__ = ["ATTACKS", "Attack"]
 
 
+_ASYNCIO = ("--loop", "asyncio")  # without it, uvloop is used where it is installed
+
+
 @dataclass(frozen=True)
 class Attack:
     """One way to harm a server.
@@ -40,7 +43,8 @@ class Attack:
         """The name of the attack in the table."""
         module = self.run.__module__.rpartition(".")[2]
         name = self.run.__name__ if module == "attacks" else f"{module}_{self.run.__name__}"
-        return name.replace("_", "-") + "-tls" * self.tls + "-tokens" * self.tokens
+        name = name.replace("_", "-") + "-tls" * self.tls + "-tokens" * self.tokens
+        return name + "-asyncio" * (self.options == _ASYNCIO)
 
 
 def _native(*messages: object) -> bytes:
@@ -126,6 +130,7 @@ ATTACKS: dict[str, Attack] = {
     each.name: each
     for each in (
         Attack(native_pings),
+        Attack(native_pings, options=_ASYNCIO),
         Attack(native_renewals),
         Attack(native_acquires),
         Attack(native_first_bytes),
@@ -137,6 +142,7 @@ ATTACKS: dict[str, Attack] = {
         Attack(dflockd_pings),
         Attack(dflockd_short_lines),
         Attack(http2.settings),
+        Attack(http2.settings, options=_ASYNCIO),
         Attack(http2.settings, tls=True),
         Attack(http2.pings),
         Attack(http2.priorities),
