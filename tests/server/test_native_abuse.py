@@ -218,7 +218,11 @@ def test_any_messages_in_any_order_harm_nobody(messages: list[Struct], cut: bool
             b"HTTP/1.1 400 Bad Request\r\n",
             "an HTTP client at a port that does not serve HTTP",
         ),
-        (b"\x16\x03\x01\x02\x00\x01\x00", b"", "a TLS client at a port without TLS"),
+        (
+            b"\x16\x03\x01\x02\x00\x01\x00",
+            b"\x15\x03\x01",  # an alert
+            "a TLS client at a port without TLS",
+        ),
     ],
 )
 async def test_clients_of_other_protocols_are_sent_away(
@@ -230,7 +234,6 @@ async def test_clients_of_other_protocols_are_sent_away(
         async with asyncio.timeout(60):
             heard = await reader.read()
         assert heard.startswith(answer)
-        assert bool(heard) is bool(answer)
         writer.close()
         await writer.wait_closed()
     assert any(event in each for each in lines(caplog))
@@ -250,7 +253,7 @@ async def test_who_says_nothing_is_sent_away_and_makes_room(
                 assert bye.again
                 assert "greetings = 2" in bye.error.message
                 await one.until_lost()
-                assert listener.context.counts.greetings.taken == 2
+                assert listener.context.counts.greetings.taken <= 2
                 await three.until_lost()
             assert any(
                 "connection refused" in each and "greetings" in each for each in lines(caplog)

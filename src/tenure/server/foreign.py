@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-__all__ = ["Foreign", "explain", "foreign", "http_answer", "is_http"]
+__all__ = ["Foreign", "answer", "explain", "foreign", "is_http"]
+
+_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"  # of TLS, fatal: protocol_version
 
 Foreign: TypeAlias = Literal["HTTP", "TLS"]
 
@@ -48,8 +50,15 @@ def explain(found: Foreign) -> str:
     return "an HTTP client at a port that does not serve HTTP"
 
 
-def http_answer(protocol: str) -> bytes:
-    """Return the answer to an HTTP request at a port of another protocol."""
+def answer(found: Foreign, protocol: str) -> bytes:
+    """Return the last words for a client that speaks another protocol than the port's.
+
+    Args:
+        found: what it speaks.
+        protocol: the port's, for people.
+    """
+    if found == "TLS":
+        return _ALERT  # its library reports an error of TLS, and not a closed connection
     text = f"This port of a tenure server is for {protocol}. It does not serve HTTP.\n".encode()
     head = (
         "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\n"

@@ -35,7 +35,7 @@ from tenure.errors import EngineError, EngineUnavailable, InvalidArgument, Tenur
 from tenure.server.accept import Greeting
 from tenure.server.budget import Share
 from tenure.server.context import Context
-from tenure.server.foreign import Foreign, explain, foreign, http_answer
+from tenure.server.foreign import Foreign, answer, explain, foreign
 from tenure.server.limits import LimitReached
 from tenure.wire.errors import to_wire
 from tenure.wire.frames import HEADER_BYTES, FrameReader, FrameTooLong, FrameWriter
@@ -51,7 +51,6 @@ _LOOK = 8  # messages after which it is seen whether its share is used up
 _FAREWELL = 5.0  # seconds for a client to read why it is sent away
 _MUCH = 512  # bytes that are written before the turn is over: several answers
 
-_HTTP_ANSWER = http_answer("tenure's native protocol")
 
 _decode = client_message().decode
 
@@ -245,8 +244,7 @@ class Stream(asyncio.Protocol, ABC):
         assert self._transport is not None
         self.stage = Stage.LEAVING
         self._deadline = self._now() + _FAREWELL
-        if found == "HTTP":
-            self._transport.write(_HTTP_ANSWER)
+        self._transport.write(answer(found, "tenure's native protocol"))
         self._transport.close()
 
     def _failed(self, error: Exception) -> None:

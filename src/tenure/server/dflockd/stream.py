@@ -24,7 +24,7 @@ from tenure.server.accept import Greeting
 from tenure.server.budget import Share
 from tenure.server.context import Context
 from tenure.server.dflockd.claims import WAITING, Claim
-from tenure.server.foreign import Foreign, explain, foreign, http_answer, is_http
+from tenure.server.foreign import Foreign, answer, explain, foreign, is_http
 from tenure.wire.lines.replies import ERROR
 from tenure.wire.lines.requests import RawRequest, RequestReader
 
@@ -35,8 +35,6 @@ _LOOK = 8  # requests after which it is seen whether its share is used up
 _LONG = 1024  # bytes of a reply that does not wait for others
 _MUCH = 64 * 1024  # unread bytes with which it is not read from
 _TOO_MUCH = 512 * 1024  # unread bytes of a client that waits for a lock
-
-_HTTP_ANSWER = http_answer("dflockd's protocol")
 
 
 class Stream(asyncio.Protocol):
@@ -182,7 +180,7 @@ class Stream(asyncio.Protocol):
         """Close a connection whose client speaks another protocol: nothing is carried out."""
         self._context.log(logging.WARNING, explain(found), peer=self.peer)
         self._busy = True
-        self.leave(_HTTP_ANSWER if found == "HTTP" else b"")
+        self.leave(answer(found, "dflockd's protocol"))
 
     # Carrying out
 
