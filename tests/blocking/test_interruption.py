@@ -383,6 +383,24 @@ def test_an_interruption_while_the_thread_is_started_leaves_no_doubt_whether_it_
         another.mutex("a").lock(timeout=10).release()
 
 
+def test_a_signal_that_does_not_end_the_systems_wait_ends_the_call(
+    client: blocking.Client, eye: blocking.Client, alarms: Alarms
+) -> None:
+    """As one does that comes just before the wait; here another thread receives it."""
+    alarms.armed = True
+    with eye.mutex("a").lock():
+
+        def send() -> None:
+            until(lambda: waiting(eye, "a") == 1)
+            signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+        sender = Thread(send)
+        with pytest.raises(Alarm):
+            client.mutex("a").lock(timeout=60)
+        sender.result()
+        assert waiting(eye, "a") == 0
+
+
 def test_one_more_interruption_does_not_end_the_giving_back(
     client: blocking.Client, alarms: Alarms
 ) -> None:

@@ -90,15 +90,22 @@ class Call:
 class Agent:
     """The task of one thread. Everything here but `__init__` runs on the loop.
 
+    Args:
+        finished: called with each call that is over.
+        waits: called when the thread has to wait; ``None`` for a thread that handles no signals.
+
     Attributes:
         task: the task, from the first call on.
         bell: what the thread waits for while a call is under way.
     """
 
-    def __init__(self, finished: Callable[[Call], None]) -> None:
+    def __init__(
+        self, finished: Callable[[Call], None], waits: Callable[[], None] | None = None
+    ) -> None:
         self.task: asyncio.Task[None] | None = None
         self.bell = Bell()
         self._finished = finished
+        self._waits = waits
         self._call: Call | None = None
         self._rest: _Rest | None = None
         self._wake: asyncio.Future[None] | None = None
@@ -128,8 +135,17 @@ class Agent:
         # The end of a block may have taken one back.
         self._rest = _Rest(work, waits_for, min(cancelled, task.cancelling()))
         self._rouse()
+        if self._waits is not None:
+            self._waits()
         if call.abandoned:
             self._cancel()
+
+    def remind(self) -> bool:
+        """Wake a waiting thread that handles signals; returns whether there is one."""
+        waits = self._waits is not None and self._call is not None
+        if waits:
+            self.bell.ring()
+        return waits
 
     def abandon(self, call: Call) -> None:
         """The thread that made the call has been interrupted."""

@@ -33,11 +33,11 @@ from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from tenure import fork
-from tenure.background import BackgroundQueue, Failures
+from tenure.background import BackgroundQueue, BackgroundTimer, Failures
 from tenure.blocking.agent import Agent, Call, loss_around
 from tenure.blocking.bell import Bell
 from tenure.blocking.callers import check_event_loop, check_threads
-from tenure.blocking.turning import Loop, LoopThread, Turning
+from tenure.blocking.turning import Loop, Turning
 from tenure.errors import Misuse, SessionClosed
 from tenure.scope import note_failure
 
@@ -53,6 +53,9 @@ __all__ = ["EXIT_PATIENCE", "Portal", "Served", "as_it_is", "the_portal"]
 
 EXIT_PATIENCE = 5.0
 """Seconds for which the exit of the interpreter waits for clients to be closed."""
+
+REMINDER = 1.0
+"""Seconds after which the main thread, if it waits, looks for signals again."""
 
 _log = logging.getLogger("tenure")
 
@@ -108,6 +111,9 @@ class Portal:
         self._inbox: deque[_Received] = deque()
         self._failures = Failures("taking a call into the event loop", _log)
         self._again = BackgroundQueue(self._loop, self._loop.time, self._receive, self._failures)
+        self._reminder = BackgroundTimer(
+            self._loop, self._loop.time, self._remind, Failures("reminding the main thread", _log)
+        )
         self._bell = Bell()
         self._loop.add_reader(self._bell, self._hear)
         self._local = _Thread()
@@ -136,8 +142,9 @@ class Portal:
         let_go = False
         try:
             if closing.done():
-                ended = self._discard(client)
+                self._discard(client)
                 let_go = True
+                ended = self._turning.ending()  # also if the call that closed it has ended that
                 if ended is not None:
                     ended.join()
         finally:
@@ -147,9 +154,9 @@ class Portal:
     def _is_needed(self) -> bool:
         return bool(self._clients or self._calls)
 
-    def _discard(self, client: Served) -> LoopThread | None:
+    def _discard(self, client: Served) -> None:
         self._clients.discard(client)
-        return self._turning.stop_if_idle()
+        self._turning.stop_if_idle()
 
     # Calls, from any thread but the loop's
 
@@ -340,7 +347,8 @@ class Portal:
     # On the loop, or on the way to it
 
     def _new_agent(self) -> Agent:
-        agent = Agent(self._finished)
+        in_main = threading.current_thread() is threading.main_thread()
+        agent = Agent(self._finished, self._remind_later if in_main else None)
         self._agents.add(agent)
         return agent
 
@@ -348,6 +356,20 @@ class Portal:
         agent.end()
         self._agents.discard(agent)
         agent.bell.close()  # here, because it is here that it is rung
+
+    def _remind_later(self) -> None:
+        if not self._reminder.armed:
+            self._reminder.by(self._loop.time() + REMINDER)
+
+    def _remind(self) -> None:
+        """Have the main thread, if it waits, handle the signals that came as it began to wait.
+
+        Python handles a signal between two instructions of the main thread, and a system call is
+        ended by one that comes during it. What comes just before the call waits for its end.
+        """
+        reminded = [agent for agent in self._agents if agent.remind()]
+        if reminded:
+            self._remind_later()
 
     def _hear(self) -> None:
         """Threads have put something into the inbox."""

@@ -139,6 +139,11 @@ class Turning:
                     self.thread = thread
             return thread if thread.ended else None
 
+    def ending(self) -> LoopThread | None:
+        """The last thread that ran, which may not have ended yet; ``None`` while one runs."""
+        with self._lock:
+            return self._before if self.thread is None else None
+
     def last(self) -> LoopThread | None:
         """The thread that runs, or the last that did."""
         with self._lock:
