@@ -11,6 +11,9 @@ A test that is `async def` is run here, on an event loop of its own, without a p
 
 A run that hangs is ended, with the name of the test; see `tests.hang_guard`.
 
+Signals that the shell ignores in what it runs in the background, or nohup does, are not ignored
+here: programs that tests start would inherit that, and no Ctrl-C would end them.
+
 No test sees the TENURE_URL or the state folder of the person who runs it.
 """
 
@@ -22,6 +25,7 @@ import gc
 import inspect
 import itertools
 import os
+import signal
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -69,8 +73,14 @@ def run(
         raise LeftBehind("\n".join(left + unheard))
 
 
+_USUAL = {signal.SIGINT: signal.default_int_handler}
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Have a guard end the run if it hangs."""
+    """Have signals do what they usually do, and a guard end the run if it hangs."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, _USUAL.get(number, signal.SIG_DFL))
     config.pluginmanager.register(HangGuard(config))
 
 
