@@ -7,18 +7,26 @@ restart of the server for their node's grace period on top of that.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
-from chaos.adapter import Engine, Fault
+from chaos.adapter import Engine, Fault, Scene
 from chaos.network import Proxy, network_faults
 from chaos.servers import Server, server_faults
 from tenure.model import NodeConfig
+from tests.hostile.target import Listener, Target
 
 __all__ = ["OverYdb", "Served"]
+
+_FLOODS: dict[Listener, tuple[str, ...]] = {
+    "tenure": ("native-pings", "native-renewals", "connecting-silent"),
+    "ydb": ("http2-settings", "http2-pings", "http2-rapid-resets", "http2-header-lists"),
+}
+"""Attacks of `tests.hostile`, by the listener; they leave no session behind."""
 
 
 class Served(Engine):
@@ -29,7 +37,7 @@ class Served(Engine):
         session_grace_period=1.0
     )  # else everybody waits for the dead, and little is seen
     lingers = 5.0
-    schemes: tuple[str, ...] = ("tenure",)
+    schemes: tuple[Listener, ...] = ("tenure",)
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -63,7 +71,27 @@ class Served(Engine):
         await self._server.stop()
 
     def faults(self) -> Sequence[Fault]:
-        return [*server_faults([self._server]), *network_faults([self._network])]
+        flood = Fault("flood", "a hostile client floods the server", self._flood, (0.5, 2.0))
+        return [*server_faults([self._server]), *network_faults([self._network]), flood]
+
+    @asynccontextmanager
+    async def _flood(self, scene: Scene) -> AsyncIterator[str]:
+        """A process beside the proxy, with 16 connections of its own."""
+        name = scene.random.choice([each for scheme in self.schemes for each in _FLOODS[scheme]])
+        ports = zip(self.schemes, self._ports, strict=True)
+        target = Target({scheme: f"{scheme}://127.0.0.1:{port}" for scheme, port in ports})
+        attacker = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.hostile.attacker", name, target.to_json()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,  # it may be cut off in any way
+            cwd=Path(__file__).parents[1],
+        )
+        try:
+            yield name
+        finally:
+            attacker.kill()
+            await attacker.wait()
 
 
 class OverYdb(Served):

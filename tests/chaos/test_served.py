@@ -9,7 +9,7 @@ from chaos.runner import Plan, run
 from chaos.served import Served
 
 FAULTS = (
-    *("kill-server", "restart-server", "pause-server", "cut", "half-open"),
+    *("kill-server", "restart-server", "pause-server", "cut", "half-open", "flood"),
     *("kill", "kill-several", "pause", "supplant"),
 )
 
