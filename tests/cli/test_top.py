@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import signal
 from dataclasses import replace
 
 import pytest
+from rich.live import Live
+from rich.text import Text
 
 import tenure as tenure_package
 from tenure import NodeConfig, NodeDescription, RequestDescription, SemaphoreDescription
+from tenure.cli.top import screen
 from tenure.cli.top.draw import cells_of, page_of, render
 from tenure.cli.top.snapshot import Observer, Row, Snapshot
 from tenure.cli.top.view import SORTS, Keyboard, View, chosen, pressed, settled
@@ -303,3 +309,17 @@ def test_long_tokens_are_shortened_to_what_tells_them_apart() -> None:
     lines = [line.plain for line in render(replace(SEVERAL, inside=inside), view, 120, 10)]
     assert "tokens 1795367972…" in lines[1]
     assert [line.split()[1] for line in lines[3:5]] == ["…252788", "…310021"]
+
+
+async def test_a_drawing_on_a_closed_terminal_ends_it_as_its_hangup_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gone(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    ended: list[int] = []
+    monkeypatch.setattr(screen, "_keyboard", lambda: None)
+    with screen.Screen(lambda _: None, lambda: None, ended.append) as shown:
+        monkeypatch.setattr(Live, "update", gone)
+        shown.show([Text("held")])
+    assert ended == [signal.SIGHUP]

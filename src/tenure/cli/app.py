@@ -143,6 +143,7 @@ def tenure() -> None:
 def invoke(arguments: Sequence[str]) -> int:
     """Run a command line; returns the exit code."""
     logging.basicConfig(format="tenure: %(message)s", level=logging.WARNING)
+    status: int = Status.DONE
     try:
         try:
             status = _invoke(list(arguments))
@@ -156,6 +157,8 @@ def invoke(arguments: Sequence[str]) -> int:
             if error.errno not in FULL or isinstance(error, TenureError):
                 raise
             _output_is_lost()
+            if status > after_signal(0):
+                return status  # a closed terminal has ended it, and takes no last words
             click.echo(f"tenure: the output cannot be written: {error.strerror}", err=True)
             return Status.STORE
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -114,7 +115,12 @@ class Screen:
     def show(self, lines: Sequence[Text]) -> None:
         """Show these lines, in the place of what was there."""
         if self._entered:
-            self._live.update(Group(*lines), refresh=True)
+            try:
+                self._live.update(Group(*lines), refresh=True)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                self._ended(signal.SIGHUP)  # the terminal is gone, and that is about to be heard
 
     def _suspend(self) -> None:
         self.leave()
