@@ -64,7 +64,7 @@ STEPS = [
     pytest.param(ETCD, Watching, "_hear", id="etcd: reading the stream of watches"),
     pytest.param(REDIS, RedisEngine, "_tell", id="redis: delivering"),
     pytest.param(MEMORY_IN_REAL_TIME, Recorder, "granted", id="memory: delivering"),
-    pytest.param(SERVED_MEMORY, Hosted, "granted", id="tenure: delivering in the server"),
+    pytest.param(SERVED_MEMORY, Hosted, "_see_placed", id="tenure: delivering in the server"),
 ]
 
 
