@@ -1,4 +1,4 @@
-"""Where connections come in: accepted, counted, and given a protocol.
+"""Acceptance of connections: they are counted, and given a protocol.
 
 Rules:
 

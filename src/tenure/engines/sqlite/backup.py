@@ -115,7 +115,7 @@ def _remove_abandoned(target: str) -> None:
 def _write(source: sqlite3.Connection, path: str, progress: Progress | None) -> None:
     copy = sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, isolation_level=None)
     with contextlib.closing(copy):
-        # A failed copy is dropped, and nobody else opens this one.
+        # A failed copy is dropped, and no other program opens this one.
         for pragma in ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE"):
             copy.execute(f"PRAGMA {pragma}")
         # Within one transaction of the source, commits of others do not make the copy begin anew.

@@ -83,7 +83,7 @@ class _Lost:
     is_complete: bool
 
     def knows_all_since(self, identity: str) -> bool:
-        """Whether it recorded every session since the backup."""
+        """True if it recorded every session since the backup."""
         return self.is_complete and self.identity == identity
 
 

@@ -288,7 +288,7 @@ def is_busy(error: BaseException) -> bool:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether the file is no database, or a damaged one."""
+    """Return whether the file is no database, or a damaged one."""
     return isinstance(error, sqlite3.Error) and _code(error) in {
         sqlite3.SQLITE_CORRUPT,
         sqlite3.SQLITE_NOTADB,

@@ -8,7 +8,7 @@ reserved part, whatever the others have.
 Rules:
 
 * Counting takes constant time, and the common case is one addition and one comparison.
-* Whoever takes gives back, once, on every way out.
+* What is taken is given back once, on every way out.
 * An account exists as long as a connection or something counted refers to it. The number of parts
   is the number of accounts, rounded up to a power of two, so that parts are rarely computed anew.
   Parts that grow smaller take nothing away from an account that has more.
@@ -60,7 +60,7 @@ class Pool:
 
 
 class Share:
-    """What one account has of one pool.
+    """The share of one account in one pool.
 
     Attributes:
         used: how much it has.
@@ -90,7 +90,7 @@ class Share:
 
     @property
     def alone(self) -> bool:
-        """Whether the account has the whole pool for itself."""
+        """True if the account has the whole pool for itself."""
         return not self._pool.shared
 
     def check(self, *, node: str | None = None, name: str | None = None) -> None:
