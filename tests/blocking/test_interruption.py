@@ -39,13 +39,15 @@ Handler: TypeAlias = Callable[[int, FrameType | None], object]
 
 @contextmanager
 def handling(number: int, handle: Handler) -> Iterator[None]:
-    """A signal is handled so in the block, once Python is outside of what measures coverage.
+    """A signal is handled so in the block, once Python is outside of the tools that watch tests.
 
-    An exception that is raised in there leaves a lock taken, and with it the whole test run.
+    An exception that is raised in what measures coverage leaves a lock taken, and with it the whole
+    test run. One that is raised in Hypothesis's callback of the garbage collector is lost.
     """
 
     def handle_outside(number: int, frame: FrameType | None) -> None:
-        if frame is not None and frame.f_globals["__name__"].startswith("coverage."):
+        module = "" if frame is None else str(frame.f_globals["__name__"])
+        if module.partition(".")[0] in ("coverage", "hypothesis"):
             signal_main(number)
         else:
             handle(number, frame)
