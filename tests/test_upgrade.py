@@ -12,8 +12,8 @@ import pytest
 from msgspec import Struct
 
 import tenure
+from tenure._client.resume import ResumeToken
 from tenure.engines.sqlite import schema
-from tenure.resume import ResumeToken
 from tenure.wire.messages import (
     VERSION,
     ClientMessage,

@@ -7,8 +7,15 @@ are told of in the documentation of what raises or sends them.
 from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
 
-from tenure.client import Client, connect, default_url
-from tenure.election import Election, Leadership
+from tenure._client.client import Client, connect, default_url
+from tenure._client.election import Election, Leadership
+from tenure._client.lease import Lease
+from tenure._client.loss import LOSS_EXIT_STATUS
+from tenure._client.mutex import Mutex
+from tenure._client.runs import RunLease
+from tenure._client.semaphore import Semaphore, Ticket
+from tenure._client.session import Session
+from tenure._client.sessions import Attempt
 from tenure.errors import (
     AcquireTimeout,
     AuthenticationFailed,
@@ -31,8 +38,6 @@ from tenure.errors import (
     TenureError,
     Unsupported,
 )
-from tenure.lease import Lease
-from tenure.loss import LOSS_EXIT_STATUS
 from tenure.model import (
     Capabilities,
     LastRun,
@@ -45,11 +50,6 @@ from tenure.model import (
     SemaphoreDescription,
     SessionDescription,
 )
-from tenure.mutex import Mutex
-from tenure.runs import RunLease
-from tenure.semaphore import Semaphore, Ticket
-from tenure.session import Session
-from tenure.sessions import Attempt
 
 __version__ = "0.1.0"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from weakref import ref
 
-from tenure.handles import AsyncHandle
+from tenure._client.handles import AsyncHandle
 
 __all__ = [
     "Acquired",

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tenure import blocking, leading
+from tenure import blocking
+from tenure._client import leading
 from tenure.errors import (
     AcquireTimeout,
     LeaseLost,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tenure import blocking
-from tenure.loss import LOSS_EXIT_STATUS
+from tenure._client.loss import LOSS_EXIT_STATUS
 from tests.blocking.helpers import is_free, until, waiting
 from tests.guarantees import SQLITE, guarantee
 

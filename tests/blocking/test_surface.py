@@ -15,11 +15,11 @@ from types import FunctionType
 import pytest
 
 import tenure
-from tenure import (
-    blocking,
+from tenure import blocking, events
+from tenure import recipes as recipe_twins
+from tenure._client import (
     client,
     election,
-    events,
     lease,
     mutex,
     runs,
@@ -27,15 +27,14 @@ from tenure import (
     session,
     sessions,
 )
-from tenure import recipes as recipe_twins
-from tenure import watch as watches
+from tenure._client import watch as watches
+from tenure._client.handles import AsyncHandle
+from tenure._client.keeper import Kept
 from tenure.blocking import recipes
 from tenure.blocking.mirror import BACK, DIFFERENT, RENAMED, Mirror
 from tenure.blocking.session import Attempts
 from tenure.blocking.watch import EventStream, Watch
 from tenure.engines.contract import SessionEvents
-from tenure.handles import AsyncHandle
-from tenure.keeper import Kept
 
 PAIRS: dict[type, type] = {
     client.Client: blocking.Client,

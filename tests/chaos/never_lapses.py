@@ -7,7 +7,7 @@ tells it otherwise.
 from __future__ import annotations
 
 from chaos import worker
-from tenure.proof import Proof
+from tenure._client.proof import Proof
 
 
 def _measure(self: Proof) -> None:

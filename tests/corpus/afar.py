@@ -17,8 +17,9 @@ from urllib.parse import urlsplit
 import pytest
 
 import tenure
-from tenure import request
-from tenure.client import Client
+from tenure._client import request
+from tenure._client.client import Client
+from tenure._client.lease import Lease
 from tenure.engines import connect_engine
 from tenure.engines.native.connection import Connection
 from tenure.engines.native.session import NativeSession
@@ -27,7 +28,6 @@ from tenure.engines.redis.commands import Pending
 from tenure.engines.redis.wire import Wire
 from tenure.engines.ydb.session import YdbSession
 from tenure.engines.ydb.strand import Strand
-from tenure.lease import Lease
 from tests.corpus.asking import give_back_late
 from tests.corpus.losing import believes_for_ever
 from tests.corpus.rows import does_nothing, replacing, row, together

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure import request
+from tenure._client import request
+from tenure._client.lease import Lease
+from tenure._client.session import Session
 from tenure.engines.sqlite.committer import Committer
 from tenure.engines.sqlite.turn import Turn
-from tenure.lease import Lease
-from tenure.session import Session
 from tests.corpus.rows import does_nothing, replacing, row
 from tests.corpus.subjects import Scene
 from tests.primitives.helpers import is_held, this_task, turns

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure import scope
+from tenure._client import scope
+from tenure._client.lease import Lease
 from tenure.core import rules
 from tenure.engines.dflockd.connection import Connection
-from tenure.lease import Lease
 from tenure.server.dflockd.locks import Locks
 from tenure.wire.lines import asking
 from tests.corpus.rows import does_nothing, replacing, row

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure import fork, scope
+from tenure import fork
+from tenure._client import scope
+from tenure._client.keeper import TICK, Keeper
+from tenure._client.lease import Lease
+from tenure._client.proof import Proof
+from tenure._client.session import Session
 from tenure.engines.redis.session import RedisSession
-from tenure.keeper import TICK, Keeper
-from tenure.lease import Lease
-from tenure.proof import Proof
-from tenure.session import Session
 from tenure.testing.clock import VirtualClock
 from tests.corpus.rows import does_nothing, replacing, row, together
 from tests.corpus.subjects import Scene, SystemClockThatSteps
@@ -77,7 +78,7 @@ def raise_the_failure(error: BaseException | None, failure: Exception, what: str
 
 @row(
     6,
-    lambda patch: patch.setattr("tenure.lease.note_failure", raise_the_failure),
+    lambda patch: patch.setattr("tenure._client.lease.note_failure", raise_the_failure),
     seen_as=(tenure.EngineError,),  # in the place of the body's
     shows=("cut off", ("nothing leaks",)),
 )

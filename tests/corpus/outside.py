@@ -12,10 +12,10 @@ import pytest
 
 import tenure
 from tenure import fork
+from tenure._client.session import Session
 from tenure.core.node import CHANGED, Store
 from tenure.engines.sqlite.news import Newsroom
 from tenure.events import Acquired, Released
-from tenure.session import Session
 from tests.cli import programs
 from tests.cli.programs import Tenure, alive, listener, pid_of
 from tests.corpus import etcd

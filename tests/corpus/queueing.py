@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import tenure
+from tenure._client.lease import Lease
 from tenure.core import rules
 from tenure.core.node import Session as CoreSession
 from tenure.core.node import Store
@@ -19,7 +20,6 @@ from tenure.engines.etcd import semaphores as semaphores_of_etcd
 from tenure.engines.etcd.waiting import Waiting as WaitingOfEtcd
 from tenure.engines.sqlite import nodes, over, requests, sessions
 from tenure.engines.sqlite.transaction import ENDED, Transaction
-from tenure.lease import Lease
 from tests.corpus import etcd
 from tests.corpus.lua import in_lua
 from tests.corpus.rows import does_nothing, replacing, row, together

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
-from tenure.client import Client
+from tenure._client.client import Client
 from tenure.clock import Clock, SystemClock
 from tenure.engines import connect_engine
 from tenure.testing.clock import VirtualClock, VirtualLoop

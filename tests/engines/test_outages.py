@@ -12,8 +12,8 @@ import pytest
 
 import tenure
 from tenure import blocking, events
+from tenure._client.requested import ASKED
 from tenure.errors import AcquireTimeout, EngineUnavailable, Unsupported
-from tenure.requested import ASKED
 from tests.engines.outages import NETWORKED, Afar
 
 ANSWER_TIMEOUT = 1.0

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import DecodeError
 
 from tenure import identity
+from tenure._client.resume import ResumeToken
 from tenure.engines import split_answer_timeout
 from tenure.engines.dflockd import url as dflockd_url
 from tenure.engines.etcd import answers
@@ -22,7 +23,6 @@ from tenure.engines.redis import url as redis_url
 from tenure.engines.sqlite import url as sqlite_url
 from tenure.engines.ydb import url as ydb_url
 from tenure.errors import EngineError, InvalidArgument, TenureError
-from tenure.resume import ResumeToken
 from tenure.server import addresses
 from tenure.server.dflockd.claims import Record
 from tenure.wire.frames import FrameReader

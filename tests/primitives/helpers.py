@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tenure.client import Client
+from tenure._client.client import Client
+from tenure._client.lease import Lease
+from tenure._client.scope import Scope
 from tenure.clock import Clock
 from tenure.engines import connect_engine
 from tenure.engines.contract import Connector
 from tenure.errors import SemaphoreNotFound
-from tenure.lease import Lease
 from tenure.model import DEFAULT_NODE, RequestDescription, SessionDescription
-from tenure.scope import Scope
 from tests.primitives.slow import SlowEngine
 
 ENOUGH = 30

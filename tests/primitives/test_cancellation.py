@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from tenure.client import Client
+from tenure._client.client import Client
+from tenure._client.lease import Lease
+from tenure._client.session import Session
 from tenure.errors import AcquireTimeout
-from tenure.lease import Lease
-from tenure.session import Session
 from tests.guarantees import MEMORY, guarantee
 from tests.primitives.helpers import World, turns
 from tests.primitives.slow import SlowEngine

@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tenure.client import Client
-from tenure.contact import reason_of
+from tenure._client.client import Client
+from tenure._client.contact import reason_of
+from tenure._client.session import Session
 from tenure.engines import split_answer_timeout
 from tenure.errors import AcquireTimeout, EngineError, EngineUnavailable, InvalidArgument
-from tenure.session import Session
 from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World, turns
 from tests.primitives.slow import SlowEngine

@@ -8,7 +8,8 @@ import contextlib
 
 import pytest
 
-from tenure.election import Leadership
+from tenure._client.election import Leadership
+from tenure._client.session import Session
 from tenure.errors import (
     AcquireTimeout,
     InvalidArgument,
@@ -17,7 +18,6 @@ from tenure.errors import (
     SessionExpired,
 )
 from tenure.model import Leader
-from tenure.session import Session
 from tests.primitives.helpers import World, turns
 
 ENGINES = pytest.mark.parametrize("engine_turns", [None, 0, 2])

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tenure import identity
-from tenure.client import Client, connect
+from tenure._client.client import Client, connect
 from tenure.clock import Clock
 from tenure.identity import NOBODY, Identity, described, holder_name, part, retold, seen_from
 from tenure.model import RequestDescription, SemaphoreDescription, SessionDescription

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import tenure
-from tenure import events, keeper
+from tenure import events
+from tenure._client import keeper
+from tenure._client.keeper import Keeper
 from tenure.background import BackgroundThread
 from tenure.clock import SystemClock
 from tenure.errors import LeaseLost
-from tenure.keeper import Keeper
 from tenure.testing.clock import VirtualClock, VirtualLoop
 from tests.guarantees import MEMORY, guarantee
 from tests.primitives.helpers import for_ever, turns

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tenure import events
-from tenure.client import Client
+from tenure._client.client import Client
+from tenure._client.lease import Lease
+from tenure._client.loss import OnLoss
+from tenure._client.session import Session
 from tenure.errors import EngineError, LeaseLost, LeaseReleased, SessionExpired
-from tenure.lease import Lease
-from tenure.loss import OnLoss
-from tenure.session import Session
 from tests.primitives.helpers import World, turns
 
 DIRECT, SLOW = None, 1

@@ -8,7 +8,8 @@ import logging
 
 import pytest
 
-from tenure.election import Leadership
+from tenure._client.election import Leadership
+from tenure._client.leading import FIRST_PAUSE, LONGEST_PAUSE, Retry, Supervision
 from tenure.errors import (
     EngineUnavailable,
     InvalidArgument,
@@ -17,7 +18,6 @@ from tenure.errors import (
     SessionClosed,
     SessionExpired,
 )
-from tenure.leading import FIRST_PAUSE, LONGEST_PAUSE, Retry, Supervision
 from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World, for_ever, turns
 

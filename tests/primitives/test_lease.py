@@ -13,6 +13,7 @@ import pytest
 
 import tenure
 from tenure import events
+from tenure._client.lease import Lease
 from tenure.engines.contract import Enqueued, Place
 from tenure.errors import (
     EngineError,
@@ -24,7 +25,6 @@ from tenure.errors import (
     SessionExpired,
     Unsupported,
 )
-from tenure.lease import Lease
 from tenure.testing.clock import VirtualClock
 from tests.guarantees import MEMORY, guarantee
 from tests.primitives.helpers import World, for_ever, is_held, this_task, turns

@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import pytest
 
+from tenure._client.loss import LOSS_EXIT_STATUS, carry_out, check_policy, lost_error
 from tenure.errors import InvalidArgument, LeaseLost, SessionExpired
-from tenure.loss import LOSS_EXIT_STATUS, carry_out, check_policy, lost_error
 from tests.primitives.helpers import World
 
 LOSS = LeaseLost("the lease of 'x' is lost", name="x")
@@ -68,7 +68,7 @@ def test_exit_says_why_and_ends_the_process(
 def test_exit_ends_the_process_even_with_nowhere_to_say_why() -> None:
     code = (
         "import os; os.close(2)\n"
-        "from tenure.errors import LeaseLost; from tenure.loss import carry_out\n"
+        "from tenure.errors import LeaseLost; from tenure._client.loss import carry_out\n"
         "try: carry_out('exit', LeaseLost('gone'))\n"
         "finally: os._exit(1)\n"
     )

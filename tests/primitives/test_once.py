@@ -11,8 +11,8 @@ from types import TracebackType
 
 import pytest
 
+from tenure._client.once import Once
 from tenure.errors import Misuse
-from tenure.once import Once
 
 
 class Thing:

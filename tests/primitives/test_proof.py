@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tenure._client.proof import Proof
 from tenure.core import rules
-from tenure.proof import Proof
 
 
 @pytest.mark.parametrize("window", [rules.MIN_WINDOW, 2.0, 15.0, 30.0, rules.MAX_WINDOW])

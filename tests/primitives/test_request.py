@@ -11,6 +11,7 @@ from typing import NoReturn
 import pytest
 
 from tenure import events
+from tenure._client.lease import Lease
 from tenure.engines.contract import Removal
 from tenure.errors import (
     AcquireTimeout,
@@ -23,7 +24,6 @@ from tenure.errors import (
     SessionClosed,
     SessionExpired,
 )
-from tenure.lease import Lease
 from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World, released_after, turns
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure import events
+from tenure._client.resume import ResumeToken, new_key
 from tenure.core import rules
 from tenure.engines.contract import Removal
 from tenure.errors import (
@@ -21,7 +22,6 @@ from tenure.errors import (
     Unsupported,
 )
 from tenure.model import EPHEMERAL_LIMIT, Capabilities, NodeConfig, Recovered
-from tenure.resume import ResumeToken, new_key
 from tenure.testing.clock import VirtualClock
 from tests.guarantees import MEMORY, guarantee
 from tests.primitives.helpers import World, is_held, released_after, turns

@@ -10,7 +10,9 @@ from datetime import timedelta
 
 import pytest
 
-from tenure.client import Client, connect
+from tenure._client.client import Client, connect
+from tenure._client.runs import SUFFIX, RunLease
+from tenure._client.session import Session
 from tenure.core.periods import RunRecord, encode
 from tenure.engines.contract import Answer
 from tenure.errors import (
@@ -23,8 +25,6 @@ from tenure.errors import (
     Unsupported,
 )
 from tenure.model import DEFAULT_NODE, Capabilities
-from tenure.runs import SUFFIX, RunLease
-from tenure.session import Session
 from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World, turns
 

@@ -13,8 +13,8 @@ from weakref import ref
 
 import pytest
 
+from tenure._client.scope import Scope, entered_scopes, note_failure
 from tenure.errors import Misuse
-from tenure.scope import Scope, entered_scopes, note_failure
 from tests.primitives.helpers import EnteredScopes, turns
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tenure import events
-from tenure.client import Client
+from tenure._client.client import Client
 from tenure.engines.contract import Attach, EngineSession, SessionEvents
 from tenure.errors import (
     EngineError,

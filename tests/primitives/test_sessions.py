@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tenure._client.session import Session
 from tenure.errors import (
     EngineUnavailable,
     LeaseLost,
@@ -15,7 +16,6 @@ from tenure.errors import (
     SessionClosed,
     SessionExpired,
 )
-from tenure.session import Session
 from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World, for_ever, this_task, turns
 

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from tenure.client import Client
+from tenure._client.client import Client
+from tenure._client.semaphore import Semaphore
 from tenure.engines.contract import Answer
 from tenure.errors import EngineError, EngineUnavailable, InvalidArgument, LeaseLost, LeaseReleased
-from tenure.semaphore import Semaphore
 from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World, turns
 

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from tenure import fork
+from tenure._client.session import Session
 from tenure.engines.memory import MemoryEngine
 from tenure.errors import (
     EngineError,
@@ -18,7 +19,6 @@ from tenure.errors import (
     SessionClosed,
     SessionExpired,
 )
-from tenure.session import Session
 from tests.primitives.helpers import World, turns
 
 ENGINES = pytest.mark.parametrize("engine_turns", [None, 0, 1, 3])

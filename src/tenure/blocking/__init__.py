@@ -8,6 +8,8 @@ What is different is said in `tenure.blocking.mirror`: `close` stands for ``aclo
 which nobody can cancel, is told of a loss by the next call that it makes.
 """
 
+from tenure._client.client import default_url
+from tenure._client.loss import LOSS_EXIT_STATUS
 from tenure.blocking.client import Client, connect
 from tenure.blocking.election import Election, Leadership
 from tenure.blocking.lease import Lease
@@ -15,7 +17,6 @@ from tenure.blocking.mutex import Mutex
 from tenure.blocking.runs import RunLease
 from tenure.blocking.semaphore import Semaphore, Ticket
 from tenure.blocking.session import Attempt, Session
-from tenure.client import default_url
 from tenure.errors import (
     AcquireTimeout,
     AuthenticationFailed,
@@ -38,7 +39,6 @@ from tenure.errors import (
     TenureError,
     Unsupported,
 )
-from tenure.loss import LOSS_EXIT_STATUS
 from tenure.model import (
     Capabilities,
     LastRun,

@@ -25,11 +25,11 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
+from tenure._client.lease import Lease
+from tenure._client.scope import entered_scopes
+from tenure._client.session import Session
 from tenure.blocking.bell import Bell
 from tenure.errors import SessionClosed
-from tenure.lease import Lease
-from tenure.scope import entered_scopes
-from tenure.session import Session
 
 __all__ = ["Agent", "Call", "loss_around"]
 

@@ -1,4 +1,4 @@
-"""The mirror of `tenure.client`."""
+"""The mirror of `tenure._client.client`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
-from tenure import client as twins
+from tenure._client import client as twins
+from tenure._client.client import DEFAULT_WINDOW
+from tenure._client.leading import Retry, Supervision, pause
+from tenure._client.loss import OnLoss
+from tenure._client.nodes import Nodes
+from tenure._client.scope import note_failure
 from tenure.blocking.election import Election, Leadership
 from tenure.blocking.mirror import mirrors
 from tenure.blocking.mutex import Mutex
@@ -16,11 +21,8 @@ from tenure.blocking.runs import Jobs
 from tenure.blocking.semaphore import Semaphore
 from tenure.blocking.session import Attempts, Session, abandon
 from tenure.blocking.watch import EventStream
-from tenure.client import DEFAULT_WINDOW
 from tenure.clock import Clock
 from tenure.durations import Duration
-from tenure.leading import Retry, Supervision, pause
-from tenure.loss import OnLoss
 from tenure.model import (
     DEFAULT_NODE,
     Capabilities,
@@ -29,8 +31,6 @@ from tenure.model import (
     SemaphoreDescription,
     SessionDescription,
 )
-from tenure.nodes import Nodes
-from tenure.scope import note_failure
 
 __all__ = ["Client", "connect"]
 

@@ -1,19 +1,19 @@
-"""The mirror of `tenure.election`."""
+"""The mirror of `tenure._client.election`."""
 
 from __future__ import annotations
 
 from typing import cast
 
-from tenure import election as twins
-from tenure import lease as lease_twins
+from tenure._client import election as twins
+from tenure._client import lease as lease_twins
+from tenure._client.loss import OnLoss
+from tenure._client.semaphore import Ticket as TicketTwin
 from tenure.blocking.lease import Lease, give_up
 from tenure.blocking.mirror import Mirror, mirrors
 from tenure.blocking.semaphore import Ticket
 from tenure.blocking.watch import Watch
 from tenure.durations import Duration
-from tenure.loss import OnLoss
 from tenure.model import Leader
-from tenure.semaphore import Ticket as TicketTwin
 
 __all__ = ["Election", "Leadership"]
 

@@ -1,4 +1,4 @@
-"""The mirror of `tenure.lease`: a granted request, held by a thread."""
+"""The mirror of `tenure._client.lease`: a granted request, held by a thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from tenure import lease as twins
+from tenure._client import lease as twins
 from tenure.blocking.mirror import Mirror, mirrors
 from tenure.blocking.portal import Portal
 from tenure.durations import Duration, timeout_seconds

@@ -15,9 +15,9 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from tenure._client.handles import Handle
 from tenure.blocking.portal import Portal
 from tenure.errors import Misuse
-from tenure.handles import Handle
 
 __all__ = ["DIFFERENT", "RENAMED", "Mirror", "mirrors"]
 

@@ -1,13 +1,13 @@
-"""The mirror of `tenure.mutex`."""
+"""The mirror of `tenure._client.mutex`."""
 
 from __future__ import annotations
 
-from tenure import mutex as twins
+from tenure._client import mutex as twins
+from tenure._client.loss import OnLoss
 from tenure.blocking.lease import Lease, give_up, perhaps
 from tenure.blocking.mirror import Mirror, mirrors
 from tenure.blocking.semaphore import Ticket
 from tenure.durations import Duration
-from tenure.loss import OnLoss
 from tenure.model import MutexHolder
 
 __all__ = ["Mutex"]

@@ -33,13 +33,13 @@ from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from tenure import fork
+from tenure._client.scope import note_failure
 from tenure.background import BackgroundQueue, BackgroundTimer, Failures
 from tenure.blocking.agent import Agent, Call, loss_around
 from tenure.blocking.bell import Bell
 from tenure.blocking.callers import check_event_loop, check_threads
 from tenure.blocking.turning import Loop, Turning
 from tenure.errors import Misuse, SessionClosed
-from tenure.scope import note_failure
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -6,13 +6,13 @@ from types import TracebackType
 from typing import Generic, TypeAlias, TypeVar
 
 from tenure import recipes as twins
+from tenure._client.loss import OnLoss
 from tenure.blocking.client import Client
 from tenure.blocking.lease import Lease, give_up, perhaps
 from tenure.blocking.mirror import Mirror, mirrors
 from tenure.blocking.portal import as_it_is
 from tenure.blocking.session import Session
 from tenure.durations import Duration
-from tenure.loss import OnLoss
 from tenure.recipes import (
     Change,
     Codec,

@@ -1,16 +1,16 @@
-"""The mirror of `tenure.runs`."""
+"""The mirror of `tenure._client.runs`."""
 
 from __future__ import annotations
 
 from typing import TypeVar, cast
 
-from tenure import lease as lease_twins
-from tenure import runs as twins
+from tenure._client import lease as lease_twins
+from tenure._client import runs as twins
+from tenure._client.loss import OnLoss
 from tenure.blocking.lease import Lease, give_up
 from tenure.blocking.mirror import Mirror, mirrors
 from tenure.blocking.portal import Portal
 from tenure.durations import Duration
-from tenure.loss import OnLoss
 from tenure.model import LastRun
 
 __all__ = ["Jobs", "RunLease", "perhaps_run"]
@@ -39,7 +39,7 @@ def perhaps_run(portal: Portal, lease: lease_twins.Lease | None) -> RunLease | N
 
 @mirrors(twins.Jobs)
 class Jobs(Mirror[J]):
-    """`tenure.runs.Jobs`, for threads."""
+    """`tenure._client.runs.Jobs`, for threads."""
 
     __slots__ = ()
 

@@ -1,18 +1,18 @@
-"""The mirror of `tenure.semaphore`."""
+"""The mirror of `tenure._client.semaphore`."""
 
 from __future__ import annotations
 
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from tenure import lease as lease_twins
-from tenure import semaphore as twins
+from tenure._client import lease as lease_twins
+from tenure._client import semaphore as twins
+from tenure._client.loss import OnLoss
 from tenure.blocking.lease import Lease, give_up, perhaps
 from tenure.blocking.mirror import Mirror, mirrors
 from tenure.blocking.portal import Portal
 from tenure.blocking.watch import Watch
 from tenure.durations import Duration
-from tenure.loss import OnLoss
 from tenure.model import SemaphoreDescription
 
 __all__ = ["Semaphore", "Ticket"]

@@ -1,18 +1,18 @@
-"""The mirrors of `tenure.session` and `tenure.sessions`."""
+"""The mirrors of `tenure._client.session` and `tenure._client.sessions`."""
 
 from __future__ import annotations
 
 from types import TracebackType
 
-from tenure import session as twins
-from tenure import sessions as sessions_twins
+from tenure._client import session as twins
+from tenure._client import sessions as sessions_twins
+from tenure._client.session import SessionState
 from tenure.blocking.election import Election
 from tenure.blocking.mirror import Mirror, mirrors
 from tenure.blocking.mutex import Mutex
 from tenure.blocking.runs import Jobs
 from tenure.blocking.semaphore import Semaphore
 from tenure.model import Recovered
-from tenure.session import SessionState
 
 __all__ = ["Attempt", "Attempts", "Session", "abandon"]
 
@@ -98,7 +98,7 @@ class Session(Jobs[twins.Session]):
 
 @mirrors(sessions_twins.Attempts)
 class Attempts(Mirror[sessions_twins.Attempts]):
-    """`tenure.sessions.Attempts`, for threads."""
+    """`tenure._client.sessions.Attempts`, for threads."""
 
     __slots__ = ()
 

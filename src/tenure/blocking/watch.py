@@ -1,4 +1,4 @@
-"""The mirrors of `tenure.watch` and of the stream of `tenure.events`."""
+"""The mirrors of `tenure._client.watch` and of the stream of `tenure.events`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from tenure import events as event_twins
-from tenure import watch as twins
+from tenure._client import watch as twins
 from tenure.blocking.mirror import Mirror, mirrors
 from tenure.blocking.portal import Portal, as_it_is
 from tenure.events import Event
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @mirrors(twins.Watch)
 class Watch(Mirror["twins.Watch[T]"], Generic[T]):
-    """`tenure.watch.Watch`, for threads. Closed by any of them, it ends."""
+    """`tenure._client.watch.Watch`, for threads. Closed by any of them, it ends."""
 
     __slots__ = ()
 

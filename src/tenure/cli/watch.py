@@ -20,6 +20,7 @@ from typing import Any
 import click
 
 import tenure
+from tenure._client.watch import Watch
 from tenure.cli.look import count, held, kind, semaphore_json, who
 from tenure.cli.options import (
     a_count,
@@ -31,7 +32,6 @@ from tenure.cli.options import (
 )
 from tenure.cli.output import print_json_line, safe, say, shown_data
 from tenure.cli.store import open_store
-from tenure.watch import Watch
 
 __all__ = ["output_gone", "shown_state", "state_json", "states", "watch"]
 

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from tenure.client import default_url
+from tenure._client.client import default_url
 from tenure.doctor.machine import look_at_machine
 from tenure.doctor.trial import try_out
 from tenure.engines import diagnose

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from statistics import median
 
-from tenure.client import connect
+from tenure._client.client import connect
 from tenure.engines.contract import Finding
 from tenure.errors import TenureError
 from tenure.model import EPHEMERAL_LIMIT

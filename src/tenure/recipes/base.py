@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Generic, TypeAlias, TypeVar
 
-from tenure.client import Client
+from tenure._client.client import Client
+from tenure._client.session import Session
+from tenure._client.watch import Watch
 from tenure.errors import TenureError
 from tenure.model import SemaphoreDescription
-from tenure.session import Session
-from tenure.watch import Watch
 
 __all__ = ["Source", "States"]
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TypeAlias
 
-from tenure.lease import Lease
-from tenure.loss import OnLoss
+from tenure._client.lease import Lease
+from tenure._client.loss import OnLoss
+from tenure._client.once import Once
 from tenure.model import SemaphoreDescription
-from tenure.once import Once
 from tenure.recipes.base import Source, States
 
 __all__ = ["Change", "Changes", "Group", "Joined", "Left", "Member", "Updated"]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tenure._client.lease import Lease
+from tenure._client.loss import OnLoss
+from tenure._client.once import Once
 from tenure.errors import InvalidArgument
-from tenure.lease import Lease
-from tenure.loss import OnLoss
 from tenure.model import SemaphoreDescription
-from tenure.once import Once
 from tenure.recipes.base import Source, States
 
 __all__ = ["Endpoint", "ServiceRegistry"]

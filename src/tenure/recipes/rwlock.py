@@ -6,11 +6,11 @@ the whole recipe; order, fencing and loss are the semaphore's.
 
 from __future__ import annotations
 
+from tenure._client.lease import Lease
+from tenure._client.loss import OnLoss
+from tenure._client.once import Once
 from tenure.durations import Duration
-from tenure.lease import Lease
-from tenure.loss import OnLoss
 from tenure.model import EPHEMERAL_LIMIT
-from tenure.once import Once
 from tenure.recipes.base import Source
 
 __all__ = ["RWLock"]

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import tenure
+from tenure._client.lease import Lease
+from tenure._client.requested import State
+from tenure._client.session import Session
 from tenure.core import rules
 from tenure.core.node import Store
 from tenure.core.queue import Request as Placed
 from tenure.core.queue import Semaphore
-from tenure.lease import Lease
-from tenure.requested import State
-from tenure.session import Session
 from tenure.testing import VirtualClock, run
 from tenure.testing.history import History, Journal, Record, Request, check
 from tenure.testing.history.records import Continued, Gone, Granted, Paused, Truth

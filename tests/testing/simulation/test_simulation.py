@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tenure import request, scope
+from tenure._client import request, scope
+from tenure._client.proof import Proof
+from tenure._client.session import Session
 from tenure.core.queue import Semaphore as CoreSemaphore
-from tenure.proof import Proof
-from tenure.session import Session
 from tenure.testing.faults import FaultySession
 from tenure.testing.history import Asked, Called, Granted, Violation
 from tenure.testing.simulation import Outcome, Plan, draw, run, shrink, simulate, smallest

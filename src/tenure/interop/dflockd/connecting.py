@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, cast
 from urllib.parse import quote
 
-from tenure.client import Client
+from tenure._client.client import Client
 from tenure.clock import Clock, SystemClock
 from tenure.engines import connect_engine
 from tenure.engines.contract import Engine

@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
-from tenure.client import Client
+from tenure._client.client import Client
+from tenure._client.lease import Lease
+from tenure._client.semaphore import Semaphore, Ticket
 from tenure.errors import AcquireTimeout, InvalidArgument, LeaseLost, Misuse
 from tenure.interop.dflockd.connecting import Options
-from tenure.lease import Lease
 from tenure.model import EPHEMERAL_LIMIT
-from tenure.semaphore import Semaphore, Ticket
 
 __all__ = ["DistributedLock", "DistributedSemaphore", "Enqueued", "OnLockLost"]
 

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from tenure.client import Client
+from tenure._client.client import Client
+from tenure._client.lease import Lease
 from tenure.errors import LeaseLost, LeaseReleased, SemaphoreNotFound, TenureError
 from tenure.interop.effect.backing import BackingError
 from tenure.interop.endings import over
-from tenure.lease import Lease
 
 __all__ = ["ClientBacking"]
 

@@ -18,10 +18,10 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tenure._client.scope import Scope
 from tenure.errors import LeaseLost, LeaseReleased
 from tenure.interop.effect.backing import BackingError, LosingBacking
 from tenure.interop.endings import PATIENCE, margin
-from tenure.scope import Scope
 
 if TYPE_CHECKING:
     from tenure.interop.effect.semaphore import DistributedSemaphore

@@ -24,8 +24,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from tenure._client.election import Election
+from tenure._client.mutex import Mutex
+from tenure._client.semaphore import Semaphore, Ticket
 from tenure.clock import SystemClock
-from tenure.election import Election
 from tenure.errors import (
     InvalidArgument,
     Misuse,
@@ -34,8 +36,6 @@ from tenure.errors import (
     SemaphoreNotFound,
 )
 from tenure.model import EPHEMERAL_LIMIT
-from tenure.mutex import Mutex
-from tenure.semaphore import Semaphore, Ticket
 from tenure.testing.history.records import (
     Asked,
     Called,

@@ -15,10 +15,10 @@ from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from tenure._client.semaphore import Ticket
+from tenure._client.session import Session
+from tenure._client.sessions import ImplicitSession
 from tenure.errors import AcquireTimeout, LeaseLost
-from tenure.semaphore import Ticket
-from tenure.session import Session
-from tenure.sessions import ImplicitSession
 from tenure.testing.history.records import Believes, Gone, Granted, Leaves, Queued, Shrinks, Why
 
 if TYPE_CHECKING:

@@ -17,8 +17,12 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tenure.client import Client
-from tenure.election import Leadership
+from tenure._client.client import Client
+from tenure._client.election import Leadership
+from tenure._client.lease import Lease
+from tenure._client.once import Once
+from tenure._client.semaphore import Semaphore, Ticket
+from tenure._client.session import Session
 from tenure.errors import (
     AcquireTimeout,
     EngineError,
@@ -30,11 +34,7 @@ from tenure.errors import (
     SessionClosed,
     SessionExpired,
 )
-from tenure.lease import Lease
 from tenure.model import EPHEMERAL_LIMIT, Recovered
-from tenure.once import Once
-from tenure.semaphore import Semaphore, Ticket
-from tenure.session import Session
 from tenure.testing.faults import Way
 from tenure.testing.history import Journal, Record, Request, Revokes
 from tenure.testing.history.journal import Primitive

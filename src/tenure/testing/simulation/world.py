@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
-from tenure.client import Client
+from tenure._client.client import Client
 from tenure.engines.contract import Attach, Engine, EngineSession
 from tenure.engines.memory.engine import MemoryEngine, forget
 from tenure.errors import SemaphoreNotFound

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from tenure.errors import InvalidArgument, LeaseLost
 
 if TYPE_CHECKING:
-    from tenure.requested import Requested
+    from tenure._client.requested import Requested
 
 __all__ = [
     "LOSS_EXIT_STATUS",

@@ -10,14 +10,14 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from tenure._client.watch import described_now
 from tenure.core.rules import EXACT
 from tenure.errors import SemaphoreNotFound, TenureError
 from tenure.identity import holder_name
 from tenure.model import SemaphoreDescription
-from tenure.watch import described_now
 
 if TYPE_CHECKING:
-    from tenure.session import Session
+    from tenure._client.session import Session
 
 __all__ = ["contention"]
 

@@ -1,8 +1,8 @@
-"""How a session comes to be: what is asked for, and its attaching.
+"""Attaching of sessions, from the arguments of `Client.session` to the attached session.
 
-The engine attaches it in a task that the client owns (`tenure.tasks`). A caller that is cancelled
-meanwhile leaves nothing behind: the session is closed as soon as it is there, or detached if it
-was there before and is only taken over.
+The engine attaches a session in a task that the client owns (`tasks`). A caller that is cancelled
+meanwhile leaves nothing behind: the new session is closed as soon as it is attached, and one that
+is taken over is detached.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from tenure._client.loss import OnLoss, check_policy
+from tenure._client.once import Once
+from tenure._client.resume import ResumeToken, new_key
+from tenure._client.session import Session
+from tenure._client.tasks import failure_of
 from tenure.core import rules
 from tenure.durations import Duration, seconds
 from tenure.engines.contract import Attach
 from tenure.errors import EngineUnavailable, InvalidArgument, Unsupported
 from tenure.identity import described
-from tenure.loss import OnLoss, check_policy
 from tenure.model import DEFAULT_NODE
-from tenure.once import Once
-from tenure.resume import ResumeToken, new_key
-from tenure.session import Session
-from tenure.tasks import failure_of
 
 if TYPE_CHECKING:
-    from tenure.client import Client
+    from tenure._client.client import Client
 
 __all__ = ["Asked", "attach"]
 

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from tenure._client.handles import Handle
+from tenure._client.lease import Lease
+from tenure._client.loss import OnLoss
+from tenure._client.once import Once
+from tenure._client.request import SessionSource, Wanted, acquire
+from tenure._client.semaphore import Ticket, recover
+from tenure._client.watch import Watch, described_now
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import InvalidArgument, SemaphoreExists, SemaphoreNotFound
-from tenure.handles import Handle
-from tenure.lease import Lease
-from tenure.loss import OnLoss
 from tenure.model import Leader, SemaphoreDescription
-from tenure.once import Once
-from tenure.request import SessionSource, Wanted, acquire
-from tenure.semaphore import Ticket, recover
-from tenure.watch import Watch, described_now
 
 if TYPE_CHECKING:
-    from tenure.session import Session
+    from tenure._client.session import Session
 
 __all__ = ["Election", "Leadership"]
 

@@ -1,8 +1,13 @@
 """A client: one program's way to one store.
 
-It owns what outlives a single call: the engine, the sessions (`tenure.attaching` makes them, and
-`tenure.sessions` the implicit one), the keeper that renews them, the tasks that finish what a
-cancelled caller began (`tenure.tasks`), and the listeners to its events. `aclose` ends all of it.
+A client owns what outlives a single call:
+
+* the engine;
+* the sessions (`attaching` makes them) and the implicit session (`sessions`);
+* the keeper that renews the sessions, the listeners to events, and the tasks that finish what a
+  cancelled caller began (`tasks`).
+
+`Client.aclose` ends all of it.
 """
 
 from __future__ import annotations
@@ -15,31 +20,31 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from tenure import fork
-from tenure.attaching import Asked, attach
+from tenure._client.attaching import Asked, attach
+from tenure._client.contact import ANSWER_TIMEOUT, Contact
+from tenure._client.election import Election, Leadership
+from tenure._client.handles import AsyncHandle
+from tenure._client.keeper import Keeper
+from tenure._client.leading import Retry, lead
+from tenure._client.listeners import Listeners
+from tenure._client.loss import OnLoss
+from tenure._client.mutex import Mutex
+from tenure._client.nodes import Nodes
+from tenure._client.once import Once
+from tenure._client.resume import ResumeToken
+from tenure._client.runs import Jobs
+from tenure._client.scope import note_failure
+from tenure._client.semaphore import Semaphore
+from tenure._client.session import Session
+from tenure._client.sessions import Attempts, ImplicitSession
+from tenure._client.tasks import Tasks, failure_of
 from tenure.clock import Clock, SystemClock
-from tenure.contact import ANSWER_TIMEOUT, Contact
 from tenure.durations import Duration
-from tenure.election import Election, Leadership
 from tenure.engines import connect_engine, split_answer_timeout
 from tenure.engines.contract import Engine
 from tenure.errors import InvalidArgument, Misuse, SessionClosed
-from tenure.handles import AsyncHandle
 from tenure.identity import NOBODY, Identity, identify_by_default, this_program
-from tenure.keeper import Keeper
-from tenure.leading import Retry, lead
-from tenure.listeners import Listeners
-from tenure.loss import OnLoss
 from tenure.model import DEFAULT_NODE, Capabilities
-from tenure.mutex import Mutex
-from tenure.nodes import Nodes
-from tenure.once import Once
-from tenure.resume import ResumeToken
-from tenure.runs import Jobs
-from tenure.scope import note_failure
-from tenure.semaphore import Semaphore
-from tenure.session import Session
-from tenure.sessions import Attempts, ImplicitSession
-from tenure.tasks import Tasks, failure_of
 
 if TYPE_CHECKING:
     from tenure.events import EventStream

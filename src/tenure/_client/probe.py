@@ -12,13 +12,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from tenure._client.requested import WAITING
 from tenure.errors import TenureError
-from tenure.requested import WAITING
 
 if TYPE_CHECKING:
-    from tenure.contact import Obstacle
-    from tenure.lease import Lease
-    from tenure.session import Session
+    from tenure._client.contact import Obstacle
+    from tenure._client.lease import Lease
+    from tenure._client.session import Session
 
 __all__ = ["Probe"]
 

@@ -10,8 +10,8 @@ States, as `Session.state` tells them::
 
 Rules:
 
-* The deadline is that of the latest proof (`tenure.proof`), on the holder's own clock.
-* The end is final and happens once, whoever notices first (`tenure.ending`).
+* The deadline is that of the latest proof (`tenure._client.proof`), on the holder's own clock.
+* The end is final and happens once, whoever notices first (`tenure._client.ending`).
 * The session's loop owns everything else here.
 """
 
@@ -27,27 +27,27 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from tenure import fork
-from tenure.election import Election
-from tenure.ending import Ending
+from tenure._client.election import Election
+from tenure._client.ending import Ending
+from tenure._client.handles import AsyncHandle
+from tenure._client.lease import Lease
+from tenure._client.listeners import EventKind
+from tenure._client.loss import OnLoss
+from tenure._client.mutex import Mutex
+from tenure._client.proof import Proof
+from tenure._client.request import Wanted
+from tenure._client.requested import Requested
+from tenure._client.resume import ResumeToken
+from tenure._client.runs import Jobs
+from tenure._client.scope import Scope, note_failure
+from tenure._client.semaphore import Semaphore
+from tenure._client.withdrawal import Withdrawals
 from tenure.engines.contract import Attach, EngineSession, Enqueued, Place, Removal
 from tenure.errors import InvalidArgument, Misuse, SessionExpired, Unsupported
-from tenure.handles import AsyncHandle
-from tenure.lease import Lease
-from tenure.listeners import EventKind
-from tenure.loss import OnLoss
 from tenure.model import Recovered
-from tenure.mutex import Mutex
-from tenure.proof import Proof
-from tenure.request import Wanted
-from tenure.requested import Requested
-from tenure.resume import ResumeToken
-from tenure.runs import Jobs
-from tenure.scope import Scope, note_failure
-from tenure.semaphore import Semaphore
-from tenure.withdrawal import Withdrawals
 
 if TYPE_CHECKING:
-    from tenure.client import Client
+    from tenure._client.client import Client
 
 __all__ = ["Session", "SessionState"]
 
@@ -92,8 +92,8 @@ class Session(Jobs, AsyncHandle):
         self._recovered: dict[int, Recovered] = {}
         self._watchers: dict[Callable[[], None], None] = {}  # a set that keeps its order
         self._withdrawals = Withdrawals(self)
-        self._readings: dict[str, asyncio.Task[str]] = {}  # of `tenure.contention`
-        self._probes: dict[str, asyncio.Task[bool]] = {}  # of `tenure.probe`
+        self._readings: dict[str, asyncio.Task[str]] = {}  # of `tenure._client.contention`
+        self._probes: dict[str, asyncio.Task[bool]] = {}  # of `tenure._client.probe`
         self._last_hold = 0
         self._scope: Scope | None = None
 

@@ -22,6 +22,10 @@ import logging
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
+from tenure._client.lease import Lease
+from tenure._client.loss import OnLoss
+from tenure._client.once import Once
+from tenure._client.request import SessionSource, Wanted, acquire, give_up, try_acquire
 from tenure.core import rules
 from tenure.core.periods import RunRecord, decode, encode
 from tenure.durations import Duration, seconds, timeout_seconds
@@ -33,14 +37,10 @@ from tenure.errors import (
     Unsupported,
 )
 from tenure.identity import NOBODY, described, part
-from tenure.lease import Lease
-from tenure.loss import OnLoss
 from tenure.model import EPHEMERAL_LIMIT, LastRun
-from tenure.once import Once
-from tenure.request import SessionSource, Wanted, acquire, give_up, try_acquire
 
 if TYPE_CHECKING:
-    from tenure.session import Session
+    from tenure._client.session import Session
 
 __all__ = ["SUFFIX", "Jobs", "RunLease"]
 

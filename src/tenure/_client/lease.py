@@ -1,6 +1,6 @@
 """A lease: a request that was granted, as the program that holds it sees it.
 
-What becomes of the request, up to the grant and after it, is in `tenure.requested`. Rules:
+What becomes of the request, up to the grant and after it, is in `tenure._client.requested`. Rules:
 
 * The deadline is the session's. A lease whose deadline has passed is not held, whatever its state
   says: every question reads the clock.
@@ -15,6 +15,8 @@ import asyncio
 from functools import partial
 from types import TracebackType
 
+from tenure._client.requested import HELD, Requested
+from tenure._client.scope import Scope, note_failure
 from tenure.engines.contract import when_answered
 from tenure.errors import (
     InvalidArgument,
@@ -24,8 +26,6 @@ from tenure.errors import (
     SessionExpired,
     Unsupported,
 )
-from tenure.requested import HELD, Requested
-from tenure.scope import Scope, note_failure
 
 __all__ = ["Lease"]
 
@@ -122,7 +122,7 @@ class Lease(Requested):
             LeaseLost, LeaseReleased: it is not held any more.
         """
         if self._slots is None:
-            from tenure.slots import Slots  # a slot is a lease, too
+            from tenure._client.slots import Slots  # a slot is a lease, too
 
             self._slots = Slots(self)
         return await self._slots.take()

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from tenure.contact import Contact
+from tenure._client.contact import Contact
 from tenure.core import rules
 from tenure.engines.contract import Engine
 from tenure.identity import semaphore_with_identities, session_with_identity

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from tenure._client.handles import AsyncHandle
 from tenure.core import rules
 from tenure.errors import (
     InvalidArgument,
@@ -20,13 +21,12 @@ from tenure.errors import (
     SessionExpired,
     TenureError,
 )
-from tenure.handles import AsyncHandle
 from tenure.identity import semaphore_with_identities
 from tenure.model import EPHEMERAL_LIMIT, SemaphoreDescription
 
 if TYPE_CHECKING:
-    from tenure.request import SessionSource
-    from tenure.session import Session
+    from tenure._client.request import SessionSource
+    from tenure._client.session import Session
 
 __all__ = ["Watch", "described_now"]
 

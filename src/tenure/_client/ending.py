@@ -26,12 +26,12 @@ from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
 from tenure import fork
+from tenure._client.requested import LOST, Requested
+from tenure._client.scope import Scope
 from tenure.errors import EngineError, SessionClosed, SessionExpired
-from tenure.requested import LOST, Requested
-from tenure.scope import Scope
 
 if TYPE_CHECKING:
-    from tenure.session import Session
+    from tenure._client.session import Session
 
 __all__ = ["ORIGIN", "Ending"]
 

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tenure.ending import ORIGIN
+from tenure._client.ending import ORIGIN
+from tenure._client.handles import AsyncHandle
+from tenure._client.session import Session
 from tenure.errors import LeaseLost, SessionExpired
-from tenure.handles import AsyncHandle
 from tenure.model import DEFAULT_NODE
-from tenure.session import Session
 
 if TYPE_CHECKING:
-    from tenure.client import Client
-    from tenure.once import Once
+    from tenure._client.client import Client
+    from tenure._client.once import Once
 
 __all__ = ["Attempt", "Attempts", "ImplicitSession", "is_loss"]
 

@@ -25,14 +25,14 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from tenure.attaching import Asked, attach
+from tenure._client.attaching import Asked, attach
+from tenure._client.sessions import is_loss
 from tenure.errors import EngineError, EngineUnavailable, LeaseLost, SessionClosed, SessionExpired
-from tenure.sessions import is_loss
 
 if TYPE_CHECKING:
-    from tenure.client import Client
+    from tenure._client.client import Client
+    from tenure._client.election import Leadership
     from tenure.clock import Clock
-    from tenure.election import Leadership
 
 __all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "Retry", "Supervision", "lead", "pause"]
 

@@ -12,20 +12,20 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from tenure.contention import contention
+from tenure._client.contention import contention
+from tenure._client.lease import Lease
+from tenure._client.loss import OnLoss, check_policy
+from tenure._client.probe import Probe
+from tenure._client.requested import ASKED, HELD, WAITING
+from tenure._client.scope import entered_scopes, note_failure
 from tenure.durations import Duration, seconds
 from tenure.engines.contract import Enqueued, Place, Removal, when_answered
 from tenure.errors import AcquireTimeout, SelfDeadlock
-from tenure.lease import Lease
-from tenure.loss import OnLoss, check_policy
 from tenure.model import EPHEMERAL_LIMIT
-from tenure.probe import Probe
-from tenure.requested import ASKED, HELD, WAITING
-from tenure.scope import entered_scopes, note_failure
 
 if TYPE_CHECKING:
-    from tenure.contact import Contact
-    from tenure.session import Session
+    from tenure._client.contact import Contact
+    from tenure._client.session import Session
 
 __all__ = ["SessionSource", "Wanted", "acquire", "give_up", "join", "settled", "try_acquire"]
 

@@ -11,23 +11,23 @@ import asyncio
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from tenure.contention import contention
+from tenure._client.contention import contention
+from tenure._client.handles import AsyncHandle, Handle
+from tenure._client.lease import Lease
+from tenure._client.loss import OnLoss
+from tenure._client.once import Once
+from tenure._client.probe import Probe
+from tenure._client.request import SessionSource, Wanted, acquire, join, settled, try_acquire
+from tenure._client.requested import HELD, WAITING
+from tenure._client.scope import Scope
+from tenure._client.watch import Watch, described_now
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import AcquireTimeout, InvalidArgument, Misuse, SemaphoreNotFound, Unsupported
-from tenure.handles import AsyncHandle, Handle
-from tenure.lease import Lease
-from tenure.loss import OnLoss
 from tenure.model import SemaphoreDescription
-from tenure.once import Once
-from tenure.probe import Probe
-from tenure.request import SessionSource, Wanted, acquire, join, settled, try_acquire
-from tenure.requested import HELD, WAITING
-from tenure.scope import Scope
-from tenure.watch import Watch, described_now
 
 if TYPE_CHECKING:
-    from tenure.session import Session
+    from tenure._client.session import Session
 
 __all__ = ["Semaphore", "Ticket", "recover"]
 

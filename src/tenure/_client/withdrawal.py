@@ -16,8 +16,8 @@ from tenure.engines.contract import when_answered
 from tenure.errors import SessionExpired
 
 if TYPE_CHECKING:
-    from tenure.requested import Requested
-    from tenure.session import Session
+    from tenure._client.requested import Requested
+    from tenure._client.session import Session
 
 __all__ = ["Withdrawals"]
 

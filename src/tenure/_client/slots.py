@@ -16,14 +16,14 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from tenure._client.request import Wanted, join, try_acquire
+from tenure._client.requested import WAITING
+from tenure._client.watch import described_now
 from tenure.errors import InvalidArgument
 from tenure.model import EPHEMERAL_LIMIT
-from tenure.request import Wanted, join, try_acquire
-from tenure.requested import WAITING
-from tenure.watch import described_now
 
 if TYPE_CHECKING:
-    from tenure.lease import Lease
+    from tenure._client.lease import Lease
 
 __all__ = ["MOST_SLOTS", "Slots"]
 

@@ -27,6 +27,9 @@ import logging
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from tenure._client.handles import AsyncHandle
+from tenure._client.loss import carry_out, late_release_error, lost_error
+from tenure._client.scope import Scope, note_failure
 from tenure.engines.contract import Enqueued, Place, Removal
 from tenure.errors import (
     InvalidArgument,
@@ -36,14 +39,11 @@ from tenure.errors import (
     SessionClosed,
     SessionExpired,
 )
-from tenure.handles import AsyncHandle
-from tenure.loss import carry_out, late_release_error, lost_error
-from tenure.scope import Scope, note_failure
 
 if TYPE_CHECKING:
-    from tenure.request import Wanted
-    from tenure.session import Session
-    from tenure.slots import Slots
+    from tenure._client.request import Wanted
+    from tenure._client.session import Session
+    from tenure._client.slots import Slots
 
 __all__ = ["Requested", "State"]
 

@@ -6,16 +6,16 @@ waits for it.
 
 from __future__ import annotations
 
+from tenure._client.handles import Handle
+from tenure._client.lease import Lease
+from tenure._client.loss import OnLoss
+from tenure._client.once import Once
+from tenure._client.request import SessionSource, Wanted, acquire, try_acquire
+from tenure._client.semaphore import Ticket, recover
+from tenure._client.watch import described_now
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
-from tenure.handles import Handle
-from tenure.lease import Lease
-from tenure.loss import OnLoss
 from tenure.model import EPHEMERAL_LIMIT, MutexHolder
-from tenure.once import Once
-from tenure.request import SessionSource, Wanted, acquire, try_acquire
-from tenure.semaphore import Ticket, recover
-from tenure.watch import described_now
 
 __all__ = ["Mutex"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from tenure._client.handles import AsyncHandle
 from tenure.errors import Misuse
-from tenure.handles import AsyncHandle
 
 __all__ = ["Once"]
 
