@@ -5,8 +5,17 @@ other way where a client has asked for it. Rules:
 
 * **Access.** Without ``read`` a node does not exist for the identity: the answer is
   `NodeNotFound`. With too little access it is `AuthenticationFailed`, which says what is missing.
-* **Quotas.** What is counted is taken from the identity's account before the store is asked, and
-  given back when the store refuses.
+* **Quotas.** An identity's account is charged before the store is asked, and is given back what the
+  store refuses.
+* **Cancellation**, or an error that does not say what the store did. What may have happened stays
+  charged until the store says otherwise:
+
+  * data that may have been written or deleted, until it is written again or read (`stored`);
+  * a node that may have been created or dropped, until the store's list of nodes is without it;
+  * a request, until it is removed or withdrawn, or its session is attached again;
+  * a session that was to be closed, detached or taken over, until its recovery window has passed.
+
+  A cancelled attach leaves no new session, and nothing charged.
 * **Sessions.** A session belongs to the identity that began it, or that had it first since this
   server started; another identity cannot attach it, whatever it shows.
 """
@@ -18,7 +27,18 @@ from typing import TYPE_CHECKING
 
 from tenure.clock import Clock
 from tenure.engines.contract import Attach, Engine, EngineSession, Pages, SessionEvents
-from tenure.errors import AuthenticationFailed, NodeExists, NodeNotFound, TenureError
+from tenure.errors import (
+    AuthenticationFailed,
+    InvalidArgument,
+    NodeExists,
+    NodeNotFound,
+    SemaphoreBusy,
+    SemaphoreExists,
+    SemaphoreNotFound,
+    SessionExpired,
+    TenureError,
+    Unsupported,
+)
 from tenure.model import (
     Capabilities,
     NodeConfig,
@@ -29,7 +49,8 @@ from tenure.model import (
 from tenure.server.auth.accounts import Account, Accounts
 from tenure.server.auth.guarded_session import GuardedSession
 from tenure.server.auth.permissions import EVERYTHING, Access
-from tenure.server.auth.tallies import Stored, Tallies, Tally
+from tenure.server.auth.stored import Stored
+from tenure.server.auth.tallies import Tallies, Tally
 from tenure.server.limits import LimitReached, Limits
 
 if TYPE_CHECKING:
@@ -37,7 +58,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Guard", "GuardedEngine"]
 
-_LOOK_AFTER = 10.0  # seconds between two looks for nodes that others have dropped, at the least
+_LOOK_AFTER = 10.0  # seconds between two looks at the store, and until a write has come to its end
+_MANY = 64  # writes without an answer that are not worth a look
+_MOST_READ = 1000  # semaphores that a look reads
+_REFUSALS = (
+    InvalidArgument,
+    Unsupported,
+    NodeNotFound,
+    NodeExists,
+    SemaphoreNotFound,
+    SemaphoreExists,
+    SemaphoreBusy,
+    AuthenticationFailed,
+    LimitReached,
+)
+"""Errors after which the store is as it was before."""
 _NEEDS = {
     Access.READ: "read",
     Access.HOLD: "acquire, create and change on",
@@ -93,40 +128,46 @@ class Guard:
             name=name,
         )
 
-    async def store(
+    async def write(
         self,
         account: Account,
         node: str,
         name: str,
-        data: bytes,
+        size: int,
         work: Callable[[], Awaitable[None]],
         *,
-        new: bool,
+        keeps: bool = False,
     ) -> None:
-        """Have a semaphore's data stored, and counted.
+        """Have a semaphore's data written or deleted, and counted.
 
         Args:
-            new: the semaphore is created, and if it exists its data stays as it is.
+            size: of the data; 0 for a deletion.
+            work: does it.
+            keeps: if the semaphore exists, its data stays as it is.
 
         Raises:
             LimitReached: the account has too many bytes.
         """
-        size = len(data)
-        counted = account.stored_bytes
+        stored = self.stored
+        if stored.without_answer > _MANY:
+            await self._look()
         try:
-            counted.take(size, node=node, name=name)
+            write = stored.begin(node, name, account, size)
         except LimitReached:
             await self._look()
-            counted.take(size, node=node, name=name)
+            write = stored.begin(node, name, account, size)
         try:
             await work()
-        except BaseException:
-            counted.give_back(size)
+        except BaseException as error:
+            if isinstance(error, _REFUSALS):
+                stored.refused(write)
+            else:
+                stored.gave_up(write, self.now())
             raise
-        if new and self.stored.has(node, name):
-            counted.give_back(size)  # it was there already
+        if keeps:
+            stored.kept(write, self.now())
         else:
-            self.stored.wrote(node, name, account, size)
+            stored.wrote(write)
 
     async def create_node(
         self, account: Account, path: str, config: NodeConfig, *, exist_ok: bool
@@ -145,17 +186,38 @@ class Guard:
             account.nodes.give_back()
             if not exist_ok:
                 raise
-        except BaseException:
+        except _REFUSALS:
             account.nodes.give_back()
+            raise
+        except BaseException:
+            self.stored.may_have_created(path, account)
             raise
         else:
             self.stored.created(path, account)
 
     async def _look(self) -> None:
-        """Look for nodes that others have dropped, if nobody has just now."""
-        if self.now() >= self._looked_at + _LOOK_AFTER:
-            self._looked_at = self.now()
-            self.stored.forget_missing(await self._engine.list_nodes())
+        """Compare what is counted with the store, unless that was done a moment ago.
+
+        Nodes may have been dropped through other servers, and writes without an answer may not have
+        taken place.
+        """
+        now = self.now()
+        if now < self._looked_at + _LOOK_AFTER:
+            return
+        self._looked_at = now
+        stored = self.stored
+        stored.begin_list()
+        stored.forget_missing(await self._engine.list_nodes())
+        for writes in stored.unanswered(now - _LOOK_AFTER, _MOST_READ):
+            first = writes[0]
+            try:
+                found = await self._engine.describe_semaphore(
+                    first.node, first.name, owners=False, waiters=False
+                )
+            except (NodeNotFound, SemaphoreNotFound):
+                stored.read(writes, 0)
+            else:
+                stored.read(writes, len(found.data))
 
 
 class GuardedEngine:
@@ -220,10 +282,11 @@ class GuardedEngine:
         tallies.expire(self._guard.now())
         self.check(node, Access.READ)
         window = how.recovery_window
+        former = None if number is None else tallies.find(node, number)
+        requests = {} if former is None else former.requests
         if number is None:
             account.sessions.take(node=node)
         else:
-            former = tallies.find(node, number)
             if former is not None:
                 if former.account is not account:
                     raise self.of_another_identity(node, number)
@@ -233,8 +296,15 @@ class GuardedEngine:
         session = GuardedSession(self._guard, node, tally, events)
         try:
             attached = await self._engine.attach(how, session)
-        except BaseException:
-            tally.end()
+        except BaseException as error:
+            over = isinstance(error, SessionExpired | NodeNotFound)
+            if number is not None and former is not None and former.over and not over:
+                # The takeover has ended the former attachment, and the session lives on detached.
+                tally.resume(requests)
+                tallies.attached(node, number, tally)
+                tallies.detached(node, number, tally, self._guard.now())
+            else:
+                tally.end()
             raise
         session.use(attached)
         tallies.attached(node, attached.id, tally)

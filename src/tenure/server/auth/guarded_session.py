@@ -7,17 +7,19 @@ Rules:
 * What a session has already, it may change, withdraw and release, whatever its access is now.
 * A request is counted before the store is asked for it, and counted no more as soon as it is
   refused, withdrawn or removed, or its session is over.
+* Cancelling an answer changes nothing in the store: the request stays counted, and of a change of
+  its data the larger size.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tenure.engines.contract import Answer, EngineSession, Enqueued, Place, Removal, SessionEvents
-from tenure.errors import SessionExpired
+from tenure.errors import SessionExpired, TenureError
 from tenure.model import UNCHANGED, Recovered, SemaphoreDescription, Unchanged
 from tenure.server.auth.permissions import Access
 from tenure.server.auth.tallies import Tally
@@ -143,17 +145,21 @@ class GuardedSession:
     async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
         self._check(_HOLD, name)
         work = partial(self._inner.create_semaphore, name, limit, data, exist_ok=exist_ok)
-        await self._guard.store(self._tally.account, self._node, name, data, work, new=True)
+        await self._write(name, len(data), work, keeps=exist_ok)
 
     async def update_semaphore(self, name: str, data: bytes) -> None:
         self._check(_HOLD, name)
-        work = partial(self._inner.update_semaphore, name, data)
-        await self._guard.store(self._tally.account, self._node, name, data, work, new=False)
+        await self._write(name, len(data), partial(self._inner.update_semaphore, name, data))
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         self._check(Access.ADMINISTER if force else _HOLD, name)
-        await self._inner.delete_semaphore(name, force=force)
-        self._guard.stored.deleted(self._node, name)
+        await self._write(name, 0, partial(self._inner.delete_semaphore, name, force=force))
+
+    async def _write(
+        self, name: str, size: int, work: Callable[[], Awaitable[None]], *, keeps: bool = False
+    ) -> None:
+        account = self._tally.account
+        await self._guard.write(account, self._node, name, size, work, keeps=keeps)
 
     async def describe_semaphore(
         self, name: str, *, owners: bool, waiters: bool
@@ -183,7 +189,7 @@ class GuardedSession:
             answer = self._session.enqueue(  # type: ignore[union-attr]  # attached: it has joined
                 hold, name, count, data, timeout=timeout, ephemeral=ephemeral
             )
-        except BaseException:
+        except TenureError:
             tally.leave(hold)
             raise
         if type(answer) is Enqueued:
@@ -210,16 +216,17 @@ class GuardedSession:
             return session.alter(hold, count=count, data=data, timeout=timeout)
         try:
             answer = session.alter(hold, count=count, data=data, timeout=timeout)
-        except BaseException:
-            tally.restore(hold, before)
+        except Exception as error:
+            _not_altered(tally, hold, before, error)
             raise
         if isinstance(answer, asyncio.Future):
             answer.add_done_callback(partial(_altered, tally, hold, before))
         return answer
 
     def withdraw(self, hold: int) -> Answer[bool]:
-        self._tally.leave(hold)
-        return self._session.withdraw(hold)  # type: ignore[union-attr]  # attached, since it holds
+        answer = self._session.withdraw(hold)  # type: ignore[union-attr]  # attached, since it holds
+        self._tally.leave(hold)  # the store carries out what it has taken
+        return answer
 
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
@@ -252,14 +259,22 @@ class _Watch:
 
 
 def _placed(tally: Tally, hold: int, answer: asyncio.Future[Enqueued]) -> None:
-    if _failed(answer) or answer.result().place is _REFUSED:
+    if answer.cancelled():
+        return  # the operation goes on
+    error = answer.exception()
+    if isinstance(error, TenureError) or (error is None and answer.result().place is _REFUSED):
         tally.leave(hold)
 
 
 def _altered(tally: Tally, hold: int, before: int, answer: asyncio.Future[None]) -> None:
-    if _failed(answer):
+    error = asyncio.CancelledError() if answer.cancelled() else answer.exception()
+    if error is not None:
+        _not_altered(tally, hold, before, error)
+
+
+def _not_altered(tally: Tally, hold: int, before: int, error: BaseException) -> None:
+    """Count what a request's data may be after a change that has failed, or has no answer."""
+    if isinstance(error, TenureError):
         tally.restore(hold, before)
-
-
-def _failed(answer: asyncio.Future[Any]) -> bool:
-    return answer.cancelled() or answer.exception() is not None
+    else:
+        tally.enlarge(hold, before)

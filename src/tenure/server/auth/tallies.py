@@ -1,25 +1,21 @@
-"""Tallies: what is counted against an account for each session, node and semaphore.
+"""Tallies: the count of each session, with its requests and watches, against its account.
 
 A session is counted from its attaching until it is over. One that was detached goes on to live in
 the store for its recovery window, with its requests; so it is counted for that time, unless it is
-attached again or ended through this server before.
-
-Nodes and data of semaphores are counted from the time at which this server's clients made them.
-What others delete is noticed when the store is looked at (`Stored.forget_missing`). A server that
-was started anew counts sessions and requests when they are attached again, and knows nothing of the
-nodes and the semaphores that were there before.
+attached again or ended through this server before. A server that was started anew counts sessions
+and requests when they are attached again.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from tenure.server.auth.accounts import Account
 
-__all__ = ["Stored", "Tallies", "Tally"]
+__all__ = ["Tallies", "Tally"]
 
 _MANY = 64  # entries that are not worth looking through
 
@@ -86,12 +82,25 @@ class Tally:
             self.requests[hold] = size
         return before
 
+    def resume(self, requests: Mapping[int, int]) -> None:
+        """Count requests that are in their queues, by hold with the size of their data."""
+        for hold, size in requests.items():
+            if hold not in self.requests:
+                self.recover(hold, size)
+
     def restore(self, hold: int, size: int) -> None:
         """Count the data that a request had before a change that has failed."""
         now = self.requests.get(hold)
         if now is not None:
             self.account.stored_bytes.give_back(now)
             self.account.stored_bytes.take_anyway(size)
+            self.requests[hold] = size
+
+    def enlarge(self, hold: int, size: int) -> None:
+        """Count the larger size of a request's data, before or after a change without an answer."""
+        now = self.requests.get(hold)
+        if now is not None and size > now:
+            self.account.stored_bytes.take_anyway(size - now)
             self.requests[hold] = size
 
     def leave(self, hold: int) -> None:
@@ -131,7 +140,7 @@ class Tally:
         self.leave_watches()
         self.account.requests.give_back(len(self.requests))
         self.account.stored_bytes.give_back(sum(self.requests.values()))
-        self.requests.clear()
+        self.requests = {}  # a takeover that fails may need the former ones
         self.account.sessions.give_back()
 
 
@@ -209,57 +218,3 @@ class Tallies:
         while detached and (detached[0].until <= now or detached[0].tally.over):
             each = heapq.heappop(detached)
             self.over(each.node, each.number, each.tally)
-
-
-class _Data(NamedTuple):
-    account: Account
-    size: int
-
-
-class Stored:
-    """The nodes and the data of semaphores that this server's clients have made, and which did.
-
-    Attributes:
-        nodes: accounts by the paths of their nodes.
-    """
-
-    def __init__(self) -> None:
-        self.nodes: dict[str, Account] = {}
-        self._data: dict[str, dict[str, _Data]] = {}  # by node, by name
-
-    def wrote(self, node: str, name: str, account: Account, size: int) -> None:
-        """An account has written the data of a semaphore; its bytes are counted already."""
-        self.deleted(node, name)
-        if size:
-            self._data.setdefault(node, {})[name] = _Data(account, size)
-
-    def has(self, node: str, name: str) -> bool:
-        """Whether data is counted for a semaphore."""
-        return name in self._data.get(node, {})
-
-    def deleted(self, node: str, name: str) -> None:
-        """A semaphore is deleted, or has other data."""
-        names = self._data.get(node, {})
-        data = names.pop(name, None)
-        if data is not None:
-            data.account.stored_bytes.give_back(data.size)
-            if not names:
-                del self._data[node]
-
-    def created(self, node: str, account: Account) -> None:
-        """An account has created a node, which is counted already."""
-        self.dropped(node)
-        self.nodes[node] = account
-
-    def dropped(self, node: str) -> None:
-        """A node is dropped, with its semaphores."""
-        account = self.nodes.pop(node, None)
-        if account is not None:
-            account.nodes.give_back()
-        for data in self._data.pop(node, {}).values():
-            data.account.stored_bytes.give_back(data.size)
-
-    def forget_missing(self, nodes: Collection[str]) -> None:
-        """Count no node any more that is not one of these."""
-        for node in {*self.nodes, *self._data} - set(nodes):
-            self.dropped(node)
