@@ -142,7 +142,7 @@ class Store:
         self.nodes = {DEFAULT_NODE: Node(DEFAULT_NODE, NodeConfig())}
         self.effects: list[Effect] = []
         self.last_order_id = 0
-        self._last_session_id = 0
+        self.last_session_id = 0
         self._deadlines: list[tuple[float, int, Session | Request]] = []
         self._pushed = 0
         self._compact_at = 1000
@@ -197,8 +197,9 @@ class Store:
         liveness: Liveness,
         key: bytes,
         now: float,
+        number: int | None = None,
     ) -> Session:
-        """A new session."""
+        """Attach a new session; or, with `number`, one whose state was kept elsewhere."""
         rules.check_path(path)
         rules.check_window(window, path)
         rules.check_description(description, path)
@@ -209,8 +210,9 @@ class Store:
                 f"the node {path} has {rules.SESSIONS_PER_NODE} sessions, which is the most",
                 node=path,
             )
-        self._last_session_id += 1
-        session = Session(node, self._last_session_id, description, window, liveness, key, now)
+        if number is None:
+            number = self.last_session_id = self.last_session_id + 1
+        session = Session(node, number, description, window, liveness, key, now)
         node.sessions[session.id] = session
         self._due(now + window, session)
         return session

@@ -1,0 +1,176 @@
+"""Store of ``folder://``: the model of tenure, kept in one JSON file between two operations.
+
+`tenure.core` has the rules of the model as a state machine. A transaction takes the lock of the
+folder, makes a `Store` of the file, ends what has run out, lets an operation change it, and
+replaces the file. One that raises changes nothing.
+
+* What the model has to tell a session waits in the session's ``sink``, a list, until its process
+  reads it.
+* Times are readings of the host's clock since its start. After another start all processes are
+  gone, and so are the sessions.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tenure.clock import Clock
+from tenure.core.node import CHANGED, DELETED, ENDED, EVICTED, GRANTED, TIMED_OUT, Session, Store
+from tenure.engines.contract import Removal
+from tenure.errors import EngineUnavailable, TenureError
+from tenure.model import NodeConfig
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_REMOVALS = {TIMED_OUT: Removal.TIMED_OUT, DELETED: Removal.DELETED, EVICTED: Removal.EVICTED}
+_FACTS = ("hold", "count", "order_id", "joined_at", "granted_at", "deadline")  # of a request
+
+
+class Folder:
+    """The folder of a store; it is created with the first transaction."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path, self._clock = path, clock
+        self._boot = _BOOT_ID.read_text() if _BOOT_ID.exists() else ""
+
+    @contextmanager
+    def transaction(self) -> Iterator[tuple[Store, float]]:
+        """Have the store to oneself in the block, with the time; its changes are kept at the end.
+
+        Raises:
+            EngineUnavailable: the folder or its files cannot be used.
+        """
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            with open(self._path / "lock", "ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+                before = self.read()
+                now = self._clock.now()
+                store = self._load(json.loads(before)) if before else Store()
+                store.expire(now)
+                yield store, now
+                _keep_news(store)
+                after = json.dumps(self._dump(store)).encode()
+                if after != before:
+                    (self._path / "new").write_bytes(after)
+                    os.replace(self._path / "new", self._path / "store.json")
+        except TenureError:  # some of them are OSErrors too
+            raise
+        except OSError as error:
+            raise EngineUnavailable(f"the folder {self._path} cannot be used: {error}") from error
+
+    def read(self) -> bytes:
+        """Return the file as it is, without the lock; empty before the first transaction."""
+        try:
+            return (self._path / "store.json").read_bytes()
+        except OSError:  # a transaction says why
+            return b""
+
+    def _dump(self, store: Store) -> dict[str, Any]:
+        return {
+            "boot": self._boot,
+            "last_order_id": store.last_order_id,
+            "last_session_id": store.last_session_id,
+            "nodes": {
+                path: {
+                    "config": asdict(node.config),
+                    "sessions": [_dump_session(each) for each in node.sessions.values()],
+                    "semaphores": {
+                        name: [each.ephemeral, each.limit, _text(each.data)]
+                        for name, each in node.semaphores.items()
+                    },
+                }
+                for path, node in store.nodes.items()
+            },
+        }
+
+    def _load(self, document: dict[str, Any]) -> Store:
+        store = Store()
+        requests: list[tuple[Session, dict[str, Any]]] = []
+        for path, saved in document["nodes"].items():
+            store.create_node(path, NodeConfig(), exist_ok=True)
+            store.alter_node(path, NodeConfig(**saved["config"]))
+            node = store.node(path)
+            for name, (ephemeral, limit, data) in saved["semaphores"].items():
+                if not ephemeral:
+                    store.create(node, name, limit, b64decode(data), exist_ok=False)
+            for row in saved["sessions"] if document["boot"] == self._boot else ():
+                session = store.attach(
+                    path,
+                    row["description"],
+                    row["window"],
+                    "process",
+                    b"",
+                    row["contact"],
+                    row["id"],
+                )
+                session.attached, session.sink = row["attached"], row["news"]
+                for name, data, owners, number in row["watches"]:
+                    store.watch(session, name, data=data, owners=owners, sink=number)
+                requests += [(session, request) for request in row["requests"]]
+        for session, row in sorted(requests, key=lambda each: each[1]["order_id"]):
+            _load_request(store, session, row)
+        store.effects.clear()  # it was all told when it happened
+        for path, saved in document["nodes"].items():
+            for name, (ephemeral, _, data) in saved["semaphores"].items():
+                if ephemeral and name in store.node(path).semaphores:
+                    store.node(path).semaphores[name].data = b64decode(data)
+        store.last_order_id = document["last_order_id"]
+        store.last_session_id = document["last_session_id"]
+        return store
+
+
+def _dump_session(session: Session) -> dict[str, Any]:
+    return {
+        "id": session.id,
+        "description": session.description,
+        "window": session.window,
+        "contact": session.last_contact,
+        "attached": session.attached,
+        "news": session.sink,
+        "watches": [[w.name, w.data, w.owners, w.sink] for w in session.watches],
+        "requests": [
+            {
+                "name": each.semaphore.name,
+                "ephemeral": each.semaphore.ephemeral,
+                "data": _text(each.data),
+                **{fact: getattr(each, fact) for fact in _FACTS},
+            }
+            for each in session.requests.values()
+        ],
+    }
+
+
+def _load_request(store: Store, session: Session, row: dict[str, Any]) -> None:
+    request = store.enqueue(
+        session, row["hold"], row["name"], row["count"], b64decode(row["data"]), None,
+        row["ephemeral"], row["joined_at"], row["order_id"],
+    )  # fmt: skip
+    assert request is not None
+    if request.granted_at is None:  # its deadline is a time, and so it is counted from zero
+        store.alter(session, row["hold"], None, None, 0.0, row["deadline"])
+    else:  # the rule that grants has not changed, and so it owned before
+        request.granted_at = row["granted_at"]
+
+
+def _keep_news(store: Store) -> None:
+    """Leave what the model has to tell with the sessions concerned."""
+    for session, kind, what in store.effects:
+        if kind == GRANTED:
+            session.sink.append(["granted", what.hold, what.order_id])
+        elif kind == CHANGED:
+            session.sink.append(["changed", what.sink])
+        elif kind != ENDED:  # an ended session is not there any more, which tells it enough
+            session.sink.append(["removed", what.hold, _REMOVALS[kind].value])
+    store.effects.clear()
+
+
+def _text(data: bytes) -> str:
+    return b64encode(data).decode()
