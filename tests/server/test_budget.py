@@ -42,9 +42,9 @@ class Worker:
         if self.units:
             self.share.queue()
 
-    def arrives(self) -> bool:
-        """Something arrives; returns whether it was handled at once."""
-        if not self.share.begin():
+    def arrives(self, size: int = 100) -> bool:
+        """So many bytes arrive; returns whether they were handled at once."""
+        if not self.share.begin(size):
             self.share.queue()
             return False
         self.work()
@@ -110,7 +110,28 @@ async def test_what_arrives_at_many_connections_in_one_iteration_is_not_all_hand
     begun = floor.clock.seconds
     handled = [Worker(floor, "a", 4).arrives() for _ in range(500)]
     assert not all(handled)
-    assert floor.clock.seconds - begun <= (64 + 16) * QUANTUM + 2 * ITERATION
+    assert floor.clock.seconds - begun <= 3 * ITERATION
+
+
+async def test_long_reads_of_one_unit_are_never_handled_for_nothing() -> None:
+    floor = Floor()
+    begun = floor.clock.seconds
+    handled = [Worker(floor, "a", 1).arrives(256_000) for _ in range(500)]
+    assert not all(handled)
+    assert floor.clock.seconds - begun <= 3 * ITERATION
+
+
+async def test_one_read_after_the_other_gets_no_more_than_the_quantum_of_an_iteration() -> None:
+    floor = Floor()
+    worker = Worker(floor, "a", 0)
+    at_once = 0
+    while not worker.share.queued:
+        worker.units = 1
+        at_once += worker.arrives(256_000)
+    assert at_once == 4, "as many as fit into a quantum, though the iteration has room for more"
+    assert len(await floor.iteration()) == 1
+    worker.units = 1
+    assert worker.arrives(256_000), "another iteration has another quantum"
 
 
 async def test_a_connection_that_did_little_is_served_before_heavy_ones() -> None:

@@ -5,14 +5,15 @@ in small units, and its `Share` says after each of them whether it may go on. Wh
 a queue, and the connection is not read from meanwhile. Rules:
 
 * **Time.** All connections together use `ITERATION` seconds of an iteration, one connection
-  `QUANTUM`. A unit is bounded by its protocol: a message, a few frames, a few kilobytes.
+  `QUANTUM`, in however many reads. A unit is bounded by its protocol: a message, a few frames, a
+  few kilobytes.
 * **Light connections first.** A connection that has used little of the loop lately, such as one
   that renews a lease now and then, is handled at once, or before all heavy ones. Credit for this
   accrues from the greeting on, so that new connections are no way around it.
 * **Sources in turn.** The queue is a round robin of the sources (`tenure.server.admission`), and of
   the connections of each of them. A source with many connections gets no more than another one.
-* **No cost while there is little to do.** A few reads in a row are handled without a look at the
-  clock.
+* **No cost while there is little to do.** A few short reads in a row are handled without a look at
+  the clock. A long read, and one of several units, is never among them.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ QUANTUM = 0.002
 
 _AT_ONCE = 2 * ITERATION  # seconds of an iteration in which what arrives is handled at once
 _FREE = 64  # reads that are handled without a look at the clock
+_SHORT = 1024  # bytes of the longest of these
 _CREDIT = 0.005  # seconds that a light connection may use at a time
 _ACCRUAL = 0.02  # seconds of credit in a second
 
@@ -62,6 +64,8 @@ class Share:
         "_closed",
         "_credit",
         "_credited_at",
+        "_iteration",
+        "_spent",
         "_work",
         "causes",
         "now",
@@ -83,6 +87,8 @@ class Share:
         self._budget = budget
         self._work = work
         self._began = 0.0  # when the current work began; 0 where it is not measured
+        self._spent = 0.0  # seconds of what arrived in `_iteration`, and was handled at once
+        self._iteration = 0
         self._credit = 0.0
         self._credited_at: float | None = None  # `None` before the greeting
         self._closed = False
@@ -93,18 +99,24 @@ class Share:
             self._credited_at = self.now()
             self._credit = _CREDIT
 
-    def begin(self) -> bool:
-        """Begin to handle what has just arrived; false if it has to wait: see `queue`."""
+    def begin(self, size: int) -> bool:
+        """Begin to handle `size` bytes that have just arrived; false if they wait: see `queue`."""
         budget = self._budget
         self._began = 0.0
-        if budget.free > 0:
+        if budget.free > 0 and size <= _SHORT:
             budget.free -= 1
             return True
         return self._begin_crowded()
 
     def _begin_crowded(self) -> bool:
-        if self.queued or not self._budget.has_room(self):
+        budget = self._budget
+        if self.queued or not budget.has_room(self):
             return False
+        if self._iteration != budget.iteration:
+            self._iteration = budget.iteration
+            self._spent = 0.0
+        elif self._spent >= QUANTUM:
+            return False  # one read after the other, with no iteration in between
         self._began = self.now()
         return True
 
@@ -115,12 +127,15 @@ class Share:
         if self._began:
             return now - self._began >= QUANTUM
         self._began = now
+        self._budget.free = 0  # it had a unit for nothing, and has more
         return False
 
     def end(self) -> None:
         """Note that the connection has handled what it may for now."""
         if self._began:
-            self._charge(self.now() - self._began)
+            took = self.now() - self._began
+            self._charge(took)
+            self._spent += took
             self._began = 0.0
 
     def queue(self) -> None:
@@ -195,14 +210,16 @@ class LoopBudget:
         logger: of the server.
 
     Attributes:
-        free: reads that may be handled without a look at the clock.
+        free: short reads that may be handled without a look at the clock.
+        iteration: the number of the current one, among those in which there is much to do.
     """
 
-    __slots__ = ("_armed", "_ends", "_failures", "_heavy", "_light", "free", "now")
+    __slots__ = ("_armed", "_ends", "_failures", "_heavy", "_light", "free", "iteration", "now")
 
     def __init__(self, now: Callable[[], float], logger: logging.Logger) -> None:
         self.now = now
         self.free = _FREE
+        self.iteration = 0
         self._light = _RoundRobin()
         self._heavy = _RoundRobin()
         self._armed = False  # `_iterate` will be called at the beginning of the next iteration
@@ -233,6 +250,7 @@ class LoopBudget:
     def _arm(self) -> None:
         if not self._armed:
             self._armed = True
+            self.iteration += 1
             self._ends = self.now() + _AT_ONCE
             asyncio.get_running_loop().call_soon(self._iterate)
 

@@ -155,7 +155,7 @@ class Stream(asyncio.Protocol, ABC):
             self._behind += data
             return
         self._frames = self._reader.feed(data)
-        if self._share.begin():
+        if self._share.begin(len(data)):
             self._go_on()
             self._share.end()
         else:

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from tenure.server import accept
 from tenure.server.admission import Source
+from tenure.server.budget import QUANTUM
 from tenure.server.limits import Limits
 from tenure.server.ydb.calls import Call, GrpcError
 from tenure.server.ydb.messages import Request, Status
@@ -153,6 +154,95 @@ async def test_a_thousand_messages_in_a_frame_are_all_answered() -> None:
         await client.call._stream.send_data(frame * 1000)
         for _ in range(1000):
             assert (await client.expect("pong")).opaque == 7
+
+
+class Slow:
+    """A connection whose messages each take a quarter of its quantum.
+
+    Attributes:
+        counts: the messages of each iteration of the loop.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.counts = [0]
+        self._seconds = 100.0
+        call.connection.share.now = call.connection.context.budget.now = lambda: self._seconds
+        self._count()
+
+    def _count(self) -> None:
+        self.counts.append(0)
+        if sum(self.counts) < CALLS * MESSAGES:
+            asyncio.get_running_loop().call_soon(self._count)
+
+    def handled(self) -> None:
+        """Note a message."""
+        self._seconds += QUANTUM / 4
+        self.counts[-1] += 1
+
+
+class SlowReceiver:
+    """Receives the messages of one call.
+
+    Attributes:
+        choked: it wants none for now.
+        ended: done when the client has half-closed the call.
+    """
+
+    def __init__(self, slow: Slow, *, choked: bool) -> None:
+        self.choked = choked
+        self._slow = slow
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def received(self, message: bytes) -> None:
+        self._slow.handled()
+
+    def half_closed(self) -> None:
+        self.ended.set_result(None)
+
+    def broken(self, error: GrpcError) -> None:
+        self.ended.set_exception(error)
+
+
+CALLS, MESSAGES = 20, 50
+
+
+@pytest.mark.parametrize("waits_for", ["a receiver", "room"])
+async def test_small_messages_that_wait_are_handled_in_turns_of_their_connection(
+    waits_for: str,
+) -> None:
+    all_have_come = asyncio.Event()
+    slow: list[Slow] = []
+
+    async def serve(call: Call) -> None:
+        if not slow:
+            slow.append(Slow(call))
+        receiver = SlowReceiver(slow[0], choked=waits_for == "room")
+        if waits_for == "room":
+            call.listen(receiver)
+        await all_have_come.wait()
+        if waits_for == "room":
+            receiver.choked = False
+            call.resume()
+        else:
+            call.listen(receiver)
+        await receiver.ended
+
+    async with serving() as server, connected(server) as (_, raw):
+        server.listener._methods["/slow"] = serve
+        client = Http2(raw)
+        for number in [client.call("/slow") for _ in range(CALLS)]:
+            client.h2.send_data(number, bytes(5) * MESSAGES, end_stream=True)
+        await client.flush()
+
+        async def half_closed() -> bool:
+            calls = [call for each in server.listener._connections for call in each._calls]
+            return len(calls) == CALLS and all(call.left for call in calls)
+
+        await eventually(half_closed)
+        all_have_come.set()
+        await eventually_empty(server, connections=False)
+        assert sum(slow[0].counts) == CALLS * MESSAGES
+        assert max(slow[0].counts) <= 5, "a quantum, and the message with which it is used up"
 
 
 # --- bad input
@@ -486,9 +576,10 @@ async def test_a_connection_that_is_lost_with_much_unread_takes_all_of_it_along(
         await serves_others(server)
 
 
-async def eventually_empty(server: Server) -> None:
+async def eventually_empty(server: Server, *, connections: bool = True) -> None:
     async def empty() -> bool:
-        return not (server.listener._connections or server.listener._tasks)
+        left = connections and server.listener._connections
+        return not (left or server.listener._tasks)
 
     await eventually(empty)
 

@@ -133,7 +133,8 @@ class Stream(asyncio.Protocol):
         arrived, clock = self._arrived, self._now  # an instance's own are called faster like this
         arrived()
         try:
-            if self._busy or self._requests or self._unread or not self._share.begin():
+            waits = self._busy or self._requests or self._unread
+            if waits or not self._share.begin(len(data)):
                 self._keep(data)
                 return
             request = None if self._special else self._reader.alone(data)

@@ -1,8 +1,8 @@
 """One gRPC call as its server sees it: messages in, frames out, a status at the end.
 
-A message is handed to the call's `Receiver` from within `data_received`. What the receiver or the
-connection has no room for stays unread, and unacknowledged, so that HTTP/2's flow control tells the
-client.
+A message is handed to the call's `Receiver` within the connection's share of the loop's iteration,
+and each one counts, however many came in a frame. What the share, the receiver or the connection
+has no room for stays unread, and unacknowledged, so that HTTP/2's flow control tells the client.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Receiver(Protocol):
 
     @property
     def choked(self) -> bool:
-        """Whether it should get no more for now; `Call.more` is then called when it should."""
+        """Whether it should get no more for now; `Call.resume` is then called when it should."""
         ...
 
     def received(self, message: bytes) -> None: ...
@@ -138,8 +138,8 @@ class Call:
         self._receiver = receiver
         if self._refusal is not None:
             receiver.broken(self._refusal)
-        else:
-            self.more()
+        elif self._unread or self._partial or self._ended:
+            self.connection.postpone((self,))
 
     def refuse(self, error: GrpcError) -> None:
         """End the call with `error` instead of its next message."""
@@ -148,8 +148,14 @@ class Call:
         if self._receiver is not None:
             self._receiver.broken(error)
 
+    def resume(self) -> None:
+        """Hand out in the connection's next share what the receiver had no room for."""
+        if self in self.connection.choked:
+            self.connection.choked.discard(self)
+            self.connection.postpone((self,))
+
     def more(self) -> None:
-        """Hand out what has come, as far as it is wanted."""
+        """Hand out what has come, as far as it is wanted; within the connection's share."""
         if self._decoding or self._receiver is None or self._over or not self.connection.is_open:
             return
         self._decoding = True

@@ -112,7 +112,7 @@ class Http2Protocol(H2Protocol):
     def data_received(self, data: bytes) -> None:
         if not self.is_open:
             return
-        if self._unread or not self.share.begin():
+        if self._unread or not self.share.begin(len(data)):
             self._unread += data
             self.share.queue()
             self._settle_reading()
@@ -178,8 +178,9 @@ class Http2Protocol(H2Protocol):
 
     def postpone(self, calls: Iterable[Call]) -> None:
         """Have calls go on in a later iteration."""
-        self._postponed.update(dict.fromkeys(calls))
-        self.share.queue()
+        if self.is_open:
+            self._postponed.update(dict.fromkeys(calls))
+            self.share.queue()
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -57,7 +57,7 @@ class Output:
                 await self._send_long()
             else:
                 await self._send_short()
-            self._call.more()
+            self._call.resume()
 
     async def _send_short(self) -> None:
         short = []
