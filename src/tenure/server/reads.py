@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
 from tenure.engines.contract import Engine
 from tenure.errors import AuthenticationFailed, SessionExpired
-from tenure.model import SessionDescription
+from tenure.model import SemaphoreDescription, SessionDescription
 from tenure.server.admission import Source
 from tenure.server.auth.identity import Identity
 
@@ -36,6 +36,8 @@ __all__ = [
     "Reads",
     "converted",
     "lasting_semaphores",
+    "pages_of_semaphores",
+    "pages_of_sessions",
     "reader_of",
     "session_by_id",
 ]
@@ -231,27 +233,73 @@ async def session_by_id(engine: Engine, node: str, number: int) -> SessionDescri
     return next((each for each in found if each.id == number), None)
 
 
+async def pages_of_sessions(
+    engine: Engine, node: str, reader: Reader
+) -> AsyncGenerator[Sequence[SessionDescription], None]:
+    """Yield a node's sessions, each page read in a slice.
+
+    Raises what the store raises.
+    """
+    pages, after = engine.pages(), 0
+    if pages is None:
+        async with reader:
+            found = await engine.list_sessions(node)
+        async for part in _parts(found, reader):
+            yield part
+        return
+    while True:
+        async with reader:
+            page = await pages.sessions(node, after=after, most=SLICE)
+        yield page
+        if len(page) < SLICE:
+            return
+        after = page[-1].id
+
+
+async def pages_of_semaphores(
+    engine: Engine, node: str, reader: Reader, *, owners: bool = False
+) -> AsyncGenerator[Sequence[SemaphoreDescription], None]:
+    """Yield a node's semaphores, each page read in a slice.
+
+    Raises what the store raises.
+    """
+    pages, after = engine.pages(), ""
+    if pages is None:
+        async with reader:
+            found = await engine.list_semaphores(node, owners=owners, waiters=False)
+        async for part in _parts(found, reader):
+            yield part
+        return
+    while True:
+        async with reader:
+            page = await pages.semaphores(
+                node, owners=owners, waiters=False, after=after, most=SLICE // 4
+            )
+        if not page:
+            return
+        yield page
+        after = page[-1].name
+
+
+async def _parts(found: Sequence[T], reader: Reader) -> AsyncGenerator[Sequence[T], None]:
+    """Yield a list in parts, with a turn before each but the first."""
+    for start in range(0, len(found), SLICE):
+        if start:
+            async with reader:
+                pass  # the caller looks through the part in this step
+        yield found[start : start + SLICE]
+
+
 async def lasting_semaphores(engine: Engine, node: str, reader: Reader) -> list[str]:
     """Return the names of a node's lasting semaphores, read in slices.
 
     Raises what the store raises.
     """
-    pages = engine.pages()
-    if pages is None:
-        async with reader:
-            found = await engine.list_semaphores(node, owners=False, waiters=False)
-        return [each.name for each in found if not each.ephemeral]
     names: list[str] = []
-    after = ""
-    while True:
-        async with reader:
-            page = await pages.semaphores(
-                node, owners=False, waiters=False, after=after, most=SLICE // 4
-            )
-        if not page:
-            return names
-        after = page[-1].name
-        names += [each.name for each in page if not each.ephemeral]
+    async with aclosing(pages_of_semaphores(engine, node, reader)) as pages:
+        async for page in pages:
+            names += [each.name for each in page if not each.ephemeral]
+    return names
 
 
 async def converted(reader: Reader, found: Sequence[T], convert: Callable[[T], U]) -> list[U]:

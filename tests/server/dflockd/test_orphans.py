@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from tenure.model import EPHEMERAL_LIMIT, SessionDescription
 from tenure.server.dflockd.claims import Record, sealed
 from tenure.server.dflockd.housekeeping import Deaf
 from tenure.server.dflockd.listener import DflockdListener
+from tenure.server.reads import Reads
 from tenure.testing import VirtualClock
 from tenure.testing.faults import FaultyEngine, Way
 from tenure.wire.lines.replies import make_token
@@ -44,6 +46,9 @@ class Unseeing(MemoryEngine):
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         found = await super().list_sessions(path)
         return [replace(each, attached=None, silent_for=self.silent) for each in found]
+
+    def pages(self) -> None:  # type: ignore[override]  # `Engine.pages` may return None
+        return None
 
 
 async def leave_a_lock(engine: MemoryEngine, listener: DflockdListener) -> str:
@@ -133,6 +138,54 @@ async def test_looks_in_quick_succession_take_nothing_of_a_silent_server(
         await asyncio.sleep(6)
         assert [await client.hears() for client in clients] == ["error\n"] * 3
         assert not listener.locks.held
+
+
+async def test_the_search_takes_turns_with_the_costly_reads_of_clients(
+    clock: VirtualClock, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists: list[tuple[str, bool]] = []
+    reading = 0
+    store = MemoryEngine(name, clock)
+    await store.open()
+    pages_of = MemoryEngine.pages
+
+    class NotedPages:
+        """The pages of the store, with a note of each one."""
+
+        def __init__(self, engine: MemoryEngine) -> None:
+            self._pages = pages_of(engine)
+
+        async def sessions(self, path: str, *, after: int, most: int) -> Any:
+            lists.append(("sessions", reading > 0))
+            return await self._pages.sessions(path, after=after, most=most)
+
+        async def semaphores(self, path: str, **options: Any) -> Any:
+            lists.append(("semaphores", reading > 0))
+            return await self._pages.semaphores(path, **options)
+
+    begin, end = Reads.begin, Reads.end
+
+    async def count_begin(reads: Reads, client: Hashable, connection: object) -> None:
+        nonlocal reading
+        await begin(reads, client, connection)
+        reading += 1
+
+    def count_end(reads: Reads, client: Hashable) -> None:
+        nonlocal reading
+        reading -= 1
+        end(reads, client)
+
+    monkeypatch.setattr(MemoryEngine, "pages", lambda engine: NotedPages(engine))  # noqa: PLW0108  (binds)
+    monkeypatch.setattr(Reads, "begin", count_begin)
+    monkeypatch.setattr(Reads, "end", count_end)
+    async with serving(clock, engine=MemoryEngine(name, clock)) as listener:
+        token = token_of(await Client(listener).asks("l", "job", "0 20"))
+    async with serving(clock, engine=MemoryEngine(name, clock)) as listener:
+        assert (await Client(listener).asks("n", "job", f"{token} 20")).startswith("ok ")
+    await store.aclose()
+    assert {kind for kind, _ in lists} == {"sessions", "semaphores"}
+    assert all(in_turn for _, in_turn in lists)
+    assert reading == 0
 
 
 @pytest.mark.parametrize("moment", [4.001, 4.02, 4.026, 4.032, 4.038, 4.044, 4.05, 4.1])

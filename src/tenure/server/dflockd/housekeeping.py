@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import aclosing
 
 from tenure.engines.contract import Attach, Removal
 from tenure.errors import SemaphoreBusy, SemaphoreNotFound, SessionExpired
@@ -10,6 +11,7 @@ from tenure.model import Recovered
 from tenure.server.dflockd.claims import MARK
 from tenure.server.dflockd.locks import Locks
 from tenure.server.dflockd.names import key_of
+from tenure.server.reads import Reader, pages_of_semaphores
 
 __all__ = ["Deaf", "collect", "know_leftovers"]
 
@@ -70,11 +72,14 @@ async def collect(locks: Locks, description: str) -> None:
 
 
 async def know_leftovers(locks: Locks) -> None:
-    """What was made for keys that nobody uses now is deleted in its time."""
+    """Find the semaphores of keys that have no clients now; each is deleted in its time."""
     now = locks.now()
-    node = locks.options.node
-    for each in await locks.context.engine.list_semaphores(node, owners=False, waiters=False):
-        if not each.ephemeral and each.data == MARK:
-            key = key_of(each.name)
-            if key is not None and key not in locks.keys:
-                locks.found(key, each.limit, now)
+    context, node = locks.context, locks.options.node
+    reader = Reader(context.reads, "the search for unused keys")
+    async with aclosing(pages_of_semaphores(context.engine, node, reader)) as pages:
+        async for page in pages:
+            for each in page:
+                if not each.ephemeral and each.data == MARK:
+                    key = key_of(each.name)
+                    if key is not None and key not in locks.keys:
+                        locks.found(key, each.limit, now)

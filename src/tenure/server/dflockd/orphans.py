@@ -11,6 +11,8 @@ Rules:
   in two looks, some time apart: a living listener reports in between, also after an outage.
 * A session that is taken over by mistake costs its listener the locks, and no client its lease:
   the leases are in the requests' data, and are kept until they end.
+* The lists are read in turn with the costly reads of clients (`tenure.server.reads`), because a
+  client can ask for a search.
 * Two listeners that take over the same session: the store gives it to the later one, and tells the
   other one that it is over.
 """
@@ -21,6 +23,7 @@ import asyncio
 import contextlib
 import logging
 import re
+from contextlib import aclosing
 
 from tenure.engines.contract import Attach, EngineSession
 from tenure.errors import AuthenticationFailed, NodeNotFound, SessionExpired, TenureError
@@ -29,6 +32,7 @@ from tenure.server.dflockd.claims import Claim, Record
 from tenure.server.dflockd.holder import Holder
 from tenure.server.dflockd.locks import Locks, Work
 from tenure.server.dflockd.names import key_of
+from tenure.server.reads import Reader, pages_of_semaphores, pages_of_sessions
 
 __all__ = ["Orphans", "session_text"]
 
@@ -57,6 +61,7 @@ class Orphans:
     def __init__(self, locks: Locks, start: Work) -> None:
         self._locks = locks
         self._start = start
+        self._reader = Reader(locks.context.reads, "the search for orphans")
         self._suspects: dict[int, tuple[float, float]] = {}  # by ids: silent for, seen at
         self._task: asyncio.Task[None] | None = None
         self._began_at = float("-inf")
@@ -87,21 +92,26 @@ class Orphans:
     async def _look(self) -> None:
         locks = self._locks
         engine, node = locks.context.engine, locks.options.node
+        found: list[SessionDescription] = []
         try:
-            sessions = await engine.list_sessions(node)
+            async with aclosing(pages_of_sessions(engine, node, self._reader)) as pages:
+                async for page in pages:
+                    found += [each for each in page if _OURS.match(each.description)]
         except NodeNotFound:
             return
         mine = {holder.session.id for holder in locks.holders}
-        others = [
-            each for each in sessions if _OURS.match(each.description) and each.id not in mine
-        ]
+        others = [each for each in found if each.id not in mine]
         orphans = [each for each in others if self._is_orphan(each)]
         known = {each.id for each in others}
         self._suspects = {id_: seen for id_, seen in self._suspects.items() if id_ in known}
         if not orphans:
             return
-        semaphores = await engine.list_semaphores(node, owners=True, waiters=False)
-        described = {each.name: each for each in semaphores}
+        described: dict[str, SemaphoreDescription] = {}
+        async with aclosing(
+            pages_of_semaphores(engine, node, self._reader, owners=True)
+        ) as semaphores:
+            async for listed in semaphores:
+                described.update((each.name, each) for each in listed)
         for each in orphans:
             self._suspects.pop(each.id, None)
             try:
