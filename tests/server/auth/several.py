@@ -25,7 +25,7 @@ from tenure.server.listener import Listener
 from tenure.server.native import NativeListener
 from tenure.server.ydb import YdbListener
 
-__all__ = ["Several", "attached", "rights", "several"]
+__all__ = ["Several", "attached", "rights", "several", "token_of"]
 
 
 def rights(permissions: Permissions = EVERYTHING, quotas: Quotas = UNSET) -> Rights:

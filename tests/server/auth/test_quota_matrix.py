@@ -14,7 +14,7 @@ from tenure.errors import TenureError
 from tenure.model import EPHEMERAL_LIMIT, NodeConfig
 from tenure.server.auth.quotas import Quotas
 from tenure.server.limits import Limits
-from tests.server.auth.several import attached, rights, several
+from tests.server.auth.several import attached, rights, several, token_of
 
 QUOTA = 3
 """Of what is counted one by one, and as many times `SIZE` bytes."""
@@ -152,6 +152,39 @@ async def test_watches_beyond_the_quota_are_refused() -> None:
             stop()
         await more_watches(filler)  # behind what stops the others
         assert account.watches.used == 1
+
+
+async def test_watches_of_a_ydb_client_beyond_the_quota_are_refused() -> None:
+    pytest.importorskip("ydb")
+    from tenure.server.ydb.messages import Status
+    from tests.server.ydb import raw
+
+    async with (
+        several({"some": rights(quotas=Quotas(watches=QUOTA)), "other": rights()}) as server,
+        raw.channel(f"127.0.0.1:{server.port('ydb')}") as over,
+    ):
+        some, other = [
+            await raw.stream(over, metadata=[("x-ydb-auth-ticket", token_of(each))])
+            for each in ("some", "other")
+        ]
+        for client in (some, other):
+            await client.start()
+        for number in range(QUOTA + 1):
+            await other.create(f"w{number}", 1)
+            assert (await other.described(f"w{number}", watch_data=True)).limit == 1
+            if number < QUOTA:
+                assert (await some.described(f"w{number}", watch_data=True)).limit == 1
+        asked = await some.describe(f"w{QUOTA}", watch_data=True)
+        refusal = await some.expect("describe_semaphore_result")
+        assert (refusal.req_id, refusal.status) == (asked, Status.OVERLOADED)
+        assert f"quota watches = {QUOTA}" in refusal.issues[0].message
+        await some.call.cancel()
+        (account,) = [each for each in server.accounts() if each.identity == "some"]
+
+        async def are_over() -> bool:
+            return not account.watches.used
+
+        await raw.eventually(are_over)
 
 
 @pytest.mark.parametrize(

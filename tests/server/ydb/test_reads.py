@@ -7,7 +7,7 @@ import asyncio
 from tenure.server.admission import source_at
 from tenure.server.reads import Reader
 from tenure.server.ydb.messages import Request, Status
-from tests.server.ydb.raw import NODE, PATIENCE, Client, channel, serving, session, stream
+from tests.server.ydb.raw import NODE, PATIENCE, Client, call, channel, serving, session, stream
 
 
 async def test_a_description_with_owners_waits_for_its_turn_and_nothing_else_does() -> None:
@@ -31,6 +31,19 @@ async def test_a_description_with_owners_waits_for_its_turn_and_nothing_else_doe
             assert server.context.reads.waiting == 1  # one of the connection's
         for each, number in zip((client, other), asked, strict=True):
             assert (await each.expect("describe_semaphore_result")).req_id == number
+        assert server.context.reads.waiting == 0
+
+
+async def test_a_description_of_a_node_waits_for_its_turn() -> None:
+    async with serving() as server, channel(server.target) as over:
+        async with Reader(server.context.reads, source_at("127.0.0.1")):
+            describing = asyncio.create_task(call(over, "DescribeNode", path=NODE))
+            async with asyncio.timeout(PATIENCE):
+                while not server.context.reads.waiting:  # noqa: ASYNC110  (nothing tells)
+                    await asyncio.sleep(0.01)
+            made = await call(over, "CreateNode", path="/local/n")
+            assert made.status == Status.SUCCESS
+        assert (await describing).status == Status.SUCCESS
         assert server.context.reads.waiting == 0
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+from tenure.server.reads import Reader
 from tenure.server.ydb.roll import Roll
 from tests.server.ydb.raw import serving
 
@@ -18,6 +20,18 @@ async def test_a_session_that_comes_and_goes_is_kept_once() -> None:
         assert len(roll) < 100
         assert roll.find("/default", 1) is not None
         roll.forget()
+
+
+async def test_the_timeout_of_a_session_is_read_in_a_turn_of_its_client() -> None:
+    async with serving() as server:
+        roll, reads = Roll(server.context), server.context.reads
+        reader = Reader(reads, "client")
+        async with reader:
+            asking = asyncio.create_task(roll.timeout_of("/default", 1, reader))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert reads.waiting == 1
+        assert await asking is None
 
 
 def _stream() -> Any:

@@ -16,6 +16,7 @@ from tenure.server.session_keys import SessionKeys, check_new_key, check_shown_k
 from tenure.server.ydb.messages import Request, Status
 from tenure.testing import VirtualClock
 from tenure.wire.messages import Attach, Failed
+from tests.server.auth.several import rights, several, token_of
 from tests.server.talking import called
 from tests.server.ydb.raw import NODE, Metadata, Over, channel, serving, session, stream
 
@@ -51,6 +52,21 @@ async def test_a_session_without_a_key_is_attached_by_its_identity_alone() -> No
         await later.start(session_id=client.session_id)
         await client.fails(Status.BAD_SESSION)
         assert await later.released(await later.release("m"))
+
+
+@pytest.mark.parametrize("key", [b"", b"a known key"])
+async def test_a_session_is_not_attached_by_its_id_under_another_identity(key: bytes) -> None:
+    identities = {"billing": rights(), "reports": rights()}
+    async with several(identities) as server, channel(f"127.0.0.1:{server.port('ydb')}") as over:
+        billing, reports = ([("x-ydb-auth-ticket", token_of(each))] for each in identities)
+        client = await stream(over, metadata=billing)
+        await client.start(protection_key=key)
+        assert await client.acquired(await client.acquire("m", 2**64 - 1, ephemeral=True))
+        await refused(over, client.session_id, reports, key)
+        assert await client.released(await client.release("m"))
+        later = await stream(over, metadata=billing)
+        await later.start(session_id=client.session_id, protection_key=key)
+        await client.fails(Status.BAD_SESSION)
 
 
 @pytest.mark.parametrize("kind", ["again", "resume"])

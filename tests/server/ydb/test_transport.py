@@ -26,7 +26,7 @@ from tenure.server import accept
 from tenure.server.admission import Source
 from tenure.server.budget import QUANTUM
 from tenure.server.limits import Limits
-from tenure.server.ydb.calls import Call, GrpcError
+from tenure.server.ydb.calls import Call, GrpcError, decoded
 from tenure.server.ydb.messages import Request, Status
 from tests.server.ydb.raw import (
     NODE,
@@ -154,6 +154,31 @@ async def test_a_thousand_messages_in_a_frame_are_all_answered() -> None:
         await client.call._stream.send_data(frame * 1000)
         for _ in range(1000):
             assert (await client.expect("pong")).opaque == 7
+
+
+class NoMemory:
+    """A message for which there is no memory."""
+
+    DESCRIPTOR = Request.DESCRIPTOR
+
+    @staticmethod
+    def FromString(_: bytes) -> None:  # noqa: N802  (the name in protobuf)
+        raise MemoryError
+
+
+async def test_a_call_ends_whose_message_there_is_no_memory_for() -> None:
+    async def serve(call: Call) -> None:
+        decoded(NoMemory, await call.message() or b"")
+
+    async with serving() as server, channel(server.target) as over:
+        server.listener._methods["/large"] = serve
+        method = UnaryUnaryMethod(over.channel, "/large", Request, Request)
+        with pytest.raises(GRPCError) as caught:
+            await method(Request(), timeout=PATIENCE)
+        assert caught.value.status is GrpcStatus.RESOURCE_EXHAUSTED
+        client = await session(over)
+        assert await client.acquired(await client.acquire("m", 1, ephemeral=True))
+        assert "a call failed: /large" not in server.lines.events()
 
 
 class Slow:

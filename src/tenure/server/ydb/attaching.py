@@ -131,7 +131,10 @@ async def _again(
         can = context.engine.capabilities
         millis: int | None = start.timeout_millis
         if not can.adopt or how.recovery_window > can.longest_window:
-            millis = member.timeout_millis if member else await roll.timeout_of(node, number)
+            if member is None:
+                millis = await roll.timeout_of(node, number, stream.reader)
+            else:
+                millis = member.timeout_millis
             how = replace(how, recovery_window=max(rules.MIN_WINDOW, (millis or 0) / 1000))
         if millis is None:
             raise rules.not_there_to_resume(node, number)

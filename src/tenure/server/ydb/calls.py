@@ -69,13 +69,16 @@ def decoded(kind: Any, message: bytes) -> Any:
     """Decode a message of a generated class.
 
     Raises:
-        GrpcError: it is not one.
+        GrpcError: it is not one, or there is no memory for it.
     """
     try:
         return kind.FromString(message)
     except DecodeError as error:
         text = f"not a {kind.DESCRIPTOR.name}: {error}"
         raise GrpcError(Status.INVALID_ARGUMENT, text) from error
+    except MemoryError as error:
+        text = f"there is no memory for a {kind.DESCRIPTOR.name} of {len(message)} bytes"
+        raise GrpcError(Status.RESOURCE_EXHAUSTED, text) from error
 
 
 class Call:

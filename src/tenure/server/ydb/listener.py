@@ -33,6 +33,7 @@ from tenure.server.ydb.transport import Connection, refusal
 if TYPE_CHECKING:
     from tenure.engines.contract import Engine
     from tenure.server.context import Context
+    from tenure.server.reads import Reader
 
 __all__ = ["YdbListener"]
 
@@ -101,9 +102,7 @@ class YdbListener:
             **self._unary(_COORDINATION, "CreateNode", coordination, self._on_nodes(nodes.create)),
             **self._unary(_COORDINATION, "AlterNode", coordination, self._on_nodes(nodes.alter)),
             **self._unary(_COORDINATION, "DropNode", coordination, self._on_nodes(nodes.drop)),
-            **self._unary(
-                _COORDINATION, "DescribeNode", coordination, self._on_nodes(nodes.describe)
-            ),
+            **self._unary(_COORDINATION, "DescribeNode", coordination, self._read(nodes.describe)),
             **self._unary(_DISCOVERY, "ListEndpoints", discovery, self._list_endpoints),
             **self._unary(_DISCOVERY, "WhoAmI", discovery, self._who_am_i),
         }
@@ -251,6 +250,13 @@ class YdbListener:
     def _on_nodes(self, method: Callable[[Any, Engine], Awaitable[Any]]) -> Unary:
         async def answer(request: Any, call: Call) -> Any:
             return await method(request, self._context.guard.engine(call.identity))
+
+        return answer
+
+    def _read(self, method: Callable[[Any, Engine, Reader], Awaitable[Any]]) -> Unary:
+        async def answer(request: Any, call: Call) -> Any:
+            engine = self._context.guard.engine(call.identity)
+            return await method(request, engine, call.connection.reader(call.identity))
 
         return answer
 

@@ -11,6 +11,7 @@ from tenure.core import rules
 from tenure.engines.contract import Engine
 from tenure.errors import InvalidArgument, NodeNotFound, TenureError
 from tenure.model import Consistency, CountersMode, NodeConfig
+from tenure.server.reads import Reader
 from tenure.server.ydb.messages import Status, coordination, operation, scheme, status_of
 from tenure.server.ydb.paths import Database
 
@@ -31,7 +32,10 @@ class _Wrong(Exception):
 
 
 class NodeCalls:
-    """Each method takes the call's request and its client's engine, and returns its operation."""
+    """Each method takes the call's request and its client's engine, and returns its operation.
+
+    A read takes the turns of its connection's reads, too.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -70,10 +74,12 @@ class NodeCalls:
 
         return await _answered(work())
 
-    async def describe(self, request: Any, engine: Engine) -> Any:
+    async def describe(self, request: Any, engine: Engine, reader: Reader) -> Any:
         async def work() -> Any:
             path = self._path(request.path)
-            found = await engine.describe_node(self._node(path))
+            node = self._node(path)
+            async with reader.lock, reader:
+                found = await engine.describe_node(node)
             result = coordination.DescribeNodeResult()
             entry = result.self
             entry.name = path.rpartition("/")[2]

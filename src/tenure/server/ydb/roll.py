@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.engines.contract import EngineSession
 from tenure.errors import TenureError
-from tenure.server.reads import session_by_id
+from tenure.server.reads import Reader, session_by_id
 from tenure.server.ydb.long_replies import LongReplies
 
 if TYPE_CHECKING:
@@ -198,22 +198,28 @@ class Roll:
                 error=str(error),
             )
 
-    async def timeout_of(self, node: str, number: int) -> int | None:
+    async def timeout_of(self, node: str, number: int, reader: Reader) -> int | None:
         """How long a session of the store survives, in milliseconds; ``None`` if there is none.
 
         A store that lists in pages is asked for the one session. Elsewhere one look at the store
         answers the many that ask at a time, as after a restart; but what a look has not found that
         had begun before it was asked for may be there by now.
+
+        Args:
+            node: the path of the session's node.
+            number: the session's id.
+            reader: turns of the reads of the client that asks.
         """
         engine = self._context.engine
         if engine.pages() is not None:
-            session = await session_by_id(engine, node, number)
+            async with reader:
+                session = await session_by_id(engine, node, number)
             return None if session is None else round(session.recovery_window * 1000)
         for last in (False, True):
             listing = self._listings.get(node)
             enough = last or listing is None
             if listing is None:
-                listing = asyncio.ensure_future(self._list(node))
+                listing = asyncio.ensure_future(self._list(node, reader))
                 self._listings[node] = listing
                 listing.add_done_callback(partial(self._listed, node))
             found = (await asyncio.shield(listing)).get(number)
@@ -226,8 +232,9 @@ class Roll:
         if not listing.cancelled():
             listing.exception()  # who asked has it; or nobody does any more
 
-    async def _list(self, node: str) -> dict[int, int]:
-        sessions = await self._context.engine.list_sessions(node)
+    async def _list(self, node: str, reader: Reader) -> dict[int, int]:
+        async with reader:
+            sessions = await self._context.engine.list_sessions(node)
         return {each.id: round(each.recovery_window * 1000) for each in sessions}
 
     async def settled(self) -> None:
