@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
+import textwrap
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -140,3 +142,36 @@ async def test_a_member_without_space_grants_nothing_and_keeps_what_is_held() ->
             await asyncio.to_thread(cluster.make_space)
             async with session.mutex("m").lock(timeout=PATIENCE) as later:
                 assert later.fencing_token > lease.fencing_token
+
+
+IN_A_CHILD = """
+    import asyncio, os, signal, sys, warnings
+    import tenure
+
+    warnings.filterwarnings("ignore", category=DeprecationWarning)  # of a fork among threads
+
+    async def lock(name, then):
+        async with tenure.connect(sys.argv[1]) as client, client.mutex(name).lock():
+            return await then()
+
+    async def nothing():
+        return 0
+
+    async def fork():
+        if (child := os.fork()) == 0:
+            signal.alarm(60)
+            asyncio.events._set_running_loop(None)  # as multiprocessing's children have none
+            os._exit(asyncio.run(lock("in the child", nothing)))
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        async with tenure.connect(sys.argv[1]) as client, client.mutex("afterwards").lock():
+            return os.waitstatus_to_exitcode(status)
+
+    sys.exit(asyncio.run(lock("in the parent", fork)))
+"""
+
+
+@guarantee("fork", "others go on", on=ETCD)
+async def test_a_child_of_a_program_with_an_open_client_connects_and_locks(url: str) -> None:
+    program = (sys.executable, "-c", textwrap.dedent(IN_A_CHILD), url)
+    process = await asyncio.create_subprocess_exec(*program)
+    assert await process.wait() == 0
