@@ -277,6 +277,22 @@ async def test_only_who_has_a_token_comes_in_and_no_token_is_ever_shown(tmp_path
             assert secret.encode() not in server.raw
 
 
+async def test_a_file_that_does_not_answer_stops_neither_the_server_nor_its_end(
+    tmp_path: Path,
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"{ONE}\n")
+    tokens.chmod(0o600)
+    async with serving(tmp_path, "--auth-token-file", str(tokens)) as server:
+        place = server.address.partition("//")[2]
+        tokens.unlink()
+        os.mkfifo(tokens, 0o600)  # opening it waits for a writer
+        server.send(signal.SIGHUP)
+        await token_of_a_lock(f"tenure://{ONE}@{place}")
+        assert await server.end() == 0
+        assert not server.told("reloaded")
+
+
 async def test_what_is_open_to_everybody_is_warned_of(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{ONE}\n")

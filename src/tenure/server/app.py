@@ -16,13 +16,14 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from tenure.background import Failures
 from tenure.busy_poll import BusyPoll
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
-from tenure.errors import InvalidArgument, Unsupported
+from tenure.errors import InvalidArgument, TenureError, Unsupported
 from tenure.server.addresses import Address
 from tenure.server.admission import fitted, raise_file_limit
 from tenure.server.audit import Audit
@@ -32,6 +33,7 @@ from tenure.server.limits import NO_LIMIT, Limits
 from tenure.server.listener import Listener
 from tenure.server.loading import LoadedFiles, load_files
 from tenure.server.log import LOGGER, tell
+from tenure.server.reloading import Reloader
 from tenure.server.settings import Settings
 from tenure.server.sockets import claim
 
@@ -73,6 +75,7 @@ class Server:
         self._endings: set[asyncio.Task[None]] = set()
         self._failures = Failures("ending connections", LOGGER)
         self._is_open = False
+        self._reloader = Reloader(partial(load_files, settings), self._reloaded, self._not_reloaded)
         self._files = load_files(settings)
         self._apply(self._files)
         self.audit = Audit(LOGGER, settings.audit_log)
@@ -164,6 +167,7 @@ class Server:
     async def aclose(self) -> None:
         """Cut everybody off, then close the store. No session ends."""
         self._is_open = False
+        await self._reloader.aclose()
         if self._expiry is not None:
             self._expiry.cancel()
         for task in self._endings:
@@ -180,17 +184,22 @@ class Server:
                 raise end  # the store stays open: it may still have sessions attached
         await self._engine.aclose()
 
-    def reload(self) -> None:
+    def reload(self, done: Callable[[], object]) -> None:
         """Read all files again, and end the connections that they do not allow any more.
 
-        Where a file is wrong, everything stays as it is.
+        Where a file is wrong, everything stays as it is. See `tenure.server.reloading`.
+
+        Args:
+            done: is called afterwards, unless there was another call by then.
         """
-        try:
-            loaded = load_files(self._settings)
-            self.audit.reopen()
-        except InvalidArgument as error:
-            tell(LOGGER, logging.ERROR, "not reloaded, and all goes on as before", why=str(error))
-            return
+        self._reloader.request(done)
+
+    def _not_reloaded(self, error: Exception) -> None:
+        why = str(error) if isinstance(error, TenureError) else repr(error)
+        tell(LOGGER, logging.ERROR, "not reloaded, and all goes on as before", why=why)
+
+    def _reloaded(self, loaded: LoadedFiles) -> None:
+        self.audit.reopen()
         before, self._files = self._files, loaded
         for event, facts in loaded.changes(before):
             self.audit.record(event, None, None, by="reload", **facts)

@@ -195,8 +195,7 @@ async def _signs_of_life(notifier: Notifier) -> None:
 
 def _reload(server: Server, notifier: Notifier) -> None:
     notifier.reloading(time.monotonic())
-    server.reload()
-    notifier.ready(f"serving {server.store} at {' '.join(server.addresses)}")
+    server.reload(lambda: notifier.ready(f"serving {server.store} at {' '.join(server.addresses)}"))
 
 
 def _forced(heard: _Signals, settings: Settings) -> Ending:
