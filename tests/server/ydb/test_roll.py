@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
+from tenure.server.admission import source_at
+from tenure.server.auth.identity import ANONYMOUS
 from tenure.server.reads import Reader
 from tenure.server.ydb.roll import Roll
 from tests.server.ydb.raw import serving
@@ -20,6 +23,7 @@ async def test_a_session_that_comes_and_goes_is_kept_once() -> None:
         assert len(roll) < 100
         assert roll.find("/default", 1) is not None
         roll.forget()
+        assert not roll.returning
 
 
 async def test_the_timeout_of_a_session_is_read_in_a_turn_of_its_client() -> None:
@@ -36,4 +40,4 @@ async def test_the_timeout_of_a_session_is_read_in_a_turn_of_its_client() -> Non
 
 def _stream() -> Any:
     """Make something that speaks for the session."""
-    return object()
+    return SimpleNamespace(client=(ANONYMOUS, source_at("192.0.2.7")))

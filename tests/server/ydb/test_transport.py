@@ -23,11 +23,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenure.server import accept
-from tenure.server.admission import Source
+from tenure.server.admission import Source, source_at
+from tenure.server.auth import ANONYMOUS, Authenticator
 from tenure.server.budget import QUANTUM
 from tenure.server.limits import Limits
 from tenure.server.ydb.calls import Call, GrpcError, decoded
 from tenure.server.ydb.messages import Request, Status
+from tenure.server.ydb.returning import ReturningClients
 from tests.server.ydb.raw import (
     NODE,
     PATIENCE,
@@ -492,6 +494,48 @@ async def test_connections_are_limited() -> None:
             facts for _, event, facts in server.lines.seen if event == "connection refused"
         ]
         assert refused["limit"] == "connections"
+
+
+async def test_a_full_server_lets_in_a_client_whose_session_is_detached() -> None:
+    tokens = {"billing": "token-of-billing-", "reports": "token-of-reports-"}
+    authenticator = Authenticator({token: name for name, token in tokens.items()})
+    billing, reports = ([("x-ydb-auth-ticket", each)] for each in tokens.values())
+    limits = Limits(connections=1)
+    async with serving(limits=limits, authenticator=authenticator) as server:
+
+        async def is_alone() -> bool:
+            return not (server.context.counts.connections.taken or server.listener._tasks)
+
+        async with channel(server.target) as over:
+            client = await stream(over, metadata=billing)
+            await client.start()
+        await eventually(is_alone)
+        async with channel(server.target) as full, channel(server.target) as other:
+            await (await stream(full, metadata=reports)).start()
+            assert await (await stream(other, metadata=reports)).status() is GrpcStatus.UNAVAILABLE
+            async with channel(server.target) as over, channel(server.target) as further:
+                again = await stream(over, metadata=billing)
+                await again.start(session_id=client.session_id)
+                one_more = await stream(further, metadata=billing)
+                assert await one_more.status() is GrpcStatus.UNAVAILABLE
+
+
+async def test_a_returning_client_has_a_few_connections_more_than_sessions() -> None:
+    clients = ReturningClients()
+    client, other = (ANONYMOUS, source_at("192.0.2.7")), (ANONYMOUS, source_at("192.0.2.9"))
+    assert not clients.let_in(client)
+    for detached in (True, False):
+        clients.count_session(client, 1, detached=detached)
+    assert [clients.let_in(client) for _ in range(6)] == [True] * 5 + [False]
+    assert not clients.let_in(other)
+    clients.lost(client)
+    assert clients.let_in(client)
+    clients.count_session(client, -1, detached=True)
+    for _ in range(5):
+        clients.lost(client)
+    assert not clients.let_in(client), "its other session is attached"
+    clients.count_session(client, -1, detached=False)
+    assert not clients
 
 
 async def test_a_tls_client_at_a_port_without_tls_is_named_in_the_log() -> None:

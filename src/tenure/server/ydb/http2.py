@@ -11,6 +11,7 @@ HTTP/2 itself, its flow control included, is h2 and `grpclib.protocol`. Rules:
 from __future__ import annotations
 
 import asyncio
+import socket
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -26,14 +27,16 @@ from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
 from tenure.server.budget import Share
+from tenure.server.limits import LimitReached
 from tenure.server.ydb.frames import BadFrame, FrameScanner
 
 if TYPE_CHECKING:
     from tenure.server.ydb.calls import Call
 
-__all__ = ["Http2Protocol"]
+__all__ = ["Http2Protocol", "refusal"]
 
 _HEADER_LIST = 16 * 1024  # bytes of a call's headers, with 32 more for each
+_KEEP_ALIVE = (("SO_KEEPALIVE", 1), ("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 3))
 _CONFIG = Configuration().__for_server__()
 _H2_CONFIG = H2Configuration(client_side=False, header_encoding="ascii")
 
@@ -74,6 +77,7 @@ class Http2Protocol(H2Protocol):
         """
         self._transport = transport
         self.is_open = True
+        _keep_alive(transport.get_extra_info("socket"))
         self.h2 = _State(config=_H2_CONFIG)
         self.h2.decoder.max_header_list_size = _HEADER_LIST
         self.h2.local_settings = Settings(
@@ -230,3 +234,23 @@ class _Connection(Http2Connection):
     def data_send_process(self) -> None:
         super().data_send_process()
         self.answered()
+
+
+def refusal(error: LimitReached) -> bytes:
+    """Return what a client is sent that is refused before it has sent anything."""
+    reason = (0).to_bytes(4, "big") + ErrorCodes.ENHANCE_YOUR_CALM.to_bytes(4, "big")
+    reason += str(error).encode()
+    settings = b"\0\0\0\x04\0" + bytes(4)
+    return settings + len(reason).to_bytes(3, "big") + b"\x07\0" + bytes(4) + reason
+
+
+def _keep_alive(sock: socket.socket | None) -> None:
+    """Have the system find out that a client is gone without a word, and send small things now."""
+    if sock is None or sock.family not in {socket.AF_INET, socket.AF_INET6}:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for name, value in _KEEP_ALIVE:
+        option = getattr(socket, name, None)
+        if option is not None:
+            level = socket.SOL_SOCKET if name.startswith("SO_") else socket.IPPROTO_TCP
+            sock.setsockopt(level, option, value)

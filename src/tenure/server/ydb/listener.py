@@ -17,6 +17,7 @@ from tenure.server.listener import end_in_slices
 from tenure.server.sockets import bind_ports
 from tenure.server.ydb.calls import Call, GrpcError, Method, decoded, frame
 from tenure.server.ydb.calls import Status as GrpcStatus
+from tenure.server.ydb.http2 import refusal
 from tenure.server.ydb.messages import (
     Status,
     coordination,
@@ -28,7 +29,7 @@ from tenure.server.ydb.nodes import NodeCalls
 from tenure.server.ydb.paths import DATABASE, Database
 from tenure.server.ydb.roll import Roll
 from tenure.server.ydb.session import SessionStream, serve_session
-from tenure.server.ydb.transport import Connection, refusal
+from tenure.server.ydb.transport import Connection
 
 if TYPE_CHECKING:
     from tenure.engines.contract import Engine
@@ -169,7 +170,9 @@ class YdbListener:
         await self._roll.settled()
 
     def _connection(self, greeting: Greeting) -> Connection:
-        return Connection(self._context, greeting, self._methods, self._connections, self._tasks)
+        returning = self._roll.returning
+        connections, tasks = self._connections, self._tasks
+        return Connection(self._context, greeting, self._methods, returning, connections, tasks)
 
     # Who comes in
 

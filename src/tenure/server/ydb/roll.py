@@ -19,6 +19,7 @@ from tenure.engines.contract import EngineSession
 from tenure.errors import TenureError
 from tenure.server.reads import Reader, session_by_id
 from tenure.server.ydb.long_replies import LongReplies
+from tenure.server.ydb.returning import ReturningClients
 
 if TYPE_CHECKING:
     from tenure.server.context import Context
@@ -38,16 +39,18 @@ class Member:
         timeout_millis: how long it survives without contact.
         seq_no: the highest with which it was attached here.
         stream: who speaks for it; ``None`` when it is detached.
-        until: when it is over, if nobody speaks for it.
+        until: when it is over, if no stream attaches it.
+        client: the client of its latest stream.
     """
 
-    __slots__ = ("seq_no", "stream", "timeout_millis", "until")
+    __slots__ = ("client", "seq_no", "stream", "timeout_millis", "until")
 
     def __init__(self, timeout_millis: int, seq_no: int, stream: SessionStream) -> None:
         self.timeout_millis = timeout_millis
         self.seq_no = seq_no
         self.stream: SessionStream | None = stream
         self.until = 0.0
+        self.client = stream.client
 
 
 class Roll:
@@ -57,11 +60,13 @@ class Roll:
         timeouts: what waiters have asked for, in milliseconds, by session and name; only of
             sessions whose stream is here.
         long_replies: the long descriptions that are being sent.
+        returning: the clients of the sessions.
     """
 
     def __init__(self, context: Context) -> None:
         self.timeouts: dict[tuple[int, str], int] = {}
         self.long_replies = LongReplies()
+        self.returning = ReturningClients()
         self._context = context
         self._members: dict[Key, Member] = {}
         self._turns: dict[Key, tuple[asyncio.Lock, int]] = {}
@@ -107,9 +112,13 @@ class Roll:
         member = self._members.get((node, number))
         if member is None:
             self._members[node, number] = Member(timeout_millis, seq_no, stream)
+            self.returning.count_session(stream.client, 1, detached=False)
             return None
+        self.returning.count_session(member.client, -1, detached=member.stream is None)
         former, member.stream, member.seq_no = member.stream, stream, seq_no
         member.timeout_millis = timeout_millis
+        member.client = stream.client
+        self.returning.count_session(member.client, 1, detached=False)
         return former
 
     def leave(self, node: str, number: int, stream: SessionStream) -> bool:
@@ -118,6 +127,7 @@ class Roll:
         if member is None or member.stream is not stream:
             return False
         member.stream = None
+        self.returning.count_detached(member.client, 1)
         member.until = self._context.clock.now() + max(1.0, member.timeout_millis / 1000)
         if len(self._ends) > _MANY + 2 * len(self._members):
             self._forget_attached()
@@ -134,7 +144,9 @@ class Roll:
 
     def over(self, node: str, number: int) -> None:
         """The session is over."""
-        if self._members.pop((node, number), None) is not None:
+        member = self._members.pop((node, number), None)
+        if member is not None:
+            self.returning.count_session(member.client, -1, detached=member.stream is None)
             self._context.counts.sessions.give_back()
 
     def _set_timer(self) -> None:

@@ -94,6 +94,7 @@ class SessionStream:
         node: the path of the session's node.
 
     Attributes:
+        client: the client, as it is known when it returns.
         client_host: the address that the client connects from, where known.
         identity: of the client.
         engine: the store as the client's identity may use it.
@@ -107,6 +108,7 @@ class SessionStream:
         self._connection = call.connection
         self._node = node
         self.identity = call.identity
+        self.client = call.connection.client(call.identity)
         self.engine = context.guard.engine(call.identity)
         self.reader = call.connection.reader(call.identity)
         self.client_host = peer_host(self._connection.peer)

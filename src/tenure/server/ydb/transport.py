@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,16 +38,16 @@ from tenure.server.reads import Reader, reader_of
 from tenure.server.ydb.calls import Call, GrpcError, Method
 from tenure.server.ydb.departures import Departures
 from tenure.server.ydb.http2 import Http2Protocol
+from tenure.server.ydb.returning import Client, ReturningClients
 
 if TYPE_CHECKING:
     from tenure.server.accept import Greeting
     from tenure.server.context import Context
 
-__all__ = ["Connection", "refusal"]
+__all__ = ["Connection"]
 
 _LINGER = 0.5  # seconds between the end of a connection's last call and its own
 _CONTENT_TYPES = frozenset({"application/grpc", "application/grpc+proto"})
-_KEEP_ALIVE = (("SO_KEEPALIVE", 1), ("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 3))
 
 
 class _Nobody(AbstractHandler):
@@ -76,6 +75,7 @@ class Connection(Http2Protocol, AbstractHandler):
         context: what the server's listeners share.
         greeting: over with the first call of somebody who may call.
         methods: what serves which calls, by path.
+        returning: the clients that are let in though there are as many connections as may be.
         connections: where it stands while it is open.
         tasks: where the tasks of its calls stand while they run.
 
@@ -93,6 +93,7 @@ class Connection(Http2Protocol, AbstractHandler):
         context: Context,
         greeting: Greeting,
         methods: dict[str, Method],
+        returning: ReturningClients,
         connections: set[Connection],
         tasks: set[asyncio.Task[None]],
     ) -> None:
@@ -105,6 +106,8 @@ class Connection(Http2Protocol, AbstractHandler):
         self.choked: set[Call] = set()
         self.lost = asyncio.Event()
         self._methods = methods
+        self._returning = returning
+        self._returned: Client | None = None
         self._connections = connections
         self._tasks = tasks
         self._operations = 0
@@ -131,7 +134,6 @@ class Connection(Http2Protocol, AbstractHandler):
         self._greeting_timer = asyncio.get_running_loop().call_later(
             self._greeting.deadline - self.context.clock.now(), self._has_not_greeted
         )
-        _keep_alive(transport.get_extra_info("socket"))
         self.start_http2(
             self._transport,
             streams=limits.sessions_per_connection + 100,
@@ -156,6 +158,8 @@ class Connection(Http2Protocol, AbstractHandler):
         self.lost.set()
         self._connections.discard(self)
         self._greeting.over()
+        if self._returned is not None:
+            self._returning.lost(self._returned)
         self._stop_greeting_timer()
         for timer in (self._stalled, self._lingering):
             if timer is not None:
@@ -245,8 +249,11 @@ class Connection(Http2Protocol, AbstractHandler):
         Raises:
             GrpcError: there are as many connections as may be.
         """
+        client, waits = self.client(identity), self._greeting_timer is not None
+        if waits and self._returned is None and self._returning.let_in(client):
+            self._returned = client
         try:
-            self._greeting.let_in(identity)
+            self._greeting.let_in(identity, returning=self._returned is not None)
         except LimitReached as error:
             self.log(logging.WARNING, "connection refused", limit=error.limit)
             self.drain()
@@ -276,6 +283,10 @@ class Connection(Http2Protocol, AbstractHandler):
             self.processor.close("its slot is needed")
 
     # Limits
+
+    def client(self, identity: Identity) -> Client:
+        """Return the client that calls with this identity."""
+        return identity, self._greeting.source
 
     @property
     def overloaded(self) -> bool:
@@ -380,23 +391,3 @@ class Connection(Http2Protocol, AbstractHandler):
     def log(self, level: int, event: str, **facts: object) -> None:
         """A line in the log, with the client's address."""
         self.context.log(level, event, listener="ydb", peer=self._greeting.peer, **facts)
-
-
-def refusal(error: LimitReached) -> bytes:
-    """Return what a client is sent that is refused before it has sent anything."""
-    reason = (0).to_bytes(4, "big") + ErrorCodes.ENHANCE_YOUR_CALM.to_bytes(4, "big")
-    reason += str(error).encode()
-    settings = b"\0\0\0\x04\0" + bytes(4)
-    return settings + len(reason).to_bytes(3, "big") + b"\x07\0" + bytes(4) + reason
-
-
-def _keep_alive(sock: socket.socket | None) -> None:
-    """Have the system find out that a client is gone without a word, and send small things now."""
-    if sock is None or sock.family not in {socket.AF_INET, socket.AF_INET6}:
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for name, value in _KEEP_ALIVE:
-        option = getattr(socket, name, None)
-        if option is not None:
-            level = socket.SOL_SOCKET if name.startswith("SO_") else socket.IPPROTO_TCP
-            sock.setsockopt(level, option, value)
