@@ -13,6 +13,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ from msgspec import Struct
 
 from tenure.engines.memory import MemoryEngine
 from tenure.errors import AuthenticationFailed, EngineUnavailable
-from tenure.server import accept
+from tenure.server import accept, native_stream
 from tenure.server.admission import Source
 from tenure.server.auth import Identity, Peer
 from tenure.server.auth.authenticator import Anybody
@@ -33,7 +34,7 @@ from tenure.server.tls import TlsFiles, server_context
 from tenure.testing import VirtualClock
 from tenure.testing.clock import run
 from tenure.testing.faults import FaultyEngine, Way
-from tenure.wire.frames import FrameWriter
+from tenure.wire.frames import HEADER_BYTES, FrameReader, FrameWriter
 from tenure.wire.messages import (
     Attach,
     Bye,
@@ -153,6 +154,48 @@ async def test_a_message_that_fails_unexpectedly_gets_an_answer_and_a_line_in_th
         await is_well(other)
     (line,) = (each for each in lines(caplog) if "a message failed" in each)
     assert repr(error()) in line
+
+
+@pytest.mark.parametrize("part", ["decode", "keep", "answer"])
+async def test_a_lack_of_memory_ends_one_connection_without_a_traceback(
+    part: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = frame(ListNodes(7))
+    decode, feed, add = native_stream._decode, FrameReader.feed, FrameWriter.add
+
+    def failing_decode(content: memoryview) -> Any:
+        if content == message[HEADER_BYTES:]:
+            raise MemoryError
+        return decode(content)
+
+    def failing_feed(reader: FrameReader, data: bytes) -> Any:
+        if data == message:
+            raise MemoryError
+        return feed(reader, data)
+
+    def failing_add(writer: FrameWriter, answer: Struct) -> int:
+        if isinstance(answer, Bye):
+            raise MemoryError
+        return add(writer, answer)
+
+    if part == "keep":
+        monkeypatch.setattr(FrameReader, "feed", failing_feed)
+    else:
+        monkeypatch.setattr(native_stream, "_decode", failing_decode)
+    if part == "answer":
+        monkeypatch.setattr(FrameWriter, "add", failing_add)
+    async with serving() as listener, called(listener) as other, called(listener) as client:
+        await other.attach()
+        client.write(message)
+        if part != "answer":
+            bye = await client.hear(Bye)
+            assert "failed to carry out" in bye.error.message
+            assert bye.again
+        await client.until_lost()
+        await is_well(other)
+    (line,) = (each for each in lines(caplog) if "a message failed" in each)
+    assert "MemoryError()" in line
+    assert not any(each.exc_info for each in caplog.records)
 
 
 @settings(max_examples=100)

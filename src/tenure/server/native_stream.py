@@ -151,10 +151,14 @@ class Stream(asyncio.Protocol, ABC):
         self._arrived()
         self._heard_at = self._now()
         self._prompt = True
-        if self._frames is not None:
-            self._behind += data
+        try:
+            if self._frames is not None:
+                self._behind += data
+                return
+            self._frames = self._reader.feed(data)
+        except MemoryError as error:
+            self._failed(error)
             return
-        self._frames = self._reader.feed(data)
         if self._share.begin(len(data)):
             self._go_on()
             self._share.end()
@@ -196,8 +200,8 @@ class Stream(asyncio.Protocol, ABC):
             for frame in self._frames:
                 try:
                     message = _decode(frame)
-                except (UnicodeDecodeError, RecursionError, MemoryError) as error:
-                    raise DecodeError(str(error) or "it announces more than it has") from error
+                except (UnicodeDecodeError, RecursionError) as error:
+                    raise DecodeError(str(error)) from error
                 self._carry_out(message)
                 count += 1
                 if self._in_flight >= most or self.stage > Stage.OPEN:
@@ -248,14 +252,17 @@ class Stream(asyncio.Protocol, ABC):
         self._transport.close()
 
     def _failed(self, error: Exception) -> None:
-        """Close the connection after a defect, or for want of memory; its client comes back."""
+        """Close the connection after a defect, or for want of memory; its client may reconnect."""
         self._context.logger.error(
             "a message failed",
             extra={"facts": {"peer": self.peer, "error": repr(error)}},
             exc_info=None if isinstance(error, MemoryError) else error,
         )
         failure = "the server failed to carry out what this client sent; its log has more"
-        self.bye(EngineUnavailable(failure), again=True)
+        try:
+            self.bye(EngineUnavailable(failure), again=True)
+        except MemoryError:
+            self.cut_off()
 
     def begun(self, price: int = 1) -> None:
         """An operation is under way, which counts for so many."""
