@@ -20,8 +20,8 @@ def on_connecting(error: BaseException | None, plain: str) -> str:
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _ANOTHER_NAME:
-            return "; use a name that is in it, or say which one is: ?tls-server-name=NAME"
-        return "; name who vouches for it: ?tls-ca=FILE"
+            return "; use a name that is in it, or say which one is: ?tls_server_name=NAME"
+        return "; name who vouches for it: ?tls_ca=FILE"
     if isinstance(error, ssl.SSLError):
         return f"; if it does not speak TLS, write {plain}://"
     if isinstance(error, socket.gaierror):

@@ -99,7 +99,8 @@ def parse(url: str) -> Address:
         )
     protocol, tls = SCHEMES[scheme]
     place, _, query = rest.partition("?")
-    known = parameters(url, query, ("mode",) if scheme == "tenure+unix" else TLS_FILES)
+    names = ("mode",) if scheme == "tenure+unix" else TLS_FILES
+    known = parameters(url, query, {each.replace("-", "_"): each for each in names})
     if scheme == "tenure+unix":
         mode = known.get("mode", "0600")
         if mode not in _MODES:

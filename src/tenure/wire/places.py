@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from urllib.parse import unquote
 
 from tenure.errors import InvalidArgument
@@ -33,12 +34,16 @@ def host_and_port(url: str, place: str, default: int, *, lowest: int = 1) -> tup
         except ValueError:
             bracket = ""
         if not bracket or (after and not after.startswith(":")):
-            raise InvalidArgument(f"{url!r}: in brackets stands an IPv6 address, as in [::1]:7070")
+            raise InvalidArgument(
+                f"{url!r}: in brackets stands an IPv6 address, as in [::1]:{default}"
+            )
         port = after[1:]
     else:
         host, _, port = place.partition(":")
         if ":" in port:
-            raise InvalidArgument(f"{url!r}: write an IPv6 address in brackets, as in [::1]:7070")
+            raise InvalidArgument(
+                f"{url!r}: write an IPv6 address in brackets, as in [::1]:{default}"
+            )
         if host and not is_host(host):
             raise InvalidArgument(f"{url!r}: {host!r} is not the name or the address of a host")
     if not port:
@@ -70,7 +75,7 @@ def socket_path(url: str, place: str) -> str:
     if not path.startswith("/") or path.endswith("/") or "\0" in path:
         raise InvalidArgument(
             f"{url!r} names no socket; write the whole path after the two slashes, for example "
-            "tenure+unix:///run/tenure/tenure.sock"
+            f"{url.partition(':')[0]}:///run/tenure/tenure.sock"
         )
     return path
 
@@ -85,24 +90,41 @@ def is_local(host: str, path: str) -> bool:
         return False
 
 
-def parameters(url: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
-    """What stands behind the question mark.
+def parameters(url: str, query: str, known: Mapping[str, str]) -> dict[str, str]:
+    """Return the decoded values of the parameters behind the question mark, by their names.
+
+    Args:
+        url: as it may be shown.
+        query: what stands behind the question mark.
+        known: the names of the parameters, by each spelling that is accepted; hyphens are
+            underscores there.
 
     Raises:
         InvalidArgument: one of them is unknown, empty, or there twice.
     """
     found: dict[str, str] = {}
     for part in filter(None, query.split("&")):
-        name, _, value = part.partition("=")
-        if name not in known:
-            raise InvalidArgument(
-                f"{url!r}: there is no parameter {name!r} here; there "
-                + ("is " if len(known) == 1 else "are ")
-                + ", ".join(known)
-            )
+        written, _, value = part.partition("=")
+        spelling = written.replace("-", "_")
+        name = known.get(spelling)
+        if name is None:
+            raise InvalidArgument(f"{url!r}: {_unknown(written, spelling, known)}")
         if name in found:
-            raise InvalidArgument(f"{url!r} has {name} twice")
+            alias = f" ({written} is another name of it)" if spelling != name else ""
+            raise InvalidArgument(f"{url!r} has {name} twice{alias}")
         if not value:
-            raise InvalidArgument(f"{url!r}: {name} has no value")
+            raise InvalidArgument(f"{url!r}: {written} has no value")
         found[name] = unquote(value)
     return found
+
+
+def _unknown(written: str, spelling: str, known: Mapping[str, str]) -> str:
+    from difflib import get_close_matches  # for mistakes alone
+
+    near = get_close_matches(spelling, known, n=1)
+    names = list(dict.fromkeys(known.values()))
+    return (
+        f"there is no parameter {written!r} here; "
+        + (f"did you mean {near[0]}? " if near else "")
+        + f"There {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
+    )

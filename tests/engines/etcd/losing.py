@@ -10,7 +10,7 @@ from tenure.engines.contract import Engine
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.engine import EtcdEngine
 from tenure.engines.etcd.members import Lost, Members
-from tenure.engines.etcd.url import Address, parse
+from tenure.engines.etcd.url import EtcdUrl, parse
 
 __all__ = ["losing_answers"]
 
@@ -21,7 +21,7 @@ _LATE = 0.02
 class _Losing(Members):
     """Members that lose the answers to some transactions; the same ones in every run."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: EtcdUrl) -> None:
         super().__init__(address)
         self._random = random.Random(address.prefix)
         self._late: set[asyncio.Task[bytes]] = set()

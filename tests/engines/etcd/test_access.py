@@ -78,7 +78,7 @@ async def test_a_certificate_opens_a_member_that_asks_for_one(tmp_path: Path) ->
             f"root_certificates={authority}",
             f"{files}&server_name=somebody.else",
         ):
-            with pytest.raises(tenure.EngineUnavailable, match="root_certificates=FILE"):
+            with pytest.raises(tenure.EngineUnavailable, match="tls_ca=FILE"):
                 await _locks(f"{cluster.url}?{parameters}&connect_timeout=1")
 
 

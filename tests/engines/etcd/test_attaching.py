@@ -9,7 +9,7 @@ from tenure.engines.contract import Attach
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.engine import EtcdEngine
 from tenure.engines.etcd.members import Members
-from tenure.engines.etcd.url import Address, parse
+from tenure.engines.etcd.url import EtcdUrl, parse
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT
 from tenure.testing.program import answer_of
 from tenure.testing.recorder import Recorder
@@ -26,7 +26,7 @@ class _Slow(Members):
         gate: set while they may go on.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: EtcdUrl) -> None:
         super().__init__(address)
         self.asked = asyncio.Event()
         self.gate = asyncio.Event()

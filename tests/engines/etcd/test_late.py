@@ -9,7 +9,7 @@ from tenure.engines.contract import Attach, Place
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.engine import EtcdEngine
 from tenure.engines.etcd.members import Members
-from tenure.engines.etcd.url import Address, parse
+from tenure.engines.etcd.url import EtcdUrl, parse
 from tenure.model import DEFAULT_NODE
 from tenure.testing.program import answer_of
 from tenure.testing.recorder import Recorder
@@ -32,7 +32,7 @@ class _Interrupted(Members):
         between: what happens.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: EtcdUrl) -> None:
         super().__init__(address)
         self.between: Callable[[], Awaitable[object]] | None = None
         self._read = False

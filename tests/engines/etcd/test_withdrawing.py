@@ -12,7 +12,7 @@ from tenure.engines.contract import Attach
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.engine import EtcdEngine
 from tenure.engines.etcd.members import Lost, Members
-from tenure.engines.etcd.url import Address, parse
+from tenure.engines.etcd.url import EtcdUrl, parse
 from tenure.errors import SessionExpired
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT
 from tenure.testing.program import answer_of
@@ -28,7 +28,7 @@ class _Forgetful(Members):
         meanwhile: what happens before the program knows that one was.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: EtcdUrl) -> None:
         super().__init__(address)
         self.lost = 0
         self.meanwhile: asyncio.Event | None = None

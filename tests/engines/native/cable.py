@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 from tenure.clock import Clock, SystemClock
+from tenure.engines._kit.url import Endpoint
 from tenure.engines.native import NativeEngine
 from tenure.engines.native.dial import dialler
-from tenure.engines.native.url import Target, parse
+from tenure.engines.native.url import parse
 from tenure.testing.stage import Stage, Stores
 
 __all__ = ["Cable", "Plug", "on_a_cable"]
@@ -20,8 +21,8 @@ __all__ = ["Cable", "Plug", "on_a_cable"]
 class Plug(asyncio.Protocol):
     """The engine's end of one connection."""
 
-    def __init__(self, cable: Cable, target: Target, protocol: asyncio.Protocol) -> None:
-        self.target = target
+    def __init__(self, cable: Cable, endpoint: Endpoint, protocol: asyncio.Protocol) -> None:
+        self.endpoint = endpoint
         self.lost = False
         self._cable = cable
         self._protocol = protocol
@@ -60,7 +61,7 @@ class Cable:
         deaf: what servers say is lost on the way.
         out: nobody can be dialled.
         plugs: the connections, in order.
-        dialled: the targets that were tried, in order.
+        dialled: the endpoints that were tried, in order.
         arrived: how many pieces have arrived from servers, lost or not.
         news: set when something arrives.
     """
@@ -69,17 +70,17 @@ class Cable:
         self.deaf = False
         self.out = False
         self.plugs: list[Plug] = []
-        self.dialled: list[Target] = []
+        self.dialled: list[Endpoint] = []
         self.arrived = 0
         self.news = asyncio.Event()
         self._dial = dialler(parse(url), None)
 
-    async def __call__(self, target: Target, protocol: asyncio.Protocol) -> None:
-        self.dialled.append(target)
+    async def __call__(self, endpoint: Endpoint, protocol: asyncio.Protocol) -> None:
+        self.dialled.append(endpoint)
         if self.out:
             raise ConnectionRefusedError("the cable is out")
-        plug = Plug(self, target, protocol)
-        await self._dial(target, plug)
+        plug = Plug(self, endpoint, protocol)
+        await self._dial(endpoint, plug)
         self.plugs.append(plug)
 
     def cut(self) -> None:

@@ -211,11 +211,11 @@ async def test_a_client_moves_to_the_other_server_and_keeps_everything(store: st
             program, other = await stage.program(engine=engine), await stage.program()
             held, blocking = await program.lock("m"), await other.lock("n")
             waiting = await program.lock("n")
-            first = cable.plugs[-1].target
+            first = cable.plugs[-1].endpoint
             here, there = (one, two) if str(first) == place_of(one.address) else (two, one)
             here.drain()
             await back(program)
-            assert str(cable.plugs[-1].target) == place_of(there.address)
+            assert str(cable.plugs[-1].endpoint) == place_of(there.address)
             assert await stage.queue("m") == ([program.id], [])
             await other.withdraw(blocking)
             await waiting.granted()

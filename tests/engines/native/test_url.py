@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tenure.clock import SystemClock
+from tenure.engines._kit.url import Endpoint, Tls
 from tenure.engines.native import connect
-from tenure.engines.native.url import Target, TlsFiles, parse
+from tenure.engines.native.url import parse
 from tenure.errors import InvalidArgument
 
 
 @pytest.mark.parametrize(
-    ("url", "targets", "shown"),
+    ("url", "endpoints", "shown"),
     [
-        ("tenure://coord", (Target("coord", 7070),), "tenure://coord:7070"),
-        ("tenure://coord:81/", (Target("coord", 81),), "tenure://coord:81"),
-        ("TENURE://10.0.0.1", (Target("10.0.0.1", 7070),), "tenure://10.0.0.1:7070"),
+        ("tenure://coord", (Endpoint("coord", 7070),), "tenure://coord:7070"),
+        ("tenure://coord:81/", (Endpoint("coord", 81),), "tenure://coord:81"),
+        ("TENURE://10.0.0.1", (Endpoint("10.0.0.1", 7070),), "tenure://10.0.0.1:7070"),
         (
             "tenure://a,b:7071,[::1],[::1]:9",
-            (Target("a", 7070), Target("b", 7071), Target("::1", 7070), Target("::1", 9)),
+            (Endpoint("a", 7070), Endpoint("b", 7071), Endpoint("::1", 7070), Endpoint("::1", 9)),
             "tenure://a:7070,b:7071,[::1]:7070,[::1]:9",
         ),
         (
             "tenure+unix:///run/a%20b.sock",
-            (Target(path="/run/a b.sock"),),
+            (Endpoint(path="/run/a b.sock"),),
             "tenure+unix:///run/a%20b.sock",
         ),
     ],
 )
 def test_a_url_names_one_server_or_several(
-    url: str, targets: tuple[Target, ...], shown: str
+    url: str, endpoints: tuple[Endpoint, ...], shown: str
 ) -> None:
     address = parse(url)
-    assert (address.targets, address.url) == (targets, shown)
+    assert (address.endpoints, address.url) == (endpoints, shown)
     assert address.tls is None
     assert address.token == ""
 
@@ -42,9 +41,8 @@ def test_a_url_names_one_server_or_several(
 def test_a_url_for_tls_has_its_files_and_the_servers_name() -> None:
     address = parse("tenures://a?tls-ca=/ca%20.pem&tls-cert=c&tls-key=k&tls-server-name=coord")
     assert address.url == "tenures://a:7070"
-    assert address.tls == TlsFiles("/ca .pem", "c", "k")
-    assert address.server_name == "coord"
-    assert parse("tenures://a").tls == TlsFiles()
+    assert address.tls == Tls("/ca .pem", "c", "k", "coord")
+    assert parse("tenures://a").tls == Tls()
 
 
 @pytest.mark.parametrize("place", ["tenure://a", "tenures://a", "tenure+unix:///run/x.sock"])
@@ -64,38 +62,16 @@ def test_the_token_is_in_the_url_or_in_the_environment(monkeypatch: pytest.Monke
     assert parse("tenure+unix://token@/run/x.sock").token == "token"
 
 
-@pytest.mark.parametrize(
-    "rest",
-    [
-        *(
-            "",
-            "a/b",
-            "a b",
-            "a:b",
-            "a:0",
-            "a:65536",
-            "a:1:2",
-            "[::1",
-            "[a]",
-            "::1",
-            "a,",
-            ",a",
-            "a,a",
-        ),
-        *("a#b", "a?tls-ca=x", "a?unknown=x", "-a", "a..b", 64 * "a", "a?tls-ca"),
-    ],
-)
-def test_what_is_wrong_with_a_url_is_told_without_its_token(rest: str) -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        connect(f"tenure://S3cr3t@{rest}", SystemClock())
-    assert "S3cr3t" not in str(caught.value)
+@pytest.mark.parametrize("rest", ["", "a/b"])
+def test_a_server_has_a_host_and_no_path(rest: str) -> None:
+    with pytest.raises(InvalidArgument):
+        parse(f"tenure://{rest}")
 
 
 @pytest.mark.parametrize(
     "url",
     [
         *("tenure+unix://run/x.sock", "tenure+unix:///", "tenure+unix:///run/", "tenure+unix://"),
-        *("tenures://a?tls-key=k", "tenures://a?tls-ca=", "tenures://a?tls-ca=a&tls-ca=b"),
     ],
 )
 def test_a_url_that_makes_no_sense_is_refused(url: str) -> None:
@@ -118,23 +94,16 @@ def test_no_description_of_an_address_shows_the_token() -> None:
         assert "S3cr3t" not in text
 
 
-def test_a_file_for_tls_that_is_not_there_is_told_when_it_is_needed(tmp_path: Path) -> None:
-    address = parse(f"tenures://a?tls-ca={tmp_path}/none.pem")
-    assert address.tls is not None
-    with pytest.raises(InvalidArgument, match=r"none\.pem"):
-        address.tls.context()
-
-
 @pytest.mark.parametrize(
-    ("target", "local"),
+    ("endpoint", "local"),
     [
-        (Target("localhost", 1), True),
-        (Target("127.0.0.9", 1), True),
-        (Target("::1", 1), True),
-        (Target(path="/x"), True),
-        (Target("10.0.0.1", 1), False),
-        (Target("coord", 1), False),
+        (Endpoint("localhost", 1), True),
+        (Endpoint("127.0.0.9", 1), True),
+        (Endpoint("::1", 1), True),
+        (Endpoint(path="/x"), True),
+        (Endpoint("10.0.0.1", 1), False),
+        (Endpoint("coord", 1), False),
     ],
 )
-def test_it_is_known_what_stays_on_this_machine(target: Target, local: bool) -> None:
-    assert target.local is local
+def test_it_is_known_what_stays_on_this_machine(endpoint: Endpoint, local: bool) -> None:
+    assert endpoint.local is local

@@ -91,9 +91,9 @@ async def test_tls_is_a_way_for_who_trusts_the_authority(tmp_path: Path) -> None
         await works(f"{server.address}?tls-ca={authority.cert}")
         await works(f"{server.address}?tls-ca={authority.cert}&tls-server-name=coord.example")
         for parameters, advice in (
-            (f"?tls-ca={other.cert}", "tls-ca=FILE"),
-            (f"?tls-ca={authority.cert}&tls-server-name=another.example", "tls-server-name=NAME"),
-            ("", "tls-ca=FILE"),
+            (f"?tls-ca={other.cert}", "tls_ca=FILE"),
+            (f"?tls-ca={authority.cert}&tls-server-name=another.example", "tls_server_name=NAME"),
+            ("", "tls_ca=FILE"),
         ):
             said = await fails_with(f"{server.address}{parameters}", EngineUnavailable)
             assert said.endswith(advice)
@@ -108,9 +108,9 @@ async def test_a_client_shows_its_certificate_where_one_is_asked_for(tmp_path: P
     with served("memory://", url="tenures://127.0.0.1:0", tls=context) as server:
         trusted = f"{server.address}?tls-ca={authority.cert}"
         await works(f"{trusted}&tls-cert={mine.cert}&tls-key={mine.key}")
-        assert "tls-cert=FILE&tls-key=FILE" in await fails_with(trusted, EngineUnavailable)
+        assert "tls-cert=FILE&tls_key=FILE" in await fails_with(trusted, EngineUnavailable)
         keyless = await fails_with(f"{trusted}&tls-cert={mine.cert}", InvalidArgument)
-        assert keyless.endswith("is the key in a file of its own? ?tls-key=FILE")
+        assert keyless.endswith("is the key in a file of its own? ?tls_key=FILE")
 
 
 async def test_a_token_opens_the_server_and_is_shown_nowhere(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tenure.engines.sqlite import checkpoint, schema
-from tenure.engines.sqlite.url import Address
+from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import EngineError
 from tests.engines.sqlite.helpers import attached, opened
 
@@ -122,7 +122,7 @@ def generation_of_log(path: Path) -> bytes:
 
 
 def another_connection(path: Path) -> sqlite3.Connection:
-    return schema._connect(Address("", str(path), 0o600, "process"))
+    return schema._connect(SqliteUrl("", str(path), 0o600, "process"))
 
 
 async def test_no_commit_restarts_the_log_while_a_checkpoint_begins(

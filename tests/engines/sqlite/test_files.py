@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tenure.engines.sqlite import files, filesystems, folders
-from tenure.engines.sqlite.url import Address, parse
+from tenure.engines.sqlite.url import SqliteUrl, parse
 from tenure.errors import AuthenticationFailed, EngineError, Unsupported
 from tenure.model import NodeConfig
 from tests.engines.sqlite.helpers import attached, opened, program
@@ -568,7 +568,7 @@ def test_two_that_make_the_same_file_at_once_do_not_mind(
         mkdir(path, mode)
         mkdir(path, mode)
 
-    def slower_create(path: str, address: Address) -> None:
+    def slower_create(path: str, address: SqliteUrl) -> None:
         create(path, address)
         create(path, address)
 

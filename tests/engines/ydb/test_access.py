@@ -93,7 +93,7 @@ async def test_tls_with_an_authority_of_ones_own(tmp_path: Path) -> None:
     with serving(tls=TlsFiles(pair.cert, pair.key)) as server:
         await use(f"{server.url}?root_certificates={authority.cert}")
         stranger = Authority(tmp_path, "stranger")
-        with pytest.raises(EngineUnavailable, match="root_certificates=FILE"):
+        with pytest.raises(EngineUnavailable, match="tls_ca=FILE"):
             await use(f"{server.url}?root_certificates={stranger.cert}&connect_timeout=1")
 
 

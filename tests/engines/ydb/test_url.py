@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenure.clock import SystemClock
+from tenure.engines._kit.url import Tls
 from tenure.engines.ydb import connect
 from tenure.engines.ydb.url import parse
 from tenure.errors import InvalidArgument
@@ -13,13 +14,14 @@ from tenure.errors import InvalidArgument
 def test_a_host_and_a_database_suffice() -> None:
     address = parse("ydb://db.example.org/local")
     assert address.endpoints == ("db.example.org:2136",)
-    assert (address.database, address.secure) == ("/local", False)
+    assert (address.database, address.tls) == ("/local", None)
     assert (address.credentials, address.fencing, address.discovery) == ("environment", True, True)
 
 
 def test_with_tls_the_port_is_another() -> None:
     address = parse("ydbs://db.example.org/ru/my.db/")
-    assert (address.endpoints, address.secure) == (("db.example.org:2135",), True)
+    assert address.endpoints == ("db.example.org:2135",)
+    assert address.tls == Tls()
     assert address.database == "/ru/my.db"
 
 
@@ -31,7 +33,7 @@ def test_several_hosts_may_be_named() -> None:
 def test_a_user_and_a_password_are_for_the_driver_alone() -> None:
     address = parse("ydb://anna:p%40ss%3Aword@host/local")
     assert (address.credentials, address.user, address.password) == ("static", "anna", "p@ss:word")
-    assert address.url == "ydb://host/local"
+    assert address.url == "ydb://anna@host/local"
     assert "p@ss" not in repr(address)
 
 
@@ -47,15 +49,11 @@ def test_the_kind_of_credentials_may_be_named(kind: str) -> None:
     assert parse(f"ydb://host/local?credentials={kind}").credentials == kind
 
 
-def test_files_of_tls_are_named_as_the_sdk_names_them() -> None:
-    address = parse(
-        "ydbs://host/local?root_certificates=/etc/ca%20s.pem&certificate_chain=c&private_key=k"
-    )
-    assert dict(address.files) == {
-        "root_certificates": "/etc/ca s.pem",
-        "certificate_chain": "c",
-        "private_key": "k",
-    }
+def test_grpc_needs_a_certificate_and_its_key() -> None:
+    address = parse("ydbs://host/local?tls_cert=c&tls_key=k")
+    assert address.tls == Tls(cert="c", key="k")
+    with pytest.raises(InvalidArgument, match="go together"):
+        parse("ydbs://host/local?tls_cert=c")
 
 
 def test_numbers_and_switches_are_understood() -> None:
@@ -71,25 +69,14 @@ def test_numbers_and_switches_are_understood() -> None:
         ("ydb://host//local", "names no database"),
         ("ydb://host/lo cal", "names no database"),
         ("ydb:///local", "is not a host"),
-        ("ydb://a,,b/local", "is not a host"),
-        ("ydb://a b/local", "is not a host"),
-        ("ydb://host:http/local", "is not a port"),
-        ("ydb://host:0/local", "is not a port"),
-        ("ydb://host:65536/local", "is not a port"),
-        ("ydb://host/local#x", "'#'"),
-        ("ydb://host/local?colour=red", "no parameter 'colour'"),
-        ("ydb://host/local?fencing=on&fencing=off", "fencing twice"),
-        ("ydb://host/local?fencing=perhaps", "on or off"),
-        ("ydb://host/local?siblings=-1", "a number"),
-        ("ydb://host/local?siblings=1.5", "a number"),
-        ("ydb://host/local?connect_timeout=0", "seconds"),
-        ("ydb://host/local?connect_timeout=inf", "seconds"),
+        ("ydb://host/local?fencing=perhaps", "true or false"),
+        ("ydb://host/local?siblings=-1", "a whole number"),
+        ("ydb://host/local?siblings=1.5", "a whole number"),
+        ("ydb://host/local?connect_timeout=0", "from 0.1 to 600"),
+        ("ydb://host/local?connect_timeout=inf", "from 0.1 to 600"),
         ("ydb://host/local?credentials=static", "user:password@host"),
-        ("ydb://host/local?token=", "the token is empty"),
         ("ydb://:hunter2@host/local", "no user"),
-        ("ydb://user:hunter2@host/local?token=t", "says twice who connects"),
-        ("ydb://host/local?root_certificates=ca", "ydbs://"),
-        ("ydbs://host/local?private_key=k", "go together"),
+        ("ydb://user:hunter2@host/local?token=t", "given twice"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_the_reason(url: str, what: str) -> None:
@@ -101,4 +88,4 @@ def test_what_makes_no_sense_is_refused_with_the_reason(url: str, what: str) -> 
 
 def test_the_engine_shows_its_url_without_secrets() -> None:
     engine = connect("ydb://anna:secret@host/local", SystemClock())
-    assert engine.url == "ydb://host/local"
+    assert engine.url == "ydb://anna@host/local"

@@ -15,9 +15,10 @@ import logging
 import random
 from typing import Any
 
+from tenure.engines._kit.url import Endpoint
 from tenure.engines.memory.engine import MemoryEngine
 from tenure.engines.native import NativeEngine
-from tenure.engines.native.url import Target, parse
+from tenure.engines.native.url import parse
 from tenure.server.accept import Door, Greeting
 from tenure.server.context import Anybody, Context
 from tenure.server.hosting import Hosting
@@ -154,7 +155,7 @@ class Line:
         self._dialling: set[asyncio.Future[None]] = set()
         self._ends: list[tuple[End, End]] = []
 
-    async def dial(self, _: Target | None, protocol: asyncio.Protocol) -> None:
+    async def dial(self, _: Endpoint | None, protocol: asyncio.Protocol) -> None:
         if self._way.lost:
             raise ConnectionRefusedError("the way is lost")
         here, there = End(self._loop), End(self._world.server)

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from enum import Enum
 
 from tenure.clock import Clock
+from tenure.engines._kit.url import Endpoint
 from tenure.engines.dflockd.connection import Connection
-from tenure.engines.dflockd.url import Address, Place
+from tenure.engines.dflockd.url import DflockdUrl
 from tenure.errors import AuthenticationFailed, EngineUnavailable
 from tenure.wire.lines import asking
 
@@ -35,7 +36,7 @@ class Kind(Enum):
     PLAIN = "with locks alone"  # before
 
 
-async def dial(address: Address, place: Place, clock: Clock) -> Connection:
+async def dial(address: DflockdUrl, endpoint: Endpoint, clock: Clock) -> Connection:
     """A connection over which requests can be sent.
 
     Raises:
@@ -43,13 +44,14 @@ async def dial(address: Address, place: Place, clock: Clock) -> Connection:
         AuthenticationFailed: the server does not take the token.
     """
     async with asyncio.timeout(address.connect_timeout):
-        connection = Connection(await _connected(address, place), clock, asyncio.get_running_loop())
+        transport = await _connected(address, endpoint)
+        connection = Connection(transport, clock, asyncio.get_running_loop())
         try:
             if address.token:
                 reply = await connection.request(asking.auth(address.token))
                 if reply.status != "ok":
                     raise AuthenticationFailed(
-                        f"the server at {place[0]}:{place[1]} does not take the token "
+                        f"the server at {endpoint} does not take the token "
                         f"({reply.status}), or knows none"
                     )
         except BaseException:
@@ -59,7 +61,7 @@ async def dial(address: Address, place: Place, clock: Clock) -> Connection:
 
 
 async def kind_of(
-    address: Address, place: Place, clock: Clock, dialled: Connection
+    address: DflockdUrl, endpoint: Endpoint, clock: Clock, dialled: Connection
 ) -> tuple[Kind, Connection]:
     """What a server is, and a connection that is good for use, perhaps the one that was given."""
     connection = dialled
@@ -71,19 +73,19 @@ async def kind_of(
                 return kind, connection
             if reply.status == "error_auth":
                 raise AuthenticationFailed(
-                    f"the server at {place[0]}:{place[1]} asks for a token: dflockd://TOKEN@HOST"
+                    f"the server at {endpoint} asks for a token: dflockd://TOKEN@HOST"
                 )
             connection.hang_up()
-            connection = await dial(address, place, clock)
+            connection = await dial(address, endpoint, clock)
     except BaseException:
         connection.hang_up()
         raise
     return Kind.PLAIN, connection
 
 
-async def _connected(address: Address, place: Place) -> socket.socket:
+async def _connected(address: DflockdUrl, endpoint: Endpoint) -> socket.socket:
     loop = asyncio.get_running_loop()
-    host, port = place
+    host, port = endpoint.host, endpoint.port
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:

@@ -23,7 +23,7 @@ from tenure.engines.dflockd.dialing import Kind
 from tenure.engines.dflockd.refusals import cannot
 from tenure.engines.dflockd.session import DflockdSession
 from tenure.engines.dflockd.shard import Shard
-from tenure.engines.dflockd.url import Address
+from tenure.engines.dflockd.url import DflockdUrl
 from tenure.errors import (
     AuthenticationFailed,
     EngineError,
@@ -75,7 +75,7 @@ class DflockdEngine:
         limits: of the semaphores that this program has declared.
     """
 
-    def __init__(self, address: Address, clock: Clock) -> None:
+    def __init__(self, address: DflockdUrl, clock: Clock) -> None:
         self.url = address.url
         self.clock = clock
         self.address = address
@@ -153,8 +153,8 @@ class DflockdEngine:
         self.loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._shards = [
-            Shard(self.address, place, self.clock, self._tell_contact)
-            for place in self.address.places
+            Shard(self.address, endpoint, self.clock, self._tell_contact)
+            for endpoint in self.address.endpoints
         ]
         try:
             for shard in self._shards:
@@ -251,7 +251,7 @@ class DflockdEngine:
             raise cannot(
                 f"keep a session with a window of {how.recovery_window:g} s, only of {most:g} s: "
                 f"its servers close a connection after {self.address.read_timeout:g} s of silence "
-                "(?read-timeout= says after how many)",
+                "(?read_timeout= says after how many)",
                 how.node,
             )
         at = await self._proof_of_life(how.node)

@@ -14,10 +14,11 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from tenure.clock import Clock
+from tenure.engines._kit.url import Endpoint
 from tenure.engines.dflockd.connection import Connection
 from tenure.engines.dflockd.dialing import Kind, dial, kind_of
 from tenure.engines.dflockd.line import Lines
-from tenure.engines.dflockd.url import Address, Place
+from tenure.engines.dflockd.url import DflockdUrl
 from tenure.wire.lines import asking
 from tenure.wire.lines.replies import Reply
 
@@ -51,7 +52,7 @@ class Shard:
     """
 
     def __init__(
-        self, address: Address, place: Place, clock: Clock, changed: Callable[[], None]
+        self, address: DflockdUrl, endpoint: Endpoint, clock: Clock, changed: Callable[[], None]
     ) -> None:
         self.kind: Kind | None = None
         self.shared: Connection | None = None
@@ -60,7 +61,7 @@ class Shard:
         self.came_up = asyncio.Event()
         self.lines = Lines()
         self._address = address
-        self._place = place
+        self._endpoint = endpoint
         self._clock = clock
         self._changed = changed
         self._loop = asyncio.get_running_loop()
@@ -75,7 +76,7 @@ class Shard:
         self._stopping = False
 
     def __str__(self) -> str:
-        return f"{self._place[0]}:{self._place[1]}"
+        return str(self._endpoint)
 
     @property
     def own(self) -> int:
@@ -123,9 +124,9 @@ class Shard:
         pause = FIRST_PAUSE
         while True:
             try:
-                connection = await dial(self._address, self._place, self._clock)
+                connection = await dial(self._address, self._endpoint, self._clock)
                 self.kind, connection = await kind_of(
-                    self._address, self._place, self._clock, connection
+                    self._address, self._endpoint, self._clock, connection
                 )
             except OSError as error:  # all that dialling raises is one
                 self._failed(error)
@@ -233,7 +234,7 @@ class Shard:
         try:
             while self._waiting:
                 try:
-                    connection = await dial(self._address, self._place, self._clock)
+                    connection = await dial(self._address, self._endpoint, self._clock)
                 except OSError as error:
                     self._failed(error)
                     await asyncio.sleep(pause)

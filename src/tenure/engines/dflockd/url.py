@@ -1,51 +1,58 @@
-"""What a ``dflockd://`` URL says: which servers, with what token, and how they are set up.
+"""URLs of dflockd servers.
 
     dflockd://lock.example                      one server, at port 6388
     dflockd://TOKEN@a.example,b.example:7000    several, sharded by key, with a token
     dflockds://lock.example                     inside TLS
 
-The parameters are in `PARAMETERS`. A token is a secret: no message and no description has it, nor
-anything else of a URL in front of the hosts.
+`docs/urls.md` lists the parameters.
 """
 
 from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from typing import Any, cast
 
+from tenure.engines._kit.url import (
+    CONNECT_TIMEOUT,
+    SOCKET_TIMEOUT,
+    TLS,
+    Endpoint,
+    Parameter,
+    StoreUrl,
+    number,
+    text,
+)
 from tenure.errors import InvalidArgument
 
-__all__ = ["DEFAULT_PORT", "PARAMETERS", "Address", "Place", "parse"]
+__all__ = ["DEFAULT_PORT", "PARAMETERS", "DflockdUrl", "parse"]
 
 DEFAULT_PORT = 6388
 
-Place = tuple[str, int]
-"""A host and a port."""
-
-PARAMETERS = {
-    "connect-timeout": "seconds for one attempt to connect (10)",
-    "socket-timeout": "seconds after which a server that does not answer is given up (5)",
-    "read-timeout": "seconds of silence after which the servers close a connection (23)",
-    "renew-ratio": "the part of a lease after which it is renewed, where that is under 1/3",
-    "connections": "how many connections to one server there may be at most (256)",
-    "auth-token-file": "a file with the token",
-    "tls-ca": "whom to trust instead of the system's authorities; this and the next four: PEM",
-    "tls-cert": "a certificate to show",
-    "tls-key": "its key",
-    "tls-server-name": "the name that the servers' certificates are for",
-}
+_READ_TIMEOUT = number("read_timeout", 23.0, 1.0, 86400.0)
+_RENEW_RATIO = cast("Parameter[float | None]", number("renew_ratio", None, 0.01, 0.99))
+_CONNECTIONS = number("connections", 256, 2, 65536)
+_TOKEN_FILE = text("auth_token_file")
+PARAMETERS: tuple[Parameter[Any], ...] = (
+    CONNECT_TIMEOUT,
+    SOCKET_TIMEOUT,
+    _READ_TIMEOUT,
+    _RENEW_RATIO,
+    _CONNECTIONS,
+    _TOKEN_FILE,
+    *TLS,
+)
 _LARGEST_TOKEN_FILE = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """A URL, understood.
+class DflockdUrl:
+    """A parsed URL.
 
     Attributes:
         url: without secrets and parameters.
-        places: the servers, in the order in which keys are divided among them.
-        token: what shows that the program may come in; empty: nothing.
+        endpoints: the servers, in the order in which keys are divided among them.
+        token: the client's credential; empty: none.
         tls: how to encrypt, or ``None``.
         server_name: the name that the certificates are for; empty: each one's host.
         connect_timeout: seconds for one attempt to connect.
@@ -56,141 +63,54 @@ class Address:
     """
 
     url: str
-    places: tuple[Place, ...]
+    endpoints: tuple[Endpoint, ...]
     token: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = None
     server_name: str = ""
-    connect_timeout: float = 10.0
-    patience: float = 5.0
-    read_timeout: float = 23.0
+    connect_timeout: float = CONNECT_TIMEOUT.default
+    patience: float = SOCKET_TIMEOUT.default
+    read_timeout: float = _READ_TIMEOUT.default
     renew_ratio: float | None = None
-    connections: int = 256
+    connections: int = _CONNECTIONS.default
 
 
-def parse(url: str) -> Address:
-    """Understand a URL. Raises `InvalidArgument`; the message shows it without its token."""
-    scheme, _, rest = url.partition("://")
-    scheme = scheme.lower()
-    user, _, place = rest.rpartition("@")
-    hosts, _, query = place.partition("?")
-    shown = f"{scheme}://{hosts}"
-    if "#" in place:
-        raise InvalidArgument(f"{shown!r} has a '#', which means nothing here")
-    hosts = hosts.removesuffix("/")
-    places = tuple(_place(shown, each) for each in hosts.split(","))
-    if len(set(places)) < len(places):
-        raise InvalidArgument(f"{shown!r} names a server twice")
-    given = _Given(shown, query)
-    tls = given.tls() if scheme == "dflockds" else None
-    if tls is None and given.has_any("tls-ca", "tls-cert", "tls-key", "tls-server-name"):
-        raise InvalidArgument(
-            f"{shown!r} has parameters for TLS and would not use them; with TLS the scheme is "
-            "dflockds"
-        )
-    ratio = given.text("renew-ratio")
-    return Address(
-        url=f"{scheme}://{','.join(f'{_bracketed(host)}:{port}' for host, port in places)}",
-        places=places,
-        token=_token(shown, user, given.text("auth-token-file")),
-        tls=tls,
-        server_name=given.text("tls-server-name"),
-        connect_timeout=given.number("connect-timeout", 10.0, 0.1, 600.0),
-        patience=given.number("socket-timeout", 5.0, 0.1, 600.0),
-        read_timeout=given.number("read-timeout", 23.0, 1.0, 86400.0),
-        renew_ratio=given.number("renew-ratio", 0.5, 0.01, 0.99) if ratio else None,
-        connections=int(given.number("connections", 256, 2, 65536)),
+def parse(url: str) -> DflockdUrl:
+    """Parse a URL.
+
+    Raises:
+        InvalidArgument: it is wrong; the message shows it without its token.
+    """
+    given = StoreUrl(url, PARAMETERS, token=True)
+    if given.path not in {"", "/"}:
+        raise given.wrong("nothing follows the port, apart from parameters")
+    endpoints = given.endpoints(DEFAULT_PORT)
+    tls = given.tls(inside=given.scheme == "dflockds", scheme="dflockds")
+    return DflockdUrl(
+        url=f"{given.scheme}://{','.join(map(str, endpoints))}",
+        endpoints=endpoints,
+        token=_token(given),
+        tls=None if tls is None else tls.context(),
+        server_name="" if tls is None else tls.server_name,
+        connect_timeout=given[CONNECT_TIMEOUT],
+        patience=given[SOCKET_TIMEOUT],
+        read_timeout=given[_READ_TIMEOUT],
+        renew_ratio=given[_RENEW_RATIO],
+        connections=given[_CONNECTIONS],
     )
 
 
-class _Given:
-    """The part of a URL after the question mark."""
-
-    def __init__(self, shown: str, query: str) -> None:
-        self._shown = shown
-        self._values: dict[str, str] = {}
-        for part in filter(None, query.split("&")):
-            name, _, value = part.partition("=")
-            if name not in PARAMETERS:
-                raise InvalidArgument(
-                    f"{shown!r}: there is no parameter {name!r}; there are {', '.join(PARAMETERS)}"
-                )
-            if name in self._values:
-                raise InvalidArgument(f"{shown!r} has {name} twice")
-            if not value:
-                raise InvalidArgument(f"{shown!r}: {name} has no value")
-            self._values[name] = unquote(value)
-
-    def has_any(self, *names: str) -> bool:
-        return any(name in self._values for name in names)
-
-    def text(self, name: str) -> str:
-        return self._values.get(name, "")
-
-    def number(self, name: str, default: float, least: float, most: float) -> float:
-        text = self._values.get(name)
-        if text is None:
-            return default
-        try:
-            number = float(text)
-        except ValueError:
-            number = float("nan")
-        if not least <= number <= most:
-            raise InvalidArgument(
-                f"{self._shown!r}: {name} is a number from {least:g} to {most:g}, not {text!r}"
-            )
-        return number
-
-    def tls(self) -> ssl.SSLContext:
-        cert, key = self._values.get("tls-cert"), self._values.get("tls-key")
-        if key is not None and cert is None:
-            raise InvalidArgument(
-                f"{self._shown!r} has tls-key, and not the tls-cert that it belongs to"
-            )
-        try:
-            context = ssl.create_default_context(cafile=self._values.get("tls-ca"))
-            if cert is not None:
-                context.load_cert_chain(cert, key, password=_no_password)
-        except OSError as error:  # ssl.SSLError is one
-            raise InvalidArgument(
-                f"{self._shown!r}: a file for TLS cannot be used: {error.strerror or error}"
-            ) from None
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        return context
-
-
-def _no_password() -> str:
-    raise ssl.SSLError("the key is encrypted, and nobody is there to type its password")
-
-
-def _token(shown: str, user: str, file: str) -> str:
-    token = unquote(user)
+def _token(given: StoreUrl) -> str:
+    token, file = given.secret, given[_TOKEN_FILE]
     if token and file:
-        raise InvalidArgument(f"{shown!r} has a token and a file for one")
+        raise given.wrong("there are a token and a file for one")
     if file:
         try:
             with open(file, encoding="utf-8") as opened:
                 token = opened.read(_LARGEST_TOKEN_FILE).strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidArgument(f"{shown!r}: the token cannot be read: {error}") from None
+            raise given.wrong(f"the token cannot be read: {error}") from None
         if not token:
-            raise InvalidArgument(f"{shown!r}: the file {file!r} has no token")
+            raise given.wrong(f"the file {file!r} has no token")
     if not token.isprintable():
-        raise InvalidArgument(f"the token for {shown!r} is none: it is one line of text")
+        raise InvalidArgument(f"the token for {given.shown!r} is none: it is one line of text")
     return token
-
-
-def _place(shown: str, text: str) -> Place:
-    try:
-        parts = urlsplit(f"//{text}")
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise InvalidArgument(f"{shown!r}: {text!r} is not a host and a port") from error
-    if not host or parts.path or port == 0:
-        raise InvalidArgument(
-            f"{shown!r}: {text!r} is not a host; write for example dflockd://127.0.0.1:6388"
-        )
-    return host, port or DEFAULT_PORT
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

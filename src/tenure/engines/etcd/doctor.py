@@ -14,7 +14,7 @@ from tenure.engines.contract import Finding
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.keys import Keys
 from tenure.engines.etcd.members import Lost, Members, Refused, failure
-from tenure.engines.etcd.url import Address, parse
+from tenure.engines.etcd.url import EtcdUrl, parse
 from tenure.errors import TenureError
 
 __all__ = ["examine"]
@@ -37,7 +37,7 @@ def examine(url: str) -> Iterator[Finding]:
     yield from findings
 
 
-async def _examined(address: Address) -> list[Finding]:
+async def _examined(address: EtcdUrl) -> list[Finding]:
     members = Members(address)
     members.open()
     try:
@@ -56,7 +56,7 @@ async def _examined(address: Address) -> list[Finding]:
         await members.aclose()
 
 
-async def _member(members: Members, turn: int, address: Address) -> Finding:
+async def _member(members: Members, turn: int, address: EtcdUrl) -> Finding:
     clock, what, endpoint = SystemClock(), "member", address.endpoints[turn]
     began = clock.now()
     try:
@@ -91,7 +91,7 @@ def _is_sound(version: str) -> bool:
     return line > max(_SOUND) or numbers[2] >= _SOUND.get(line, 1 << 30)
 
 
-async def _majority(members: Members, address: Address) -> Finding:
+async def _majority(members: Members, address: EtcdUrl) -> Finding:
     """Whether they agree, and what there is under the prefix."""
     keys, what = Keys(address.prefix), "majority"
     request = wire.txn(

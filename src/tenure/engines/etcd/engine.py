@@ -25,7 +25,7 @@ from tenure.engines.etcd.members import Lost, Members, Refused, failure
 from tenure.engines.etcd.renewing import Renewer, Rounds
 from tenure.engines.etcd.request import Request
 from tenure.engines.etcd.session import EtcdSession
-from tenure.engines.etcd.url import Address
+from tenure.engines.etcd.url import EtcdUrl
 from tenure.engines.etcd.watching import Watching
 from tenure.errors import EngineError, EngineUnavailable, TenureError, Unsupported
 from tenure.model import (
@@ -68,7 +68,7 @@ class EtcdEngine:
     loop: asyncio.AbstractEventLoop
     watching: Watching
 
-    def __init__(self, address: Address, clock: Clock, members: Members | None = None) -> None:
+    def __init__(self, address: EtcdUrl, clock: Clock, members: Members | None = None) -> None:
         self.url = address.url
         self.clock = clock
         self.keys = Keys(address.prefix)
@@ -149,7 +149,7 @@ class EtcdEngine:
                 if self.clock.now() + pause >= until:
                     raise EngineUnavailable(
                         f"{self.url} could not be reached within {address.connect_timeout:g} s: "
-                        f"{lost}; do most of its members run there, {address.spoken}? "
+                        f"{lost}; do most of its members run there, {address.transport}? "
                         "'tenure doctor' asks each"
                     ) from lost
                 await asyncio.sleep(pause)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.calls import CallFailed, Code, Conversation
 from tenure.engines.etcd.channel import Channel, Metadata
-from tenure.engines.etcd.url import Address
+from tenure.engines.etcd.url import EtcdUrl
 from tenure.errors import AuthenticationFailed, EngineError, InvalidArgument, TenureError
 
 __all__ = ["Lost", "Members", "Refused", "failure", "trouble_of"]
@@ -114,28 +114,16 @@ def trouble_of(failed: CallFailed) -> Exception:
     return Refused(code, reason)
 
 
-def secrets_of(address: Address) -> ssl.SSLContext | None:
+def secrets_of(address: EtcdUrl) -> ssl.SSLContext | None:
     """How connections are encrypted, and whom they trust.
 
     Raises:
         InvalidArgument: one of the files that the URL names cannot be read.
     """
-    if not address.secure:
+    if address.tls is None:
         return None
-    context, files = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), dict(address.files)
+    context = address.tls.context()
     context.set_alpn_protocols(["h2"])
-    roots, chain = files.get("root_certificates"), files.get("certificate_chain")
-    where = roots
-    try:
-        if roots is None:
-            context.load_default_certs()
-        else:
-            context.load_verify_locations(roots)
-        if chain is not None:
-            where = f"{chain} with {files['private_key']}"
-            context.load_cert_chain(chain, files["private_key"])
-    except OSError as error:
-        raise InvalidArgument(f"{address.url}: {where!r} cannot be used: {error}") from error
     return context
 
 
@@ -148,7 +136,7 @@ class Members:
         trouble: why a call was lost the last time.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: EtcdUrl) -> None:
         self._address = address
         self._channels: list[Channel] = []
         self._token = ""
@@ -162,10 +150,9 @@ class Members:
         """Make the channels; they connect when they are used. Raises `InvalidArgument`."""
         address = self._address
         secrets = secrets_of(address)
+        name = address.tls.server_name if address.tls is not None else ""
         self._authenticating = asyncio.Lock()
-        self._channels = [
-            Channel(endpoint, secrets, address.server_name) for endpoint in address.endpoints
-        ]
+        self._channels = [Channel(endpoint, secrets, name) for endpoint in address.endpoints]
 
     async def aclose(self) -> None:
         """Leave; calls that are under way are lost. Safe to call twice."""

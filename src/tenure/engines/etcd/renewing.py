@@ -32,7 +32,7 @@ from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.allowance import give_time
 from tenure.engines.etcd.calls import CallFailed
 from tenure.engines.etcd.members import Lost, Members, Refused, trouble_of
-from tenure.engines.etcd.url import Address
+from tenure.engines.etcd.url import EtcdUrl
 from tenure.errors import TenureError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Rounds:
 class Renewer:
     """Renewals in a thread."""
 
-    def __init__(self, address: Address, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, address: EtcdUrl, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
         self._address = address
         self._clock = clock
         self._loop = loop

@@ -51,7 +51,7 @@ def _ask_elsewhere(link: Link, error: BaseException, refusals: int) -> bool:
     """Whether another server is asked: if this one is the reason, and nobody else needs it."""
     return (
         isinstance(error, EngineError | EngineUnavailable)
-        and refusals < len(link.address.targets)
+        and refusals < len(link.address.endpoints)
         and len(link.sessions) == 1
     )
 

@@ -23,9 +23,9 @@ from msgspec import DecodeError, Struct
 
 from tenure.background import Failures
 from tenure.busy_poll import BusyPoll
+from tenure.engines._kit.url import Endpoint
 from tenure.engines.native.calls import Call
 from tenure.engines.native.hearing import hearing
-from tenure.engines.native.url import Target
 from tenure.errors import EngineUnavailable, InvalidArgument, TenureError, Unsupported
 from tenure.wire import messages as wire
 from tenure.wire.errors import from_wire
@@ -52,7 +52,7 @@ class Connection(asyncio.Protocol):
     """A connection, as its `Link` has it.
 
     Attributes:
-        target: the server.
+        endpoint: the server.
         greeting: a future of the server's `Welcome`.
         welcome: that, once it has come.
         calls: the requests that were sent and have not been answered, by their numbers.
@@ -64,9 +64,9 @@ class Connection(asyncio.Protocol):
 
     welcome: wire.Welcome
 
-    def __init__(self, link: Link, target: Target, hello: wire.Hello) -> None:
+    def __init__(self, link: Link, endpoint: Endpoint, hello: wire.Hello) -> None:
         loop = asyncio.get_running_loop()
-        self.target = target
+        self.endpoint = endpoint
         self.greeting: asyncio.Future[wire.Welcome] = loop.create_future()
         self.greeting.add_done_callback(_look_at)
         self.calls: dict[int, Call] = {}
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
     def _end(self, why: str) -> None:
         self.why = self.why or why
         if not self.greeting.done():
-            self.greeting.set_exception(EngineUnavailable(f"{self.target}: {self.why}"))
+            self.greeting.set_exception(EngineUnavailable(f"{self.endpoint}: {self.why}"))
         if self._ticking is not None:
             self._ticking.cancel()
             self._ticking = None
@@ -147,7 +147,7 @@ class Connection(asyncio.Protocol):
             self._link.refuse(
                 call,
                 InvalidArgument(
-                    f"the server at {self.target} accepts messages of at most "
+                    f"the server at {self.endpoint} accepts messages of at most "
                     f"{self._writer.largest} bytes; store the data elsewhere and keep its "
                     "address here"
                 ),
@@ -251,7 +251,7 @@ class Connection(asyncio.Protocol):
         if welcome.version != wire.VERSION:
             self._fail_greeting(
                 Unsupported(
-                    f"{self.target} speaks version {welcome.version} of the protocol, and this "
+                    f"{self.endpoint} speaks version {welcome.version} of the protocol, and this "
                     f"program version {wire.VERSION}; update the older of the two"
                 )
             )

@@ -7,27 +7,28 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from tenure.engines.native.url import Address, Target
+from tenure.engines._kit.url import Endpoint
+from tenure.engines.native.url import NativeUrl
 
 __all__ = ["Dial", "dialler"]
 
-Dial: TypeAlias = Callable[[Target, asyncio.Protocol], Awaitable[None]]
+Dial: TypeAlias = Callable[[Endpoint, asyncio.Protocol], Awaitable[None]]
 """Connects a protocol to a server; it raises `OSError`, and is cancelled when that takes long."""
 
 
-def dialler(address: Address, tls: ssl.SSLContext | None) -> Dial:
+def dialler(address: NativeUrl, tls: ssl.SSLContext | None) -> Dial:
     """What dials over TCP, TLS or a Unix socket, as the address says."""
 
-    async def dial(target: Target, protocol: asyncio.Protocol) -> None:
+    async def dial(endpoint: Endpoint, protocol: asyncio.Protocol) -> None:
         loop = asyncio.get_running_loop()
-        if target.path:
-            await loop.create_unix_connection(lambda: protocol, target.path)
-        elif tls is not None:
-            name = address.server_name or target.host
+        if endpoint.path:
+            await loop.create_unix_connection(lambda: protocol, endpoint.path)
+        elif tls is not None and address.tls is not None:
+            name = address.tls.server_name or endpoint.host
             await loop.create_connection(
-                lambda: protocol, target.host, target.port, ssl=tls, server_hostname=name
+                lambda: protocol, endpoint.host, endpoint.port, ssl=tls, server_hostname=name
             )
         else:
-            await loop.create_connection(lambda: protocol, target.host, target.port)
+            await loop.create_connection(lambda: protocol, endpoint.host, endpoint.port)
 
     return dial

@@ -19,7 +19,7 @@ from tenure.engines.native.dial import Dial, dialler
 from tenure.engines.native.link import Link
 from tenure.engines.native.session import STORE_LOST, NativeSession
 from tenure.engines.native.sideline import Sideline
-from tenure.engines.native.url import Address
+from tenure.engines.native.url import NativeUrl
 from tenure.errors import EngineError, EngineUnavailable, SemaphoreNotFound, TenureError
 from tenure.model import (
     Capabilities,
@@ -51,7 +51,7 @@ class NativeEngine:
         capabilities: what the server's store can do; before it has said so, what it may.
     """
 
-    def __init__(self, address: Address, clock: Clock, dial: Dial | None = None) -> None:
+    def __init__(self, address: NativeUrl, clock: Clock, dial: Dial | None = None) -> None:
         self.url = address.url
         self.clock = clock
         self.capabilities = Capabilities(resume=True)

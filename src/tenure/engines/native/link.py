@@ -24,11 +24,12 @@ from msgspec import Struct
 
 from tenure.background import Failures
 from tenure.clock import Clock
+from tenure.engines._kit.url import Endpoint
 from tenure.engines.advice import on_connecting
 from tenure.engines.native.calls import Call, ConnectionGone
 from tenure.engines.native.connection import Connection
 from tenure.engines.native.dial import Dial
-from tenure.engines.native.url import Address, Target
+from tenure.engines.native.url import NativeUrl
 from tenure.errors import EngineUnavailable, SessionExpired, TenureError
 from tenure.wire import messages as wire
 
@@ -58,7 +59,7 @@ class Link:
         patience: seconds for which somebody who needs a connection waits for one.
     """
 
-    def __init__(self, address: Address, clock: Clock, program: bytes, dial: Dial) -> None:
+    def __init__(self, address: NativeUrl, clock: Clock, program: bytes, dial: Dial) -> None:
         self.address = address
         self.clock = clock
         self.loop = asyncio.get_running_loop()
@@ -69,8 +70,8 @@ class Link:
         self.patience = PATIENCE
         self._program = program
         self._dial = dial
-        self._targets = list(address.targets)
-        random.shuffle(self._targets)
+        self._endpoints = list(address.endpoints)
+        random.shuffle(self._endpoints)
         self._made: set[Connection] = set()  # those whose transports are not closed yet
         self._up = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
@@ -199,7 +200,7 @@ class Link:
     @property
     def several(self) -> bool:
         """Whether there is another server to try."""
-        return len(self._targets) > 1
+        return len(self._endpoints) > 1
 
     def silence_limit(self, heartbeat: float) -> float:
         """Seconds of silence after which a server is given up."""
@@ -222,7 +223,7 @@ class Link:
             with self._failures.contained():
                 self._lose(connection)
             connection = await self._connect_again(connection)
-            _log.debug("connected to %s again", connection.target)
+            _log.debug("connected to %s again", connection.endpoint)
             try:
                 self._use(connection)
             except Exception as error:  # another connection takes its place
@@ -233,50 +234,50 @@ class Link:
         if lost.useful and not lost.dismissed:
             self._tries = 0
         else:
-            self._to_the_end(lost.target)
+            self._to_the_end(lost.endpoint)
             self._tries += 1
-        _log.debug("the connection to %s is lost: %s; trying again", lost.target, lost.why)
+        _log.debug("the connection to %s is lost: %s; trying again", lost.endpoint, lost.why)
         while True:
-            if self._tries and self._tries % len(self._targets) == 0:
-                await asyncio.sleep(self.pause(self._tries // len(self._targets) - 1))
+            if self._tries and self._tries % len(self._endpoints) == 0:
+                await asyncio.sleep(self.pause(self._tries // len(self._endpoints) - 1))
             before = str(self._trouble)
             connection = await self._try_all()
             if connection is not None:
                 return connection
             if not isinstance(self._trouble, EngineUnavailable) and str(self._trouble) != before:
                 _log.error("%s: trying again: %s", self.address.url, self._trouble)
-            self._tries += len(self._targets) - self._tries % len(self._targets)
+            self._tries += len(self._endpoints) - self._tries % len(self._endpoints)
 
-    def _to_the_end(self, target: Target) -> None:
-        self._targets.remove(target)
-        self._targets.append(target)
+    def _to_the_end(self, endpoint: Endpoint) -> None:
+        self._endpoints.remove(endpoint)
+        self._endpoints.append(endpoint)
 
     async def _try_all(self) -> Connection | None:
         """A connection that was greeted, to the first server in turn that will have us."""
         troubles: list[TenureError] = []
-        for target in list(self._targets):
+        for endpoint in list(self._endpoints):
             try:
-                return await self._greet(target)
+                return await self._greet(endpoint)
             except TenureError as error:
                 troubles.append(error)
-                self._to_the_end(target)
+                self._to_the_end(endpoint)
             except Exception as error:  # whatever it is, it may pass
                 self._failures.report(error)
-                troubles.append(EngineUnavailable(f"{target}: {error!r}"))
-                self._to_the_end(target)
+                troubles.append(EngineUnavailable(f"{endpoint}: {error!r}"))
+                self._to_the_end(endpoint)
         self._trouble = _worst(troubles)
         return None
 
-    async def _greet(self, target: Target) -> Connection:
+    async def _greet(self, endpoint: Endpoint) -> Connection:
         hello = wire.Hello(
             wire.VERSION, wire.VERSION, sorted(wire.FEATURES), self.address.token, self._program
         )
-        connection = Connection(self, target, hello)
+        connection = Connection(self, endpoint, hello)
         least, most = _DIALLING
         limit = max(least, min(most, self._shortest_window / 4))
         try:
             async with asyncio.timeout(limit):
-                await self._dial(target, connection)
+                await self._dial(endpoint, connection)
                 self._made.add(connection)
                 connection.gone.add_done_callback(lambda _: self._made.discard(connection))
                 await asyncio.wait([connection.greeting])
@@ -287,16 +288,16 @@ class Link:
         except TimeoutError:
             connection.abort("it was too late")
             raise EngineUnavailable(
-                f"{target} did not answer within {limit:.1f} s; is it 'tenure serve', and does the "
-                "URL's scheme say rightly whether it speaks TLS?"
+                f"{endpoint} did not answer within {limit:.1f} s; is it 'tenure serve', and does "
+                "the URL's scheme say rightly whether it speaks TLS?"
             ) from None
         except OSError as error:
             connection.abort("it could not be made")
             refused = isinstance(error, ConnectionRefusedError | FileNotFoundError)
             raise EngineUnavailable(
-                f"nobody listens at {target}; see whether 'tenure serve' runs there"
+                f"nobody listens at {endpoint}; see whether 'tenure serve' runs there"
                 if refused
-                else f"{target} cannot be reached: {error}{on_connecting(error, 'tenure')}"
+                else f"{endpoint} cannot be reached: {error}{on_connecting(error, 'tenure')}"
             ) from error
         except BaseException:
             connection.abort("it is not wanted any more")
@@ -304,7 +305,7 @@ class Link:
         return connection
 
     def _warn_of_an_open_token(self, connection: Connection) -> None:
-        if self.address.token and self.address.tls is None and not connection.target.local:
+        if self.address.token and self.address.tls is None and not connection.endpoint.local:
             _log.warning(
                 "the token for %s goes over the network for everybody on the way to read; "
                 "tenures:// would encrypt it",
@@ -327,7 +328,7 @@ class Link:
             return
         self.connection = None
         self._up.clear()
-        self._trouble = EngineUnavailable(f"{connection.target}: {connection.why}")
+        self._trouble = EngineUnavailable(f"{connection.endpoint}: {connection.why}")
         for call in connection.unanswered():
             if call.session is None:
                 call.fail(ConnectionGone(connection.why))

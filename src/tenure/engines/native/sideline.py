@@ -29,7 +29,8 @@ from msgspec import DecodeError, Struct
 
 from tenure.background import BackgroundThread, Failures
 from tenure.clock import Clock
-from tenure.engines.native.url import Address, Target
+from tenure.engines._kit.url import Endpoint
+from tenure.engines.native.url import NativeUrl
 from tenure.wire import messages as wire
 from tenure.wire.frames import FrameReader, FrameWriter
 
@@ -61,9 +62,9 @@ class _Aside:
 
     def __init__(
         self,
-        address: Address,
+        address: NativeUrl,
         tls: ssl.SSLContext | None,
-        target: Target,
+        endpoint: Endpoint,
         program: bytes,
         patience: float,
     ) -> None:
@@ -71,16 +72,16 @@ class _Aside:
         self._reader = FrameReader(wire.GREETING_BYTES)
         self._writer = FrameWriter(wire.GREETING_BYTES)
         self._number = 0
-        if target.path:
+        if endpoint.path:
             self.socket = socket.socket(socket.AF_UNIX)
         else:
-            self.socket = socket.create_connection((target.host, target.port), patience)
+            self.socket = socket.create_connection((endpoint.host, endpoint.port), patience)
         try:
             self.socket.settimeout(patience)
-            if target.path:
-                self.socket.connect(target.path)
-            if tls is not None:
-                name = address.server_name or target.host
+            if endpoint.path:
+                self.socket.connect(endpoint.path)
+            if tls is not None and address.tls is not None:
+                name = address.tls.server_name or endpoint.host
                 self.socket = tls.wrap_socket(self.socket, server_hostname=name)
             hello = wire.Hello(
                 wire.VERSION, wire.VERSION, sorted(wire.FEATURES), address.token, program
@@ -120,7 +121,7 @@ class Sideline:
     """What renews an engine's sessions beside its loop."""
 
     def __init__(
-        self, address: Address, tls: ssl.SSLContext | None, clock: Clock, program: bytes
+        self, address: NativeUrl, tls: ssl.SSLContext | None, clock: Clock, program: bytes
     ) -> None:
         self._address = address
         self._tls = tls
@@ -134,8 +135,8 @@ class Sideline:
         self._failures = Failures(f"renewing beside the loop on {address.url}", _log)
         self._thread: BackgroundThread | None = None
         self._over = asyncio.Event()
-        self._targets = list(address.targets)
-        self._asides: dict[Target, _Aside] = {}
+        self._endpoints = list(address.endpoints)
+        self._asides: dict[Endpoint, _Aside] = {}
 
     def renew(self, session: NativeSession) -> None:
         """Renew it, unless the loop does within a moment. From any thread; returns at once."""
@@ -180,8 +181,8 @@ class Sideline:
                         with self._failures.contained():
                             self._prove(session)
         finally:
-            for target in list(self._asides):
-                self._hang_up(target)
+            for endpoint in list(self._asides):
+                self._hang_up(endpoint)
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._over.set)
 
@@ -199,35 +200,35 @@ class Sideline:
     def _prove(self, session: NativeSession) -> None:
         least, most = _PATIENCE
         patience = max(least, min(most, session.window / 8))
-        for target in list(self._targets):
-            sent, age = self._ask(target, session, patience)
+        for endpoint in list(self._endpoints):
+            sent, age = self._ask(endpoint, session, patience)
             if age is not None:
-                self._targets.remove(target)
-                self._targets.insert(0, target)
+                self._endpoints.remove(endpoint)
+                self._endpoints.insert(0, endpoint)
                 session.proven_aside(sent - age)
                 return
 
     def _ask(
-        self, target: Target, session: NativeSession, patience: float
+        self, endpoint: Endpoint, session: NativeSession, patience: float
     ) -> tuple[float, float | None]:
         """When it was asked and how old its proof is; over a new connection if the old is dead."""
         for _ in range(2):
-            aside = self._asides.get(target)
+            aside = self._asides.get(endpoint)
             made_now = aside is None
             try:
                 if aside is None:
-                    aside = self._asides[target] = _Aside(
-                        self._address, self._tls, target, self._program, patience
+                    aside = self._asides[endpoint] = _Aside(
+                        self._address, self._tls, endpoint, self._program, patience
                     )
                 sent = self._clock.now()
                 return sent, aside.renew(session, patience)
             except (OSError, DecodeError, RecursionError, UnicodeDecodeError, _NoAnswer):
-                self._hang_up(target)
+                self._hang_up(endpoint)
                 if made_now or self._closing.is_set():
                     break
         return 0.0, None
 
-    def _hang_up(self, target: Target) -> None:
-        aside = self._asides.pop(target, None)
+    def _hang_up(self, endpoint: Endpoint) -> None:
+        aside = self._asides.pop(endpoint, None)
         if aside is not None:
             aside.socket.close()

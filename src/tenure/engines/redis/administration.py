@@ -13,7 +13,7 @@ from tenure.engines.redis.attachment import not_found
 from tenure.engines.redis.commands import Call, Reading, Refusal
 from tenure.engines.redis.link import Link
 from tenure.engines.redis.scripts import SCRIPTS
-from tenure.engines.redis.url import Address
+from tenure.engines.redis.url import RedisUrl
 from tenure.errors import (
     EngineError,
     EngineUnavailable,
@@ -38,7 +38,7 @@ class Administration:
     loop: asyncio.AbstractEventLoop
     link: Link
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: RedisUrl) -> None:
         self.url = address.url
         self._address = address
         self._open = False

@@ -17,7 +17,7 @@ from tenure.background import Failures
 from tenure.clock import Clock
 from tenure.engines.redis.commands import Pending
 from tenure.engines.redis.connecting import Server, connect_once, greet
-from tenure.engines.redis.url import Address
+from tenure.engines.redis.url import RedisUrl
 from tenure.engines.redis.wire import Wire
 from tenure.errors import EngineError
 
@@ -37,7 +37,7 @@ Told = Callable[[EngineError | None], None]
 class Confirmer:
     """The connection, and the grants that are to be confirmed."""
 
-    def __init__(self, address: Address, meta: str, clock: Clock, witness: str) -> None:
+    def __init__(self, address: RedisUrl, meta: str, clock: Clock, witness: str) -> None:
         self._address = address
         self._witness = witness
         self._meta = meta

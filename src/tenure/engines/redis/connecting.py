@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from tenure.engines.redis.commands import Pending, Refusal
-from tenure.engines.redis.url import Address, Place
+from tenure.engines.redis.url import Place, RedisUrl
 from tenure.engines.redis.wire import Wire
 from tenure.errors import (
     AuthenticationFailed,
@@ -80,7 +80,7 @@ Lost = Callable[[str, list[Pending]], None]
 Pushed = Callable[[bytes, bytes], None]
 
 
-async def connect(address: Address, meta: str, pushed: Pushed, lost: Lost) -> tuple[Wire, Server]:
+async def connect(address: RedisUrl, meta: str, pushed: Pushed, lost: Lost) -> tuple[Wire, Server]:
     """A connection to the server, in which scripts can be called.
 
     Raises:
@@ -117,7 +117,7 @@ async def connect(address: Address, meta: str, pushed: Pushed, lost: Lost) -> tu
     return wire, Server(place, protocol, info.get("run_id", ""))
 
 
-async def _information(wire: Wire, address: Address) -> Info:
+async def _information(wire: Wire, address: RedisUrl) -> Info:
     """The server's report of itself; empty where this account may not ask for it."""
     try:
         return parse_info(await wire.ask("INFO"))
@@ -133,7 +133,7 @@ async def _information(wire: Wire, address: Address) -> Info:
 
 
 async def connect_once(
-    address: Address, place: Place, meta: str, pushed: Pushed, lost: Lost
+    address: RedisUrl, place: Place, meta: str, pushed: Pushed, lost: Lost
 ) -> Wire:
     """A connection to one place, without a greeting."""
     loop = asyncio.get_running_loop()
@@ -146,13 +146,14 @@ async def connect_once(
             _, wire = await loop.create_unix_connection(new, place)
         else:
             host, port = place
+            name = address.server_name or host
             _, wire = await loop.create_connection(
-                new, host, port, ssl=address.tls, server_hostname=host if address.tls else None
+                new, host, port, ssl=address.tls, server_hostname=name if address.tls else None
             )
     return wire
 
 
-async def greet(wire: Wire, address: Address, protocol: int) -> int:
+async def greet(wire: Wire, address: RedisUrl, protocol: int) -> int:
     """Say who asks; returns which protocol is spoken."""
     if protocol == 3:
         words = ["HELLO", "3"]
@@ -179,7 +180,7 @@ def shown(place: Place) -> str:
 class in_time:  # noqa: N801  it reads as a word of the statement around it
     """Turn what may happen to a connection attempt into `EngineUnavailable`."""
 
-    def __init__(self, address: Address, place: Place) -> None:
+    def __init__(self, address: RedisUrl, place: Place) -> None:
         self._timeout = asyncio.timeout(address.connect_timeout)
         self._address = address
         self._place = place
@@ -213,16 +214,16 @@ class in_time:  # noqa: N801  it reads as a word of the statement around it
             ) from error
 
 
-def _slow(address: Address) -> str:
+def _slow(address: RedisUrl) -> str:
     if address.tls is not None:
         return "if it does not speak TLS, write redis://"
     return "is it stuck, or something else than Redis, or is there a firewall?"
 
 
-def _advice(address: Address, error: OSError) -> str:
+def _advice(address: RedisUrl, error: OSError) -> str:
     """What to do about it, behind its semicolon."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return "; name who vouches for it: ?ssl_ca_certs=FILE"
+        return "; name who vouches for it: ?tls_ca=FILE"
     if isinstance(error, ssl.SSLError):
         return "; if it does not speak TLS, write redis://"
     if isinstance(error, ConnectionResetError) and address.tls is None:
@@ -238,7 +239,7 @@ def _advice(address: Address, error: OSError) -> str:
     return ""
 
 
-async def master_of(address: Address) -> Place:
+async def master_of(address: RedisUrl) -> Place:
     """Where the sentinels say that the master is; the first that answers is believed."""
     troubles = []
     for place in address.places:
@@ -287,7 +288,7 @@ def parse_info(info: bytes | str) -> Info:
     return Info(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
 
-def _check(address: Address, info: Info) -> None:
+def _check(address: RedisUrl, info: Info) -> None:
     if info.version < EARLIEST:
         raise Unsupported(
             f"{address.url} is Redis {info.get('redis_version')}; tenure needs 6.2 or later"
@@ -308,14 +309,14 @@ def _check(address: Address, info: Info) -> None:
         _log.warning("%s", text)
 
 
-def _loading(address: Address, place: Place, info: Info) -> str:
+def _loading(address: RedisUrl, place: Place, info: Info) -> str:
     done = info.get("loading_loaded_perc", "")
     left = info.get("loading_eta_seconds", "")
     progress = f" ({done} % done{f', about {left} s left' if left else ''})" if done else ""
     return f"{address.url}: the server at {shown(place)} is loading its data{progress}"
 
 
-def translated(address: Address, refusal: Refusal) -> TenureError:
+def translated(address: RedisUrl, refusal: Refusal) -> TenureError:
     """What a refusal means to who connects."""
     text = str(refusal)
     word = text.partition(" ")[0]

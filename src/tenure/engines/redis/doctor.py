@@ -32,7 +32,7 @@ from tenure.engines.redis.engine import RedisEngine
 from tenure.engines.redis.first_contact import ROLL_CALL, Witnesses, collect, judge
 from tenure.engines.redis.quarantine import REASONS
 from tenure.engines.redis.reported import memory, persistence, replicas, role, version
-from tenure.engines.redis.url import Address, parse
+from tenure.engines.redis.url import RedisUrl, parse
 from tenure.engines.redis.wire import Wire
 from tenure.errors import TenureError
 
@@ -78,7 +78,7 @@ def examine(url: str) -> Iterator[Finding]:
 
 
 class _Examination:
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: RedisUrl) -> None:
         self._address = address
         self._refused: list[str] = []
 

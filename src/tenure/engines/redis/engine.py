@@ -26,7 +26,7 @@ from tenure.engines.redis.quarantine import Quarantine
 from tenure.engines.redis.renewing import Renewer
 from tenure.engines.redis.scripts import SCRIPTS
 from tenure.engines.redis.session import OWNS, WAITING, RedisSession
-from tenure.engines.redis.url import Address
+from tenure.engines.redis.url import RedisUrl
 from tenure.engines.redis.wire import Wire
 from tenure.errors import EngineError, TenureError
 from tenure.model import (
@@ -68,7 +68,7 @@ class RedisEngine(Administration):
 
     renewer: Renewer
 
-    def __init__(self, address: Address, clock: Clock) -> None:
+    def __init__(self, address: RedisUrl, clock: Clock) -> None:
         super().__init__(address)
         self.clock = clock
         self.capabilities = Capabilities(

@@ -25,7 +25,7 @@ from tenure.engines.redis.scripts import SCRIPTS
 from tenure.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from tenure.engines.redis.url import Address
+    from tenure.engines.redis.url import RedisUrl
     from tenure.engines.redis.wire import Wire
 
 __all__ = [
@@ -59,7 +59,7 @@ class Witnesses:
     windows of its programs can have been.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: RedisUrl) -> None:
         self._texts = {
             level: (
                 f"-- tenure: programs with recovery windows of up to {level:g} s have used "
@@ -127,7 +127,7 @@ class Greeting(NamedTuple):
 
 
 async def greet_namespace(
-    wire: Wire, address: Address, witnesses: Witnesses, run_id: str, known: str
+    wire: Wire, address: RedisUrl, witnesses: Witnesses, run_id: str, known: str
 ) -> Greeting:
     """Greet the namespace, make it where it is not there, and leave a witness.
 
@@ -175,7 +175,7 @@ async def greet_namespace(
     return Greeting(epoch.decode(), left / 1e6, reason.decode(), bool(may_be_new))
 
 
-def _other_window(address: Address, there: float) -> InvalidArgument:
+def _other_window(address: RedisUrl, there: float) -> InvalidArgument:
     return InvalidArgument(
         f"{address.url}: the programs that use {address.prefix[:-1]} have recovery windows of up "
         f"to {there:g} s, and this URL allows {address.max_window:g} s. Write "
@@ -209,7 +209,7 @@ def _elapsed(stats: Any) -> float | None:
     return None if found is None else int(found[1]) / 1e9
 
 
-def judge(address: Address, witnessed: float, report: Report) -> Verdict:
+def judge(address: RedisUrl, witnessed: float, report: Report) -> Verdict:
     """Decide how long nothing is granted in a namespace without an epoch.
 
     Args:
@@ -231,7 +231,7 @@ def judge(address: Address, witnessed: float, report: Report) -> Verdict:
     return Verdict(left, "restarted") if left > ROLL_CALL else Verdict(ROLL_CALL, "new")
 
 
-def _doubt(address: Address, report: Report) -> str:
+def _doubt(address: RedisUrl, report: Report) -> str:
     """Why the absence of a witness proves nothing; empty where it does."""
     if address.service:
         return "sentinel"

@@ -31,7 +31,7 @@ from tenure.engines.redis.connecting import (
     greet,
     translated,
 )
-from tenure.engines.redis.url import Address
+from tenure.engines.redis.url import RedisUrl
 from tenure.engines.redis.wire import Wire
 from tenure.errors import EngineUnavailable, TenureError
 
@@ -62,7 +62,7 @@ class Client(Protocol):
 class Link:
     """The connections of one engine."""
 
-    def __init__(self, address: Address, meta: str, client: Client) -> None:
+    def __init__(self, address: RedisUrl, meta: str, client: Client) -> None:
         self._address = address
         self._meta = meta
         self._client = client

@@ -10,7 +10,7 @@ from tenure.clock import Clock
 from tenure.errors import EngineError
 
 if TYPE_CHECKING:
-    from tenure.engines.redis.url import Address
+    from tenure.engines.redis.url import RedisUrl
 
 __all__ = ["REASONS", "Quarantine"]
 
@@ -45,7 +45,7 @@ _LATE = 3.0
 class Quarantine:
     """The time for which nothing is granted in a namespace, because its data may be lost."""
 
-    def __init__(self, address: Address, clock: Clock) -> None:
+    def __init__(self, address: RedisUrl, clock: Clock) -> None:
         self._address = address
         self._now = clock.now
         self._wall = clock.wall

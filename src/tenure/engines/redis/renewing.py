@@ -20,7 +20,7 @@ from tenure.clock import Clock
 from tenure.engines.redis.commands import pack
 from tenure.engines.redis.connecting import Server
 from tenure.engines.redis.scripts import SCRIPTS
-from tenure.engines.redis.url import Address
+from tenure.engines.redis.url import RedisUrl
 
 if TYPE_CHECKING:
     from tenure.engines.redis.attachment import Attachment
@@ -37,7 +37,7 @@ _NOTHING = object()
 class Renewer:
     """The thread, and what it is to renew."""
 
-    def __init__(self, address: Address, meta: str, clock: Clock, witness: str) -> None:
+    def __init__(self, address: RedisUrl, meta: str, clock: Clock, witness: str) -> None:
         self._address = address
         self._witness = witness
         self._meta = meta
@@ -157,7 +157,8 @@ class Renewer:
         if self._address.tls is None:
             return connection
         try:
-            return self._address.tls.wrap_socket(connection, server_hostname=server.place[0])
+            name = self._address.server_name or server.place[0]
+            return self._address.tls.wrap_socket(connection, server_hostname=name)
         except BaseException:
             connection.close()
             raise

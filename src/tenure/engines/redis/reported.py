@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tenure.engines.contract import Finding
 from tenure.engines.redis.connecting import EARLIEST, Info
-from tenure.engines.redis.url import Address
+from tenure.engines.redis.url import RedisUrl
 
 __all__ = ["memory", "persistence", "replicas", "role", "version"]
 
@@ -72,7 +72,7 @@ def persistence(info: Info, settings: dict[str, str]) -> Finding:
     )
 
 
-def memory(info: Info, address: Address) -> Finding:
+def memory(info: Info, address: RedisUrl) -> Finding:
     """Examine how much memory is left, and what happens without."""
     policy = info.get("maxmemory_policy", "noeviction")
     most, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
@@ -91,7 +91,7 @@ def memory(info: Info, address: Address) -> Finding:
     return Finding("ok", "memory", found)
 
 
-def replicas(info: Info, address: Address) -> Finding:
+def replicas(info: Info, address: RedisUrl) -> Finding:
     """Examine whether there are the replicas that are asked for."""
     count = int(info.get("connected_slaves", 0))
     online = 0

@@ -28,7 +28,7 @@ import threading
 
 from tenure.engines.sqlite import schema
 from tenure.engines.sqlite.forking import Guard
-from tenure.engines.sqlite.url import Address
+from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import TenureError
 
 __all__ = ["Checkpointer"]
@@ -41,7 +41,7 @@ commit only a few times each take their share."""
 class Checkpointer:
     """Runs the checkpoints of one engine."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: SqliteUrl) -> None:
         self._address = address
         self._guard = Guard()
         self._left = random.randrange(1, _EVERY)

@@ -37,7 +37,7 @@ from tenure.engines.sqlite.filesystems import check_file_system, file_system
 from tenure.engines.sqlite.folders import check_folders, user
 from tenure.engines.sqlite.library import examine_library
 from tenure.engines.sqlite.life import boot_id
-from tenure.engines.sqlite.url import Address, parse
+from tenure.engines.sqlite.url import SqliteUrl, parse
 from tenure.errors import TenureError
 
 __all__ = ["examine"]
@@ -88,7 +88,7 @@ def _refused(what: str, error: TenureError | OSError, remedy: str = "") -> Findi
 # The file and its folder
 
 
-def _file(address: Address, *, there: bool) -> Iterator[Finding]:
+def _file(address: SqliteUrl, *, there: bool) -> Iterator[Finding]:
     path = address.path
     if not there:
         found = f"{path} is not there yet; the first use makes it"
@@ -109,7 +109,7 @@ def _file(address: Address, *, there: bool) -> Iterator[Finding]:
     yield Finding("ok", "file", about)
 
 
-def _folder(folder: str, standing: str, address: Address) -> Iterator[Finding]:
+def _folder(folder: str, standing: str, address: SqliteUrl) -> Iterator[Finding]:
     status = os.stat(standing)
     about = f"{standing}, mode {stat.S_IMODE(status.st_mode):04o}, owner {user(status.st_uid)}"
     if not os.access(standing, os.W_OK | os.X_OK):
@@ -233,7 +233,7 @@ def _shared_memory(path: str) -> str:
     return "works"
 
 
-def _sockets(address: Address) -> Finding:
+def _sockets(address: SqliteUrl) -> Finding:
     """Datagram sockets, whose paths are short; the bell goes through a descriptor otherwise."""
     length = len(os.fsencode(address.path + ".tenure"))
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -256,7 +256,7 @@ def _sockets(address: Address) -> Finding:
 # What is in the file
 
 
-def _contents(address: Address) -> Iterator[Finding]:
+def _contents(address: SqliteUrl) -> Iterator[Finding]:
     path = address.path
     try:
         if os.path.getsize(path) == 0:
@@ -272,7 +272,7 @@ def _contents(address: Address) -> Iterator[Finding]:
         yield Finding("failure", "contents", f"{path}: {error.strerror}")
 
 
-def _tables(connection: sqlite3.Connection, address: Address) -> Iterator[Finding]:
+def _tables(connection: sqlite3.Connection, address: SqliteUrl) -> Iterator[Finding]:
     path = address.path
     if not schema.is_ready(connection, path):
         yield Finding("ok", "contents", "no tables of this version yet; the first use makes them")
@@ -323,7 +323,7 @@ def _epoch(boot: str, last: int) -> Finding:
     return Finding("ok", "boot", "the store's clock is this machine's, of this boot")
 
 
-def _participants(connection: sqlite3.Connection, address: Address) -> Finding:
+def _participants(connection: sqlite3.Connection, address: SqliteUrl) -> Finding:
     """Who uses the file: those whose sign of life is locked by their process."""
     alive, dead, frozen = [], 0, []
     for number, pid in connection.execute("SELECT id, pid FROM participants ORDER BY id"):
@@ -372,7 +372,7 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def _turn(address: Address) -> Finding:
+def _turn(address: SqliteUrl) -> Finding:
     """Whether somebody sits on the turn, so that nothing can be written."""
     try:
         fd = os.open(

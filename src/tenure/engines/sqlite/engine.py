@@ -20,7 +20,7 @@ from tenure.engines.sqlite.session import SqliteSession
 from tenure.engines.sqlite.store import Store, log
 from tenure.engines.sqlite.takeover import Attached
 from tenure.engines.sqlite.transaction import Told, Transaction
-from tenure.engines.sqlite.url import Address
+from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import EngineError, EngineUnavailable, Misuse, TenureError
 from tenure.model import (
     Capabilities,
@@ -48,7 +48,7 @@ class SqliteEngine:
     store: Store
     lookout: Lookout
 
-    def __init__(self, address: Address, clock: Clock) -> None:
+    def __init__(self, address: SqliteUrl, clock: Clock) -> None:
         self.url = address.url
         self.clock = clock
         self._address = address

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 from tenure.engines.sqlite.filesystems import check_file_system, is_mount_point
 from tenure.engines.sqlite.folders import check_folders, user
-from tenure.engines.sqlite.url import Address
+from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import AuthenticationFailed, EngineError, TenureError
 
 __all__ = [
@@ -100,7 +100,7 @@ def explain(doing: str, error: OSError) -> TenureError:
     return EngineError(f"{doing}: {error.strerror or error}")
 
 
-def prepare(address: Address) -> Place:
+def prepare(address: SqliteUrl) -> Place:
     """Check everything about the store's files, and make those that are missing.
 
     Raises:
@@ -129,20 +129,20 @@ def prepare(address: Address) -> Place:
 # Folders
 
 
-def _folder_mode(address: Address) -> int:
+def _folder_mode(address: SqliteUrl) -> int:
     """Permissions of a folder; in a shared one, what is made there gets its group."""
     mode = address.mode | (address.mode & 0o444) >> 2
     return mode | stat.S_ISGID if address.shared else mode
 
 
-def _make_folder(folder: str, address: Address) -> None:
+def _make_folder(folder: str, address: SqliteUrl) -> None:
     mode = _folder_mode(address)
     os.mkdir(folder, mode & 0o777)
     os.chmod(folder, mode)  # whatever the umask is
     _sync_folder(os.path.dirname(folder), address)
 
 
-def _sync_folder(folder: str, address: Address) -> None:
+def _sync_folder(folder: str, address: SqliteUrl) -> None:
     """Have the names in a folder survive a power cut. It must, where commits are to be durable."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -155,7 +155,7 @@ def _sync_folder(folder: str, address: Address) -> None:
             raise
 
 
-def _make_folders(folder: str, address: Address) -> None:
+def _make_folders(folder: str, address: SqliteUrl) -> None:
     missing: list[str] = []
     asked = folder
     while not os.path.isdir(folder):
@@ -180,7 +180,7 @@ def may_make_folder(folder: str) -> bool:
     return folder == own or folder.startswith(own + "/")
 
 
-def no_folder(folder: str, address: Address) -> EngineError:
+def no_folder(folder: str, address: SqliteUrl) -> EngineError:
     """Return the error of a folder that is missing and is not made."""
     mode = f"{_folder_mode(address):o}"
     return EngineError(
@@ -189,7 +189,7 @@ def no_folder(folder: str, address: Address) -> EngineError:
     )
 
 
-def _make_own_folder(folder: str, database: os.stat_result, address: Address) -> None:
+def _make_own_folder(folder: str, database: os.stat_result, address: SqliteUrl) -> None:
     try:
         _make_folder(folder, address)
         if address.shared:
@@ -208,7 +208,7 @@ def _make_own_folder(folder: str, database: os.stat_result, address: Address) ->
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def share_side_files(place: Place, address: Address) -> None:
+def share_side_files(place: Place, address: SqliteUrl) -> None:
     """SQLite makes its files with the mode of the database, and with whatever group comes along."""
     if address.shared:
         group = os.stat(place.path).st_gid
@@ -230,7 +230,7 @@ def _give_to_group(path: str, group: int, mode: int) -> None:
 # Files
 
 
-def _database(path: str, address: Address) -> os.stat_result:
+def _database(path: str, address: SqliteUrl) -> os.stat_result:
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -246,7 +246,7 @@ def _database(path: str, address: Address) -> os.stat_result:
     return status
 
 
-def check_trusted(path: str, status: os.stat_result, address: Address) -> None:
+def check_trusted(path: str, status: os.stat_result, address: SqliteUrl) -> None:
     """Whether the database is a file that nobody has tampered with."""
     if stat.S_ISLNK(status.st_mode):
         raise AuthenticationFailed(
@@ -294,7 +294,7 @@ def check_usable(path: str) -> None:
         )
 
 
-def _create(path: str, address: Address) -> None:
+def _create(path: str, address: SqliteUrl) -> None:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(path, flags, address.mode)
@@ -308,7 +308,7 @@ def _create(path: str, address: Address) -> None:
     log.info("created the store %s", path)
 
 
-def _check_side_file(path: str, database: os.stat_result, address: Address) -> None:
+def _check_side_file(path: str, database: os.stat_result, address: SqliteUrl) -> None:
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -319,7 +319,7 @@ def _check_side_file(path: str, database: os.stat_result, address: Address) -> N
         _check_owner(path, status, address)
 
 
-def _check_owner(path: str, status: os.stat_result, address: Address) -> None:
+def _check_owner(path: str, status: os.stat_result, address: SqliteUrl) -> None:
     if status.st_uid != os.geteuid() and not address.shared:
         raise AuthenticationFailed(
             f"{path} belongs to {user(status.st_uid)}; if it is meant to be shared, every user "

@@ -25,7 +25,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from tenure.engines.sqlite.url import Address
+from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import AuthenticationFailed
 
 __all__ = ["check_folders", "user"]
@@ -34,7 +34,7 @@ _LINKS = 40  # followed at the most, as the kernel does
 _ALL_USERS = 2**32 - 1
 
 
-def check_folders(folder: str, address: Address) -> None:
+def check_folders(folder: str, address: SqliteUrl) -> None:
     """Refuse a store that another user could exchange.
 
     Args:
@@ -59,7 +59,9 @@ def check_folders(folder: str, address: Address) -> None:
             _check_writers(path, status, group, address)
 
 
-def _check_writers(path: str, status: os.stat_result, group: int | None, address: Address) -> None:
+def _check_writers(
+    path: str, status: os.stat_result, group: int | None, address: SqliteUrl
+) -> None:
     if status.st_mode & stat.S_ISVTX or not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return
     mode, command = "0666", "chmod go-w"

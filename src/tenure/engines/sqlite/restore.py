@@ -36,7 +36,7 @@ from tenure.engines.sqlite import schema
 from tenure.engines.sqlite.backup import PAGES, Progress, check_whole, sync_folder, told
 from tenure.engines.sqlite.files import prepare, system_error
 from tenure.engines.sqlite.life import Lives, boot_id
-from tenure.engines.sqlite.url import Address, parse
+from tenure.engines.sqlite.url import SqliteUrl, parse
 from tenure.errors import EngineError, InvalidArgument
 
 __all__ = ["Restored", "restore"]
@@ -162,7 +162,7 @@ def _read(file: str, content: sqlite3.Connection) -> None:
 
 
 def _replace(
-    address: Address,
+    address: SqliteUrl,
     content: sqlite3.Connection,
     quarantine: float | None,
     progress: Progress | None,
@@ -190,7 +190,7 @@ def _replace(
 # The store that is there
 
 
-def _check_no_life(folder: str, address: Address) -> None:
+def _check_no_life(folder: str, address: SqliteUrl) -> None:
     """Raise if a program that has sessions lives, or a command that goes on without its program."""
     lives = Lives(folder)
     try:
@@ -202,14 +202,14 @@ def _check_no_life(folder: str, address: Address) -> None:
         lives.close()
 
 
-def _in_use(address: Address) -> EngineError:
+def _in_use(address: SqliteUrl) -> EngineError:
     return EngineError(
         f"{address.path} is in use; stop all programs that use it, the server too ('tenure doctor "
         f"--url sqlite:///{address.path}' names them), and restore it then"
     )
 
 
-def _open_alone(address: Address) -> tuple[sqlite3.Connection, _Lost]:
+def _open_alone(address: SqliteUrl) -> tuple[sqlite3.Connection, _Lost]:
     """Open the store under SQLite's exclusive lock, and see what it says of the lost future."""
     store = sqlite3.connect(
         f"file:{quote(address.path)}?mode=rw", uri=True, timeout=0.0, isolation_level=None
@@ -231,7 +231,7 @@ def _open_alone(address: Address) -> tuple[sqlite3.Connection, _Lost]:
     return store, lost
 
 
-def _look_at(store: sqlite3.Connection, address: Address) -> _Lost:
+def _look_at(store: sqlite3.Connection, address: SqliteUrl) -> _Lost:
     (application,) = store.execute("PRAGMA application_id").fetchone()
     if application != schema.APPLICATION_ID:
         tables = store.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]

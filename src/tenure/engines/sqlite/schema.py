@@ -25,7 +25,7 @@ import time
 from urllib.parse import quote
 
 from tenure.core.rules import MAX_WINDOW
-from tenure.engines.sqlite.url import Address
+from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import AuthenticationFailed, EngineError, TenureError
 from tenure.model import DEFAULT_NODE
 
@@ -150,7 +150,7 @@ CREATE UNIQUE INDEX changes ON news (participant, kind, node, name) WHERE name I
 """
 
 
-def connect(address: Address) -> sqlite3.Connection:
+def connect(address: SqliteUrl) -> sqlite3.Connection:
     """A connection to a file that exists, checked to be ours, or empty.
 
     It waits for nobody once it is open.
@@ -175,7 +175,7 @@ def connect(address: Address) -> sqlite3.Connection:
         time.sleep(0.002)
 
 
-def _connect(address: Address) -> sqlite3.Connection:
+def _connect(address: SqliteUrl) -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"file:{quote(address.path)}?mode=rw",
         uri=True,

@@ -28,7 +28,7 @@ from tenure.engines.sqlite.forking import Guard
 from tenure.engines.sqlite.life import Life, Lives, boot_id
 from tenure.engines.sqlite.transaction import Told, Transaction
 from tenure.engines.sqlite.turn import Turn
-from tenure.engines.sqlite.url import Address
+from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import TenureError
 
 __all__ = ["Store", "log"]
@@ -51,7 +51,7 @@ class Store:
 
     def __init__(
         self,
-        address: Address,
+        address: SqliteUrl,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
         tell: Callable[[Told], None],

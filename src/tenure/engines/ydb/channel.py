@@ -27,8 +27,9 @@ from ydb.aio.connection import Connection
 from ydb.aio.driver import Driver
 from ydb.credentials import Credentials
 
+from tenure.engines._kit.url import Tls
 from tenure.engines.ydb.messages import Message
-from tenure.engines.ydb.url import Address
+from tenure.engines.ydb.url import YdbUrl
 from tenure.errors import AuthenticationFailed, InvalidArgument, TenureError, Unsupported
 
 __all__ = ["Channel", "OutOfReach", "Stream"]
@@ -131,7 +132,7 @@ class Channel:
         heard_at: when something came over a connection, on the loop's clock.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: YdbUrl) -> None:
         self._address = address
         self._driver: Driver | None = None
         self._left: set[asyncio.Task[None]] = set()
@@ -256,12 +257,8 @@ class Channel:
 
     def _config(self) -> ydb.DriverConfig:
         address = self._address
-        scheme = "grpcs" if address.secure else "grpc"
-        files: dict[str, Any] = {name: _read(address, path) for name, path in address.files}
-        if address.secure and "root_certificates" not in files:
-            certificates = ydb.load_ydb_root_certificate()  # YDB_SSL_ROOT_CERTIFICATES_FILE
-            if certificates is not None:
-                files["root_certificates"] = certificates
+        scheme = "grpc" if address.tls is None else "grpcs"
+        files = {} if address.tls is None else _files(address, address.tls)
         credentials = _credentials(address)
         config = ydb.DriverConfig(
             f"{scheme}://{address.endpoints[0]}",
@@ -304,7 +301,7 @@ class _InThread(Credentials):
         self._inner._update_driver_config(driver_config)
 
 
-def _credentials(address: Address) -> Any:
+def _credentials(address: YdbUrl) -> Any:
     sdk: Any = ydb  # has no types here
     kind = address.credentials
     if kind == "environment" and not any(name in os.environ for name in _IN_ENVIRONMENT):
@@ -331,7 +328,22 @@ def _credentials(address: Address) -> Any:
         ) from error
 
 
-def _read(address: Address, path: str) -> bytes:
+def _files(address: YdbUrl, tls: Tls) -> dict[str, Any]:
+    """Return the contents of the files for TLS, by the names that the SDK has for them."""
+    paths = {
+        "root_certificates": tls.ca,
+        "certificate_chain": tls.cert,
+        "private_key": tls.key,
+    }
+    files: dict[str, Any] = {name: _read(address, path) for name, path in paths.items() if path}
+    if not tls.ca:
+        certificates = ydb.load_ydb_root_certificate()  # YDB_SSL_ROOT_CERTIFICATES_FILE
+        if certificates is not None:
+            files["root_certificates"] = certificates
+    return files
+
+
+def _read(address: YdbUrl, path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read()

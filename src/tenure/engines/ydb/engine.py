@@ -14,7 +14,7 @@ from tenure.engines.ydb import messages
 from tenure.engines.ydb.channel import Channel, OutOfReach
 from tenure.engines.ydb.messages import Message, Status
 from tenure.engines.ydb.session import YdbSession
-from tenure.engines.ydb.url import Address
+from tenure.engines.ydb.url import YdbUrl
 from tenure.errors import (
     AuthenticationFailed,
     EngineError,
@@ -58,7 +58,7 @@ class YdbEngine:
         siblings: whose session a sibling is, by its id.
     """
 
-    def __init__(self, address: Address, clock: Clock) -> None:
+    def __init__(self, address: YdbUrl, clock: Clock) -> None:
         self.address = address
         self.url = address.url
         self.clock = clock
@@ -98,7 +98,7 @@ class YdbEngine:
         except OutOfReach as error:
             raise EngineUnavailable(
                 f"{self.url} cannot be reached: {error}; check the address, and that YDB's "
-                f"protocol is spoken there, {self.address.spoken}"
+                f"protocol is spoken there, {self.address.transport}"
             ) from error
         self._open = True
 

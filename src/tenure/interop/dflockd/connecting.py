@@ -74,10 +74,10 @@ class Options:
             f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.servers
         )
         parameters = {
-            "connect-timeout": self.connect_timeout,
-            "socket-timeout": self.socket_timeout,
-            "read-timeout": self.read_timeout,
-            "renew-ratio": self.renew_ratio,
+            "connect_timeout": self.connect_timeout,
+            "socket_timeout": self.socket_timeout,
+            "read_timeout": self.read_timeout,
+            "renew_ratio": self.renew_ratio,
         }
         user = f"{quote(self.auth_token, safe='')}@" if self.auth_token else ""
         scheme = "dflockds" if self.tls else "dflockd"
