@@ -108,7 +108,7 @@ async def test_a_client_shows_its_certificate_where_one_is_asked_for(tmp_path: P
     with served("memory://", url="tenures://127.0.0.1:0", tls=context) as server:
         trusted = f"{server.address}?tls-ca={authority.cert}"
         await works(f"{trusted}&tls-cert={mine.cert}&tls-key={mine.key}")
-        assert "tls-cert=FILE&tls_key=FILE" in await fails_with(trusted, EngineUnavailable)
+        assert "tls_cert=FILE&tls_key=FILE" in await fails_with(trusted, EngineUnavailable)
         keyless = await fails_with(f"{trusted}&tls-cert={mine.cert}", InvalidArgument)
         assert keyless.endswith("is the key in a file of its own? ?tls_key=FILE")
 

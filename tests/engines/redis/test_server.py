@@ -143,11 +143,6 @@ async def test_nobody_there_is_said_at_once() -> None:
         await works(f"redis://localhost:{free_port()}")
 
 
-async def test_what_cannot_be_the_name_of_a_host_is_said() -> None:
-    with pytest.raises(tenure.EngineUnavailable, match="not the name of a host"):
-        await works("redis://redis..example.org")
-
-
 @pytest.mark.parametrize("protocol", [2, 3])
 async def test_an_account_that_may_not_hear_anything_is_told_so(protocol: int) -> None:
     with a_server("--user", *"job on >word ~* +@all resetchannels".split()) as server:

@@ -238,7 +238,7 @@ class Connection(asyncio.Protocol):
         else:
             self._end(
                 f"it closed the connection without a greeting; {_PERHAPS} One that wants clients' "
-                "certificates is shown one with ?tls-cert=FILE&tls-key=FILE"
+                "certificates is shown one with ?tls_cert=FILE&tls_key=FILE"
             )
         self._transport = None
         if not self.gone.done():
