@@ -14,7 +14,7 @@ from tenure.server.admission import source_at
 from tenure.server.reads import Reader
 from tenure.server.ydb.messages import Request, coordination
 from tenure.server.ydb.session import SessionStream
-from tenure.server.ydb.transport import Connection
+from tenure.server.ydb.transport import GrpcConnection
 from tests.server.ydb.raw import (
     NODE,
     PATIENCE,
@@ -125,7 +125,7 @@ async def test_a_description_of_a_node_is_cancelled_wherever_it_waits(
         at += 1
         async with serving(store) as server, channel(server.target) as over:
             with monkeypatch.context() as patch:
-                fired = cancelled_at(patch, Connection, "_answer", at, last=1)
+                fired = cancelled_at(patch, GrpcConnection, "_answer", at, last=1)
                 method = UnaryUnaryMethod(
                     over.channel,
                     SERVICE + "DescribeNode",
@@ -157,7 +157,7 @@ async def test_a_session_is_cancelled_wherever_its_stream_waits(
         at += 1
         async with serving(store) as server, channel(server.target) as over:
             with monkeypatch.context() as patch:
-                fired = cancelled_at(patch, Connection, "_answer", at, last=1)
+                fired = cancelled_at(patch, GrpcConnection, "_answer", at, last=1)
                 goes_on = await either(fired, serve(over))
             await all_is_well(server, over)
     assert 4 <= at < MOST, "it waits for its start, to be attached, for what it sends, and its end"

@@ -27,9 +27,10 @@ from tenure.server.admission import Source, source_at
 from tenure.server.auth import ANONYMOUS, Authenticator
 from tenure.server.budget import QUANTUM
 from tenure.server.limits import Limits
-from tenure.server.ydb.calls import Call, GrpcError, decoded
+from tenure.server.ydb.calls import GrpcCall, GrpcError, decoded
 from tenure.server.ydb.messages import Request, Status
 from tenure.server.ydb.returning import ReturningClients
+from tenure.server.ydb.transport import GrpcConnection
 from tests.server.ydb.raw import (
     NODE,
     PATIENCE,
@@ -116,7 +117,7 @@ class Defective:
 
     choked = False
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: GrpcCall) -> None:
         self._call = call
         self.ended: asyncio.Future[GrpcError] = asyncio.get_running_loop().create_future()
 
@@ -131,7 +132,7 @@ class Defective:
 
 
 async def test_a_message_that_fails_unexpectedly_ends_its_call_alone() -> None:
-    async def defective(call: Call) -> None:
+    async def defective(call: GrpcCall, _: GrpcConnection) -> None:
         receiver = Defective(call)
         call.listen(receiver)
         raise await receiver.ended
@@ -169,7 +170,7 @@ class NoMemory:
 
 
 async def test_a_call_ends_whose_message_there_is_no_memory_for() -> None:
-    async def serve(call: Call) -> None:
+    async def serve(call: GrpcCall, _: GrpcConnection) -> None:
         decoded(NoMemory, await call.message() or b"")
 
     async with serving() as server, channel(server.target) as over:
@@ -190,7 +191,7 @@ class Slow:
         counts: the messages of each iteration of the loop.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: GrpcCall) -> None:
         self.counts = [0]
         self._seconds = 100.0
         call.connection.share.now = call.connection.context.budget.now = lambda: self._seconds
@@ -240,7 +241,7 @@ async def test_small_messages_that_wait_are_handled_in_turns_of_their_connection
     all_have_come = asyncio.Event()
     slow: list[Slow] = []
 
-    async def serve(call: Call) -> None:
+    async def serve(call: GrpcCall, _: GrpcConnection) -> None:
         if not slow:
             slow.append(Slow(call))
         receiver = SlowReceiver(slow[0], choked=waits_for == "room")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from google.protobuf.message import DecodeError
@@ -21,9 +21,10 @@ from grpclib.protocol import Stream
 from tenure.server.auth.identity import ANONYMOUS
 
 if TYPE_CHECKING:
-    from tenure.server.ydb.transport import Connection
+    from tenure.server.budget import Share
+    from tenure.server.context import Context
 
-__all__ = ["Call", "GrpcError", "Method", "Receiver", "Status", "decoded", "frame"]
+__all__ = ["CallConnection", "GrpcCall", "GrpcError", "Receiver", "Status", "decoded", "frame"]
 
 _HEADER = 5  # bytes before each message: whether it is compressed, and its length
 _CHUNK = 256 * 1024  # bytes that are sent before it is looked whether the client has read them
@@ -40,11 +41,11 @@ class GrpcError(Exception):
 
 
 class Receiver(Protocol):
-    """Who gets a call's messages. None of these raises, but `received` a `GrpcError`."""
+    """Receiver of a call's messages. None of these raises, but `received` a `GrpcError`."""
 
     @property
     def choked(self) -> bool:
-        """Whether it should get no more for now; `Call.resume` is then called when it should."""
+        """True if it should get no more for now; `GrpcCall.resume` is called when it should."""
         ...
 
     def received(self, message: bytes) -> None: ...
@@ -53,11 +54,44 @@ class Receiver(Protocol):
         """The client sends no more."""
 
     def broken(self, error: GrpcError) -> None:
-        """What came cannot be understood; the call is to end with that."""
+        """End the call with this error, because its messages cannot be understood."""
 
 
-Method = Callable[["Call"], Awaitable[None]]
-"""What serves a call. It returns when the call is over; a `GrpcError` sets its status."""
+class CallConnection(Protocol):
+    """A call's connection, as the call sees it.
+
+    Attributes:
+        context: the server's.
+        share: of the loop's iteration.
+        choked: calls whose messages are not read for now.
+        is_open: it has not been closed from either end.
+    """
+
+    context: Context
+    share: Share
+    choked: set[GrpcCall]
+    is_open: bool
+
+    @property
+    def overloaded(self) -> bool:
+        """True if it has as many unanswered operations as may be."""
+        ...
+
+    def acknowledge(self, stream_id: int, size: int) -> None:
+        """Let the client send so many more bytes on a stream."""
+
+    def postpone(self, calls: Iterable[GrpcCall]) -> None:
+        """Have calls go on in a later iteration."""
+
+    def account(self, size: int) -> None:
+        """Count bytes of messages that have not come whole. Raises `GrpcError`."""
+
+    def takes(self, stream_id: int, size: int) -> bool:
+        """Tell whether so many bytes can be sent on a stream at once."""
+        ...
+
+    def cut_off(self, limit: str) -> None:
+        """End the connection, because its client does not read."""
 
 
 def frame(message: bytes) -> bytes:
@@ -81,7 +115,7 @@ def decoded(kind: Any, message: bytes) -> Any:
         raise GrpcError(Status.RESOURCE_EXHAUSTED, text) from error
 
 
-class Call:
+class GrpcCall:
     """One call. To grpclib it is the buffer of its stream: `add`, `eof`, `unacked_size`.
 
     Attributes:
@@ -92,7 +126,7 @@ class Call:
         identity: of its client, once it is `authenticated`.
     """
 
-    def __init__(self, connection: Connection, stream: Stream, headers: list[Any]) -> None:
+    def __init__(self, connection: CallConnection, stream: Stream, headers: list[Any]) -> None:
         self.connection = connection
         self.identity = ANONYMOUS
         self.authenticated = False
@@ -124,7 +158,7 @@ class Call:
         self._cancelled = True
 
     def unacked_size(self) -> int:
-        """How much of the client's data was not acknowledged; it is forgotten."""
+        """Forget the client's data that were not acknowledged; returns how many bytes they are."""
         size = sum(ack_size for _, ack_size in self._unread)
         self._unread.clear()
         return size
@@ -133,7 +167,7 @@ class Call:
 
     @property
     def left(self) -> bool:
-        """Whether the client has half-closed or cancelled it."""
+        """True if the client has half-closed or cancelled it."""
         return self._ended or self._cancelled
 
     def listen(self, receiver: Receiver) -> None:
@@ -191,7 +225,7 @@ class Call:
             elif self._unread:
                 data, ack_size = self._unread.popleft()
                 partial += data
-                connection.http2.ack(self._id, ack_size)
+                connection.acknowledge(self._id, ack_size)
                 connection.account(len(data))
             else:
                 break
@@ -259,7 +293,7 @@ class Call:
                 await self._in_time(stream.send_data(chunk))
 
     async def finish(self, status: Status, text: str = "") -> None:
-        """End the call; the client may send on, but nobody listens.
+        """End the call; the client may send on, but nothing of that is read.
 
         The stream is not reset: some clients forget what they have not read yet when it is.
         """

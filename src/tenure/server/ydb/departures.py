@@ -8,26 +8,32 @@ two, but each call has its own task: the later call waits here for what was left
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tenure.server.ydb.calls import Call
+from typing import Protocol
 
 __all__ = ["Departures"]
+
+
+class Leavable(Protocol):
+    """A session's stream, which its client may leave."""
+
+    @property
+    def left(self) -> bool:
+        """True if the client has half-closed or cancelled it."""
+        ...
 
 
 class Departures:
     """The session streams of one connection, and which of them are being detached."""
 
     def __init__(self) -> None:
-        self._streams: dict[Call, asyncio.Future[None]] = {}
+        self._streams: dict[Leavable, asyncio.Future[None]] = {}
         self._leaving: set[asyncio.Future[None]] = set()
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: Leavable) -> None:
         """Note that `call` is about to attach a session."""
         self._streams[call] = asyncio.get_running_loop().create_future()
 
-    def over(self, call: Call, detaching: asyncio.Task[None] | None = None) -> None:
+    def over(self, call: Leavable, detaching: asyncio.Task[None] | None = None) -> None:
         """Note the end of a stream. Safe to call twice; the first call counts.
 
         Args:
@@ -48,7 +54,7 @@ class Departures:
 
         detaching.add_done_callback(done)
 
-    async def settled(self, before: Call | None = None) -> None:
+    async def settled(self, before: Leavable | None = None) -> None:
         """Wait until the store has detached every session that the client has left.
 
         Args:

@@ -31,7 +31,7 @@ from tenure.server.limits import LimitReached
 from tenure.server.ydb.frames import BadFrame, FrameScanner
 
 if TYPE_CHECKING:
-    from tenure.server.ydb.calls import Call
+    from tenure.server.ydb.calls import GrpcCall
 
 __all__ = ["Http2Protocol", "refusal"]
 
@@ -64,7 +64,7 @@ class Http2Protocol(H2Protocol):
         self.pings = 0
         self.is_open = False
         self._unread = b""  # arrived, and not handled
-        self._postponed: dict[Call, None] = {}  # calls that go on with the next share
+        self._postponed: dict[GrpcCall, None] = {}  # calls that go on with the next share
         self._reading = True
         self._blocked = False  # the client does not read
 
@@ -180,7 +180,11 @@ class Http2Protocol(H2Protocol):
 
     # What waits
 
-    def postpone(self, calls: Iterable[Call]) -> None:
+    def acknowledge(self, stream_id: int, size: int) -> None:
+        """Let the client send so many more bytes on a stream."""
+        self.http2.ack(stream_id, size)
+
+    def postpone(self, calls: Iterable[GrpcCall]) -> None:
         """Have calls go on in a later iteration."""
         if self.is_open:
             self._postponed.update(dict.fromkeys(calls))

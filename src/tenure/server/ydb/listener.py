@@ -15,7 +15,7 @@ from tenure.server.addresses import parse
 from tenure.server.auth import REFUSAL_DELAY, Verdict
 from tenure.server.listener import end_in_slices
 from tenure.server.sockets import bind_ports
-from tenure.server.ydb.calls import Call, GrpcError, Method, decoded, frame
+from tenure.server.ydb.calls import GrpcCall, GrpcError, decoded, frame
 from tenure.server.ydb.calls import Status as GrpcStatus
 from tenure.server.ydb.http2 import refusal
 from tenure.server.ydb.messages import (
@@ -29,7 +29,7 @@ from tenure.server.ydb.nodes import NodeCalls
 from tenure.server.ydb.paths import DATABASE, Database
 from tenure.server.ydb.roll import Roll
 from tenure.server.ydb.session import SessionStream, serve_session
-from tenure.server.ydb.transport import Connection
+from tenure.server.ydb.transport import GrpcConnection, Method
 
 if TYPE_CHECKING:
     from tenure.engines.contract import Engine
@@ -49,7 +49,7 @@ _AUDITED = {
     "DropNode": "node dropped",
 }
 
-Unary = Callable[[Any, Call], Awaitable[Any]]
+Unary = Callable[[Any, GrpcCall, GrpcConnection], Awaitable[Any]]
 
 
 class YdbListener:
@@ -93,7 +93,7 @@ class YdbListener:
             tls.set_alpn_protocols(_ALPN)
         self._given = list(sockets)
         self._door: Door | None = None
-        self._connections: set[Connection] = set()
+        self._connections: set[GrpcConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._roll = Roll(context)
         self._streams: set[SessionStream] = set()
@@ -169,16 +169,15 @@ class YdbListener:
             await asyncio.wait(set(self._tasks))
         await self._roll.settled()
 
-    def _connection(self, greeting: Greeting) -> Connection:
+    def _connection(self, greeting: Greeting) -> GrpcConnection:
         returning = self._roll.returning
         connections, tasks = self._connections, self._tasks
-        return Connection(self._context, greeting, self._methods, returning, connections, tasks)
+        return GrpcConnection(self._context, greeting, self._methods, returning, connections, tasks)
 
-    # Who comes in
+    # Authentication
 
-    def _authenticate(self, call: Call) -> None:
+    def _authenticate(self, call: GrpcCall, connection: GrpcConnection) -> None:
         """Find out the identity of a call. Raises `AuthenticationFailed` and `GrpcError`."""
-        connection = call.connection
         try:
             call.identity = self._context.authenticator.authenticate(
                 call.metadata.get("x-ydb-auth-ticket", ""), connection.shown
@@ -190,8 +189,8 @@ class YdbListener:
         call.authenticated = True
         connection.greeted(call.identity)
 
-    def _wrong_database(self, call: Call) -> str:
-        """What is wrong with the database that the client names, or nothing."""
+    def _wrong_database(self, call: GrpcCall) -> str:
+        """Return why the client names another database, or nothing."""
         named = call.metadata.get("x-ydb-database", "")
         if self._database.is_meant_by(named):
             return ""
@@ -199,9 +198,9 @@ class YdbListener:
 
     # The calls
 
-    async def _session(self, call: Call) -> None:
+    async def _session(self, call: GrpcCall, connection: GrpcConnection) -> None:
         try:
-            self._authenticate(call)
+            self._authenticate(call, connection)
         except AuthenticationFailed as error:
             await asyncio.sleep(REFUSAL_DELAY)
             await call.send(_framed(failure(Status.UNAUTHORIZED, str(error))))
@@ -209,15 +208,17 @@ class YdbListener:
         if text := self._wrong_database(call):
             await call.send(_framed(failure(Status.NOT_FOUND, text)))
             return
-        await serve_session(self._context, self._roll, call, self._database.node, self._streams)
+        await serve_session(
+            self._context, self._roll, call, connection, self._database.node, self._streams
+        )
 
     def _unary(self, service: str, name: str, messages: Any, answer: Unary) -> dict[str, Method]:
         request_type = getattr(messages, f"{name}Request")
         response_type = getattr(messages, f"{name}Response")
 
-        async def serve(call: Call) -> None:
+        async def serve(call: GrpcCall, connection: GrpcConnection) -> None:
             try:
-                self._authenticate(call)
+                self._authenticate(call, connection)
             except AuthenticationFailed as error:
                 await asyncio.sleep(REFUSAL_DELAY)
                 await call.send(
@@ -228,42 +229,44 @@ class YdbListener:
             if message is None:
                 raise GrpcError(GrpcStatus.INVALID_ARGUMENT, "the call has no request")
             request = decoded(request_type, message)
-            await call.connection.departures.settled()
+            await connection.departures.settled()
             text = self._wrong_database(call)
             if text:
                 done = operation(Status.NOT_FOUND, text)
             elif name in _AUDITED:
-                done = await self._audited(_AUDITED[name], answer, request, call)
+                done = await self._audited(_AUDITED[name], answer, request, call, connection)
             else:
-                done = await answer(request, call)
+                done = await answer(request, call, connection)
             await call.send(_framed(response_type(operation=done)))
 
         return {service + name: serve}
 
-    async def _audited(self, event: str, answer: Unary, request: Any, call: Call) -> Any:
+    async def _audited(
+        self, event: str, answer: Unary, request: Any, call: GrpcCall, connection: GrpcConnection
+    ) -> Any:
         with self._context.audit.action(
-            event, call.identity, call.connection.peer, node=request.path
+            event, call.identity, connection.peer, node=request.path
         ) as entry:
-            done = await answer(request, call)
+            done = await answer(request, call, connection)
             if done.status != Status.SUCCESS:
                 why = "; ".join(issue.message for issue in done.issues)
                 entry.update(outcome="failed", why=why)
             return done
 
     def _on_nodes(self, method: Callable[[Any, Engine], Awaitable[Any]]) -> Unary:
-        async def answer(request: Any, call: Call) -> Any:
+        async def answer(request: Any, call: GrpcCall, _: GrpcConnection) -> Any:
             return await method(request, self._context.guard.engine(call.identity))
 
         return answer
 
     def _read(self, method: Callable[[Any, Engine, Reader], Awaitable[Any]]) -> Unary:
-        async def answer(request: Any, call: Call) -> Any:
+        async def answer(request: Any, call: GrpcCall, connection: GrpcConnection) -> Any:
             engine = self._context.guard.engine(call.identity)
-            return await method(request, engine, call.connection.reader(call.identity))
+            return await method(request, engine, connection.reader(call.identity))
 
         return answer
 
-    async def _list_endpoints(self, request: Any, call: Call) -> Any:  # noqa: ARG002
+    async def _list_endpoints(self, _: Any, call: GrpcCall, __: GrpcConnection) -> Any:
         own = _shown(self._address.host), self._port
         host, port = self._advertise or _authority(call.authority) or own
         endpoint = discovery.EndpointInfo(
@@ -272,7 +275,7 @@ class YdbListener:
         result = discovery.ListEndpointsResult(endpoints=[endpoint])
         return operation(Status.SUCCESS, result=result)
 
-    async def _who_am_i(self, request: Any, call: Call) -> Any:  # noqa: ARG002
+    async def _who_am_i(self, _: Any, call: GrpcCall, __: GrpcConnection) -> Any:
         return operation(Status.SUCCESS, result=discovery.WhoAmIResult(user=call.identity.name))
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from tenure.server.ydb.calls import Call, frame
+from tenure.server.ydb.calls import GrpcCall, frame
 from tenure.server.ydb.long_replies import LongReply
 
 __all__ = ["Output"]
@@ -16,27 +16,30 @@ _MUCH = 256 * 1024  # bytes to send, from which on the client's messages are not
 
 
 class Output:
-    """What is to be sent on a stream.
+    """Replies of a stream that are to be sent.
 
     Args:
         call: the stream.
+        count: called with how many more bytes wait for the client to read them; negative for fewer.
         progressed: called each time that the client has read a piece of a long reply.
 
     Attributes:
         is_long: a long reply is being sent; what the client has to answer waits behind it.
     """
 
-    def __init__(self, call: Call, progressed: Callable[[], None]) -> None:
+    def __init__(
+        self, call: GrpcCall, count: Callable[[int], None], progressed: Callable[[], None]
+    ) -> None:
         self.is_long = False
         self._call = call
-        self._connection = call.connection
+        self._count = count
         self._progressed = progressed
         self._waiting: deque[bytes | LongReply] = deque()
         self._bytes = 0
 
     @property
     def is_much(self) -> bool:
-        """Whether so much waits that the client's messages are not to be read."""
+        """True if so much waits that the client's messages are not to be read."""
         return self._bytes > _MUCH
 
     def add(self, replies: list[Any]) -> None:
@@ -48,7 +51,7 @@ class Output:
             encoded = frame(reply.SerializeToString())
             self._waiting.append(encoded)
             self._bytes += len(encoded)
-            self._connection.output(len(encoded))
+            self._count(len(encoded))
 
     async def flush(self) -> None:
         """Send what waits, as fast as the client reads."""
@@ -69,7 +72,7 @@ class Output:
             await self._call.send(frames)
         finally:
             self._bytes -= len(frames)
-            self._connection.output(-len(frames))
+            self._count(-len(frames))
 
     async def _send_long(self) -> None:
         reply = self._waiting.popleft()
@@ -77,11 +80,11 @@ class Output:
         self.is_long = True
         try:
             for piece in reply.pieces():
-                self._connection.output(len(piece))
+                self._count(len(piece))
                 try:
                     await self._call.send(piece)
                 finally:
-                    self._connection.output(-len(piece))
+                    self._count(-len(piece))
                 self._progressed()
                 await asyncio.sleep(0)  # other clients' work goes on between two pieces
         finally:
@@ -89,6 +92,6 @@ class Output:
 
     def close(self) -> None:
         """Nothing more is sent."""
-        self._connection.output(-self._bytes)
+        self._count(-self._bytes)
         self._bytes = 0
         self._waiting.clear()

@@ -19,7 +19,7 @@ from tenure.model import Recovered, SemaphoreDescription
 from tenure.server.accept import peer_host
 from tenure.server.limits import LimitReached
 from tenure.server.ydb.attaching import Refused, attach, check_number, node_at
-from tenure.server.ydb.calls import Call, GrpcError, decoded, frame
+from tenure.server.ydb.calls import GrpcCall, GrpcError, decoded, frame
 from tenure.server.ydb.calls import Status as GrpcStatus
 from tenure.server.ydb.core import Conversation, Job
 from tenure.server.ydb.messages import Request, Status, failure, status_of
@@ -30,6 +30,7 @@ from tenure.server.ydb.pings import Pings, new_opaque
 if TYPE_CHECKING:
     from tenure.server.context import Context
     from tenure.server.ydb.roll import Roll
+    from tenure.server.ydb.transport import GrpcConnection
 
 __all__ = ["SessionStream", "serve_session"]
 
@@ -40,16 +41,14 @@ _RENEW_EVERY = 0.3  # seconds between two renewals while a long reply is read
 async def serve_session(
     context: Context,
     roll: Roll,
-    call: Call,
+    call: GrpcCall,
+    connection: GrpcConnection,
     node_of: Callable[[str], str | None],
     streams: set[SessionStream],
 ) -> None:
-    """Serve a call of the method Session, until it is over.
+    """Serve a call of the method Session, until it is over; see `SessionStream`.
 
     Args:
-        context: what the server's listeners share.
-        roll: the sessions that the listener knows.
-        call: the stream.
         node_of: finds the node of a path; ``None`` if it is outside the database.
         streams: where the stream stands while it lasts.
 
@@ -62,14 +61,14 @@ async def serve_session(
     request = decoded(Request, message)
     if request.WhichOneof("request") != "session_start":
         raise GrpcError(GrpcStatus.INVALID_ARGUMENT, "First message must be a SessionStart")
-    start, connection = request.session_start, call.connection
+    start = request.session_start
     connection.sessions += 1
     connection.departures.begin(call)
     try:
         await connection.departures.settled(before=call)
         if not start.session_id:
             check_number(connection.sessions, context.limits.sessions_per_connection)
-        stream = SessionStream(context, roll, call, node_at(start.path, node_of))
+        stream = SessionStream(context, roll, call, connection, node_at(start.path, node_of))
         streams.add(stream)
         try:
             await stream.run(start)
@@ -91,6 +90,7 @@ class SessionStream:
         context: what the server's listeners share.
         roll: the sessions that the listener knows.
         call: the stream.
+        connection: the stream's.
         node: the path of the session's node.
 
     Attributes:
@@ -101,16 +101,18 @@ class SessionStream:
         reader: turns of its costly reads.
     """
 
-    def __init__(self, context: Context, roll: Roll, call: Call, node: str) -> None:
+    def __init__(
+        self, context: Context, roll: Roll, call: GrpcCall, connection: GrpcConnection, node: str
+    ) -> None:
         self._context = context
         self._roll = roll
         self._call = call
-        self._connection = call.connection
+        self._connection = connection
         self._node = node
         self.identity = call.identity
-        self.client = call.connection.client(call.identity)
+        self.client = connection.client(call.identity)
         self.engine = context.guard.engine(call.identity)
-        self.reader = call.connection.reader(call.identity)
+        self.reader = connection.reader(call.identity)
         self.client_host = peer_host(self._connection.peer)
         self._conversation = Conversation(
             node,
@@ -126,7 +128,7 @@ class SessionStream:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._wake = asyncio.Event()
-        self._output = Output(call, self._progressed)
+        self._output = Output(call, connection.output, self._progressed)
         self._renewed = 0.0
         self._tasks: set[asyncio.Future[Any]] = set()
         self._counted = 0
@@ -188,14 +190,14 @@ class SessionStream:
         self._encode()
 
     def _leave(self) -> None:
-        """The stream is over: nobody speaks for the session through it. Safe to call twice."""
+        """The stream is over: it speaks for the session no more. Safe to call twice."""
         self._pings.stop()
         self._conversation.leave()
         self._connection.operations(-self._counted)
         self._counted = 0
         under_way, self._tasks = self._tasks, set()
         for each in under_way:
-            each.cancel()  # nobody wants the answers; what was asked of the store is done
+            each.cancel()  # the answers have no reader; the store carries the operations out
         session, self._session = self._session, None
         if session is None:
             return
@@ -222,7 +224,7 @@ class SessionStream:
         return self._output.is_much
 
     def _is_deaf(self) -> bool:
-        """Whether a pong may have come unread, or the ping may be unread by the client."""
+        """Tell whether a pong may have come unread, or the ping may be unread by the client."""
         return self.choked or self._connection.overloaded or self._output.is_long
 
     def received(self, message: bytes) -> None:

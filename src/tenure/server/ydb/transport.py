@@ -6,10 +6,10 @@ no bounds for what clients send and do not read, so that half is here and in
 
 * What came is handled within `data_received`, as far as the connection's share of the loop's
   iteration goes (`tenure.server.ydb.http2`). One task for each call does what has to wait.
-* **Who does not read is not read from.** While the connection's transport is full, nothing is read
-  from it; while a call has much to send, or its connection has too many unanswered operations, that
-  call's messages stay unread and HTTP/2's flow control tells the client. What nobody reads for
-  `output_time`, or is more than `output_bytes`, ends the connection.
+* **A client that does not read is not read from.** While the connection's transport is full, it is
+  not read from. While a call has much to send, or its connection too many unanswered operations,
+  that call's messages stay unread and HTTP/2's flow control tells the client. Output that is not
+  read for `output_time`, or is more than `output_bytes`, ends the connection.
 * A connection that has made no authenticated call within `greeting_time` is closed.
 * Pings of HTTP/2 are answered whenever they come, as long as there are not too many.
 """
@@ -19,8 +19,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from grpclib.const import Status
 from grpclib.exceptions import StreamTerminatedError
@@ -35,7 +35,7 @@ from tenure.server.budget import Share
 from tenure.server.foreign import explain, foreign
 from tenure.server.limits import LimitReached
 from tenure.server.reads import Reader, reader_of
-from tenure.server.ydb.calls import Call, GrpcError, Method
+from tenure.server.ydb.calls import GrpcCall, GrpcError
 from tenure.server.ydb.departures import Departures
 from tenure.server.ydb.http2 import Http2Protocol
 from tenure.server.ydb.returning import Client, ReturningClients
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from tenure.server.accept import Greeting
     from tenure.server.context import Context
 
-__all__ = ["Connection"]
+__all__ = ["GrpcConnection", "Method"]
 
 _LINGER = 0.5  # seconds between the end of a connection's last call and its own
 _CONTENT_TYPES = frozenset({"application/grpc", "application/grpc+proto"})
 
 
-class _Nobody(AbstractHandler):
+class _Lost(AbstractHandler):
     """Handler of a connection that is lost."""
 
     def accept(
@@ -65,23 +65,27 @@ class _Nobody(AbstractHandler):
         """It is closed."""
 
 
-_NOBODY = _Nobody()
+_LOST = _Lost()
 
 
-class Connection(Http2Protocol, AbstractHandler):
+Method: TypeAlias = "Callable[[GrpcCall, GrpcConnection], Awaitable[None]]"
+"""Serves a call until it is over; a `GrpcError` sets its status."""
+
+
+class GrpcConnection(Http2Protocol, AbstractHandler):
     """One client's connection.
 
     Args:
         context: what the server's listeners share.
-        greeting: over with the first call of somebody who may call.
-        methods: what serves which calls, by path.
+        greeting: over with the first call of a client that may call.
+        methods: those that serve calls, by path.
         returning: the clients that are let in though there are as many connections as may be.
         connections: where it stands while it is open.
         tasks: where the tasks of its calls stand while they run.
 
     Attributes:
         identity: of its client's latest authenticated call; each call has its own.
-        shown: what the transport shows about the client.
+        shown: the client, as the transport shows it.
         sessions: how many sessions are attached through it.
         departures: sessions that its client has left.
         choked: calls whose messages are not read for now.
@@ -94,7 +98,7 @@ class Connection(Http2Protocol, AbstractHandler):
         greeting: Greeting,
         methods: dict[str, Method],
         returning: ReturningClients,
-        connections: set[Connection],
+        connections: set[GrpcConnection],
         tasks: set[asyncio.Task[None]],
     ) -> None:
         super().__init__(self, Share(context.budget, greeting.source, self.go_on))
@@ -103,7 +107,7 @@ class Connection(Http2Protocol, AbstractHandler):
         self.shown = UNKNOWN_PEER
         self.sessions = 0
         self.departures = Departures()
-        self.choked: set[Call] = set()
+        self.choked: set[GrpcCall] = set()
         self.lost = asyncio.Event()
         self._methods = methods
         self._returning = returning
@@ -113,7 +117,7 @@ class Connection(Http2Protocol, AbstractHandler):
         self._operations = 0
         self._partial = 0
         self._output = 0
-        self._calls: set[Call] = set()
+        self._calls: set[GrpcCall] = set()
         self._made = False
         self._greeting = greeting
         self._readers: dict[Identity, Reader] = {}
@@ -166,7 +170,7 @@ class Connection(Http2Protocol, AbstractHandler):
                 timer.cancel()
         super().connection_lost(exc)
         # No cycle of references is left: collecting thousands of connections would stall the loop.
-        self.handler = self.processor.handler = _NOBODY
+        self.handler = self.processor.handler = _LOST
 
     def bad_input(self, reason: str, data: bytes) -> None:
         if foreign(data) == "TLS":
@@ -186,7 +190,7 @@ class Connection(Http2Protocol, AbstractHandler):
     def accept(
         self, stream: Stream, headers: list[Any], release_stream: Callable[[], None]
     ) -> None:
-        call = Call(self, stream, headers)
+        call = GrpcCall(self, stream, headers)
         stream.buffer = call  # type: ignore[assignment]  # it asks no more of one
         stream.wrapper = Wrapper()
         self._calls.add(call)
@@ -198,7 +202,7 @@ class Connection(Http2Protocol, AbstractHandler):
 
     def cancel(self, stream: Stream) -> None:
         """Note that a stream was reset: its wrapper has cancelled its task."""
-        cast(Call, stream.buffer).cancelled()
+        cast(GrpcCall, stream.buffer).cancelled()
 
     def close(self) -> None:
         """The connection is over: so are the streams, each of whose wrappers cancels its task."""
@@ -206,7 +210,7 @@ class Connection(Http2Protocol, AbstractHandler):
 
     # Calls
 
-    async def _serve(self, call: Call, wrapper: Wrapper, release: Callable[[], None]) -> None:
+    async def _serve(self, call: GrpcCall, wrapper: Wrapper, release: Callable[[], None]) -> None:
         try:
             with wrapper:
                 status, text = await self._answer(call)
@@ -220,7 +224,7 @@ class Connection(Http2Protocol, AbstractHandler):
             self._calls.discard(call)
             self._close_if_drained()
 
-    async def _answer(self, call: Call) -> tuple[Status, str]:
+    async def _answer(self, call: GrpcCall) -> tuple[Status, str]:
         try:
             headers = call.metadata
             if headers.get(":method") != "POST":
@@ -232,7 +236,7 @@ class Connection(Http2Protocol, AbstractHandler):
                 raise GrpcError(Status.UNIMPLEMENTED, f"there is no method {call.path} here")
             if self._draining:
                 raise GrpcError(Status.UNAVAILABLE, "this server is going away; try another")
-            await method(call)
+            await method(call, self)
         except GrpcError as error:
             self.log(logging.WARNING, "call refused", status=error.status.name, reason=error.text)
             return error.status, error.text
@@ -290,7 +294,7 @@ class Connection(Http2Protocol, AbstractHandler):
 
     @property
     def overloaded(self) -> bool:
-        """Whether it has as many unanswered operations as may be."""
+        """True if it has as many unanswered operations as may be."""
         return self._operations >= self.context.limits.operations_in_flight
 
     def reader(self, identity: Identity) -> Reader:
@@ -330,7 +334,7 @@ class Connection(Http2Protocol, AbstractHandler):
             self.cut_off("output_bytes")
 
     def takes(self, stream_id: int, size: int) -> bool:
-        """Whether so many bytes can be sent on a stream at once."""
+        """Tell whether so many bytes can be sent on a stream at once."""
         ready = self.http2.write_ready.is_set()
         return ready and self.h2.local_flow_control_window(stream_id) >= size
 
