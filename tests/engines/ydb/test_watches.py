@@ -123,3 +123,20 @@ async def test_a_description_with_the_owner_is_enough(known: int | None) -> None
     assert (len(session.questions), session.removed) == (1, [])
     watches.close()
     await asyncio.sleep(0)
+
+
+async def test_an_owner_is_watched_by_a_watch_that_was_asked_for_after_its_grant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tenure.engines.ydb.watches.SETTLED", 0.0)
+    session, watches = await watched()
+    session.questions[0].answer([(OTHER, 6)])
+    session.grant(7)
+    watches.granted()
+    while len(session.questions) < 2:  # noqa: ASYNC110  the next turn of the loop
+        await asyncio.sleep(0)
+    later = session.questions[1]
+    assert later.message.watch_owners
+    later.answer([(OTHER, 6)])  # granted and evicted, of which the older watch tells nothing
+    assert session.removed == [Removal.EVICTED]
+    watches.close()

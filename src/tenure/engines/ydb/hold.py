@@ -45,7 +45,7 @@ class Hold:
         perhaps_out: the server may have taken it out, and its answer has not been seen.
         refused: the server did not take it; the error is known, or looked for.
         order_id: once known.
-        owned_at: which step of the session's it was when it was heard to own.
+        owned_at: the session's step at which it was known to own, with its order id.
         order_id_asked: a description that will tell it is on its way.
         answer: what `enqueue` returned.
         leavers: who waits for it to be out of its queue.

@@ -290,7 +290,6 @@ class Requests:
 
     def _take(self, hold: Hold) -> None:
         """It owns."""
-        hold.owned_at = self._session.step()
         if not self._session.fencing:
             self._own(hold)
         else:
@@ -335,6 +334,7 @@ class Requests:
 
     def _own(self, hold: Hold) -> None:
         hold.state = State.OWNS
+        hold.owned_at = self._session.step()
         if not _answer(hold, Enqueued(Place.GRANTED, hold.order_id)):
             told = self._session.told
             if told is not None:

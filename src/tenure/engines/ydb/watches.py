@@ -10,6 +10,9 @@ Rules:
   owner that its semaphore was deleted by force, or its request evicted. Of a semaphore with many
   owners only the data is watched for that (deletion counts as a change of it), or else each of
   them would hear of every other's grants; the owners are then looked up at every renewal.
+* A watch protects an owner only if it was asked for after the grant. An older one may begin with a
+  state without the request, and a server that finds the same state again, because a grant and an
+  eviction have passed meanwhile, tells of no change.
 * The server watches only what exists. What does not is looked for at short intervals.
 * Old watches are gone after an attachment, and are asked for anew in the same way.
 """
@@ -267,7 +270,12 @@ class Watches:
     def _watch_owned(self) -> None:
         self._settled = None
         for name in self._session.all_owned():
-            self._names.setdefault(name, _Name())
+            watched = self._names.setdefault(name, _Name())
+            arm = watched.arm
+            newest = max(hold.owned_at for hold in self._session.owned(name))
+            if arm is not None and arm.step < newest:
+                arm.retired = True
+                watched.arm = None
             self.want(name)
 
     def check_owned(self, name: str, owners: Iterable[Any] | None, step: int) -> None:
