@@ -116,6 +116,7 @@ class Server:
         if self._settings.busy_poll:
             poll = BusyPoll(asyncio.get_running_loop().call_soon, self._settings.busy_poll / 1e6)
             context.arrived = poll.arrived
+        await context.counts.semaphores.count_once()
         for address in self._settings.listen:
             sockets = claim(self._passed, address)
             listener = make_listener(

@@ -10,9 +10,11 @@ That is the store, the limits and what counts against them, who may come in, and
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
 from tenure.clock import Clock
@@ -28,7 +30,7 @@ from tenure.server.auth.peer import UNKNOWN_PEER, Peer
 from tenure.server.budget import LoopBudget
 from tenure.server.limits import Count, LimitReached, Limits
 from tenure.server.log import tell
-from tenure.server.reads import Reader, Reads, lasting_semaphores
+from tenure.server.reads import Reader, Reads, pages_of_semaphores
 from tenure.server.session_keys import SessionKeys
 
 if TYPE_CHECKING:
@@ -79,10 +81,20 @@ class Semaphores:
     A semaphore counts for the account whose client created it or had the first request for it. An
     identity beside others gets its reserved share (`tenure.server.auth.accounts`) also when there
     are as many as may be.
+
+    The first counting, before a client is let in, also tells the guard which nodes and which data
+    were there before.
     """
 
-    def __init__(self, engine: Engine, limits: Limits, reads: Reads | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        reads: Reads | None = None,
+        guard: Guard | None = None,
+    ) -> None:
         self._engine = engine
+        self._guard = guard
         self._reader = Reader(reads or Reads(), "this server")
         self._changes: dict[tuple[str, str], bool] = {}  # since a counting began
         self._most = limits.semaphores
@@ -104,16 +116,14 @@ class Semaphores:
 
     async def count(self) -> None:
         """Count the lasting semaphores in the store. What the engine raises passes through."""
+        first = self._counted_at is None and self._guard is not None
         self._counted_at = self._engine.clock.now()
         async with self._reader.lock:
             self._changes.clear()
             found: set[tuple[str, str]] = set()
             for node in await self._engine.list_nodes():
-                try:
-                    names = await lasting_semaphores(self._engine, node, self._reader)
-                except NodeNotFound:
-                    continue  # dropped meanwhile
-                found.update((node, name) for name in names)
+                with contextlib.suppress(NodeNotFound):  # dropped meanwhile
+                    found.update([(node, name) async for name in self._lasting_on(node, first)])
             for each, created in self._changes.items():
                 if created:
                     found.add(each)
@@ -122,6 +132,23 @@ class Semaphores:
             for each in set(self._lasting) - found:
                 self._forget(each)
             self._lasting.update((each, None) for each in found - set(self._lasting))
+
+    async def _lasting_on(self, node: str, first: bool) -> AsyncIterator[str]:
+        """Yield the names of a node's lasting semaphores.
+
+        Args:
+            first: the guard counts the node and the data.
+        """
+        guard = self._guard if first else None
+        if guard is not None:
+            guard.found_node(node)
+        async with aclosing(pages_of_semaphores(self._engine, node, self._reader)) as pages:
+            async for page in pages:
+                for each in page:
+                    if not each.ephemeral:
+                        if guard is not None:
+                            guard.found(node, each)
+                        yield each.name
 
     async def create(self, node: str, name: str, account: Account | None = None) -> None:
         """A lasting semaphore is about to be created.
@@ -243,11 +270,11 @@ class AccountSemaphores:
 class Counts:
     """What there is at the moment, over all listeners of a server."""
 
-    def __init__(self, engine: Engine, limits: Limits, reads: Reads) -> None:
+    def __init__(self, engine: Engine, limits: Limits, reads: Reads, guard: Guard) -> None:
         self.connections = Count("connections", limits.connections)
         self.greetings = Count("greetings", limits.greetings)
         self.sessions = Count("sessions", limits.sessions)
-        self.semaphores = Semaphores(engine, limits, reads)
+        self.semaphores = Semaphores(engine, limits, reads, guard)
 
 
 class Context:
@@ -288,14 +315,14 @@ class Context:
         self.arrived = arrived
         self.audit = audit or Audit(logger)
         self.reads = Reads()
-        self.counts = Counts(engine, limits, self.reads)
+        self.guard = Guard(engine, limits)
+        self.counts = Counts(engine, limits, self.reads, self.guard)
         self.admission = Admission(
             limits, self.counts.connections, self.counts.greetings, engine.clock
         )
         self.session_keys = SessionKeys(engine.url)
         now = engine.clock.now if engine.clock.virtual else time.perf_counter
         self.budget = LoopBudget(now, logger)
-        self.guard = Guard(engine, limits)
         self.hosting: Hosting | None = None
 
     @property

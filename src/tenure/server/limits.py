@@ -69,9 +69,13 @@ class Limits:
     )
     requests: int = _limit(500_000, "requests at a time, waiting or owning, over all sessions")
     watches: int = _limit(200_000, "watches at a time, over all sessions")
-    nodes: int = _limit(10_000, "nodes that this server's clients have created")
+    nodes: int = _limit(
+        10_000, "nodes that this server's clients have created, or that it found when it started"
+    )
     stored_bytes: int = _limit(
-        2 * 1024**3, "bytes of data at a time that this server's clients have stored"
+        2 * 1024**3,
+        "bytes of data at a time that this server's clients have stored, or that it found when it "
+        "started",
     )
     requests_per_session: int = _limit(10_000, "requests, waiting or owning, of one session")
     queue_length: int = _limit(10_000, "requests, waiting or owning, for one semaphore")

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
@@ -35,7 +35,6 @@ __all__ = [
     "Reader",
     "Reads",
     "converted",
-    "lasting_semaphores",
     "pages_of_semaphores",
     "pages_of_sessions",
     "reader_of",
@@ -288,18 +287,6 @@ async def _parts(found: Sequence[T], reader: Reader) -> AsyncGenerator[Sequence[
             async with reader:
                 pass  # the caller looks through the part in this step
         yield found[start : start + SLICE]
-
-
-async def lasting_semaphores(engine: Engine, node: str, reader: Reader) -> list[str]:
-    """Return the names of a node's lasting semaphores, read in slices.
-
-    Raises what the store raises.
-    """
-    names: list[str] = []
-    async with aclosing(pages_of_semaphores(engine, node, reader)) as pages:
-        async for page in pages:
-            names += [each.name for each in page if not each.ephemeral]
-    return names
 
 
 async def converted(reader: Reader, found: Sequence[T], convert: Callable[[T], U]) -> list[U]:

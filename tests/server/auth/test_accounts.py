@@ -112,3 +112,36 @@ def test_more_than_was_taken_is_not_given_back() -> None:
     account = Accounts(Limits()).of(identity("a"))
     with pytest.raises(AssertionError, match="more sessions given back"):
         account.sessions.give_back()
+
+
+def test_what_belongs_to_no_identity_leaves_less_for_those_that_ask_first() -> None:
+    accounts = Accounts(Limits(nodes=16))
+    accounts.unowned.nodes.take_anyway(5)
+    first = accounts.of(identity("first"))
+    first.nodes.take(11)
+    with pytest.raises(LimitReached, match="this server has reached its limit nodes = 16; try"):
+        first.nodes.take()
+    second = accounts.of(identity("second"))
+    second.nodes.take(4)  # its part is reserved
+    with pytest.raises(LimitReached, match="second has more than its reserved share"):
+        second.nodes.take()
+    first.nodes.give_back(11)
+    second.nodes.take(3)  # 8 are shared, less the 5
+    with pytest.raises(LimitReached):
+        second.nodes.take()
+    accounts.unowned.nodes.give_back(5)
+    second.nodes.take(5)
+    with pytest.raises(LimitReached):
+        second.nodes.take()
+
+
+def test_an_only_identity_gets_what_is_deleted_of_no_identity() -> None:
+    accounts = Accounts(Limits(nodes=4))
+    only = accounts.of(identity("only"))
+    accounts.unowned.nodes.take_anyway(6)
+    with pytest.raises(LimitReached):
+        only.nodes.take()
+    accounts.unowned.nodes.give_back(4)
+    only.nodes.take(2)
+    with pytest.raises(LimitReached):
+        only.nodes.take()

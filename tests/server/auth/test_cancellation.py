@@ -1,8 +1,9 @@
-"""Cancelled operations: what may have happened in the store stays charged until that is known."""
+"""Charges for what a server does not know: cancelled operations, and what it finds at its start."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,8 +15,10 @@ from tenure.engines.contract import EngineSession, Enqueued, Place
 from tenure.engines.memory import MemoryEngine
 from tenure.errors import AuthenticationFailed, InvalidArgument, SessionExpired
 from tenure.model import NodeConfig
+from tenure.server.auth.authenticator import Anybody
 from tenure.server.auth.guard import Guard, GuardedEngine
 from tenure.server.auth.identity import Identity
+from tenure.server.context import Context
 from tenure.server.limits import LimitReached, Limits
 from tenure.testing import VirtualClock
 
@@ -456,3 +459,34 @@ async def test_an_operation_that_raises_at_once_is_charged_like_one_that_fails(
         unknown = error is MemoryError or call != "enqueue"
         assert world.charged()["requests"] == unknown
         assert world.charged()["stored_bytes"] == (5 if unknown else 0)
+
+
+async def test_a_server_counts_what_it_finds_against_its_limits_and_no_quota(
+    clock: VirtualClock,
+) -> None:
+    async with a_world(clock) as world:
+        context = Context(
+            world.store,
+            Limits(stored_bytes=10, nodes=2),
+            Anybody(),
+            logging.getLogger("tests.server.auth"),
+        )
+        await context.counts.semaphores.count_once()
+        engine = context.guard.engine(Identity("one", "token"))
+        account, unowned = engine.account, context.guard.accounts.unowned
+        assert (unowned.nodes.used, unowned.stored_bytes.used) == (1, 2)
+        assert (account.nodes.used, account.stored_bytes.used) == (0, 0)
+        session = await world.attach(engine)
+        await engine.create_node("/new", NodeConfig(), exist_ok=False)
+        with pytest.raises(LimitReached, match="nodes = 2"):
+            await engine.create_node("/more", NodeConfig(), exist_ok=False)
+        await engine.drop_node("/made", force=False)
+        await engine.create_node("/more", NodeConfig(), exist_ok=False)
+        with pytest.raises(LimitReached, match="stored_bytes = 10"):
+            await session.create_semaphore("new", 1, b"x" * 9, exist_ok=False)
+        await session.update_semaphore("old", b"12345")  # it is its own now
+        assert (unowned.nodes.used, unowned.stored_bytes.used) == (0, 0)
+        assert (account.nodes.used, account.stored_bytes.used) == (2, 5)
+        await session.create_semaphore("new", 1, b"x" * 5, exist_ok=False)
+        await context.counts.semaphores.count()  # again, which finds nothing new
+        assert (unowned.stored_bytes.used, account.stored_bytes.used) == (0, 10)

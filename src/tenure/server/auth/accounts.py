@@ -3,7 +3,7 @@
 Each counted limit of the server (`Quotas` names them) is a `Pool`. While one identity has an
 account, all of the pool is reserved for it. With several, half of the pool is reserved in equal
 parts, and the other half goes to whichever account asks first. So an account always gets its
-reserved part, whatever the others have.
+reserved part, whatever the others have. What belongs to no account is taken from the other half.
 
 Rules:
 
@@ -16,8 +16,9 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
+from functools import partial
 from weakref import WeakValueDictionary, finalize
 
 from tenure.server.auth.identity import Identity
@@ -39,9 +40,11 @@ class Pool:
         reserved: each account's part.
         shared: what is not reserved.
         beyond: how much of the shared half is taken.
+        unowned: what belongs to no account, and is reserved and shared no more.
+        alone: there is one account at most.
     """
 
-    __slots__ = ("beyond", "limit", "most", "reserved", "shared")
+    __slots__ = ("alone", "beyond", "limit", "most", "reserved", "shared", "unowned")
 
     def __init__(self, limit: str, most: int) -> None:
         self.limit = limit
@@ -49,14 +52,17 @@ class Pool:
         self.beyond = 0
         self.reserved = most
         self.shared = 0
+        self.unowned = 0
+        self.alone = True
 
     def divide(self, parts: int) -> None:
         """Reserve for so many accounts."""
-        if parts <= 1:
-            self.reserved, self.shared = self.most, 0
+        self.alone = parts <= 1
+        if self.alone:
+            self.reserved, self.shared = max(0, self.most - self.unowned), 0
         else:
             self.reserved = max(1, self.most // (2 * parts))
-            self.shared = self.most - self.most // 2
+            self.shared = max(0, self.most - self.most // 2 - self.unowned)
 
 
 class Share:
@@ -91,7 +97,7 @@ class Share:
     @property
     def alone(self) -> bool:
         """True if the account has the whole pool for itself."""
-        return not self._pool.shared
+        return self._pool.alone
 
     def check(self, *, node: str | None = None, name: str | None = None) -> None:
         """Raises `LimitReached` if there must not be one more."""
@@ -142,7 +148,7 @@ class Share:
                 f"this server has reached its limit {pool.limit} = {pool.most}, and the identity "
                 f"{self._identity} has more than its reserved share; try again later, or have the "
                 "server's limit raised"
-                if pool.shared
+                if not pool.alone
                 else f"this server has reached its limit {pool.limit} = {pool.most}; try again "
                 "later, or have the server's limit raised",
                 pool.limit,
@@ -150,6 +156,28 @@ class Share:
                 name=name,
             )
         pool.beyond += excess
+
+
+class _Unowned(Share):
+    """The part of a pool that belongs to no account.
+
+    Args:
+        changed: is called when it has grown or shrunk.
+    """
+
+    __slots__ = ("_changed",)
+
+    def __init__(self, pool: Pool, identity: str, changed: Callable[[Pool], None]) -> None:
+        super().__init__(pool, identity)
+        self._changed = changed
+
+    def take_anyway(self, more: int = 1) -> None:
+        self.used += more
+        self._pool.unowned += more
+        self._changed(self._pool)
+
+    def give_back(self, less: int = 1) -> None:
+        self.take_anyway(-less)
 
 
 class Account:
@@ -174,16 +202,21 @@ class Account:
         "watches",
     )
 
-    def __init__(self, identity: str, pools: dict[str, Pool]) -> None:
+    def __init__(
+        self,
+        identity: str,
+        pools: dict[str, Pool],
+        share: Callable[[Pool, str], Share] = Share,
+    ) -> None:
         self.identity = identity
         self.permissions = EVERYTHING
         self.quotas = UNSET
-        self.sessions = Share(pools["sessions"], identity)
-        self.requests = Share(pools["requests"], identity)
-        self.semaphores = Share(pools["semaphores"], identity)
-        self.watches = Share(pools["watches"], identity)
-        self.nodes = Share(pools["nodes"], identity)
-        self.stored_bytes = Share(pools["stored_bytes"], identity)
+        self.sessions = share(pools["sessions"], identity)
+        self.requests = share(pools["requests"], identity)
+        self.semaphores = share(pools["semaphores"], identity)
+        self.watches = share(pools["watches"], identity)
+        self.nodes = share(pools["nodes"], identity)
+        self.stored_bytes = share(pools["stored_bytes"], identity)
 
     @property
     def shares(self) -> dict[str, Share]:
@@ -192,12 +225,18 @@ class Account:
 
 
 class Accounts:
-    """The accounts of one server."""
+    """The accounts of one server.
+
+    Attributes:
+        unowned: what the store had when the server started, and of which the server does not know
+            which identity made it. It counts against the limits, and against no quota.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.pools = {each.name: Pool(each.name, getattr(limits, each.name)) for each in _QUOTAS}
         self._accounts: WeakValueDictionary[str, Account] = WeakValueDictionary()
         self._parts = 1
+        self.unowned = Account("", self.pools, partial(_Unowned, changed=self._settle))
 
     def __len__(self) -> int:
         """Return the number of accounts."""
@@ -236,10 +275,15 @@ class Accounts:
             return
         self._parts = parts
         for pool in self.pools.values():
-            pool.divide(self._parts)
-        for account in self._accounts.values():
-            for share in account.shares.values():
-                share.settle()
+            self._settle(pool)
+
+    def _settle(self, pool: Pool) -> None:
+        """Compute the parts of a pool."""
+        before = pool.reserved
+        pool.divide(self._parts)
+        if pool.reserved != before:
+            for account in self._accounts.values():
+                account.shares[pool.limit].settle()
 
 
 def _set(account: Account, identity: Identity) -> None:

@@ -40,6 +40,7 @@ from tenure.errors import (
     Unsupported,
 )
 from tenure.model import (
+    DEFAULT_NODE,
     Capabilities,
     NodeConfig,
     NodeDescription,
@@ -168,6 +169,16 @@ class Guard:
             stored.kept(write, self.now())
         else:
             stored.wrote(write)
+
+    def found_node(self, node: str) -> None:
+        """Count a node that the store had when the server started."""
+        if node != DEFAULT_NODE:
+            self.stored.found_node(node, self.accounts.unowned)
+
+    def found(self, node: str, semaphore: SemaphoreDescription) -> None:
+        """Count the data of a semaphore that the store had when the server started."""
+        size = len(semaphore.data)
+        self.stored.found(node, semaphore.name, self.accounts.unowned, size)
 
     async def create_node(
         self, account: Account, path: str, config: NodeConfig, *, exist_ok: bool

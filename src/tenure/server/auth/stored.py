@@ -1,7 +1,9 @@
 """Count of the nodes and of the semaphores' data that this server's clients have stored.
 
-Both count from the time at which a client of this server made them. A server that was started anew
-does not know which identity made what was there before: the store does not record it.
+Both count from the time at which a client of this server made them. The store does not record which
+identity made something: it would have to for every engine, and other programs may write there too.
+What a server finds at its start therefore belongs to `Accounts.unowned`. It counts against the
+server's limits, so that no restart makes room, and against no identity's quota.
 
 Rules for the data of one semaphore:
 
@@ -64,6 +66,12 @@ class Stored:
         """Number of writes of which it is not known whether they took place."""
         return len(self._unanswered)
 
+    def found(self, node: str, name: str, account: Account, size: int) -> None:
+        """Charge an account for the data that a semaphore had before, unless it is known."""
+        if size and name not in self._writes.get(node, ()):
+            account.stored_bytes.take_anyway(size)
+            self._add(node, name, account, size).under_way = False
+
     def begin(self, node: str, name: str, account: Account, size: int) -> Write:
         """Charge a write that is about to be sent. One of no bytes, or a deletion, always may be.
 
@@ -72,6 +80,9 @@ class Stored:
         """
         if size:
             account.stored_bytes.take(size, node=node, name=name)
+        return self._add(node, name, account, size)
+
+    def _add(self, node: str, name: str, account: Account, size: int) -> Write:
         write = Write(node, name, account, size)
         self._writes.setdefault(node, {}).setdefault(name, []).append(write)
         return write
@@ -174,6 +185,12 @@ class Stored:
                 del self._writes[write.node]
 
     # Nodes
+
+    def found_node(self, node: str, account: Account) -> None:
+        """Charge an account for a node that was there before, unless it is known."""
+        if node not in self.nodes:
+            account.nodes.take_anyway()
+            self.nodes[node] = account
 
     def created(self, node: str, account: Account) -> None:
         """Note that an account has created a node, which is counted already."""
