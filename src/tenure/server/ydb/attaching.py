@@ -1,8 +1,8 @@
-"""How a stream gets its session: a new one, or one that the store has already.
+"""Attaching of a stream's session: a new one, or one that the store has already.
 
 A session that exists is taken over whatever its former stream believes: a client that has its key
-is the same program. What it may not be is older: of two that ask, the one with the higher sequence
-number, else the later one, has it.
+is the same program. Of two streams, the one with the higher sequence number has the session, else
+the later one.
 
 A client without a key attaches its session by the id alone, as YDB has it. The id is listed, so
 this holds within one identity: the session is stored with a key of that identity
@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tenure.core import rules
-from tenure.engines.contract import Attach, EngineSession
+from tenure.engines.contract import Attach, EngineSession, SessionEvents
 from tenure.errors import AuthenticationFailed, InvalidArgument, SessionExpired, TenureError
 from tenure.identity import seen_from
 from tenure.server.limits import LimitReached
@@ -25,11 +25,14 @@ from tenure.server.ydb.messages import Status, status_of
 from tenure.server.ydb.paths import normalized
 
 if TYPE_CHECKING:
+    from tenure.server.auth.guard import GuardedEngine
+    from tenure.server.auth.identity import Identity
     from tenure.server.context import Context
-    from tenure.server.ydb.roll import Roll
-    from tenure.server.ydb.session import SessionStream
+    from tenure.server.reads import Reader
+    from tenure.server.ydb.registry import YdbSessionRegistry
+    from tenure.server.ydb.returning import Client
 
-__all__ = ["Attached", "Refused", "attach", "check_number", "node_at"]
+__all__ = ["AttachedSession", "AttachingStream", "Refused", "attach", "check_number", "node_at"]
 
 
 class Refused(Exception):
@@ -41,8 +44,26 @@ class Refused(Exception):
         self.text = text
 
 
-class Attached(NamedTuple):
-    """A session, and how long it survives without contact."""
+class AttachingStream(SessionEvents, Protocol):
+    """The stream that a session is attached to.
+
+    Attributes:
+        client: the stream's.
+        client_host: the address that the client connects from, where known.
+        identity: of the client.
+        engine: the store as the client's identity may use it.
+        reader: turns of its costly reads.
+    """
+
+    client: Client
+    client_host: str | None
+    identity: Identity
+    engine: GuardedEngine
+    reader: Reader
+
+
+class AttachedSession(NamedTuple):
+    """A session, and its timeout."""
 
     session: EngineSession
     timeout_millis: int
@@ -82,9 +103,9 @@ def node_at(path: str, node_of: Callable[[str], str | None]) -> str:
 
 
 async def attach(
-    context: Context, roll: Roll, node: str, start: Any, stream: SessionStream
-) -> Attached:
-    """Attach the session that `start` asks for, with `stream` to hear of it and speak for it.
+    context: Context, registry: YdbSessionRegistry, node: str, start: Any, stream: AttachingStream
+) -> AttachedSession:
+    """Attach the session that `start` names to `stream`.
 
     Raises:
         Refused: it cannot be.
@@ -102,9 +123,9 @@ async def attach(
     how = Attach(node, window, description, "window", start.protection_key or own_key)
     try:
         if start.session_id:
-            return await _again(context, roll, how, start, stream)
+            return await _again(context, registry, how, start, stream)
         async with stream.reader.beginning():
-            return await _new(context, roll, how, start, stream)
+            return await _new(context, registry, how, start, stream)
     except (LimitReached, InvalidArgument) as error:  # too many, in this server or on the node
         raise Refused(Status.PRECONDITION_FAILED, str(error)) from error
     except TenureError as error:
@@ -112,27 +133,27 @@ async def attach(
 
 
 async def _new(
-    context: Context, roll: Roll, how: Attach, start: Any, stream: SessionStream
-) -> Attached:
+    context: Context, registry: YdbSessionRegistry, how: Attach, start: Any, stream: AttachingStream
+) -> AttachedSession:
     session = await stream.engine.attach(how, stream)
     context.counts.sessions.take_anyway()
-    roll.join(how.node, session.id, start.timeout_millis, start.seq_no, stream)
-    return Attached(session, start.timeout_millis)
+    registry.join(how.node, session.id, start.timeout_millis, start.seq_no, stream)
+    return AttachedSession(session, start.timeout_millis)
 
 
 async def _again(
-    context: Context, roll: Roll, how: Attach, start: Any, stream: SessionStream
-) -> Attached:
+    context: Context, registry: YdbSessionRegistry, how: Attach, start: Any, stream: AttachingStream
+) -> AttachedSession:
     number, node = start.session_id, how.node
-    async with stream.reader.attaching(), roll.turn(node, number):
-        member = roll.find(node, number)
+    async with stream.reader.attaching(), registry.turn(node, number):
+        member = registry.find(node, number)
         if member is not None and start.seq_no < member.seq_no:
             raise Refused(Status.BAD_SESSION, f"session {number}: a lower sequence number")
         can = context.engine.capabilities
         millis: int | None = start.timeout_millis
         if not can.adopt or how.recovery_window > can.longest_window:
             if member is None:
-                millis = await roll.timeout_of(node, number, stream.reader)
+                millis = await registry.timeout_of(node, number, stream.reader)
             else:
                 millis = member.timeout_millis
             how = replace(how, recovery_window=max(rules.MIN_WINDOW, (millis or 0) / 1000))
@@ -141,19 +162,19 @@ async def _again(
         try:
             session = await _take_over(context, how, number, stream)
         except SessionExpired:
-            roll.over(node, number)
+            registry.over(node, number)
             raise
         except (AuthenticationFailed, InvalidArgument) as error:
             stream.reader.refused()
             raise Refused(Status.BAD_SESSION, str(error)) from error
-        if roll.find(node, number) is None:
+        if registry.find(node, number) is None:
             context.counts.sessions.take_anyway()
-        roll.join(node, number, millis, start.seq_no, stream)
-        return Attached(session, millis)
+        registry.join(node, number, millis, start.seq_no, stream)
+        return AttachedSession(session, millis)
 
 
 async def _take_over(
-    context: Context, how: Attach, number: int, stream: SessionStream
+    context: Context, how: Attach, number: int, stream: AttachingStream
 ) -> EngineSession:
     """Attach a session that the store has, with any key if its client gave it none.
 

@@ -27,7 +27,7 @@ from tenure.server.ydb.messages import (
 )
 from tenure.server.ydb.nodes import NodeCalls
 from tenure.server.ydb.paths import DATABASE, Database
-from tenure.server.ydb.roll import Roll
+from tenure.server.ydb.registry import YdbSessionRegistry
 from tenure.server.ydb.session import SessionStream, serve_session
 from tenure.server.ydb.transport import GrpcConnection, Method
 
@@ -95,7 +95,7 @@ class YdbListener:
         self._door: Door | None = None
         self._connections: set[GrpcConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._roll = Roll(context)
+        self._registry = YdbSessionRegistry(context)
         self._streams: set[SessionStream] = set()
         nodes = NodeCalls(self._database)
         self._methods: dict[str, Method] = {
@@ -153,7 +153,7 @@ class YdbListener:
                 connection.abort()
             for task in list(self._tasks):
                 task.cancel()
-            self._roll.forget()
+            self._registry.forget()
 
     async def _close_down(self, door: Door) -> None:
         await self.drain()
@@ -167,10 +167,10 @@ class YdbListener:
             await connection.lost.wait()
         if self._tasks:
             await asyncio.wait(set(self._tasks))
-        await self._roll.settled()
+        await self._registry.settled()
 
     def _connection(self, greeting: Greeting) -> GrpcConnection:
-        returning = self._roll.returning
+        returning = self._registry.returning
         connections, tasks = self._connections, self._tasks
         return GrpcConnection(self._context, greeting, self._methods, returning, connections, tasks)
 
@@ -208,9 +208,8 @@ class YdbListener:
         if text := self._wrong_database(call):
             await call.send(_framed(failure(Status.NOT_FOUND, text)))
             return
-        await serve_session(
-            self._context, self._roll, call, connection, self._database.node, self._streams
-        )
+        node_of, streams = self._database.node, self._streams
+        await serve_session(self._registry, call, connection, node_of, streams)
 
     def _unary(self, service: str, name: str, messages: Any, answer: Unary) -> dict[str, Method]:
         request_type = getattr(messages, f"{name}Request")

@@ -28,8 +28,7 @@ from tenure.server.ydb.output import Output
 from tenure.server.ydb.pings import Pings, new_opaque
 
 if TYPE_CHECKING:
-    from tenure.server.context import Context
-    from tenure.server.ydb.roll import Roll
+    from tenure.server.ydb.registry import YdbSessionRegistry
     from tenure.server.ydb.transport import GrpcConnection
 
 __all__ = ["SessionStream", "serve_session"]
@@ -39,8 +38,7 @@ _RENEW_EVERY = 0.3  # seconds between two renewals while a long reply is read
 
 
 async def serve_session(
-    context: Context,
-    roll: Roll,
+    registry: YdbSessionRegistry,
     call: GrpcCall,
     connection: GrpcConnection,
     node_of: Callable[[str], str | None],
@@ -67,8 +65,8 @@ async def serve_session(
     try:
         await connection.departures.settled(before=call)
         if not start.session_id:
-            check_number(connection.sessions, context.limits.sessions_per_connection)
-        stream = SessionStream(context, roll, call, connection, node_at(start.path, node_of))
+            check_number(connection.sessions, connection.context.limits.sessions_per_connection)
+        stream = SessionStream(registry, call, connection, node_at(start.path, node_of))
         streams.add(stream)
         try:
             await stream.run(start)
@@ -87,8 +85,7 @@ class SessionStream:
     """One stream, and as long as it lasts the session's `SessionEvents` and the call's `Receiver`.
 
     Args:
-        context: what the server's listeners share.
-        roll: the sessions that the listener knows.
+        registry: the sessions that the listener knows.
         call: the stream.
         connection: the stream's.
         node: the path of the session's node.
@@ -102,10 +99,10 @@ class SessionStream:
     """
 
     def __init__(
-        self, context: Context, roll: Roll, call: GrpcCall, connection: GrpcConnection, node: str
+        self, registry: YdbSessionRegistry, call: GrpcCall, connection: GrpcConnection, node: str
     ) -> None:
-        self._context = context
-        self._roll = roll
+        context = self._context = connection.context
+        self._registry = registry
         self._call = call
         self._connection = connection
         self._node = node
@@ -120,8 +117,8 @@ class SessionStream:
             context.counts.semaphores.of(self.engine.account),
             self._start_watch,
             self._look,
-            roll.timeouts,
-            roll.long_replies,
+            registry.timeouts,
+            registry.long_replies,
         )
         self._session: EngineSession | None = None
         self._keep = True
@@ -145,7 +142,7 @@ class SessionStream:
         """
         try:
             session, timeout_millis = await attach(
-                self._context, self._roll, self._node, start, self
+                self._context, self._registry, self._node, start, self
             )
             self._session = session
             self._keep = timeout_millis > 0
@@ -184,7 +181,7 @@ class SessionStream:
         except TenureError as error:  # it lives for its window then
             self._conversation.replies.append(failure(status_of(error), str(error)))
         else:
-            self._roll.over(self._node, session.id)
+            self._registry.over(self._node, session.id)
             self._session = None
             self._conversation.closed()
         self._encode()
@@ -201,11 +198,11 @@ class SessionStream:
         session, self._session = self._session, None
         if session is None:
             return
-        if self._roll.leave(self._node, session.id, self) and not self._keep:
-            self._roll.over(self._node, session.id)
-            leaving = self._roll.end(session, self._node, under_way)
+        if self._registry.leave(self._node, session.id, self) and not self._keep:
+            self._registry.over(self._node, session.id)
+            leaving = self._registry.end(session, self._node, under_way)
         else:
-            leaving = self._roll.detach(session, self._node, under_way)
+            leaving = self._registry.detach(session, self._node, under_way)
         self._connection.departures.over(self._call, leaving)
 
     def go_elsewhere(self) -> None:
@@ -251,7 +248,7 @@ class SessionStream:
         else:
             status = Status.SESSION_EXPIRED
             if session is not None:
-                self._roll.over(self._node, session.id)
+                self._registry.over(self._node, session.id)
         self._fail(status, str(error))
 
     def proven(self, at: float) -> None:

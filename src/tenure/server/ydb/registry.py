@@ -1,7 +1,7 @@
-"""The sessions that this listener knows: who speaks for each, and with which sequence number.
+"""The sessions that this listener knows, each with its stream and its sequence number.
 
-A session that nobody speaks for stays here until its window has passed: until then it counts
-against the limit of sessions. All of this is forgotten with the server, and another server on the
+A session without a stream stays here until its window has passed: until then it counts against the
+limit of sessions. All of this is forgotten with the server, and another server on the
 same store does not know it; what must not be forgotten (sessions, requests) is in the store.
 """
 
@@ -13,47 +13,56 @@ import heapq
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tenure.engines.contract import EngineSession
 from tenure.errors import TenureError
 from tenure.server.reads import Reader, session_by_id
 from tenure.server.ydb.long_replies import LongReplies
-from tenure.server.ydb.returning import ReturningClients
+from tenure.server.ydb.returning import Client, ReturningClients
 
 if TYPE_CHECKING:
     from tenure.server.context import Context
-    from tenure.server.ydb.session import SessionStream
 
-__all__ = ["Member", "Roll"]
+__all__ = ["RegisteredSession", "YdbSessionRegistry"]
 
 Key = tuple[str, int]
 
 _MANY = 64  # ends that are not worth looking through
 
 
-class Member:
+class RegisteredStream(Protocol):
+    """A session's stream, as the registry sees it.
+
+    Attributes:
+        client: the stream's.
+    """
+
+    client: Client
+
+
+class RegisteredSession:
     """One session.
 
     Attributes:
         timeout_millis: how long it survives without contact.
         seq_no: the highest with which it was attached here.
-        stream: who speaks for it; ``None`` when it is detached.
+        stream: the one that it is attached to; ``None`` when it is detached.
         until: when it is over, if no stream attaches it.
         client: the client of its latest stream.
     """
 
     __slots__ = ("client", "seq_no", "stream", "timeout_millis", "until")
 
-    def __init__(self, timeout_millis: int, seq_no: int, stream: SessionStream) -> None:
+    def __init__(self, timeout_millis: int, seq_no: int, stream: RegisteredStream) -> None:
         self.timeout_millis = timeout_millis
         self.seq_no = seq_no
-        self.stream: SessionStream | None = stream
+        self.stream: RegisteredStream | None = stream
         self.until = 0.0
         self.client = stream.client
 
 
-class Roll:
+class YdbSessionRegistry:
     """The sessions of one listener.
 
     Attributes:
@@ -68,25 +77,20 @@ class Roll:
         self.long_replies = LongReplies()
         self.returning = ReturningClients()
         self._context = context
-        self._members: dict[Key, Member] = {}
+        self._sessions: dict[Key, RegisteredSession] = {}
         self._turns: dict[Key, tuple[asyncio.Lock, int]] = {}
         self._ends: list[tuple[float, Key]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._leaving: set[asyncio.Task[None]] = set()
         self._listings: dict[str, asyncio.Future[dict[int, int]]] = {}
 
-    @property
-    def streams(self) -> list[SessionStream]:
-        """Who speaks for sessions now."""
-        return [each.stream for each in self._members.values() if each.stream is not None]
-
     def __len__(self) -> int:
         """Return how much is kept: sessions, and times at which they end."""
-        return len(self._members) + len(self._ends)
+        return len(self._sessions) + len(self._ends)
 
-    def find(self, node: str, number: int) -> Member | None:
-        """What is known of a session."""
-        return self._members.get((node, number))
+    def find(self, node: str, number: int) -> RegisteredSession | None:
+        """Return the session, if it is known."""
+        return self._sessions.get((node, number))
 
     @contextlib.asynccontextmanager
     async def turn(self, node: str, number: int) -> AsyncIterator[None]:
@@ -103,15 +107,15 @@ class Roll:
                 self._turns[key] = (lock, waiting - 1)
 
     def join(
-        self, node: str, number: int, timeout_millis: int, seq_no: int, stream: SessionStream
-    ) -> SessionStream | None:
-        """`stream` speaks for the session; returns who did so before.
+        self, node: str, number: int, timeout_millis: int, seq_no: int, stream: RegisteredStream
+    ) -> RegisteredStream | None:
+        """Note that the session is attached to `stream`; returns its former stream.
 
-        A session that is not known here has been counted by who calls this.
+        A session that is not known here has been counted by the caller.
         """
-        member = self._members.get((node, number))
+        member = self._sessions.get((node, number))
         if member is None:
-            self._members[node, number] = Member(timeout_millis, seq_no, stream)
+            self._sessions[node, number] = RegisteredSession(timeout_millis, seq_no, stream)
             self.returning.count_session(stream.client, 1, detached=False)
             return None
         self.returning.count_session(member.client, -1, detached=member.stream is None)
@@ -121,15 +125,15 @@ class Roll:
         self.returning.count_session(member.client, 1, detached=False)
         return former
 
-    def leave(self, node: str, number: int, stream: SessionStream) -> bool:
-        """`stream` speaks for the session no more; false if another one does by now."""
-        member = self._members.get((node, number))
+    def leave(self, node: str, number: int, stream: RegisteredStream) -> bool:
+        """Note that `stream` has ended; false if the session has another one by now."""
+        member = self._sessions.get((node, number))
         if member is None or member.stream is not stream:
             return False
         member.stream = None
         self.returning.count_detached(member.client, 1)
         member.until = self._context.clock.now() + max(1.0, member.timeout_millis / 1000)
-        if len(self._ends) > _MANY + 2 * len(self._members):
+        if len(self._ends) > _MANY + 2 * len(self._sessions):
             self._forget_attached()
         heapq.heappush(self._ends, (member.until, (node, number)))
         self._set_timer()
@@ -138,13 +142,13 @@ class Roll:
     def _forget_attached(self) -> None:
         """Forget the ends of sessions that were attached again since."""
         self._ends = [
-            (each.until, key) for key, each in self._members.items() if each.stream is None
+            (each.until, key) for key, each in self._sessions.items() if each.stream is None
         ]
         heapq.heapify(self._ends)
 
     def over(self, node: str, number: int) -> None:
         """The session is over."""
-        member = self._members.pop((node, number), None)
+        member = self._sessions.pop((node, number), None)
         if member is not None:
             self.returning.count_session(member.client, -1, detached=member.stream is None)
             self._context.counts.sessions.give_back()
@@ -160,7 +164,7 @@ class Roll:
         try:
             while self._ends and self._ends[0][0] <= now:
                 until, key = heapq.heappop(self._ends)
-                member = self._members.get(key)
+                member = self._sessions.get(key)
                 if member is not None and member.stream is None and member.until <= until:
                     self.over(*key)
         finally:
@@ -174,7 +178,7 @@ class Roll:
         """Have a session detached at its store; `aclose` waits for the task that does so.
 
         Args:
-            under_way: operations that nobody wants the answers of any more, and which end first.
+            under_way: operations whose answers are not needed any more, and which end first.
         """
         return self._spawn(self._part(session, node, under_way, session.detach))
 
@@ -211,7 +215,7 @@ class Roll:
             )
 
     async def timeout_of(self, node: str, number: int, reader: Reader) -> int | None:
-        """How long a session of the store survives, in milliseconds; ``None`` if there is none.
+        """Return the timeout of a session of the store, in milliseconds; ``None`` if there is none.
 
         A store that lists in pages is asked for the one session. Elsewhere one look at the store
         answers the many that ask at a time, as after a restart; but what a look has not found that
@@ -242,7 +246,7 @@ class Roll:
     def _listed(self, node: str, listing: asyncio.Future[dict[int, int]]) -> None:
         del self._listings[node]
         if not listing.cancelled():
-            listing.exception()  # who asked has it; or nobody does any more
+            listing.exception()  # the tasks that wait for it have it; there may be none
 
     async def _list(self, node: str, reader: Reader) -> dict[int, int]:
         async with reader:
@@ -250,7 +254,7 @@ class Roll:
         return {each.id: round(each.recovery_window * 1000) for each in sessions}
 
     async def settled(self) -> None:
-        """Return when the store knows of everybody who has left."""
+        """Return when the store has detached all sessions that have left."""
         while tasks := self._under_way():
             await asyncio.wait(tasks)
 
@@ -261,7 +265,7 @@ class Roll:
             self._timer = None
         for task in self._under_way():
             task.cancel()
-        for node, number in list(self._members):
+        for node, number in list(self._sessions):
             self.over(node, number)
 
     def _under_way(self) -> set[asyncio.Future[Any]]:

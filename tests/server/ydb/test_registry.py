@@ -9,29 +9,29 @@ from typing import Any
 from tenure.server.admission import source_at
 from tenure.server.auth.identity import ANONYMOUS
 from tenure.server.reads import Reader
-from tenure.server.ydb.roll import Roll
+from tenure.server.ydb.registry import YdbSessionRegistry
 from tests.server.ydb.raw import serving
 
 
 async def test_a_session_that_comes_and_goes_is_kept_once() -> None:
     async with serving() as server:
-        roll, stream = Roll(server.context), _stream()
+        registry, stream = YdbSessionRegistry(server.context), _stream()
         server.context.counts.sessions.take_anyway()
         for _ in range(1000):
-            roll.join("/default", 1, 3_600_000, 0, stream)
-            assert roll.leave("/default", 1, stream)
-        assert len(roll) < 100
-        assert roll.find("/default", 1) is not None
-        roll.forget()
-        assert not roll.returning
+            registry.join("/default", 1, 3_600_000, 0, stream)
+            assert registry.leave("/default", 1, stream)
+        assert len(registry) < 100
+        assert registry.find("/default", 1) is not None
+        registry.forget()
+        assert not registry.returning
 
 
 async def test_the_timeout_of_a_session_is_read_in_a_turn_of_its_client() -> None:
     async with serving() as server:
-        roll, reads = Roll(server.context), server.context.reads
+        registry, reads = YdbSessionRegistry(server.context), server.context.reads
         reader = Reader(reads, "client")
         async with reader:
-            asking = asyncio.create_task(roll.timeout_of("/default", 1, reader))
+            asking = asyncio.create_task(registry.timeout_of("/default", 1, reader))
             for _ in range(3):
                 await asyncio.sleep(0)
             assert reads.waiting == 1
@@ -39,5 +39,5 @@ async def test_the_timeout_of_a_session_is_read_in_a_turn_of_its_client() -> Non
 
 
 def _stream() -> Any:
-    """Make something that speaks for the session."""
+    """Make a stream that a session is attached to."""
     return SimpleNamespace(client=(ANONYMOUS, source_at("192.0.2.7")))
