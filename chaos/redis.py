@@ -210,7 +210,7 @@ class RedisLossy(RedisInMemory):
         try:
             async with tenure.connect(self._direct_url) as client:
                 session = await client.session(NODE)
-                await session.close()
+                await session.aclose()
             with suppress(_NoAnswer), ExitStack() as stack:
                 for name in CONFIGS:  # which perhaps is not there
                     stack.enter_context(journal.call(session.semaphore(name), "delete"))

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import pickle
 import pkgutil
-from types import ModuleType
+import pydoc
+import re
+from collections.abc import Iterator
+from types import FunctionType, ModuleType
 
 import pytest
 
 import tenure
-from tenure import blocking, fencing, recipes
+from tenure import blocking, errors, events, fencing, recipes
 from tenure.blocking import recipes as blocking_recipes
+from tenure.engines.contract import SessionEvents
 
 PUBLIC = """
     LOSS_EXIT_STATUS
@@ -18,11 +24,15 @@ PUBLIC = """
     LeaseReleased Misuse NodeBusy NodeExists NodeNotFound SelfDeadlock SemaphoreBusy
     SemaphoreExists SemaphoreNotFound SessionClosed SessionExpired StaleToken TenureError
     Unsupported
-    Attempt Client Election Leadership Lease Mutex RunLease Semaphore Session Ticket
+    Attempt Attempts Client Election EventStream Leadership Lease Mutex RunLease Semaphore Session
+    Ticket Watch
     Capabilities LastRun Leader MutexHolder NodeConfig NodeDescription Recovered RequestDescription
     SemaphoreDescription SessionDescription
+    Clock Consistency CountersMode Duration Liveness OnLoss Retry SessionState
     connect default_url
 """.split()
+
+ASYNC_ONLY = ["Once"]  # what a call that acquires gives before it is awaited
 
 RECIPES = """
     Barrier Group RWLock ServiceRegistry SharedConfig
@@ -34,6 +44,40 @@ RECIPES = """
 FENCING = "Fence Fenced RedisFence SQLFence StaleToken".split()
 
 
+# Names in annotations that are Python's own, a module, or a type variable.
+EVERYWHERE = """
+    Any Awaitable BaseException Callable ClassVar Coroutine Exception Final Generator Generic
+    J L Literal None Protocol Sequence T TypeVar
+""".split()
+
+ENGINES_CALL = frozenset(vars(SessionEvents))
+"""What an engine calls on a session, and a program does not."""
+
+packages = pytest.mark.parametrize("package", [tenure, blocking], ids=lambda it: it.__name__)
+
+
+def public(package: ModuleType) -> list[tuple[str, type | FunctionType]]:
+    """The public classes and functions."""
+    found = [(name, getattr(package, name)) for name in package.__all__]
+    return [(name, thing) for name, thing in found if isinstance(thing, type | FunctionType)]
+
+
+def hints(thing: type | FunctionType) -> Iterator[tuple[str, str]]:
+    """The annotations of a function, or of a class's fields and its public methods."""
+    if isinstance(thing, FunctionType):
+        yield from ((place, str(text)) for place, text in thing.__annotations__.items())
+        return
+    for place, text in vars(thing).get("__annotations__", {}).items():
+        if not place.startswith("_"):
+            yield place, str(text)
+    for name, member in inspect.getmembers(thing):
+        function = member.fget if isinstance(member, property) else member
+        if name.startswith("_") or name in ENGINES_CALL:
+            continue
+        if isinstance(function, FunctionType):
+            yield from ((f"{name}: {place}", text) for place, text in hints(function))
+
+
 def modules() -> list[str]:
     return [
         module.name
@@ -43,7 +87,7 @@ def modules() -> list[str]:
 
 
 def test_tenure_exports_what_is_listed_here_and_nothing_else() -> None:
-    assert sorted(tenure.__all__) == sorted(PUBLIC)
+    assert sorted(tenure.__all__) == sorted([*PUBLIC, *ASYNC_ONLY])
 
 
 def test_the_recipes_export_what_is_listed_here_and_nothing_else() -> None:
@@ -59,13 +103,52 @@ def test_what_is_for_threads_has_the_same_names() -> None:
     assert sorted(blocking_recipes.__all__) == sorted(RECIPES)
 
 
-def test_every_public_name_is_there_and_says_what_it_is() -> None:
-    for name in tenure.__all__:
-        thing = getattr(tenure, name)
-        if callable(thing):
-            assert thing.__doc__, f"tenure.{name} has no docstring"
-        if callable(getattr(blocking, name)):
-            assert getattr(blocking, name).__doc__, f"tenure.blocking.{name} has no docstring"
+@packages
+def test_every_public_name_has_a_docstring(package: ModuleType) -> None:
+    for name, thing in public(package):
+        assert thing.__doc__, f"{package.__name__}.{name} has no docstring"
+
+
+@packages
+def test_a_public_name_says_that_it_is_one(package: ModuleType) -> None:
+    for name, thing in public(package):
+        assert thing.__module__ in {"tenure", package.__name__}, f"{package.__name__}.{name}"
+        home = importlib.import_module(thing.__module__)
+        assert getattr(home, name) is thing, f"{thing.__module__} has no {name}"
+
+
+@packages
+def test_a_type_in_a_public_signature_is_public(package: ModuleType) -> None:
+    known = {*package.__all__, *tenure.__all__, *events.__all__, *EVERYWHERE}
+    for name, thing in public(package):
+        for place, text in hints(thing):
+            unknown = set(re.findall(r"\b[A-Z][A-Za-z]+\b", text)) - known
+            assert not unknown, f"{package.__name__}.{name}.{place}: {sorted(unknown)}"
+
+
+def test_dir_and_help_show_the_public_names() -> None:
+    shown = {name for name in dir(tenure) if not name.startswith("__")}
+    assert shown == {*tenure.__all__, "blocking", "events", "fencing", "recipes"}
+    page = re.sub(r".\x08", "", pydoc.render_doc(tenure))  # which prints bold as a typewriter
+    for name, thing in public(tenure):
+        assert re.search(rf"\b{name}\b", page), name
+        assert f"{thing.__module__}.{name}" == f"tenure.{name}"
+
+
+def test_no_event_has_the_name_of_an_error() -> None:
+    assert not set(events.__all__) & set(errors.__all__)
+
+
+def test_what_is_public_can_be_pickled_by_its_name() -> None:
+    for _, thing in public(tenure):
+        assert pickle.loads(pickle.dumps(thing)) is thing
+    lost = pickle.loads(pickle.dumps(tenure.LeaseLost("gone", node="/n", name="m")))
+    assert (type(lost), lost.node) == (tenure.LeaseLost, "/n")
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'tenure' has no attribute 'nothing'"):
+        tenure.nothing  # noqa: B018  it is the access that raises
 
 
 @pytest.mark.parametrize("name", modules())
@@ -77,6 +160,4 @@ def test_a_module_lists_what_others_may_use(name: str) -> None:
 
 
 def test_every_error_is_exported() -> None:
-    from tenure import errors
-
     assert set(errors.__all__) <= set(tenure.__all__)

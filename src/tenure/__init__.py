@@ -1,7 +1,8 @@
 """Distributed coordination for Python, with one meaning on every engine.
 
-Start with `connect`. The errors are in `tenure.errors`, the events in `tenure.events`; both
-are told of in the documentation of what raises or sends them.
+Start with `connect`. Programs without an event loop use `tenure.blocking`. `tenure.recipes` has
+combinations of the primitives, `tenure.fencing` checks fencing tokens at a resource, and
+`tenure.events` has the classes of `Client.events`.
 """
 
 from importlib import import_module as _import_module
@@ -9,13 +10,18 @@ from types import ModuleType as _ModuleType
 
 from tenure._client.client import Client, connect, default_url
 from tenure._client.election import Election, Leadership
+from tenure._client.leading import Retry
 from tenure._client.lease import Lease
-from tenure._client.loss import LOSS_EXIT_STATUS
+from tenure._client.loss import LOSS_EXIT_STATUS, OnLoss
 from tenure._client.mutex import Mutex
+from tenure._client.once import Once
 from tenure._client.runs import RunLease
 from tenure._client.semaphore import Semaphore, Ticket
-from tenure._client.session import Session
-from tenure._client.sessions import Attempt
+from tenure._client.session import Session, SessionState
+from tenure._client.sessions import Attempt, Attempts
+from tenure._client.watch import Watch
+from tenure.clock import Clock
+from tenure.durations import Duration
 from tenure.errors import (
     AcquireTimeout,
     AuthenticationFailed,
@@ -40,8 +46,11 @@ from tenure.errors import (
 )
 from tenure.model import (
     Capabilities,
+    Consistency,
+    CountersMode,
     LastRun,
     Leader,
+    Liveness,
     MutexHolder,
     NodeConfig,
     NodeDescription,
@@ -50,6 +59,7 @@ from tenure.model import (
     SemaphoreDescription,
     SessionDescription,
 )
+from tenure.public import publish as _publish
 
 __version__ = "0.1.0"
 
@@ -57,12 +67,18 @@ __all__ = [
     "LOSS_EXIT_STATUS",
     "AcquireTimeout",
     "Attempt",
+    "Attempts",
     "AuthenticationFailed",
     "Capabilities",
     "Client",
+    "Clock",
+    "Consistency",
+    "CountersMode",
+    "Duration",
     "Election",
     "EngineError",
     "EngineUnavailable",
+    "EventStream",
     "InvalidArgument",
     "LastRun",
     "Leader",
@@ -70,6 +86,7 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "LeaseReleased",
+    "Liveness",
     "Misuse",
     "Mutex",
     "MutexHolder",
@@ -78,8 +95,11 @@ __all__ = [
     "NodeDescription",
     "NodeExists",
     "NodeNotFound",
+    "OnLoss",
+    "Once",
     "Recovered",
     "RequestDescription",
+    "Retry",
     "RunLease",
     "SelfDeadlock",
     "Semaphore",
@@ -91,16 +111,30 @@ __all__ = [
     "SessionClosed",
     "SessionDescription",
     "SessionExpired",
+    "SessionState",
     "StaleToken",
     "TenureError",
     "Ticket",
     "Unsupported",
+    "Watch",
     "connect",
     "default_url",
 ]
 
+_MODULES = ("blocking", "events", "fencing", "recipes")
 
-def __getattr__(name: str) -> _ModuleType:
-    if name == "events":  # takes long to import, and most programs do without
+_publish(__name__, __all__, globals())
+
+
+def __getattr__(name: str) -> _ModuleType | type:
+    # These take long to import, and most programs do without.
+    if name == "events":
         return _import_module("tenure.events")
+    if name == "EventStream":
+        stream: type = _import_module("tenure.events").EventStream
+        return stream
     raise AttributeError(f"module 'tenure' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})

@@ -13,19 +13,20 @@ from types import TracebackType
 from weakref import ref
 
 from tenure._client.handles import AsyncHandle
+from tenure.public import publish
 
 __all__ = [
     "Acquired",
+    "Closed",
     "Event",
     "EventStream",
+    "Expired",
     "LoopStalled",
     "Lost",
     "Released",
     "Renewed",
     "SessionAttached",
-    "SessionClosed",
     "SessionDetached",
-    "SessionExpired",
     "TimedOut",
 ]
 
@@ -102,14 +103,14 @@ class SessionDetached(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class SessionExpired(Event):
+class Expired(Event):
     """A session is over without having been closed, and `reason` says why."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class SessionClosed(Event):
+class Closed(Event):
     """A session has been closed by the program."""
 
 
@@ -176,3 +177,6 @@ class EventStream(AsyncHandle):
             self._wake.clear()
             await self._wake.wait()
         return self._events.popleft()
+
+
+publish("tenure", ["EventStream"], globals())

@@ -128,7 +128,7 @@ async def open_a_session(place: Place) -> None:
 
 async def attach_and_close(place: Place) -> None:
     session = await place.client.session(description="swept")
-    await session.close()
+    await session.aclose()
 
 
 async def sessions_in_a_loop(place: Place) -> None:

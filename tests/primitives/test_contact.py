@@ -154,7 +154,7 @@ async def test_a_probe_of_a_session_that_ends_is_given_up(
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             engine.mend()
-            await session.close()
+            await session.aclose()
 
 
 async def test_a_store_that_answers_and_grants_nothing_says_so(world: World) -> None:
@@ -303,7 +303,7 @@ async def test_the_end_of_the_last_detached_session_ends_the_outage_of_the_other
         other = await client.session()
         other.detached()  # without a cause
         await turns()
-        await other.close()
+        await other.aclose()
         lost, found = logged(caplog)
         assert lost.startswith(f"WARNING lost contact to {client.url}; ")
         assert found.startswith("INFO re-established")

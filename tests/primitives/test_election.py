@@ -60,6 +60,21 @@ async def test_one_that_nobody_has_campaigned_in_has_no_leader(world: World) -> 
         assert await client.list_semaphores() == []  # looking has not set it up
 
 
+async def test_its_state_shows_the_leader_and_the_candidates(world: World) -> None:
+    async with world.client() as client:
+        election = client.election("e")
+        before = await election.describe(owners=True, waiters=True)
+        assert (before.limit, before.held, before.owners, before.waiting) == (1, 0, (), 0)
+        async with election.campaign(b"first"):
+            waiting = asyncio.create_task(election.campaign(b"second"))
+            await turns()
+            state = await election.describe(owners=True, waiters=True)
+            assert [owner.data for owner in state.owners] == [b"first"]
+            assert [waiter.data for waiter in state.waiters] == [b"second"]
+            assert (await election.describe()).waiters == ()
+        await (await waiting).resign()
+
+
 async def test_a_campaign_may_end_in_time(world: World) -> None:
     async with world.client() as client, world.client() as other:
         async with other.election("e").campaign():
@@ -98,7 +113,12 @@ async def test_what_is_no_election_is_told_apart(world: World) -> None:
     async with world.client() as client:
         await client.semaphore("s").create(2)
         election = client.election("s")
-        for call in (election.campaign(), election.leader(), anext(election.observe())):
+        for call in (
+            election.campaign(),
+            election.leader(),
+            election.describe(),
+            anext(election.observe()),
+        ):
             with pytest.raises(
                 InvalidArgument, match="is a semaphore of limit 2, and was asked"
             ) as told:
@@ -107,7 +127,12 @@ async def test_what_is_no_election_is_told_apart(world: World) -> None:
             assert "'s' on /default is" in str(told.value)
         async with client.mutex("m").lock():
             election = client.election("m")
-            for call in (election.campaign(), election.leader(), anext(election.observe())):
+            for call in (
+                election.campaign(),
+                election.leader(),
+                election.describe(),
+                anext(election.observe()),
+            ):
                 with pytest.raises(InvalidArgument, match="ephemeral semaphore in use"):
                     await call
 

@@ -24,7 +24,7 @@ async def test_it_tells_a_session_s_whole_life(world: World, clock: VirtualClock
         renewed = await anext(stream)
         assert isinstance(renewed, events.Renewed)
         assert renewed.deadline == pytest.approx(session.deadline)
-        assert await anext(stream) == events.SessionClosed(*where)
+        assert await anext(stream) == events.Closed(*where)
 
 
 async def test_it_tells_of_lost_and_regained_contact_and_of_the_end(world: World) -> None:
@@ -43,7 +43,7 @@ async def test_it_tells_of_lost_and_regained_contact_and_of_the_end(world: World
             events.SessionDetached(*where),
             events.SessionAttached(*where),
         ]
-        assert isinstance(told[-1], events.SessionExpired)
+        assert isinstance(told[-1], events.Expired)
         assert "administrator" in told[-1].reason
 
 
@@ -72,7 +72,7 @@ async def test_it_ends_with_the_client_after_what_is_left_was_read(world: World)
     stream = client.events()
     async with client, client.session():
         pass
-    assert [type(event).__name__ async for event in stream] == ["SessionAttached", "SessionClosed"]
+    assert [type(event).__name__ async for event in stream] == ["SessionAttached", "Closed"]
     with pytest.raises(SessionClosed):
         client.events()
 

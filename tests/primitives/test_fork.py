@@ -108,7 +108,7 @@ def test_every_touch_is_an_error_that_says_what_to_do() -> None:
                 "wait": lambda: drive(ticket.wait()),
                 "watch": lambda: drive(anext(session.semaphore("s").watch(data=True))),
                 "state": lambda: session.state,
-                "close": lambda: drive(session.close()),
+                "close": lambda: drive(session.aclose()),
                 "detach": lambda: drive(session.detach()),
                 "leave the session": lambda: drive(session.__aexit__(None, None, None)),
                 "session": lambda: drive(client.session()),
@@ -190,5 +190,5 @@ async def test_a_fork_that_is_only_imagined_looks_the_same(
             await asyncio.wait([waiter])
             client._soon(lambda: pytest.fail("called in a forked child"))
             with pytest.raises(Misuse):
-                await session.close()
-        await session.close()
+                await session.aclose()
+        await session.aclose()

@@ -301,7 +301,7 @@ async def test_a_release_in_flight_when_the_program_closes_the_session_is_no_los
         engine.back.flowing = False
         releasing = asyncio.create_task(lease.release())
         await turns()
-        closing = asyncio.create_task(session.close())
+        closing = asyncio.create_task(session.aclose())
         await releasing
         engine.mend()
         await closing

@@ -212,7 +212,7 @@ async def test_proof_counts_from_when_it_was_asked_for(world: World, clock: Virt
         asked = engine.renewals[-1]
         assert asked < clock.now()
         assert lease.deadline == pytest.approx(asked + 28.5)
-        await session.close()
+        await session.aclose()
 
 
 @guarantee("cut off", "one owner", on=MEMORY)
@@ -449,7 +449,7 @@ async def test_closing_the_own_session_inside_the_block_raises_at_its_end(world:
         reached = False
         with pytest.raises(LeaseLost, match="was closed") as raised:
             async with session.mutex("m").lock():
-                await session.close()
+                await session.aclose()
                 await turns()  # and is not cancelled
                 reached = True
         assert reached
@@ -475,7 +475,7 @@ async def test_another_task_that_closes_the_session_cancels_the_body(world: Worl
         session = await client.session()
         with pytest.raises(LeaseLost, match="was closed"):
             async with session.mutex("m").lock():
-                closing = asyncio.create_task(session.close())
+                closing = asyncio.create_task(session.aclose())
                 await for_ever()
         await closing
     assert this_task().cancelling() == 0
@@ -520,7 +520,7 @@ async def test_one_that_is_over_cannot_be_entered(world: World) -> None:
         with pytest.raises(LeaseLost):
             await lease.__aenter__()
         lease = await session.mutex("m").lock()
-        await session.close()
+        await session.aclose()
         with pytest.raises(LeaseLost) as raised:
             await lease.__aenter__()
         assert isinstance(raised.value.__cause__, SessionClosed)
@@ -666,7 +666,7 @@ async def test_what_the_program_ends_itself_carries_out_no_policy(world: World) 
     async with world.client() as client:
         session = await client.session(on_loss=told.append)
         lease = await session.mutex("m").lock()
-        await session.close()
+        await session.aclose()
         assert lease.loss is not None
         assert told == []
 
@@ -739,7 +739,7 @@ async def test_what_its_end_gives_back_does_not_revive_a_session(world: World) -
             session = await client.session(recovery_window=30)
             waiting = asyncio.create_task(session.mutex("m").lock(stop_time=12))
             await turns()
-            await session.close()
+            await session.aclose()
             with pytest.raises(SessionClosed):
                 await waiting
             assert session.state == "closed"
@@ -884,7 +884,7 @@ async def test_an_update_on_its_way_ends_with_the_session(world: World) -> None:
         engine.cut()
         updating = asyncio.create_task(lease.update(data=b"new"))
         await turns()
-        closing = asyncio.create_task(session.close())
+        closing = asyncio.create_task(session.aclose())
         with pytest.raises(SessionClosed):
             await updating
         engine.mend()

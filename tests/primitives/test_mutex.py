@@ -129,3 +129,29 @@ async def test_a_try_gives_a_lease_or_none(world: World) -> None:
             holder = await client.mutex("m").inspect()
             assert holder is not None
             assert holder.data == b"mine"
+
+
+async def test_its_state_shows_the_holder_and_the_waiters(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        mutex = client.mutex("m")
+        free = await mutex.describe(owners=True, waiters=True)
+        assert (free.held, free.owners, free.waiters, free.ephemeral) == (0, (), (), True)
+        assert not await mutex.locked()
+        async with other.mutex("m").lock(data=b"theirs"):
+            assert await mutex.locked()
+            waiting = asyncio.create_task(mutex.lock(data=b"ours"))
+            await turns()
+            taken = await mutex.describe(owners=True, waiters=True)
+            assert [owner.data for owner in taken.owners] == [b"theirs"]
+            assert [waiter.data for waiter in taken.waiters] == [b"ours"]
+            assert (await mutex.describe()).owners == ()
+        await (await waiting).release()
+        assert not await mutex.locked()
+
+
+async def test_the_state_of_a_mutex_is_not_that_of_a_lasting_semaphore(world: World) -> None:
+    async with world.client() as client:
+        await client.semaphore("s").create(1)
+        for call in (client.mutex("s").describe(), client.mutex("s").locked()):
+            with pytest.raises(InvalidArgument, match="'s'"):
+                await call

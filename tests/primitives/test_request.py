@@ -195,7 +195,7 @@ async def test_who_waits_learns_of_the_session_s_end(
             session = await client.session()
             waiting = asyncio.create_task(session.mutex("m").lock())
             await turns()
-            await session.close()
+            await session.aclose()
             with pytest.raises(SessionClosed):
                 await waiting
 

@@ -123,7 +123,7 @@ async def test_a_token_of_another_store_is_refused(world: World, clock: VirtualC
         await elsewhere.session(resumable=True)
         with pytest.raises(AuthenticationFailed, match="another key"):
             await elsewhere.session(resume=session.resume_token)
-        await session.close()
+        await session.aclose()
 
 
 # Resuming
@@ -159,7 +159,7 @@ async def test_a_resumed_session_has_what_it_had(world: World, engine_turns: int
             assert [each.name for each in resumed.recovered] == ["awaited"]
             assert resumed.mutex("held").recover() is None
             await lease.release()
-            await resumed.close()
+            await resumed.aclose()
         assert await world.queue("held") == []
         assert [each.order_id for each in await world.queue("awaited")] == [blocking.fencing_token]
 
@@ -185,7 +185,7 @@ async def test_a_place_in_line_is_found_again_and_leads_to_its_grant(world: Worl
             lease = await again.wait()
         assert lease.fencing_token == found.order_id
         assert not behind.done()
-        await resumed.close()
+        await resumed.aclose()
         await (await behind).release()
 
 
@@ -204,7 +204,7 @@ async def test_a_leadership_goes_on_with_the_same_term(world: World) -> None:
             assert leader is not None
             assert (leader.data, leader.term) == (b"there", leadership.fencing_token)
         assert await second.election("e").leader() is None
-        await resumed.close()
+        await resumed.aclose()
 
 
 async def test_a_semaphores_requests_are_recovered_one_by_one_in_order(world: World) -> None:
@@ -225,7 +225,7 @@ async def test_a_semaphores_requests_are_recovered_one_by_one_in_order(world: Wo
             await ticket.withdraw()
         assert pool.name == "pool"
         assert await world.queue("pool") == []
-        await resumed.close()
+        await resumed.aclose()
 
 
 async def test_new_requests_do_not_disturb_recovered_ones(world: World) -> None:
@@ -237,7 +237,7 @@ async def test_new_requests_do_not_disturb_recovered_ones(world: World) -> None:
             assert [each.name for each in resumed.recovered] == ["m"]
             assert await resumed.mutex("m").try_lock() is None
         assert len(await world.queue("m")) == 1
-        await resumed.close()
+        await resumed.aclose()
         assert await world.queue("m") == []
 
 
@@ -259,7 +259,7 @@ async def test_a_grant_before_its_request_is_claimed_is_not_missed(world: World)
         ticket = resumed.mutex("m").recover()
         assert ticket is not None
         assert ticket.granted
-        await resumed.close()
+        await resumed.aclose()
 
 
 async def test_what_is_evicted_before_it_is_claimed_is_not_recovered(world: World) -> None:
@@ -272,7 +272,7 @@ async def test_what_is_evicted_before_it_is_claimed_is_not_recovered(world: Worl
         assert resumed.recovered == ()
         resumed.removed(12345, Removal.EVICTED)  # of what it never had: nothing
         resumed.granted(12345, 1)
-        await resumed.close()
+        await resumed.aclose()
 
 
 async def test_a_recovered_lease_may_need_time_to_stop(world: World) -> None:
@@ -286,7 +286,7 @@ async def test_a_recovered_lease_may_need_time_to_stop(world: World) -> None:
         assert ticket is not None
         lease = await ticket.wait()
         assert lease.deadline - second.clock.now() <= 11
-        await resumed.close()
+        await resumed.aclose()
         assert resumed.recovered == ()
 
 
@@ -325,7 +325,7 @@ async def test_whoever_is_inside_a_lease_is_stopped_before_the_successor_has_it(
         assert stopped == [False]
         assert session.state == "expired"
         assert len(await world.queue("m")) == 1  # its release was not the successor's
-        await resumed.close()
+        await resumed.aclose()
 
 
 @guarantee("taken over", "one owner", on=MEMORY)
@@ -353,7 +353,7 @@ async def test_a_program_that_is_out_of_reach_keeps_the_successor_waiting_for_it
         resumed = resuming.result()
         assert [each.name for each in resumed.recovered] == ["m"]
         engine.mend()
-        await resumed.close()
+        await resumed.aclose()
 
 
 async def test_assume_dead_does_not_wait(world: World, clock: VirtualClock) -> None:
@@ -367,13 +367,13 @@ async def test_assume_dead_does_not_wait(world: World, clock: VirtualClock) -> N
         resumed = await second.session(resume=session.resume_token, assume_dead=True)
         assert clock.now() == before
         assert [each.name for each in resumed.recovered] == ["m"]
-        await resumed.close()
+        await resumed.aclose()
 
 
 async def test_a_session_that_is_over_is_not_resumed(world: World, clock: VirtualClock) -> None:
     async with world.client() as client:
         closed = await client.session(resumable=True)
-        await closed.close()
+        await closed.aclose()
         left = await client.session(resumable=True, recovery_window=5)
         await left.detach()
         await asyncio.sleep(6)
@@ -405,8 +405,8 @@ async def test_streams_of_events_hear_of_both_sides(world: World) -> None:
         with_first, with_second = first.events(), second.events()
         resumed = await second.session(resume=session.resume_token)
         await turns()
-        assert any(isinstance(each, events.SessionExpired) for each in with_first._events)
+        assert any(isinstance(each, events.Expired) for each in with_first._events)
         assert [type(each) for each in with_second._events] == [events.SessionAttached]
-        await resumed.close()
+        await resumed.aclose()
         await with_first.aclose()
         await with_second.aclose()

@@ -309,7 +309,7 @@ async def test_who_waits_with_a_ticket_learns_of_the_session_s_end(world: World)
                     await ticket.wait()
             session = await client.session()
             async with session.semaphore("s").enqueue() as ticket:
-                await session.close()
+                await session.aclose()
                 with pytest.raises(SessionClosed):
                     await ticket.wait()
 

@@ -42,7 +42,7 @@ async def test_it_is_attached_until_it_is_closed(world: World) -> None:
         assert repr(session) == f"<Session {session.id} on /default>"
         (seen,) = await world.sessions()
         assert (seen.id, seen.description, seen.recovery_window) == (session.id, "me", 20)
-        await session.close()
+        await session.aclose()
         assert state_of(session) == "closed"
         assert repr(session) == f"<Session {session.id} on /default (over)>"
         assert await world.sessions() == []
@@ -76,7 +76,7 @@ async def test_over_it_does_not_come_back(world: World) -> None:
         session = await client.session()
         (slow,) = engine.sessions
         slow.detached()
-        await session.close()
+        await session.aclose()
         stream._events.clear()
         slow.attached()
         slow.detached()
@@ -97,7 +97,7 @@ async def test_left_behind_it_is_detached_for_good_and_lives_for_its_window(
         assert len(await world.queue("m")) == 1
         with pytest.raises(SessionClosed, match="was detached"):
             await session.mutex("m").lock()
-        await session.close()  # changes nothing any more
+        await session.aclose()  # changes nothing any more
         assert len(await world.queue("m")) == 1
         await asyncio.sleep(6.1)
         assert await world.sessions() == []
@@ -243,14 +243,14 @@ async def test_cancellation_from_outside_wins_over_expiry(world: World) -> None:
 async def test_closed_inside_of_its_block_it_ends_quietly(world: World) -> None:
     async with world.client() as client:
         async with client.session() as session:
-            await session.close()
+            await session.aclose()
             await turns()
 
 
 async def test_closed_by_another_task_the_body_goes_on(world: World) -> None:
     async with world.client() as client:
         async with client.session() as session:
-            closing = asyncio.create_task(session.close())
+            closing = asyncio.create_task(session.aclose())
             await turns()
         await closing
 
@@ -302,8 +302,8 @@ async def test_it_may_be_closed_twice_and_by_several_at_once(world: World) -> No
     client, engine = world.slow(2)
     async with client:
         session = await client.session()
-        await asyncio.gather(session.close(), session.close(), session.detach())
-        await session.close()
+        await asyncio.gather(session.aclose(), session.aclose(), session.detach())
+        await session.aclose()
         assert engine.calls.count("close") == 1
         assert engine.calls.count("detach") == 0
 
@@ -314,7 +314,7 @@ async def test_a_close_that_fails_is_told_to_who_closes(world: World) -> None:
         engine.fail("close", EngineError("disk full"), EngineError("disk full"))
         session = await client.session()
         with pytest.raises(EngineError, match=r"could not be told .*\(disk full\); it will end"):
-            await session.close()
+            await session.aclose()
         with pytest.raises(KeyError) as raised:
             async with client.session():
                 raise KeyError("the body's")
@@ -337,7 +337,7 @@ async def test_a_close_outwaits_neither_the_window_nor_the_answer_timeout(
         started = clock.now()
         engine.cut()
         with pytest.raises(EngineError, match="no answer"):
-            await session.close()
+            await session.aclose()
         assert clock.now() - started == pytest.approx(longest)
         engine.mend()
 
@@ -354,7 +354,7 @@ async def test_an_expired_session_that_cannot_be_closed_is_logged(
             await turns()
         assert state_of(session) == "expired"
         assert "could not be told that the session on /default is over (disk full)" in caplog.text
-        await session.close()
+        await session.aclose()
 
 
 async def test_a_close_that_nobody_waits_for_any_more_and_that_fails_is_logged(
@@ -366,7 +366,7 @@ async def test_a_close_that_nobody_waits_for_any_more_and_that_fails_is_logged(
     async with client:
         session = await client.session(recovery_window=10)
         engine.cut()
-        closing = asyncio.create_task(session.close())
+        closing = asyncio.create_task(session.aclose())
         await turns()
         closing.cancel()
         with caplog.at_level(logging.WARNING, logger="tenure"):
@@ -469,7 +469,7 @@ async def test_it_cannot_be_used_on_another_loop(world: World) -> None:
                 for call in (
                     session.mutex("m").lock(),
                     lease.wait_lost(),
-                    session.close(),
+                    session.aclose(),
                     session.detach(),
                     client.session(),
                     client.mutex("m").lock(),
@@ -519,7 +519,7 @@ async def test_a_deadline_found_by_another_thread_ends_it_on_its_own_loop(
                 thread.join()
                 assert not session._ending.finished
                 await for_ever()
-        assert any(isinstance(event, events.SessionExpired) for event in stream._events)
+        assert any(isinstance(event, events.Expired) for event in stream._events)
 
 
 async def test_a_grant_that_crosses_the_end_is_lost(world: World, clock: VirtualClock) -> None:

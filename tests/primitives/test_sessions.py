@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Any
 
 import pytest
 
 from tenure._client.session import Session
 from tenure.errors import (
     EngineUnavailable,
+    InvalidArgument,
     LeaseLost,
     NodeNotFound,
     SessionClosed,
@@ -219,6 +221,23 @@ async def test_the_callback_form_takes_what_a_session_takes(world: World) -> Non
         assert await client.run(
             "/default", work, recovery_window=5, description="me", on_loss="exit", max_stall=7
         ) == (5, 7)
+
+
+async def test_the_callback_form_uses_the_default_node_without_a_path(world: World) -> None:
+    async def work(session: Session) -> str:
+        return session.node
+
+    async with world.client() as client:
+        assert await client.run(work) == "/default"
+        assert await client.run(work, recovery_window=5) == "/default"
+
+
+async def test_the_callback_form_needs_the_work(world: World) -> None:
+    async with world.client() as client:
+        run: Any = client.run
+        for arguments in (("/default",), (7, print), (print, print)):
+            with pytest.raises(InvalidArgument, match="a path and the work"):
+                await run(*arguments)
 
 
 # The implicit session

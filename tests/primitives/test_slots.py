@@ -68,7 +68,7 @@ async def test_a_slot_ends_with_its_lease(world: World, how: str) -> None:
             elif how == "evicted":
                 await client.evict("/default", "gpu", lease.fencing_token)
             else:
-                await session.close()
+                await session.aclose()
         await turns()
         assert await world.queue("gpu/slot/0") == []
         with pytest.raises(LeaseLost if how in {"evicted", "session"} else LeaseReleased):

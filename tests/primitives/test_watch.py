@@ -165,7 +165,7 @@ async def test_the_end_of_the_session_ends_it(world: World, engine_turns: int | 
         session = await client.session()
         states = session.semaphore("s").watch(data=True)
         await anext(states)
-        await session.close()
+        await session.aclose()
         with pytest.raises(SessionClosed):
             await anext(states)
         with pytest.raises(SessionClosed):

@@ -81,7 +81,7 @@ async def test_the_end_of_the_session_settles_it(world: World, engine_turns: int
         engine.fail("withdraw", *[EngineError("a fault")] * 3)
         with pytest.raises(EngineError):
             await lease.release()
-        await session.close()
+        await session.aclose()
         assert session._withdrawals._again == set()
         assert await world.queue("m") == []
 
@@ -133,7 +133,7 @@ async def test_an_answer_that_comes_after_the_end_changes_nothing(world: World) 
         engine.back.flowing = False
         releasing = asyncio.create_task(lease.release())
         await turns()
-        closing = asyncio.create_task(session.close())
+        closing = asyncio.create_task(session.aclose())
         await turns()
         engine.back.flowing = True
         await asyncio.wait([releasing, closing])

@@ -128,7 +128,7 @@ async def test_the_end_of_the_session_ends_the_changes(world: World) -> None:
         changes = Group(session, "workers").changes()
         next_one = asyncio.ensure_future(anext(changes))
         await turns()
-        await session.close()
+        await session.aclose()
         with pytest.raises(SessionClosed):
             await next_one
 

@@ -72,7 +72,7 @@ async def act(server: Served, native: str, grpc: str) -> dict[str, int]:
             await theirs.delete("u", force=True)
             await theirs.expect("delete_semaphore_result")
         held_id = held.id
-        await held.close()
+        await held.aclose()
         await client.drop_node("/n", force=True)
     return {
         "order_id": lease.fencing_token,

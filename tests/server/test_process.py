@@ -163,7 +163,7 @@ async def test_an_end_under_load_loses_no_session(tmp_path: Path) -> None:
             enough = True
             await until(lambda: all(task.done() for task in group._tasks))
             await kept.release()
-            await session.close()
+            await session.aclose()
             await client.aclose()
 
 
@@ -197,8 +197,8 @@ async def test_a_killed_server_takes_no_lease_with_it(tmp_path: Path) -> None:
                 assert taken[1].fencing_token > taken[0].fencing_token
                 await taken[1].release()
                 assert await token_of_a_lock(first.address) > taken[1].fencing_token
-                await holder.close()
-                await waiter.close()
+                await holder.aclose()
+                await waiter.aclose()
 
 
 async def test_a_stuck_store_does_not_hold_the_end_up(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ async def test_a_stuck_store_does_not_hold_the_end_up(tmp_path: Path) -> None:
             await (await stuck).release()
             lease.check()
             await lease.release()
-            await session.close()
+            await session.aclose()
 
 
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:

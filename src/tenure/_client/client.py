@@ -17,7 +17,7 @@ import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from tenure import fork
 from tenure._client.attaching import Asked, attach
@@ -36,7 +36,7 @@ from tenure._client.runs import Jobs
 from tenure._client.scope import note_failure
 from tenure._client.semaphore import Semaphore
 from tenure._client.session import Session
-from tenure._client.sessions import Attempts, ImplicitSession
+from tenure._client.sessions import Attempts, ImplicitSession, path_and_work
 from tenure._client.tasks import Tasks, failure_of
 from tenure.clock import Clock, SystemClock
 from tenure.durations import Duration
@@ -358,6 +358,19 @@ class Client(Nodes, Jobs, AsyncHandle):
         asked = Asked.of(path, recovery_window, description, on_loss, max_stall)
         return Attempts(lambda: attach(self, asked))
 
+    @overload
+    async def run(
+        self,
+        work: Callable[[Session], Awaitable[T]],
+        /,
+        *,
+        recovery_window: Duration = DEFAULT_WINDOW,
+        description: str = "",
+        on_loss: OnLoss = "cancel",
+        max_stall: Duration | None = None,
+    ) -> T: ...
+
+    @overload
     async def run(
         self,
         path: str,
@@ -367,12 +380,27 @@ class Client(Nodes, Jobs, AsyncHandle):
         description: str = "",
         on_loss: OnLoss = "cancel",
         max_stall: Duration | None = None,
+    ) -> T: ...
+
+    async def run(
+        self,
+        path: str | Callable[[Session], Awaitable[T]],
+        work: Callable[[Session], Awaitable[T]] | None = None,
+        *,
+        recovery_window: Duration = DEFAULT_WINDOW,
+        description: str = "",
+        on_loss: OnLoss = "cancel",
+        max_stall: Duration | None = None,
     ) -> T:
         """Call `work` with a session, again with a new one whenever that expires (`sessions`).
 
+        ``await client.run(work)`` uses the default node, ``await client.run("/billing", work)``
+        another one. The other arguments are those of `session`.
+
         Returns:
-            what `work` returns.
+            The result of `work`.
         """
+        path, work = path_and_work(path, work)
         result: list[T] = []
         async for attempt in self.sessions(
             path,

@@ -101,8 +101,27 @@ class Election(Handle):
         ticket = recover(self._source, self._wanted(b"", on_loss, stop_time))
         return cast("Ticket[Leadership] | None", ticket)
 
+    async def describe(
+        self, *, owners: bool = False, waiters: bool = False
+    ) -> SemaphoreDescription:
+        """Read the election's state: a semaphore of limit 1, empty before the first campaign.
+
+        Args:
+            owners: include the leader.
+            waiters: include the waiting candidates, in their order.
+
+        Raises:
+            EngineUnavailable: the store cannot be reached, or does not answer.
+            InvalidArgument: a semaphore of another limit, or a mutex, has that name.
+            SessionExpired, SessionClosed: the session is over.
+        """
+        return await self._source._client_contact.answered(
+            f"election {self.name!r} on {self._source.node}",
+            self._described_now(owners=owners, waiters=waiters),
+        )
+
     async def leader(self) -> Leader | None:
-        """Who leads now, or ``None``.
+        """Read the current leader, or ``None``: the short form of `describe`.
 
         Raises:
             EngineUnavailable: the store cannot be reached, or does not answer.
@@ -114,14 +133,25 @@ class Election(Handle):
 
     async def _leader_now(self) -> Leader | None:
         session = await self._source._obtain()
+        return _leader(session, await self._described(session, owners=True, waiters=False))
+
+    async def _described_now(self, *, owners: bool, waiters: bool) -> SemaphoreDescription:
+        session = await self._source._obtain()
+        return await self._described(session, owners=owners, waiters=waiters)
+
+    async def _described(
+        self, session: Session, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
         try:
-            described = await described_now(session, self.name, ephemeral=False, owners=True)
-        except SemaphoreNotFound:
-            return None  # nobody has campaigned yet
+            described = await described_now(
+                session, self.name, ephemeral=False, owners=owners, waiters=waiters
+            )
+        except SemaphoreNotFound:  # there was no campaign yet
+            return SemaphoreDescription(self.name, b"", 1, 0, ephemeral=False, waiting=0)
         rules.check_kind(False, described.ephemeral, session.node, self.name)
         if described.limit != 1:
             raise self._not_an_election(session.node, described.limit)
-        return _leader(session, described)
+        return described
 
     def observe(self) -> Watch[Leader | None]:
         """Who leads now, then every change of the leader or of its data; ``None``: nobody."""

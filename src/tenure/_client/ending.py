@@ -178,11 +178,11 @@ class Ending:
         expired = isinstance(self.why, SessionExpired)
         session._client._forget_session(session)
         if expired:
-            session._tell("SessionExpired", str(self.why))
+            session._tell("Expired", str(self.why))
             me = None
         else:
             self.detached = detach
-            session._tell("SessionClosed")
+            session._tell("Closed")
             me = asyncio.current_task()  # who closes it knows, and is not cancelled
         for lease in list(session._leases.values()):
             lease._fail(None)

@@ -19,14 +19,14 @@ __all__ = ["EventKind", "Listeners"]
 
 EventKind = Literal[
     "Acquired",
+    "Closed",
+    "Expired",
     "LoopStalled",
     "Lost",
     "Released",
     "Renewed",
     "SessionAttached",
-    "SessionClosed",
     "SessionDetached",
-    "SessionExpired",
     "TimedOut",
 ]
 """The class of an event, in `tenure.events`."""

@@ -15,7 +15,7 @@ from tenure._client.semaphore import Ticket, recover
 from tenure._client.watch import described_now
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
-from tenure.model import EPHEMERAL_LIMIT, MutexHolder
+from tenure.model import EPHEMERAL_LIMIT, MutexHolder, SemaphoreDescription
 
 __all__ = ["Mutex"]
 
@@ -97,8 +97,43 @@ class Mutex(Handle):
         """
         return recover(self._source, self._wanted(b"", on_loss, stop_time))
 
+    async def locked(self) -> bool:
+        """Read whether the mutex has a holder, through this program or another.
+
+        Raises:
+            EngineUnavailable: the store cannot be reached, or does not answer.
+            InvalidArgument: a lasting semaphore has that name.
+            SessionExpired, SessionClosed: the session is over.
+        """
+        return (await self.describe()).held > 0
+
+    async def describe(
+        self, *, owners: bool = False, waiters: bool = False
+    ) -> SemaphoreDescription:
+        """Read the mutex's state: an ephemeral semaphore, empty while the mutex is free.
+
+        Args:
+            owners: include the holder.
+            waiters: include the waiting requests, in their order.
+
+        Raises:
+            EngineUnavailable: the store cannot be reached, or does not answer.
+            InvalidArgument: a lasting semaphore has that name.
+            SessionExpired, SessionClosed: the session is over.
+        """
+        return await self._source._client_contact.answered(
+            f"mutex {self.name!r} on {self._source.node}",
+            self._described_now(owners=owners, waiters=waiters),
+        )
+
+    async def _described_now(self, *, owners: bool, waiters: bool) -> SemaphoreDescription:
+        session = await self._source._obtain()
+        return await described_now(
+            session, self.name, ephemeral=True, owners=owners, waiters=waiters
+        )
+
     async def inspect(self) -> MutexHolder | None:
-        """The holder of the mutex, or ``None`` when it is free.
+        """Read the holder of the mutex, or ``None`` when it is free: the short form of `describe`.
 
         Raises:
             EngineUnavailable: the store cannot be reached, or does not answer.

@@ -5,7 +5,7 @@ States, as `Session.state` tells them::
     connecting --> attached <--> detached (the contact is broken; the engine tries again)
                       |             |
                       +-------------+--> expired   the store's word, or the deadline has passed
-                      +-------------+--> closed    close(), or the end of the block
+                      +-------------+--> closed    aclose(), or the end of the block
                       `----------------> detached  detach(): for good, from this object's view
 
 Rules:
@@ -59,7 +59,7 @@ class Session(Jobs, AsyncHandle):
 
     ``async with client.session(...) as session`` closes it at the end of the block, and cancels
     the body when it expires; the block then raises `SessionExpired`. A session that was awaited
-    is closed with `close`.
+    is closed with `aclose`.
 
     Attributes:
         node: the path of its node.
@@ -166,7 +166,7 @@ class Session(Jobs, AsyncHandle):
         """The election of that name on the session's node."""
         return Election(self, name)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """End the session: everything held through it is released, in one step.
 
         Safe to call twice, and when cancelled. Leases that other tasks are inside are lost, and
@@ -225,7 +225,7 @@ class Session(Jobs, AsyncHandle):
             elif isinstance(error, asyncio.CancelledError):
                 self._ending.by_program()  # who cancels does not wait for the store
             else:
-                await self.close()
+                await self.aclose()
         except Exception as failure:
             note_failure(error, failure, f"closing the session on {self.node}")
         if isinstance(self._ending.why, SessionExpired) and (error is None or ours):

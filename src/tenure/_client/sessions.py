@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tenure._client.ending import ORIGIN
 from tenure._client.handles import AsyncHandle
 from tenure._client.session import Session
-from tenure.errors import LeaseLost, SessionExpired
+from tenure.errors import InvalidArgument, LeaseLost, SessionExpired
 from tenure.model import DEFAULT_NODE
 
 if TYPE_CHECKING:
     from tenure._client.client import Client
     from tenure._client.once import Once
 
-__all__ = ["Attempt", "Attempts", "ImplicitSession", "is_loss"]
+__all__ = ["Attempt", "Attempts", "ImplicitSession", "is_loss", "path_and_work"]
+
+W = TypeVar("W", bound=Callable[..., object])
 
 
 class ImplicitSession:
@@ -103,6 +105,19 @@ class Attempt(AsyncHandle):
             error = expired
         self._again = error is not None and _is_expiry_of(self._session, error)
         return self._again
+
+
+def path_and_work(path: str | W, work: W | None) -> tuple[str, W]:
+    """Return the arguments of `Client.run`, with the default node where the path is left out.
+
+    Raises:
+        InvalidArgument: the work is missing, or the path is not a string.
+    """
+    if work is None and not isinstance(path, str):
+        return DEFAULT_NODE, path
+    if work is None or not isinstance(path, str):
+        raise InvalidArgument("client.run takes the work, or a path and the work")
+    return path, work
 
 
 def is_loss(error: BaseException) -> bool:

@@ -9,14 +9,19 @@ which nobody can cancel, is told of a loss by the next call that it makes.
 """
 
 from tenure._client.client import default_url
-from tenure._client.loss import LOSS_EXIT_STATUS
+from tenure._client.leading import Retry
+from tenure._client.loss import LOSS_EXIT_STATUS, OnLoss
+from tenure._client.session import SessionState
 from tenure.blocking.client import Client, connect
 from tenure.blocking.election import Election, Leadership
 from tenure.blocking.lease import Lease
 from tenure.blocking.mutex import Mutex
 from tenure.blocking.runs import RunLease
 from tenure.blocking.semaphore import Semaphore, Ticket
-from tenure.blocking.session import Attempt, Session
+from tenure.blocking.session import Attempt, Attempts, Session
+from tenure.blocking.watch import EventStream, Watch
+from tenure.clock import Clock
+from tenure.durations import Duration
 from tenure.errors import (
     AcquireTimeout,
     AuthenticationFailed,
@@ -41,8 +46,11 @@ from tenure.errors import (
 )
 from tenure.model import (
     Capabilities,
+    Consistency,
+    CountersMode,
     LastRun,
     Leader,
+    Liveness,
     MutexHolder,
     NodeConfig,
     NodeDescription,
@@ -51,17 +59,24 @@ from tenure.model import (
     SemaphoreDescription,
     SessionDescription,
 )
+from tenure.public import publish as _publish
 
 __all__ = [
     "LOSS_EXIT_STATUS",
     "AcquireTimeout",
     "Attempt",
+    "Attempts",
     "AuthenticationFailed",
     "Capabilities",
     "Client",
+    "Clock",
+    "Consistency",
+    "CountersMode",
+    "Duration",
     "Election",
     "EngineError",
     "EngineUnavailable",
+    "EventStream",
     "InvalidArgument",
     "LastRun",
     "Leader",
@@ -69,6 +84,7 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "LeaseReleased",
+    "Liveness",
     "Misuse",
     "Mutex",
     "MutexHolder",
@@ -77,8 +93,10 @@ __all__ = [
     "NodeDescription",
     "NodeExists",
     "NodeNotFound",
+    "OnLoss",
     "Recovered",
     "RequestDescription",
+    "Retry",
     "RunLease",
     "SelfDeadlock",
     "Semaphore",
@@ -90,10 +108,14 @@ __all__ = [
     "SessionClosed",
     "SessionDescription",
     "SessionExpired",
+    "SessionState",
     "StaleToken",
     "TenureError",
     "Ticket",
     "Unsupported",
+    "Watch",
     "connect",
     "default_url",
 ]
+
+_publish(__name__, __all__, globals())

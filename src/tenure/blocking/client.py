@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeVar, overload
 
 from tenure._client import client as twins
 from tenure._client.client import DEFAULT_WINDOW
@@ -13,6 +13,7 @@ from tenure._client.leading import Retry, Supervision, pause
 from tenure._client.loss import OnLoss
 from tenure._client.nodes import Nodes
 from tenure._client.scope import note_failure
+from tenure._client.sessions import path_and_work
 from tenure.blocking.election import Election, Leadership
 from tenure.blocking.mirror import mirrors
 from tenure.blocking.mutex import Mutex
@@ -163,6 +164,19 @@ class Client(Jobs[twins.Client]):
         )
         return Attempts(self._portal, attempts)
 
+    @overload
+    def run(
+        self,
+        work: Callable[[Session], T],
+        /,
+        *,
+        recovery_window: Duration = DEFAULT_WINDOW,
+        description: str = "",
+        on_loss: OnLoss = "cancel",
+        max_stall: Duration | None = None,
+    ) -> T: ...
+
+    @overload
     def run(
         self,
         path: str,
@@ -172,7 +186,19 @@ class Client(Jobs[twins.Client]):
         description: str = "",
         on_loss: OnLoss = "cancel",
         max_stall: Duration | None = None,
+    ) -> T: ...
+
+    def run(
+        self,
+        path: str | Callable[[Session], T],
+        work: Callable[[Session], T] | None = None,
+        *,
+        recovery_window: Duration = DEFAULT_WINDOW,
+        description: str = "",
+        on_loss: OnLoss = "cancel",
+        max_stall: Duration | None = None,
     ) -> T:
+        path, work = path_and_work(path, work)
         result: list[T] = []
         for attempt in self.sessions(
             path,

@@ -13,7 +13,7 @@ from tenure.blocking.mirror import Mirror, mirrors
 from tenure.blocking.semaphore import Ticket
 from tenure.blocking.watch import Watch
 from tenure.durations import Duration
-from tenure.model import Leader
+from tenure.model import Leader, SemaphoreDescription
 
 __all__ = ["Election", "Leadership"]
 
@@ -71,6 +71,9 @@ class Election(Mirror[twins.Election]):
         if ticket is None:
             return None
         return Ticket(self._portal, cast("TicketTwin[lease_twins.Lease]", ticket), Leadership)
+
+    def describe(self, *, owners: bool = False, waiters: bool = False) -> SemaphoreDescription:
+        return self._portal.call(self._twin.describe, owners=owners, waiters=waiters)
 
     def leader(self) -> Leader | None:
         return self._portal.call(self._twin.leader)

@@ -8,7 +8,7 @@ from tenure.blocking.lease import Lease, give_up, perhaps
 from tenure.blocking.mirror import Mirror, mirrors
 from tenure.blocking.semaphore import Ticket
 from tenure.durations import Duration
-from tenure.model import MutexHolder
+from tenure.model import MutexHolder, SemaphoreDescription
 
 __all__ = ["Mutex"]
 
@@ -63,6 +63,12 @@ class Mutex(Mirror[twins.Mutex]):
     ) -> Ticket[Lease] | None:
         ticket = self._portal.run(self._twin.recover, on_loss=on_loss, stop_time=stop_time)
         return None if ticket is None else Ticket(self._portal, ticket, Lease)
+
+    def locked(self) -> bool:
+        return self._portal.call(self._twin.locked)
+
+    def describe(self, *, owners: bool = False, waiters: bool = False) -> SemaphoreDescription:
+        return self._portal.call(self._twin.describe, owners=owners, waiters=waiters)
 
     def inspect(self) -> MutexHolder | None:
         return self._portal.call(self._twin.inspect)

@@ -79,7 +79,7 @@ class Session(Jobs[twins.Session]):
         return Election(self._portal, self._twin.election(name))
 
     def close(self) -> None:
-        self._portal.give_back(self._twin.close)
+        self._portal.give_back(self._twin.aclose)
 
     def detach(self) -> None:
         self._portal.give_back(self._twin.detach)

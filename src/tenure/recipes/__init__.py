@@ -4,6 +4,7 @@ Each takes a `tenure.Session` or a `tenure.Client` (its implicit session on ``/d
 name, and is made of public primitives alone, so that a program can have its own in the same way.
 """
 
+from tenure.public import publish as _publish
 from tenure.recipes.barrier import Barrier
 from tenure.recipes.base import Source, States
 from tenure.recipes.config import Codec, SharedConfig, dataclass_codec, json_codec
@@ -30,3 +31,5 @@ __all__ = [
     "dataclass_codec",
     "json_codec",
 ]
+
+_publish(__name__, __all__, globals())

@@ -275,7 +275,7 @@ async def test_what_the_server_has_forgotten_is_lost() -> None:
         lease = await session.mutex("m").lock()
         session.renew()
         assert "forgotten by the store" in str(await lease.wait_lost())
-        await session.close()
+        await session.aclose()
 
 
 async def test_a_server_that_shuts_down_is_asked_again() -> None:

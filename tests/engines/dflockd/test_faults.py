@@ -280,7 +280,7 @@ async def test_a_loop_that_stands_still_keeps_its_leases(server: Server) -> None
         assert lease.deadline > deadline
         assert await other.mutex("m").try_lock() is None
         assert await other.mutex("n").try_lock() is None
-        await session.close()
+        await session.aclose()
         async with other.mutex("m").lock(timeout=PATIENCE):
             pass
 
@@ -309,7 +309,7 @@ async def test_a_short_read_timeout_shortens_what_a_proof_is_worth() -> None:
         async with tenure.connect(f"{server.url}?read-timeout=2") as client:
             session = await client.session(recovery_window=10)
             assert session.deadline - client.clock.now() < 2.0
-            await session.close()
+            await session.aclose()
 
 
 async def test_renewals_may_be_asked_for_more_often(ours: InThread) -> None:

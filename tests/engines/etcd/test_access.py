@@ -167,7 +167,7 @@ async def test_what_was_refused_to_leave_ends_with_its_session() -> None:
             with pytest.raises(tenure.AuthenticationFailed):
                 await lease.release()
             may(True)
-            await session.close()
+            await session.aclose()
             async with other.mutex("m").lock(timeout=30):
                 pass
 

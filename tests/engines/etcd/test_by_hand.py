@@ -147,4 +147,4 @@ async def test_a_node_that_was_removed_takes_no_new_sessions_until_it_is_created
             assert lease.held
         await client.create_node("/billing")
         assert (await client.describe_node("/billing")).sessions == 1
-        await session.close()
+        await session.aclose()

@@ -126,7 +126,7 @@ async def test_without_a_quorum_nobody_is_granted_and_leases_end_at_their_deadli
                 member.resume()
         async with waiting.mutex("m").lock(timeout=PATIENCE) as later:
             assert later.fencing_token > lease.fencing_token
-        await waiting.close()
+        await waiting.aclose()
 
 
 async def test_all_members_may_be_killed_within_the_window(cluster: Cluster, url: str) -> None:
@@ -226,7 +226,7 @@ async def test_what_was_compacted_away_meanwhile_is_read_again(cluster: Cluster,
                     pass
             async with await ticket.wait(timeout=PATIENCE) as later:
                 assert later.fencing_token > lease.fencing_token
-        await waiting.close()
+        await waiting.aclose()
 
 
 @guarantee("administrator", "told in time", "tokens rise", "others go on", on=ETCD)

@@ -21,7 +21,7 @@ async def test_a_node_has_only_so_many_sessions(monkeypatch: pytest.MonkeyPatch)
                 with pytest.raises(tenure.InvalidArgument, match="has 2 sessions") as raised:
                     await client.session("/full")
                 assert raised.value.node == "/full"
-                await first.close()
+                await first.aclose()
                 async with client.session("/full") as session, session.mutex("m").lock() as lease:
                     assert lease.held
 

@@ -78,7 +78,7 @@ async def test_what_a_session_holds_in_strings_ends_with_it(server: Server) -> N
         session = await client.session()
         for number in range(3):
             await session.mutex(f"m{number}").lock()
-        await session.close()
+        await session.aclose()
         assert not any(":m:" in key for key in server.all_keys())
         assert await client.mutex("m1").try_lock() is not None
 

@@ -115,7 +115,7 @@ async def test_a_step_back_takes_nothing_away(clocked: Clocked) -> None:
                 lease.check()
         async with asyncio.timeout(PATIENCE), await waiting as later:
             assert later.fencing_token > lease.fencing_token
-        await session.close()
+        await session.aclose()
 
 
 async def test_who_watches_misses_nothing_when_the_clock_is_set(clocked: Clocked) -> None:
@@ -219,7 +219,7 @@ async def test_a_take_over_ends_when_the_clock_is_set_back(clocked: Clocked) -> 
             clocked.step(0)
             async with asyncio.timeout(PATIENCE):
                 resumed = await resuming
-            await resumed.close()
+            await resumed.aclose()
         proxy.refuses = False
         await former.aclose()
 

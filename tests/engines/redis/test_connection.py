@@ -127,4 +127,4 @@ async def test_a_queue_that_is_never_empty_lives_on(server: Server) -> None:
         for each in waiting:
             await (await each).release()
         for session in sessions:
-            await session.close()
+            await session.aclose()

@@ -199,7 +199,7 @@ async def test_a_queue_that_was_deleted_by_hand_stops_nobody(server: Server) -> 
         async with session.mutex("m").lock(timeout=PATIENCE):
             waiting.cancel()
             await asyncio.wait([waiting])
-        await session.close()
+        await session.aclose()
         assert await queue_of(client, "m") == (0, 0)
 
 

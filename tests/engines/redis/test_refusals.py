@@ -52,7 +52,7 @@ async def test_a_full_memory_takes_no_lease_and_hands_over(server: Server) -> No
             assert (await waiting).held
             async with tenure.connect(server.url) as third, asyncio.timeout(PATIENCE):
                 again = await third.session(resume=session.resume_token)
-                await again.close()
+                await again.aclose()
 
 
 async def test_a_grant_that_was_not_confirmed_is_given_back_as_soon_as_that_is_possible(

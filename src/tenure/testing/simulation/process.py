@@ -249,7 +249,7 @@ class Incarnation:
         session = await self.session()
         if step.kind == "close":
             self.journal.leaves()
-            await session.close()
+            await session.aclose()
         elif step.kind in {"lock", "try"}:
             mutex = session.mutex(step.name)
             with self._asks(number, mutex, step) as request:
