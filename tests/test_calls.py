@@ -18,7 +18,7 @@ def test_a_switch_is_a_call_in_another_file_than_the_one_before() -> None:
 def test_the_calls_of_a_lock_begin_with_the_call_of_lock_and_end_before_its_release() -> None:
     calls = asyncio.run(calls_of_lock("memory://calls"))
 
-    assert calls.trail[0] == ("mutex.py", "Mutex.lock")
+    assert calls.trail[0] == ("_client/mutex.py", "Mutex.lock")
     assert not any("__aexit__" in function for _, function in calls.trail)
 
 
