@@ -24,8 +24,8 @@ from tenure.engines import connect_engine
 from tenure.engines.native.connection import Connection
 from tenure.engines.native.session import NativeSession
 from tenure.engines.native.watches import Watches
-from tenure.engines.redis.commands import Pending
-from tenure.engines.redis.wire import Wire
+from tenure.engines.redis.commands import Command
+from tenure.engines.redis.connection import RedisConnection
 from tenure.engines.ydb.session import YdbSession
 from tenure.engines.ydb.strand import Strand
 from tests.corpus.asking import give_back_late
@@ -127,10 +127,10 @@ async def what_a_cancelled_command_is_answered_is_nobody_elses_answer(scene: Sce
         assert [getattr(answer, "name", None) for answer in answers] == ["b", "c"]
 
 
-class _FirstWhoWaits(deque[Pending]):
+class _FirstWhoWaits(deque[Command]):
     """Commands that are answered in their order by whatever answer comes, as long as one waits."""
 
-    def popleft(self) -> Pending:
+    def popleft(self) -> Command:
         for number, call in enumerate(self):
             if not _is_cancelled(call):
                 del self[number]
@@ -138,19 +138,19 @@ class _FirstWhoWaits(deque[Pending]):
         return super().popleft()
 
 
-def _is_cancelled(call: Pending) -> bool:
+def _is_cancelled(call: Command) -> bool:
     """Whether a description is not waited for any more."""
     told = call.answered.args if isinstance(call.answered, partial) else ()
     return any(isinstance(each, asyncio.Future) and each.cancelled() for each in told)
 
 
 def _plant_answers_by_order_on_a_wire(patch: pytest.MonkeyPatch) -> None:
-    def begin(self: Wire, *arguments: Any) -> None:
+    def begin(self: RedisConnection, *arguments: Any) -> None:
         begin_soundly(self, *arguments)
         self._pending = _FirstWhoWaits()
 
-    begin_soundly = Wire.__init__
-    patch.setattr(Wire, "__init__", begin)
+    begin_soundly = RedisConnection.__init__
+    patch.setattr(RedisConnection, "__init__", begin)
 
 
 @row(

@@ -36,7 +36,7 @@ KEEP_WATCHES = {
 ENGINES = [
     pytest.param(MEMORY_IN_REAL_TIME, node.Watch, id="memory"),
     pytest.param(SQLITE, news.Watch, id="sqlite"),
-    pytest.param(REDIS, redis._Watch, id="redis"),
+    pytest.param(REDIS, redis._LocalWatch, id="redis"),
     pytest.param(ETCD, lookout.Watcher, id="etcd"),
 ]
 YDB = pytest.param(stores_of(in_memory), watches._Listener, id="ydb")

@@ -8,9 +8,8 @@ from typing import Any, cast
 import pytest
 
 import tenure
-from tenure.engines.redis.commands import Call, Pending
-from tenure.engines.redis.scripts import SCRIPTS
-from tenure.engines.redis.wire import Wire
+from tenure.engines.redis.commands import SCRIPTS, Command, ScriptCall
+from tenure.engines.redis.connection import RedisConnection
 from tests.engines.redis.helpers import PATIENCE, is_waited_for, until
 from tests.engines.redis.proxy import Proxy
 from tests.engines.redis.servers import Server, a_server
@@ -43,7 +42,7 @@ async def test_what_cannot_be_sent_leaves_every_answer_to_who_asked(server: Serv
     async with tenure.connect(server.url) as client, client.session() as session:
         link = cast("Any", client._engine).link
         told: list[object] = []
-        link.send(Call(SCRIPTS["renew"], None, (cast("str", object()),), told.append))
+        link.send(ScriptCall(SCRIPTS["renew"], None, (cast("str", object()),), told.append))
         assert "cannot be sent" in str(told)
         assert not await client.end_session("/default", cast("int", None))
         for limit in range(1, 5):
@@ -52,9 +51,11 @@ async def test_what_cannot_be_sent_leaves_every_answer_to_who_asked(server: Serv
 
 
 async def test_what_a_server_had_forgotten_is_sent_again_before_what_came_after() -> None:
-    again: list[Pending] = []
-    wire = Wire("{x}:meta", lambda *_: None, lambda _, unanswered: again.extend(unanswered), 0)
-    calls = [Call(SCRIPTS["renew"], None, (n,), again.append) for n in range(3)]
+    again: list[Command] = []
+    wire = RedisConnection(
+        "{x}:meta", lambda *_: None, lambda _, unanswered: again.extend(unanswered), 0
+    )
+    calls = [ScriptCall(SCRIPTS["renew"], None, (n,), again.append) for n in range(3)]
     for call in calls:
         wire.send(call)
     wire.data_received(b"-NOSCRIPT No matching script.\r\n")

@@ -14,7 +14,7 @@ import pytest
 
 import tenure
 from tenure.engines.redis.connecting import Info
-from tenure.engines.redis.first_contact import (
+from tenure.engines.redis.namespace import (
     ROLL_CALL,
     Report,
     Verdict,

@@ -115,7 +115,7 @@ async def test_a_stuck_loop_is_renewed_for_over_tls_too(secure_url: str) -> None
     ):
         time.sleep(4)  # noqa: ASYNC251  the loop is stuck
         assert lease.held
-    assert "tenure-redis-renewer" not in {thread.name for thread in threading.enumerate()}
+    assert "tenure-redis-heartbeat" not in {thread.name for thread in threading.enumerate()}
 
 
 async def test_a_cluster_is_refused() -> None:

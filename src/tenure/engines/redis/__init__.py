@@ -1,25 +1,27 @@
 """``redis://``, ``rediss://``, ``redis+unix://``, ``redis+sentinel://``: one Redis or Valkey.
 
-The keys of Redis are the truth. Each operation is one script, one round trip; time is Redis's own.
-Who is granted is told by a message to the one engine whose session it is. What cannot be heard is
-looked up, after a gap and every few seconds.
+The keys of Redis are the truth. Each operation is one script and one round trip, by Redis's own
+clock. A grant is published to the one engine that has its session. Messages that may have been
+missed are looked up after a gap, and every few seconds.
 
-From the bottom up: ``url`` says where the server is, ``scripts`` what it runs (``lua/``), ``wire``
-is one connection and ``commands`` what goes over it, ``connecting`` how one comes about, ``link``
-that there is one again when it breaks; ``renewing`` and ``confirming`` have connections of their
-own, for what must not wait. ``engine`` and ``session`` fulfil the contract, upon ``administration``
-and ``attachment``, with ``attaching``, ``operations`` and ``describe``.
+Modules, in the order to read them in: `session` has the requests of a session, upon `attachment`,
+its token, proof and end. Both send `commands`, which run the scripts in ``lua/``, over
+`connection`, one socket; `reconnector` replaces it when it breaks, and `connecting` opens it.
+`engine` owns all of them; its bases are `administration` and `attaching`. `namespace` judges a
+loss of data. `heartbeat` and `confirming` have connections of their own. `values` encodes and
+decodes, `url` parses.
 
 Rules:
 
 * All keys of a namespace have one hash tag, its prefix. Each key of a session or a request has an
-  owner who ends it, or a time to live.
-* What a session asks for in one go is one script, which does it in order; one that fails leaves the
-  others alone.
-* Every command of a session has the token of its attachment, and is refused with an older one.
-  After a gap sessions are attached anew first, under new tokens, and then what was not answered is
-  sent again: requests are known by their holds, changes by their numbers, so nothing is done twice.
-* Whatever a script meets that has run out it ends, in the order in which it ran out.
+  owner that removes it, or a time to live.
+* Operations that a session calls for together are one script, which runs them in order; one that
+  fails leaves the others alone.
+* Every command of a session has the token of its attachment, and an older token is refused. After
+  a gap, sessions are first attached anew, under new tokens. Then unanswered commands are sent
+  again: requests are identified by their numbers, and changes by theirs, so none is made twice.
+* Every script removes the expired sessions and requests that it meets, in the order of their
+  expiry.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ __all__ = ["connect", "diagnose"]
 
 
 def connect(url: str, clock: Clock) -> Engine:
-    """The connector of ``redis://`` and its relatives.
+    """Create the engine of a ``redis://`` URL.
 
     Raises:
-        InvalidArgument: there is something wrong with the URL.
+        InvalidArgument: the URL is malformed.
         Unsupported: the extra ``tenure[redis]`` is not installed.
     """
     _check_installed()
@@ -48,7 +50,7 @@ def connect(url: str, clock: Clock) -> Engine:
 
 
 def diagnose(url: str) -> Iterable[Finding]:
-    """What `tenure doctor` looks at when it is given such a URL."""
+    """Examine the store of a URL, for `tenure doctor`."""
     _check_installed()
     from tenure.engines.redis.doctor import examine
 

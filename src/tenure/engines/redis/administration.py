@@ -1,25 +1,23 @@
-"""What concerns nodes and whole stores, for who looks after them."""
+"""Operations on nodes and whole stores: the part of an engine without sessions."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tenure.core import rules
-from tenure.engines.redis import describe
-from tenure.engines.redis.attachment import not_found
-from tenure.engines.redis.commands import Call, Reading, Refusal
-from tenure.engines.redis.link import Link
-from tenure.engines.redis.scripts import SCRIPTS
+from tenure.engines.redis import values
+from tenure.engines.redis.commands import SCRIPTS, LargeRead, Refusal, ScriptCall, Word, settle
+from tenure.engines.redis.reconnector import RedisReconnector
 from tenure.engines.redis.url import RedisUrl
 from tenure.errors import (
     EngineError,
     EngineUnavailable,
     NodeBusy,
     NodeExists,
-    NodeNotFound,
     TenureError,
 )
 from tenure.model import (
@@ -29,14 +27,20 @@ from tenure.model import (
     SessionDescription,
 )
 
-__all__ = ["Administration", "no_node"]
+__all__ = ["Administration"]
 
 
 class Administration:
-    """The part of an engine that asks for nobody in particular."""
+    """Operations that belong to no session.
+
+    Attributes:
+        url: the URL of the store, without secrets.
+        loop: the event loop on which the engine was opened.
+        link: the connection to the server.
+    """
 
     loop: asyncio.AbstractEventLoop
-    link: Link
+    link: RedisReconnector
 
     def __init__(self, address: RedisUrl) -> None:
         self.url = address.url
@@ -51,7 +55,7 @@ class Administration:
     def limit(
         self, answer: asyncio.Future[Any], kind: type[TenureError], path: str
     ) -> asyncio.TimerHandle:
-        """What fails an answer that takes too long, unless it is cancelled."""
+        """Fail an answer that takes too long; returns the timer, to be cancelled."""
         patience = self._address.connect_timeout + self._address.patience
         self._awaited[answer] = kind, path
         answer.add_done_callback(self._awaited.pop)
@@ -67,30 +71,23 @@ class Administration:
         return self.loop.call_later(patience, fail)
 
     def fail_awaited(self) -> None:
-        """The engine is closed: no answer comes any more."""
+        """Fail all answers, because the engine is being closed."""
         for answer, (kind, path) in list(self._awaited.items()):
             if not answer.done():
                 answer.set_exception(kind(f"{self.url} was closed", node=path))
 
-    async def _ask(self, path: str, script: str, *args: str | bytes | int) -> Any:
-        """What a script answers to nobody in particular."""
-        return await self._asked(Call, path, script, *args)
+    async def _ask(self, path: str, script: str, *args: Word) -> Any:
+        """Run a script, and return its reply."""
+        return await self._answer(ScriptCall, path, script, *args)
 
-    async def _read(self, path: str, script: str, *args: str | bytes | int) -> Any:
-        """The same, where the answer may be large."""
-        return await self._asked(Reading, path, script, *args)
+    async def _read(self, path: str, script: str, *args: Word) -> Any:
+        """Run a script whose reply may be large, and return its reply."""
+        return await self._answer(LargeRead, path, script, *args)
 
-    async def _asked(
-        self, kind: type[Call], path: str, script: str, *args: str | bytes | int
-    ) -> Any:
+    async def _answer(self, kind: type[ScriptCall], path: str, script: str, *args: Word) -> Any:
         self._opened()
         future: asyncio.Future[Any] = self.loop.create_future()
-
-        def answered(reply: Any) -> None:
-            if not future.done():
-                future.set_result(reply)
-
-        self.link.send(kind(SCRIPTS[script], None, args, answered))
+        self.link.send(kind(SCRIPTS[script], None, args, partial(settle, future)))
         late = self.limit(future, EngineError, path)
         try:
             reply = await future
@@ -99,12 +96,12 @@ class Administration:
         if isinstance(reply, Refusal):
             raise EngineError(f"{self.url} refused a command: {reply}", node=path)
         if reply[0] == b"no node":
-            raise no_node(path)
+            raise values.no_node(path)
         return reply
 
     async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
         rules.check_path(path)
-        text = describe.config_text(config)
+        text = values.config_text(config)
         reply = await self._ask(
             path, "admin", "create", path, text, secrets.token_hex(8), int(exist_ok)
         )
@@ -114,9 +111,9 @@ class Administration:
     async def alter_node(self, path: str, config: NodeConfig) -> None:
         rules.check_path(path)
         done = False
-        while not done:  # until nobody else has altered it meanwhile
+        while not done:  # until no other client alters it meanwhile
             _, old = await self._read(path, "admin", "config", path)
-            new = describe.config_text(rules.merge_config(describe.config(old), config))
+            new = values.config_text(rules.merge_config(values.config(old), config))
             reply = await self._ask(path, "admin", "alter", path, new, old)
             done = reply[0] == b"ok"
 
@@ -134,7 +131,7 @@ class Administration:
     async def describe_node(self, path: str) -> NodeDescription:
         rules.check_path(path)
         _, config, sessions, semaphores = await self._read(path, "admin", "node", path)
-        return NodeDescription(path, describe.config(config), sessions, semaphores)
+        return NodeDescription(path, values.config(config), sessions, semaphores)
 
     async def list_nodes(self) -> Sequence[str]:
         _, paths = await self._read("", "admin", "nodes", "")
@@ -148,9 +145,9 @@ class Administration:
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:
         rules.check_path(path)
-        wanted = describe.wanted(owners=owners, waiters=waiters)
+        wanted = values.wanted(owners=owners, waiters=waiters)
         _, found = await self._read(path, "describe", "", path, wanted)
-        described = [describe.semaphore(each, owners=owners, waiters=waiters) for each in found]
+        described = [values.semaphore(each, owners=owners, waiters=waiters) for each in found]
         return sorted(described, key=lambda each: each.name)
 
     async def describe_semaphore(
@@ -158,16 +155,16 @@ class Administration:
     ) -> SemaphoreDescription:
         rules.check_path(path)
         rules.check_name(name, path)
-        wanted = describe.wanted(owners=owners, waiters=waiters)
+        wanted = values.wanted(owners=owners, waiters=waiters)
         reply = await self._read(path, "describe", "", path, wanted, name)
         if reply[0] == b"missing":
-            raise not_found(name, path)
-        return describe.semaphore(reply[1][0], owners=owners, waiters=waiters)
+            raise values.not_found(name, path)
+        return values.semaphore(reply[1][0], owners=owners, waiters=waiters)
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         rules.check_path(path)
         _, found = await self._read(path, "admin", "sessions", path)
-        return describe.sessions(path, found)
+        return values.sessions(path, found)
 
     def pages(self) -> None:
         return None
@@ -182,14 +179,5 @@ class Administration:
         reply = await self._ask(path, "admin", "evict", path, name, str(order_id))
         if reply[0] == b"missing":
             rules.check_name(name, path)
-            raise not_found(name, path)
+            raise values.not_found(name, path)
         return bool(reply[1])
-
-
-def no_node(path: str) -> NodeNotFound:
-    """The error for a path that no node has."""
-    return NodeNotFound(
-        f"there is no node {path}; create it with client.create_node({path!r}) or "
-        f"'tenure node create {path}'",
-        node=path,
-    )

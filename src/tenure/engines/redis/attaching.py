@@ -1,56 +1,69 @@
-"""How sessions are attached: new ones, and those that are taken over."""
+"""Attaching of new sessions, and taking over of existing ones."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tenure.core import rules
 from tenure.engines.contract import Attach, SessionEvents
-from tenure.engines.redis.administration import no_node
-from tenure.engines.redis.commands import Call, Refusal, pack
-from tenure.engines.redis.scripts import SCRIPTS, Script
+from tenure.engines.redis import values
+from tenure.engines.redis.attachment import SessionEngine
+from tenure.engines.redis.commands import SCRIPTS, Refusal, Script, ScriptCall, Word, ignore, pack
 from tenure.engines.redis.session import RedisSession
 from tenure.errors import EngineError, EngineUnavailable, InvalidArgument, TenureError
 from tenure.identity import retold
 from tenure.model import Liveness
 
-if TYPE_CHECKING:
-    from tenure.engines.redis.engine import RedisEngine
-
 __all__ = ["attach", "new_token"]
 
 
-class _Attaching(Call):
-    """What attaches, in the epoch that the engine knows when this is sent."""
+class AttachEngine(SessionEngine, Protocol):
+    """The engine, as `attach` uses it.
+
+    Attributes:
+        channel: the channel of pushes to its sessions.
+        epoch: of the namespace, as far as it is known.
+    """
+
+    channel: str
+    epoch: str
+
+    def admit(self, session: RedisSession) -> bool:
+        """Add an attached session; false if the engine has been closed."""
+        ...
+
+    def limit(
+        self, answer: asyncio.Future[Any], kind: type[TenureError], path: str
+    ) -> asyncio.TimerHandle:
+        """Fail an answer that takes too long; returns the timer, to be cancelled."""
+        ...
+
+
+class _AttachCall(ScriptCall):
+    """Call that attaches, with the epoch that the engine knows when this is sent."""
 
     __slots__ = ("_engine",)
 
-    def __init__(self, engine: RedisEngine, script: Script, *args: str | bytes | int) -> None:
-        super().__init__(script, None, args, _unheard)
+    def __init__(self, engine: AttachEngine, script: Script, *args: Word) -> None:
+        super().__init__(script, None, args, ignore)
         self._engine = engine
 
     def packed(self, meta: str) -> bytes:
-        return pack(
-            ("EVALSHA", self.script.digest, 1, meta, *self.args, self._engine.epoch),
-        )
+        return pack(("EVALSHA", self.script.digest, 1, meta, *self.args, self._engine.epoch))
 
 
 def new_token(number: int) -> str:
-    """What an attachment is known by; no other has the same."""
+    """Return the token of a new attachment; it is unique."""
     return f"{number}.{secrets.token_hex(8)}"
 
 
-def _unheard(reply: object) -> None:
-    raise AssertionError(f"nobody hears {reply!r}")
-
-
 async def attach(
-    engine: RedisEngine, longest: float, how: Attach, events: SessionEvents
+    engine: AttachEngine, longest: float, how: Attach, events: SessionEvents
 ) -> RedisSession:
-    """What the contract says of `attach`; no recovery window is longer than `longest` seconds."""
+    """Attach a session as the contract says. No window is longer than `longest` seconds."""
     rules.check_path(how.node)
     if how.session_id is not None:
         return await _take_over(engine, longest, how, how.session_id, events)
@@ -63,7 +76,7 @@ async def attach(
         engine,
         how,
         lambda reply: RedisSession(engine, how, events, reply[1], token, how.recovery_window),
-        _Attaching(
+        _AttachCall(
             engine,
             SCRIPTS["attach"],
             *(how.node, token, engine.channel, window, how.description, how.liveness),
@@ -74,7 +87,7 @@ async def attach(
     return session
 
 
-def _window(engine: RedisEngine, longest: float, how: Attach) -> int:
+def _window(engine: AttachEngine, longest: float, how: Attach) -> int:
     """The recovery window in microseconds.
 
     Raises:
@@ -92,7 +105,7 @@ def _window(engine: RedisEngine, longest: float, how: Attach) -> int:
 
 
 async def _take_over(
-    engine: RedisEngine, longest: float, how: Attach, number: int, events: SessionEvents
+    engine: AttachEngine, longest: float, how: Attach, number: int, events: SessionEvents
 ) -> RedisSession:
     secret = secrets.token_hex(8)
     former = ""
@@ -106,7 +119,7 @@ async def _take_over(
         engine,
         how,
         made,
-        _Attaching(
+        _AttachCall(
             engine,
             SCRIPTS["takeover"],
             *(how.node, number, secret, engine.channel, how.key),
@@ -115,7 +128,7 @@ async def _take_over(
     )
     try:
         if not how.assume_dead:
-            await session.until_nobody_believes()
+            await session.until_released()
         at = engine.clock.now()
         await session.begin(how.description if how.adopt else retold(former, how.description))
     except BaseException:
@@ -126,9 +139,9 @@ async def _take_over(
 
 
 async def _attached(
-    engine: RedisEngine, how: Attach, make: Callable[[Any], RedisSession], call: Call
+    engine: AttachEngine, how: Attach, make: Callable[[Any], RedisSession], call: ScriptCall
 ) -> RedisSession:
-    """Send what attaches; the session is known as soon as the answer is."""
+    """Send the call that attaches; the answer creates the session at once."""
     made: asyncio.Future[RedisSession] = engine.loop.create_future()
 
     def answered(reply: Any) -> None:
@@ -140,7 +153,7 @@ async def _attached(
         if engine.admit(session) and not made.done():
             made.set_result(session)
         else:
-            session.abandon()  # nobody waits for it any more
+            session.abandon()  # the caller was cancelled, or the engine closed
 
     call.answered = answered
     engine.link.send(call)
@@ -155,12 +168,12 @@ async def _attached(
         late.cancel()
 
 
-def _attach_error(engine: RedisEngine, how: Attach, reply: Any) -> TenureError:
+def _attach_error(engine: AttachEngine, how: Attach, reply: Any) -> TenureError:
     number = how.session_id
     if isinstance(reply, Refusal):
         return EngineError(f"{engine.url} attaches no session: {reply}", node=how.node)
     if reply[0] == b"no node":
-        return no_node(how.node)
+        return values.no_node(how.node)
     if reply[0] == b"full":
         return InvalidArgument(
             f"the node {how.node} has {rules.SESSIONS_PER_NODE} sessions, which is the most",

@@ -1,55 +1,101 @@
-"""A session's attachment: the token that it is known by, its proof, and its end, whoever brings it.
+"""Attachment of a session: its token, proof and end, and its changes of semaphores.
 
-`RedisSession` adds what a program does through it.
+`RedisSession` adds the requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from tenure.background import Failures
+from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines.contract import Attach, SessionEvents
-from tenure.engines.redis.commands import Call, Refusal
-from tenure.engines.redis.scripts import SCRIPTS
-from tenure.errors import (
-    EngineError,
-    InvalidArgument,
-    LeaseReleased,
-    SemaphoreBusy,
-    SemaphoreExists,
-    SemaphoreNotFound,
-    SessionExpired,
-    TenureError,
+from tenure.engines.redis import values
+from tenure.engines.redis.commands import (
+    SCRIPTS,
+    LargeRead,
+    OrderIds,
+    Refusal,
+    ScriptCall,
+    Word,
+    ignore,
+    settle,
 )
+from tenure.engines.redis.confirming import Confirmer
+from tenure.engines.redis.heartbeat import RedisHeartbeat
+from tenure.engines.redis.namespace import Quarantine
+from tenure.engines.redis.reconnector import RedisReconnector
+from tenure.errors import EngineError, SessionExpired, TenureError
+from tenure.model import SemaphoreDescription
 
-if TYPE_CHECKING:
-    from tenure.engines.redis.engine import RedisEngine
-
-__all__ = ["Attachment", "ignore", "not_found", "settle"]
-
-_RENEW = SCRIPTS["renew"]
+__all__ = ["Attachment", "SessionEngine"]
 
 _log = logging.getLogger("tenure")
 
+_RENEW = SCRIPTS["renew"]
 
-class Attachment:
-    """What there is of a session without its requests.
+
+class SessionEngine(Protocol):
+    """The engine, as its sessions use it.
 
     Attributes:
-        token: what this attachment is known by, "<attach number>.<secret>"; every command has it.
-        tokens: those that it may have in the store by now, while it is attached anew.
-        over: it has ended or been closed here; nothing is told about it any more.
-        look: set when something has happened that a take-over waits for.
-        put_by: what was pushed while its take-over is not complete; ``None`` when it is.
+        confirmer: what has replicas confirm grants; ``None`` without ``min_replicas``.
+        failures: of pushes and timers.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    clock: Clock
+    link: RedisReconnector
+    heartbeat: RedisHeartbeat
+    confirmer: Confirmer | None
+    quarantine: Quarantine
+    order_ids: OrderIds
+    failures: Failures
+
+    @property
+    def url(self) -> str: ...
+
+    def is_in_loop(self) -> bool:
+        """Return true on the thread of the engine's loop."""
+        ...
+
+    def told(self, message: bytes) -> None:
+        """Handle a push that came with a reply."""
+
+    def expect(self, microseconds: int) -> None:
+        """Look for expired sessions and requests in that time; never if it is negative."""
+
+    def forget(self, session: Attachment) -> None:
+        """Remove a session that is over."""
+
+    def watch(
+        self, session: Attachment, name: str, what: frozenset[int], changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call `changed` after changes of these kinds; returns what ends the watch."""
+        ...
+
+
+class Attachment:
+    """Session state without requests.
+
+    Attributes:
+        token: names this attachment: "<attach number>.<secret>"; every command has it.
+        tokens: those that it may have in the store, while it is attached anew.
+        window: the recovery window, in seconds.
+        over: it ended, or was closed by this program; it receives no more events.
+        look: set after an event that a takeover waits for.
+        early_pushes: those that came before the takeover was complete; ``None`` afterwards.
     """
 
     def __init__(
         self,
-        engine: RedisEngine,
+        engine: SessionEngine,
         how: Attach,
         events: SessionEvents,
         number: int,
@@ -64,26 +110,22 @@ class Attachment:
         self.events = events
         self.over = False
         self.look = asyncio.Event()
-        self.put_by: list[tuple[bytes, bytes]] | None = None if how.session_id is None else []
+        self.early_pushes: list[tuple[bytes, bytes]] | None = None
+        if how.session_id is not None:
+            self.early_pushes = []
         self.loop = engine.loop
+        self.order_ids = engine.order_ids
+        self.told = engine.told
         self._took_over = how.session_id is not None
         self._why_over: TenureError | None = None
+        self._changes = 0
+        self._seen_changes: list[int] = []
         self._engine = engine
-        self._send = engine.link.send
-        self._now = engine.clock.now
+        self._link = engine.link
 
     @property
     def attach_number(self) -> int:
         return int(self.token.partition(".")[0])
-
-    @property
-    def seen(self) -> int:
-        """The highest order id that this program has come across."""
-        return self._engine.seen
-
-    def told(self, message: bytes) -> None:
-        """What would have been pushed came with an answer."""
-        self._engine.told(message)
 
     # Proof
 
@@ -92,9 +134,10 @@ class Attachment:
             return
         engine = self._engine
         if not engine.is_in_loop():
-            engine.renewer.renew(self)
-        elif engine.link.is_up:  # or else attaching anew is the proof
-            self._send(Call(_RENEW, self, (), partial(self._renewed, self._now())))
+            engine.heartbeat.renew(self)
+        elif self._link.is_up:  # otherwise attaching anew is the proof
+            renewed = partial(self._renewed, engine.clock.now())
+            self._link.send(ScriptCall(_RENEW, self, (), renewed))
 
     def _renewed(self, at: float, reply: Any) -> None:
         if reply == 0 and not self.over:
@@ -103,6 +146,76 @@ class Attachment:
             error = self._wrong(reply)
             if error is not None and not self.over:
                 _log.warning("the session on %s could not be renewed: %s", self.path, error)
+
+    # Semaphores
+
+    async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        self.check()
+        rules.check_name(name, self.path)
+        rules.check_limit(limit, self.path, name)
+        rules.check_data(data, self.path, name)
+        most = rules.SEMAPHORES_PER_NODE
+        await self._change(name, 0, "create", name, f"{limit:d}", data, int(exist_ok), most)
+
+    async def update_semaphore(self, name: str, data: bytes) -> None:
+        self.check()
+        rules.check_name(name, self.path)
+        rules.check_data(data, self.path, name)
+        await self._change(name, 0, "update", name, data)
+
+    async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        self.check()
+        rules.check_name(name, self.path)
+        await self._change(name, 0, "delete", name, int(force))
+
+    async def describe_semaphore(
+        self, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        self.check()
+        rules.check_name(name, self.path)
+        told: asyncio.Future[Any] = self.loop.create_future()
+        words = (values.wanted(owners=owners, waiters=waiters), name)
+        self._link.send(LargeRead(SCRIPTS["describe"], self, words, partial(settle, told)))
+        reply = await told
+        error = self._wrong(reply)
+        if error is None and reply[0] != b"ok":
+            error = self._error(reply, name)
+        if error is not None:
+            raise error
+        return values.semaphore(reply[1][0], owners=owners, waiters=waiters)
+
+    def _change(self, name: str, count: int, *args: Word) -> asyncio.Future[None]:
+        """Make a change that must not be made twice."""
+        self._changes = number = self._changes + 1
+        seen, self._seen_changes = self._seen_changes, []
+        future: asyncio.Future[None] = self.loop.create_future()
+
+        def answered(reply: Any) -> None:
+            error = self._wrong(reply)
+            if error is None:
+                self._seen_changes.append(number)
+                if reply[0] != b"ok":
+                    error = self._error(reply, name, count)
+                elif len(reply) > 1:
+                    self._engine.expect(reply[1])
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        words = (number, " ".join(map(str, seen)), *args)
+        self._link.send(ScriptCall(SCRIPTS["change"], self, words, answered))
+        return future
+
+    def watch(
+        self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        self.check()
+        rules.check_name(name, self.path)
+        what = frozenset(b"b" + b"d" * data + b"o" * owners)
+        return self._engine.watch(self, name, what, changed)
 
     # The end
 
@@ -123,27 +236,28 @@ class Attachment:
             raise self._failure(reply)
 
     def _send_leave(self, how: str, answered: Callable[[Any], None]) -> None:
-        self._send(Call(SCRIPTS["leave"], self, (how, *self.tokens), answered))
+        self._link.send(ScriptCall(SCRIPTS["leave"], self, (how, *self.tokens), answered))
 
     def abandon(self) -> None:
-        """Nobody has heard of it: it ends, or is detached again if it was taken over."""
+        """End a session that `attach` does not return; one that was taken over is detached."""
         if not self.over:
             how = "detach" if self._took_over else "close"
             self._forget()
             self._send_leave(how, ignore)
 
     def end(self, why: str) -> None:
-        """The store says that it is over."""
+        """Report that the store has ended the session."""
         self._end(SessionExpired(f"the session on {self.path} is over: {why}", node=self.path))
 
     def superseded(self) -> None:
-        """Another attachment has taken over. It is told so, and the store then that it was."""
+        """Report that another attachment has taken over, and acknowledge that to the store."""
         if not self.over:
             self._end(rules.taken_over(self.path))
-            self._send(Call(SCRIPTS["acknowledge"], None, (self.id, *self.tokens), ignore))
+            words: tuple[Word, ...] = (self.id, *self.tokens)
+            self._link.send(ScriptCall(SCRIPTS["acknowledge"], None, words, ignore))
 
     def stop(self, error: TenureError) -> None:
-        """The engine is being closed."""
+        """Stop, because the engine is being closed."""
         self.over = True
         self._why_over = error
         self.look.set()
@@ -160,17 +274,49 @@ class Attachment:
         self._engine.forget(self)
 
     def check(self) -> None:
-        """Raise why it is over, if it is."""
+        """Raise the reason if the session is over."""
         if self.over:
             raise self._why_over or self._gone()
 
     def _gone(self) -> SessionExpired:
         return SessionExpired(f"the session on {self.path} is over", node=self.path)
 
-    # Answers that are none
+    # Taking over
+
+    async def until_released(self) -> None:
+        """Return when no earlier attachment can still consider a lease held.
+
+        Raises:
+            SessionExpired: it has ended meanwhile, or was taken over once more.
+        """
+        while True:
+            self.check()
+            self.look.clear()
+            reply = await self._ask("believed")
+            if reply == 0:
+                return
+            wait = min(reply / 1e6, self.window / 3, 5.0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait + 0.001):
+                    await self.look.wait()
+
+    async def _ask(self, script: str) -> Any:
+        told: asyncio.Future[Any] = self.loop.create_future()
+        self._link.send(ScriptCall(SCRIPTS[script], self, (), partial(settle, told)))
+        reply = await told
+        self._raise(reply)
+        return reply
+
+    def _raise(self, reply: Any) -> None:
+        error = self._wrong(reply)
+        if error is not None:
+            raise error
+        self.check()
+
+    # Replies that are errors
 
     def _wrong(self, reply: Any) -> TenureError | None:
-        """Act on an answer that says that the session is over; returns the error, if it is one."""
+        """Return the error if a reply is one; the session ends if the reply says so."""
         if isinstance(reply, Refusal):
             return self._failure(reply)
         if isinstance(reply, list) and reply and isinstance(reply[0], bytes):
@@ -189,59 +335,5 @@ class Attachment:
             f"{self._engine.url} refused a command for {self.path}: {refusal}", node=self.path
         )
 
-    def _error(self, code: bytes, reply: list[Any], name: str, count: int) -> TenureError:
-        """The error for what a script found wrong; the rules word it."""
-        try:
-            if code == b"missing":
-                raise not_found(name, self.path)
-            if code == b"kind":
-                rules.check_kind(not reply[1], bool(reply[1]), self.path, name)
-            elif code == b"count":
-                rules.check_count(count, int(reply[1]), self.path, name)
-            elif code == b"shrink":
-                rules.check_shrink(
-                    count, int(reply[2]), int(reply[3]), self.path, reply[1].decode()
-                )
-            elif code == b"busy":
-                raise SemaphoreBusy(
-                    f"{name!r} on {self.path} has owners or waiters; release it, or delete it by "
-                    "force, which takes it from them",
-                    node=self.path,
-                    name=name,
-                )
-            elif code == b"full":
-                raise InvalidArgument(
-                    f"the node {self.path} has {rules.SEMAPHORES_PER_NODE} semaphores, which is "
-                    "the most",
-                    node=self.path,
-                    name=name,
-                )
-            elif code == b"exists":
-                raise SemaphoreExists(
-                    f"{name!r} on {self.path} exists already, with limit {int(reply[1])}",
-                    node=self.path,
-                    name=name,
-                    limit=int(reply[1]),
-                )
-            elif code == b"released":
-                raise LeaseReleased(f"the request on {self.path} is over", node=self.path)
-        except TenureError as error:
-            return error
-        return EngineError(f"{self._engine.url} answered {reply!r}", node=self.path, name=name)
-
-
-def not_found(name: str, path: str) -> SemaphoreNotFound:
-    """The error for a name that no semaphore has."""
-    return SemaphoreNotFound(
-        f"there is no semaphore {name!r} on {path}; create it first", node=path, name=name
-    )
-
-
-def ignore(reply: object) -> None:
-    """Nobody waits for this answer."""
-
-
-def settle(future: asyncio.Future[Any], reply: Any) -> None:
-    """Give an answer to whoever waits for it, if somebody does."""
-    if not future.done():
-        future.set_result(reply)
+    def _error(self, reply: list[Any], name: str, count: int = 0) -> TenureError:
+        return values.error(self._engine.url, self.path, name, count, reply)

@@ -1,74 +1,173 @@
-"""What is asked of the server, before it is bytes, and who hears the answer.
+"""Commands before they are bytes, and the handlers of their replies.
 
-A `Call` is one script; a `Reading` is one that may be in vain. An `Operation` is one of what
-sessions do all the time; those that a session asks for in one go are one script, a `Batch`, and
-each hears its part of the answer. All of them are sent again on another connection when this one
-breaks before the answer; `Words`, a `Subscription` and `Once` are not.
+A `ScriptCall` runs one script. Operations of a session (see `Operation`) that are called for
+together become one script call, a batch (`tenure.engines.redis.connection`). When a connection
+breaks before the reply, these commands are sent again on the next connection. A `PlainCommand`, a
+`Subscription` and a `SingleCall` belong to one connection and fail with it.
+
+A script is composed of the files in ``lua/``: ``head.lua`` begins each of them; ``body.lua`` and
+``rest.lua`` have the functions for unusual cases. A script names the parts that it needs at their
+place, so that the usual case does not pay for them: in Lua, creating a function costs about as much
+as looking up a key.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+import hashlib
+from collections.abc import Callable, Iterable
+from importlib import resources
+from typing import Any, Protocol, TypeVar, cast
 
 import hiredis
 
+from tenure.engines.contract import SessionEvents
 from tenure.engines.prompt import Prompt
-from tenure.engines.redis.scripts import SCRIPTS, Script
-
-if TYPE_CHECKING:
-    from tenure.engines.redis.attachment import Attachment
 
 __all__ = [
-    "Batch",
-    "Call",
-    "Once",
+    "SCRIPTS",
+    "AttachedSession",
+    "Command",
+    "LargeRead",
     "Operation",
-    "Pending",
-    "Reading",
+    "OrderIds",
+    "PlainCommand",
     "Refusal",
+    "Script",
+    "ScriptCall",
+    "SingleCall",
     "Subscription",
-    "Words",
-    "never",
+    "Word",
+    "ignore",
     "pack",
+    "settle",
 ]
 
 T = TypeVar("T")
 
+Word = str | bytes | int
+
 Refusal = hiredis.ReplyError
 """A reply that is an error, as a value."""
 
-pack = cast("Callable[[tuple[str | bytes | int, ...]], bytes]", hiredis.pack_command)
-"""The bytes of a command; what hiredis declares as its argument's type is a tuple of one."""
-
-_OPERATE = SCRIPTS["operate"]
+pack = cast("Callable[[tuple[Word, ...]], bytes]", hiredis.pack_command)
+"""Encode a command; hiredis declares its argument as a tuple of one."""
 
 _MOST_BREAKS = 5
 
+_NAMES = (
+    *("acknowledge", "admin", "attach", "begin", "believed", "change", "describe", "hello"),
+    *("leave", "look", "operate", "reattach", "renew", "takeover", "tick", "watch"),
+)
 
-class Pending(Protocol):
-    """A command under way."""
+
+class Script:
+    """The text of a script, and the digest by which Redis knows it."""
+
+    __slots__ = ("digest", "name", "text")
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.text = text
+        self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _load() -> dict[str, Script]:
+    folder = resources.files(__package__) / "lua"
+    parts = {
+        f"--#{part}\n": (folder / f"{part}.lua").read_text("utf-8")
+        for part in ("head", "body", "rest", "alone", "usual", "save")
+    }
+    scripts = {}
+    for name in _NAMES:
+        text = (folder / f"{name}.lua").read_text("utf-8")
+        for mark, part in parts.items():
+            text = text.replace(mark, part)
+        scripts[name] = Script(name, text)
+    return scripts
+
+
+SCRIPTS = _load()
+
+
+class OrderIds:
+    """Highest order id that this program has seen. Later ones are higher, even after data loss."""
+
+    __slots__ = ("highest",)
+
+    def __init__(self) -> None:
+        self.highest = 0
+
+    def saw(self, order_id: int) -> None:
+        """Note an order id."""
+        self.highest = max(self.highest, order_id)
+
+
+class AttachedSession(Protocol):
+    """An attached session, as commands and connections see it.
+
+    Attributes:
+        id: its number in the store.
+        token: names the current attachment: "<attach number>.<secret>".
+        order_ids: those that the engine has seen.
+        events: the receiver of its events.
+        over: it ended, or was closed by this program.
+    """
+
+    id: int
+    token: str
+    order_ids: OrderIds
+    events: SessionEvents
+    over: bool
+
+    def told(self, message: bytes) -> None:
+        """Handle a push that came with a reply."""
+
+
+class Command:
+    """A command that is sent over a connection.
+
+    Attributes:
+        answered: handles the reply.
+        session: whose operations keep their order with this command; ``None`` for no session.
+    """
+
+    __slots__ = ()
+
+    answered: Callable[[Any], None]
+
+    session: AttachedSession | None = None
 
     def packed(self, meta: str) -> bytes:
-        """Its bytes, as of now; `meta` is the key that scripts are given."""
-        ...
+        """Encode it as of now; `meta` is the key that scripts are given."""
+        raise NotImplementedError
 
-    def answered(self, reply: Any) -> None:
-        """The reply is here."""
-        ...
+    def came_too_early(self, reply: Any) -> None:
+        """Handle a reply to what ran before an earlier command; it is sent again."""
+
+    def unanswered(self, why: str, *, ran: bool) -> Iterable[Command]:  # noqa: ARG002
+        """Handle the end of the connection.
+
+        Args:
+            why: the reason of that end.
+            ran: the server may have run it.
+
+        Returns:
+            what the next connection sends.
+        """
+        return (self,)
 
 
-class Call:
-    """A script to run, for a session (as which it is attached when this is sent) or for nobody."""
+class ScriptCall(Command):
+    """A call of a script, for a session as it is attached when this is sent, or for no session."""
 
     __slots__ = ("answered", "args", "script", "session")
 
     def __init__(
         self,
         script: Script,
-        session: Attachment | None,
-        args: tuple[str | bytes | int, ...],
+        session: AttachedSession | None,
+        args: tuple[Word, ...],
         answered: Callable[[Any], None],
     ) -> None:
         self.script = script
@@ -78,24 +177,15 @@ class Call:
 
     def packed(self, meta: str) -> bytes:
         session = self.session
-        if session is None:
-            words = ("EVALSHA", self.script.digest, 1, meta, *self.args)
-        else:
-            words = (
-                *("EVALSHA", self.script.digest, 1, meta, session.id, session.token),
-                *self.args,
-            )
-        return pack(words)
-
-    def came_too_early(self, reply: Any) -> None:
-        """It was done before what should have been, and is sent again."""
+        attached = () if session is None else (session.id, session.token)
+        return pack(("EVALSHA", self.script.digest, 1, meta, *attached, *self.args))
 
 
-class Reading(Call):
-    """A script whose answer may be large, and that does no harm if nobody hears it.
+class LargeRead(ScriptCall):
+    """A call of a script that changes nothing, with a reply that may be large.
 
-    An answer longer than ``client-output-buffer-limit pubsub`` breaks the connection, each time
-    that it is asked for. Who asks is told so, since nobody would get anything else done.
+    A reply longer than ``client-output-buffer-limit pubsub`` breaks the connection each time. The
+    call then fails after a few attempts, because it would keep every other command waiting.
     """
 
     __slots__ = ("_breaks",)
@@ -103,99 +193,68 @@ class Reading(Call):
     def __init__(
         self,
         script: Script,
-        session: Attachment | None,
-        args: tuple[str | bytes | int, ...],
+        session: AttachedSession | None,
+        args: tuple[Word, ...],
         answered: Callable[[Any], None],
     ) -> None:
         super().__init__(script, session, args, answered)
         self._breaks = 0
 
-    def broken(self) -> bool:
-        """A connection broke before the answer; whether that was once too often."""
-        self._breaks += 1
-        return self._breaks >= _MOST_BREAKS
+    def unanswered(self, why: str, *, ran: bool) -> Iterable[Command]:
+        self._breaks += ran
+        if self._breaks < _MOST_BREAKS:
+            return (self,)
+        self.answered(
+            Refusal(
+                f"the connection broke each time before the answer ({why}); is the answer longer "
+                "than 'client-output-buffer-limit pubsub' allows? With ?protocol=2 that does not "
+                "matter"
+            )
+        )
+        return ()
 
 
 class Operation(Prompt[T]):
-    """One of what sessions do all the time. What is asked in one go becomes one `Batch`.
+    """A frequent operation of a session, part of a batch.
 
     Attributes:
-        session: whose it is.
-        words: what ``operate.lua`` is told of it.
+        session: the session that called for it.
+        words: the arguments for ``operate.lua``.
     """
 
     __slots__ = ("session", "words")
 
-    session: Attachment
-    words: tuple[str | bytes | int, ...]
+    session: AttachedSession
+    words: tuple[Word, ...]
 
     def answered(self, reply: Any) -> None:
-        """The reply is here."""
+        """Handle its part of the reply."""
         raise NotImplementedError
 
     def settle(self, result: T) -> None:
-        """That is what it comes to, unless nobody waits for that any more."""
+        """Set the result, unless the caller has cancelled it."""
         if not self.done():
             self.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """It could not be done."""
+        """Set the error, unless the caller has cancelled it."""
         if not self.done():
             self.set_exception(error)
 
     def again(self) -> None:
-        """It was sent, may have been done, and is sent once more."""
+        """Note that it was sent, may have run, and is sent once more."""
 
 
-class Batch:
-    """Operations of one session, in the order in which they were asked for, as one command."""
-
-    __slots__ = ("operations", "session")
-
-    def __init__(self, session: Attachment, operation: Operation[Any]) -> None:
-        self.session = session
-        self.operations = [operation]
-
-    def packed(self, meta: str) -> bytes:
-        session = self.session
-        words: list[str | bytes | int]
-        words = ["EVALSHA", _OPERATE.digest, 1, meta, session.id, session.token, session.seen]
-        for operation in self.operations:
-            words += operation.words
-        return pack(tuple(words))
-
-    def answered(self, reply: Any) -> None:
-        operations = self.operations
-        if type(reply) is not list or type(reply[0]) is bytes:  # the same for all
-            for operation in operations:
-                operation.answered(reply)
-            return
-        for operation, each in zip(operations, reply, strict=False):
-            operation.answered(each)
-        self._tell(reply)
-
-    def came_too_early(self, reply: Any) -> None:
-        """They were done before what should have been, and are sent again."""
-        if type(reply) is list and type(reply[0]) is not bytes:
-            self._tell(reply)
-        for operation in self.operations:
-            operation.again()
-
-    def _tell(self, reply: list[Any]) -> None:
-        for news in reply[len(self.operations) :]:
-            self.session.told(news)
-
-
-class Words:
-    """A plain command, and the future of its reply; a refusal is raised."""
+class PlainCommand(Command):
+    """A command other than a script, and the future of its reply; a refusal is raised."""
 
     __slots__ = ("reply", "words")
 
-    def __init__(self, words: tuple[str | bytes | int, ...], reply: asyncio.Future[Any]) -> None:
+    def __init__(self, words: tuple[Word, ...], reply: asyncio.Future[Any]) -> None:
         self.words = words
         self.reply = reply
 
-    def packed(self, meta: str) -> bytes:  # noqa: ARG002  a script's business
+    def packed(self, meta: str) -> bytes:  # noqa: ARG002  for scripts
         return pack(self.words)
 
     def answered(self, reply: Any) -> None:
@@ -206,14 +265,14 @@ class Words:
         else:
             self.reply.set_result(reply)
 
-    def fail(self, why: str) -> None:
-        """The connection is gone, and this is not sent again on another one."""
+    def unanswered(self, why: str, *, ran: bool) -> Iterable[Command]:  # noqa: ARG002
         if not self.reply.done():
             self.reply.set_exception(ConnectionResetError(why))
+        return ()
 
 
-class Subscription(Words):
-    """Hearing of what is published on some channels; the server confirms each by itself."""
+class Subscription(PlainCommand):
+    """A subscription to channels; the server confirms each channel by itself."""
 
     __slots__ = ("_left",)
 
@@ -222,24 +281,35 @@ class Subscription(Words):
         self._left = len(channels)
 
     def confirmed(self) -> bool:
-        """One of them is; whether that was the last one."""
+        """Note the confirmation of one channel; true if it was the last one."""
         self._left -= 1
         return self._left == 0
 
 
-class Once(Words):
-    """A script that is not sent again on another connection."""
+class SingleCall(PlainCommand):
+    """A call of a script on one connection only."""
 
     __slots__ = ("_call",)
 
-    def __init__(self, call: Call, reply: asyncio.Future[Any]) -> None:
+    def __init__(
+        self,
+        script: Script,
+        session: AttachedSession | None,
+        args: tuple[Word, ...],
+        reply: asyncio.Future[Any],
+    ) -> None:
         super().__init__((), reply)
-        self._call = call
+        self._call = ScriptCall(script, session, args, ignore)
 
     def packed(self, meta: str) -> bytes:
         return self._call.packed(meta)
 
 
-def never(reply: object) -> None:
-    """What is told of an answer that a `Once` keeps to itself."""
-    raise AssertionError(f"the reply {reply!r} is somebody else's")
+def ignore(reply: object) -> None:
+    """Ignore a reply that has no receiver."""
+
+
+def settle(future: asyncio.Future[Any], reply: Any) -> None:
+    """Set a future's result, unless its caller has cancelled it."""
+    if not future.done():
+        future.set_result(reply)

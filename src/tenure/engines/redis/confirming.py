@@ -1,9 +1,9 @@
-"""Having replicas confirm grants before anybody hears of them (``min_replicas=N``).
+"""Confirmation of grants by replicas, before they are reported (``min_replicas=N``).
 
-`WAIT` says how many replicas have what was written *on its own connection*, so there is a
-connection for this alone: on it each grantee renews its session, a write that comes after the grant
-in the replication stream, and one WAIT follows for all that were granted meanwhile. A replica that
-has confirmed the one has the other.
+`WAIT` counts the replicas that have the writes of *its own connection*, so there is a connection
+for this alone. On it each grantee renews its session, a write that follows the grant in the
+replication stream. One WAIT follows for all grants of the meantime. A replica that has confirmed
+the renewal has the grant.
 """
 
 from __future__ import annotations
@@ -11,31 +11,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from tenure.background import Failures
 from tenure.clock import Clock
-from tenure.engines.redis.commands import Pending
+from tenure.engines.redis.commands import AttachedSession, Command
 from tenure.engines.redis.connecting import Server, connect_once, greet
+from tenure.engines.redis.connection import RedisConnection
 from tenure.engines.redis.url import RedisUrl
-from tenure.engines.redis.wire import Wire
 from tenure.errors import EngineError
-
-if TYPE_CHECKING:
-    from tenure.engines.redis.attachment import Attachment
 
 __all__ = ["Confirmer"]
 
 _log = logging.getLogger("tenure")
 
 _PATIENCE = 1.0
-"""Seconds that the replicas have."""
+"""Seconds in which the replicas confirm."""
 
 Told = Callable[[EngineError | None], None]
 
 
 class Confirmer:
-    """The connection, and the grants that are to be confirmed."""
+    """The connection for this, and the grants that wait for a confirmation."""
 
     def __init__(self, address: RedisUrl, meta: str, clock: Clock, witness: str) -> None:
         self._address = address
@@ -43,26 +39,26 @@ class Confirmer:
         self._meta = meta
         self._clock = clock
         self._server: Server | None = None
-        self._wire: Wire | None = None
-        self._granted: list[tuple[Attachment, Told]] = []
+        self._wire: RedisConnection | None = None
+        self._granted: list[tuple[AttachedSession, Told]] = []
         self._task: asyncio.Task[None] | None = None
         self._failures = Failures(f"confirming grants on {address.url}", _log)
 
     def serve(self, server: Server) -> None:
-        """Where the server is now."""
+        """Use this server from now on."""
         self._server = server
 
-    def confirm(self, session: Attachment, told: Told) -> None:
-        """Call `told` when enough replicas have what was granted, or with why that cannot be."""
+    def confirm(self, session: AttachedSession, told: Told) -> None:
+        """Call `told` when enough replicas have the grant, or with the error."""
         self._granted.append((session, told))
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def disconnect(self) -> None:
-        """The server is gone; whatever is under way is not confirmed."""
+        """Drop the connection; grants under way are not confirmed."""
         wire, self._wire = self._wire, None
         if wire is not None:
-            wire.give_up("the server is gone")
+            wire.give_up("the connection to the server ended")
 
     async def aclose(self) -> None:
         """Stop. Safe to call twice."""
@@ -83,7 +79,7 @@ class Confirmer:
         finally:
             self._task = None
 
-    async def _confirm(self, sessions: set[Attachment]) -> EngineError | None:
+    async def _confirm(self, sessions: set[AttachedSession]) -> EngineError | None:
         wanted = self._address.min_replicas
         try:
             async with asyncio.timeout(_PATIENCE + self._address.connect_timeout):
@@ -93,7 +89,7 @@ class Confirmer:
                     *(wire.run("renew", session) for session in sessions),
                     wire.ask("WAIT", wanted, int(_PATIENCE * 1000)),
                 )
-        except Exception as error:  # whatever it is, those who were granted hear of it
+        except Exception as error:  # of any kind: each grantee receives it
             self.disconnect()
             return EngineError(
                 f"{self._address.url}: no replica could be asked to confirm the grant ({error}); "
@@ -109,11 +105,11 @@ class Confirmer:
             )
         return None
 
-    async def _connected(self) -> Wire:
+    async def _connected(self) -> RedisConnection:
         if self._wire is None or self._wire.over:
             assert self._server is not None
             wire = await connect_once(
-                self._address, self._server.place, self._meta, _unheard, self._lost
+                self._address, self._server.place, self._meta, _pushed, self._lost
             )
             try:
                 await greet(wire, self._address, protocol=2)
@@ -126,10 +122,10 @@ class Confirmer:
             self._wire = wire
         return self._wire
 
-    def _lost(self, why: str, unanswered: list[Pending]) -> None:
-        assert not unanswered, f"{why}: only what is not sent again goes this way"
+    def _lost(self, why: str, unanswered: list[Command]) -> None:
+        assert not unanswered, f"{why}: a command would be sent again"
         self._wire = None
 
 
-def _unheard(channel: bytes, message: bytes) -> None:
-    raise AssertionError(f"nothing is subscribed to here, and yet {channel!r} says {message!r}")
+def _pushed(channel: bytes, message: bytes) -> None:
+    raise AssertionError(f"a push without a subscription on {channel!r}: {message!r}")

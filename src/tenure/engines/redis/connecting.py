@@ -1,7 +1,7 @@
-"""How a connection to the right server comes about: greeting, identity, what the server is.
+"""Opening of a connection to the right server: place, greeting, identity, checks of the server.
 
-Behind sentinels the server is asked for anew each time, and believed only when it says itself that
-it is the master.
+The sentinels are asked for the master before each connection, and the server that they name must
+itself report that it is the master.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from tenure.engines.redis.commands import Pending, Refusal
+from tenure.engines.redis.commands import Command, Refusal
+from tenure.engines.redis.connection import RedisConnection
 from tenure.engines.redis.url import Place, RedisUrl
-from tenure.engines.redis.wire import Wire
 from tenure.errors import (
     AuthenticationFailed,
     EngineError,
@@ -59,12 +59,12 @@ _NOT_ALLOWED = frozenset({"NOAUTH", "WRONGPASS", "NOPERM"})
 
 
 class Server(NamedTuple):
-    """The server at the other end.
+    """A server to which a connection was opened.
 
     Attributes:
-        place: where it was found.
+        place: its address.
         protocol: 3 where pushes arrive on the same connection.
-        run_id: another one after every start of it.
+        run_id: its identity, another one after every start.
     """
 
     place: Place
@@ -73,15 +73,17 @@ class Server(NamedTuple):
 
 
 class Loading(EngineUnavailable):
-    """The server is there, and loads its data before it answers."""
+    """The server is loading its data, and does not answer before."""
 
 
-Lost = Callable[[str, list[Pending]], None]
+Lost = Callable[[str, list[Command]], None]
 Pushed = Callable[[bytes, bytes], None]
 
 
-async def connect(address: RedisUrl, meta: str, pushed: Pushed, lost: Lost) -> tuple[Wire, Server]:
-    """A connection to the server, in which scripts can be called.
+async def connect(
+    address: RedisUrl, meta: str, pushed: Pushed, lost: Lost
+) -> tuple[RedisConnection, Server]:
+    """Open a connection to the server on which scripts can be called.
 
     Raises:
         EngineUnavailable, AuthenticationFailed, Unsupported, EngineError
@@ -117,8 +119,8 @@ async def connect(address: RedisUrl, meta: str, pushed: Pushed, lost: Lost) -> t
     return wire, Server(place, protocol, info.get("run_id", ""))
 
 
-async def _information(wire: Wire, address: RedisUrl) -> Info:
-    """The server's report of itself; empty where this account may not ask for it."""
+async def _information(wire: RedisConnection, address: RedisUrl) -> Info:
+    """Read the server's report of itself; empty if this account may not."""
     try:
         return parse_info(await wire.ask("INFO"))
     except Refusal as refusal:
@@ -134,12 +136,12 @@ async def _information(wire: Wire, address: RedisUrl) -> Info:
 
 async def connect_once(
     address: RedisUrl, place: Place, meta: str, pushed: Pushed, lost: Lost
-) -> Wire:
-    """A connection to one place, without a greeting."""
+) -> RedisConnection:
+    """Open a connection to one place, without a greeting."""
     loop = asyncio.get_running_loop()
 
-    def new() -> Wire:
-        return Wire(meta, pushed, lost, address.busy_poll)
+    def new() -> RedisConnection:
+        return RedisConnection(meta, pushed, lost, address.busy_poll)
 
     async with in_time(address, place):
         if isinstance(place, str):
@@ -153,8 +155,8 @@ async def connect_once(
     return wire
 
 
-async def greet(wire: Wire, address: RedisUrl, protocol: int) -> int:
-    """Say who asks; returns which protocol is spoken."""
+async def greet(wire: RedisConnection, address: RedisUrl, protocol: int) -> int:
+    """Authenticate, and choose the protocol; returns its number."""
     if protocol == 3:
         words = ["HELLO", "3"]
         if address.password:
@@ -173,45 +175,33 @@ async def greet(wire: Wire, address: RedisUrl, protocol: int) -> int:
 
 
 def shown(place: Place) -> str:
-    """For people."""
+    """Format a place for people."""
     return place if isinstance(place, str) else "{}:{}".format(*place)
 
 
-class in_time:  # noqa: N801  it reads as a word of the statement around it
-    """Turn what may happen to a connection attempt into `EngineUnavailable`."""
-
-    def __init__(self, address: RedisUrl, place: Place) -> None:
-        self._timeout = asyncio.timeout(address.connect_timeout)
-        self._address = address
-        self._place = place
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        where = shown(self._place)
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError as late:
+@asynccontextmanager
+async def in_time(address: RedisUrl, place: Place) -> AsyncIterator[None]:
+    """Limit a connection attempt, and raise its failures as `EngineUnavailable`."""
+    where = shown(place)
+    try:
+        async with asyncio.timeout(address.connect_timeout) as limit:
+            yield
+    except UnicodeError as error:  # of a name that cannot be looked up
+        raise EngineUnavailable(
+            f"{address.url}: {where} is not the name of a host; a part between two dots has 1 to "
+            "63 characters"
+        ) from error
+    except OSError as error:
+        if isinstance(error, TimeoutError) and limit.expired():
             raise EngineUnavailable(
-                f"{self._address.url}: no answer from {where} within "
-                f"{self._address.connect_timeout:g} s; {_slow(self._address)}"
-            ) from late
-        if isinstance(error, UnicodeError):  # of a name that cannot be looked up
-            raise EngineUnavailable(
-                f"{self._address.url}: {where} is not the name of a host; a part between two dots "
-                "has 1 to 63 characters"
+                f"{address.url}: no answer from {where} within {address.connect_timeout:g} s; "
+                f"{_slow(address)}"
             ) from error
-        if isinstance(error, OSError) and not isinstance(error, TenureError):
-            raise EngineUnavailable(
-                f"{self._address.url}: {where} cannot be reached: {error}"
-                f"{_advice(self._address, error)}"
-            ) from error
+        if isinstance(error, TenureError):
+            raise
+        raise EngineUnavailable(
+            f"{address.url}: {where} cannot be reached: {error}{_advice(address, error)}"
+        ) from error
 
 
 def _slow(address: RedisUrl) -> str:
@@ -221,7 +211,7 @@ def _slow(address: RedisUrl) -> str:
 
 
 def _advice(address: RedisUrl, error: OSError) -> str:
-    """What to do about it, behind its semicolon."""
+    """Return advice about a failure, with a semicolon in front."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return "; name who vouches for it: ?tls_ca=FILE"
     if isinstance(error, ssl.SSLError):
@@ -240,7 +230,7 @@ def _advice(address: RedisUrl, error: OSError) -> str:
 
 
 async def master_of(address: RedisUrl) -> Place:
-    """Where the sentinels say that the master is; the first that answers is believed."""
+    """Ask the sentinels for the master; the first answer counts."""
     troubles = []
     for place in address.places:
         try:
@@ -269,21 +259,21 @@ async def master_of(address: RedisUrl) -> Place:
 
 
 def _ignore(*_: object) -> None:
-    """Nobody publishes anything to a connection that asks one question."""
+    """Ignore pushes and the end of a connection that asks one question."""
 
 
 class Info(dict[str, str]):
-    """What a server says of itself."""
+    """A server's report of itself, the answer to ``INFO``."""
 
     @property
     def version(self) -> tuple[int, ...]:
-        """Of the Redis that it is, or is compatible with; the newest, if it does not say."""
+        """Version of Redis that it is compatible with; the newest if it does not say."""
         numbers = self.get("redis_version", "").split(".")[:2]
         return tuple(map(int, numbers)) if all(map(str.isdecimal, numbers)) else (999,)
 
 
 def parse_info(info: bytes | str) -> Info:
-    """Understand the answer to ``INFO``."""
+    """Parse the answer to ``INFO``."""
     text = info if isinstance(info, str) else info.decode("utf-8", "replace")
     return Info(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
@@ -317,7 +307,7 @@ def _loading(address: RedisUrl, place: Place, info: Info) -> str:
 
 
 def translated(address: RedisUrl, refusal: Refusal) -> TenureError:
-    """What a refusal means to who connects."""
+    """Return the error for a refusal of the greeting."""
     text = str(refusal)
     word = text.partition(" ")[0]
     if word in _NOT_ALLOWED or "AUTH" in text:

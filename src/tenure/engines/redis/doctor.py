@@ -1,10 +1,11 @@
-"""What `tenure doctor` tells of a ``redis://`` URL: the server, how it keeps data, the namespace.
+"""Findings of `tenure doctor` about a ``redis://`` URL: server, persistence, namespace.
 
 Rules:
 
 * Nothing is changed beyond what any client's greeting does, and a namespace that is not there is
   not made.
-* One connection, and `PATIENCE` for all of it. What this account may not ask is said, and left out.
+* One connection, and `PATIENCE` for all of it. A command that is denied to this account is
+  reported, and left out.
 """
 
 from __future__ import annotations
@@ -28,12 +29,11 @@ from tenure.engines.redis.connecting import (
     shown,
     translated,
 )
+from tenure.engines.redis.connection import RedisConnection
 from tenure.engines.redis.engine import RedisEngine
-from tenure.engines.redis.first_contact import ROLL_CALL, Witnesses, collect, judge
-from tenure.engines.redis.quarantine import REASONS
+from tenure.engines.redis.namespace import REASONS, ROLL_CALL, Witnesses, collect, judge
 from tenure.engines.redis.reported import memory, persistence, replicas, role, version
 from tenure.engines.redis.url import RedisUrl, parse
-from tenure.engines.redis.wire import Wire
 from tenure.errors import TenureError
 
 __all__ = ["examine"]
@@ -108,7 +108,7 @@ class _Examination:
         finally:
             wire.give_up("examined")
 
-    async def _server(self, wire: Wire) -> AsyncIterator[Finding]:
+    async def _server(self, wire: RedisConnection) -> AsyncIterator[Finding]:
         info = Info()
         told = await self._told(wire, "INFO")
         if told is not None:
@@ -135,7 +135,7 @@ class _Examination:
                 "grant it the commands that docs/redis.md names, or see less here",
             )
 
-    async def _told(self, wire: Wire, *words: str | int) -> Any:
+    async def _told(self, wire: RedisConnection, *words: str | int) -> Any:
         """The answer, or nothing where this account may not ask."""
         try:
             return await wire.ask(*words)
@@ -145,7 +145,7 @@ class _Examination:
             self._refused.append(str(words[0]))
             return None
 
-    async def _settings(self, wire: Wire, *names: str) -> dict[str, str]:
+    async def _settings(self, wire: RedisConnection, *names: str) -> dict[str, str]:
         found: dict[str, str] = {}
         for name in names:
             told = await self._told(wire, "CONFIG", "GET", name)
@@ -156,7 +156,7 @@ class _Examination:
             found.update(zip(texts[::2], texts[1::2], strict=True))
         return found
 
-    async def _clock(self, wire: Wire) -> Finding | None:
+    async def _clock(self, wire: RedisConnection) -> Finding | None:
         before = time.time()
         told = await self._told(wire, "TIME")
         if told is None:
@@ -173,7 +173,7 @@ class _Examination:
             "server's clock ends every session",
         )
 
-    async def _namespace(self, wire: Wire) -> AsyncIterator[Finding]:
+    async def _namespace(self, wire: RedisConnection) -> AsyncIterator[Finding]:
         prefix = self._address.prefix
         meta = await self._told(wire, "HMGET", f"{prefix}meta", "e", "q", "n", "w", "h")
         if meta is None:
@@ -210,8 +210,8 @@ class _Examination:
         async for finding in self._contents(wire):
             yield finding
 
-    async def _first_contact(self, wire: Wire) -> Finding:
-        """What the first client would meet in a namespace that is not there yet."""
+    async def _first_contact(self, wire: RedisConnection) -> Finding:
+        """Predict what the first client finds in a namespace that does not exist yet."""
         address = self._address
         witnesses = Witnesses(address)
         there = await self._told(wire, "SCRIPT", "EXISTS", *witnesses.digests)
@@ -231,7 +231,7 @@ class _Examination:
             absent=True,
         )
 
-    async def _contents(self, wire: Wire) -> AsyncIterator[Finding]:
+    async def _contents(self, wire: RedisConnection) -> AsyncIterator[Finding]:
         """As any client sees it, whatever the keys look like."""
         prefix = self._address.prefix
         sessions = semaphores = owners = waiters = 0
@@ -264,13 +264,13 @@ class _Examination:
                 "warning",
                 "expiry",
                 f"{len(endless)} keys have none, {endless[0]} for one",
-                "somebody else wrote them, or used PERSIST: nothing of tenure's stays for ever "
+                "another program wrote them, or used PERSIST: nothing of tenure's stays for ever "
                 "but nodes and lasting semaphores",
             )
         else:
             yield Finding("ok", "expiry", "everything that belongs to a session or request has one")
 
-    async def _endless(self, wire: Wire, lasting: set[str]) -> list[str] | None:
+    async def _endless(self, wire: RedisConnection, lasting: set[str]) -> list[str] | None:
         """The keys that will never expire, but for those; none where this account may not look."""
         found = []
         cursor, seen = "0", 0
@@ -291,7 +291,7 @@ class _Examination:
 # What is tried
 
 
-async def _round_trip(wire: Wire) -> Finding:
+async def _round_trip(wire: RedisConnection) -> Finding:
     took = []
     for _ in range(ROUNDS):
         at = time.perf_counter()

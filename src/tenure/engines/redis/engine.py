@@ -7,6 +7,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,17 +18,15 @@ from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.redis.administration import Administration
 from tenure.engines.redis.attaching import attach, new_token
 from tenure.engines.redis.attachment import Attachment
-from tenure.engines.redis.commands import Call
+from tenure.engines.redis.commands import SCRIPTS, OrderIds, ScriptCall
 from tenure.engines.redis.confirming import Confirmer
 from tenure.engines.redis.connecting import Server
-from tenure.engines.redis.first_contact import Witnesses, greet_namespace
-from tenure.engines.redis.link import Link
-from tenure.engines.redis.quarantine import Quarantine
-from tenure.engines.redis.renewing import Renewer
-from tenure.engines.redis.scripts import SCRIPTS
+from tenure.engines.redis.connection import RedisConnection
+from tenure.engines.redis.heartbeat import RedisHeartbeat
+from tenure.engines.redis.namespace import Quarantine, Witnesses, greet_namespace
+from tenure.engines.redis.reconnector import RedisReconnector
 from tenure.engines.redis.session import OWNS, WAITING, RedisSession
 from tenure.engines.redis.url import RedisUrl
-from tenure.engines.redis.wire import Wire
 from tenure.errors import EngineError, TenureError
 from tenure.model import (
     Capabilities,
@@ -45,28 +44,26 @@ _SIGNS = 4
 """Looks at a silent connection before it is given up."""
 
 
-class _Watch:
-    __slots__ = ("changed", "session", "what")
-
-    def __init__(
-        self, session: RedisSession, what: frozenset[int], changed: Callable[[], None]
-    ) -> None:
-        self.session = session
-        self.what = what
-        self.changed = changed
+@dataclass(frozen=True, slots=True, eq=False)
+class _LocalWatch:
+    session: Attachment
+    what: frozenset[int]
+    changed: Callable[[], None]
 
 
 class RedisEngine(Administration):
-    """What the contract calls an engine.
+    """The engine of one Redis namespace, as the contract defines it.
 
     Attributes:
-        seen: the highest order id that this program has come across.
-        channel: where this engine is told what happens to its sessions.
-        confirmer: what has replicas confirm grants, where that is asked for.
+        order_ids: the highest order id that this program has seen.
+        channel: the channel of pushes to its sessions.
+        epoch: of the namespace; another one after each loss of data.
+        confirmer: what has replicas confirm grants; ``None`` without ``min_replicas``.
         quarantine: the time for which nothing is granted, as far as it is known here.
+        failures: of pushes and timers.
     """
 
-    renewer: Renewer
+    heartbeat: RedisHeartbeat
 
     def __init__(self, address: RedisUrl, clock: Clock) -> None:
         super().__init__(address)
@@ -74,7 +71,7 @@ class RedisEngine(Administration):
         self.capabilities = Capabilities(
             resume=True, durable=True, longest_window=address.max_window, adopt=True
         )
-        self.seen = 0
+        self.order_ids = OrderIds()
         self.confirmer: Confirmer | None = None
         self.channel = ""
         self.epoch = ""
@@ -85,7 +82,7 @@ class RedisEngine(Administration):
         self._closing: asyncio.Task[None] | None = None
         self._thread = 0
         self._sessions: dict[str, RedisSession] = {}  # by each token that it may have
-        self._watches: Watchers[str, Attachment, _Watch] = Watchers()
+        self._watches: Watchers[str, Attachment, _LocalWatch] = Watchers()
         self._unheard = False  # changes may have been made that the store did not publish
         self._published_until = 0  # by its clock, as far as this engine has seen to that
         self.failures = Failures(f"looking after the sessions on {address.url}", _log)
@@ -95,7 +92,7 @@ class RedisEngine(Administration):
 
     @property
     def guarantees(self) -> str:
-        """What is left to chance on this store, in a sentence or two."""
+        """Risks that remain on this store, in a sentence or two."""
         n = self._address.min_replicas
         confirmed = (
             f"Every grant is confirmed by {n} replica(s) before it is told: it survives the loss "
@@ -123,8 +120,8 @@ class RedisEngine(Administration):
         now = self.clock.now
         self._heard = BackgroundQueue(self.loop, now, self._pass_on, self.failures)
         self._timer = BackgroundTimer(self.loop, now, self._tick, self.failures)
-        self.link = Link(self._address, self._meta, self)
-        self.renewer = Renewer(self._address, self._meta, self.clock, self._witnesses.mine)
+        self.link = RedisReconnector(self._address, self._meta, self)
+        self.heartbeat = RedisHeartbeat(self._address, self._meta, self.clock, self._witnesses.mine)
         if self._address.min_replicas:
             self.confirmer = Confirmer(self._address, self._meta, self.clock, self._witnesses.mine)
         self.link.subscribe(self.channel)
@@ -167,27 +164,23 @@ class RedisEngine(Administration):
             self._sessions.clear()
             self._watches.clear()
             self.fail_awaited()
-            await self.link.aclose()  # first: nobody is granted anything any more
+            await self.link.aclose()  # first: nothing is granted afterwards
             if self.confirmer is not None:
                 await self.confirmer.aclose()
-            await self.renewer.aclose()
+            await self.heartbeat.aclose()
 
     def is_in_loop(self) -> bool:
-        """Whether this is the thread of the engine's loop."""
+        """Return true on the thread of the engine's loop."""
         return threading.get_ident() == self._thread
 
-    def saw(self, order_id: int) -> None:
-        """Note an order id: later ones are higher, whatever the store remembers."""
-        self.seen = max(self.seen, order_id)
-
-    # The link's client
+    # Reports of the connections
 
     def pushed(self, channel: bytes, message: bytes) -> None:
-        # Later in this turn: the answer that came before it has been heard by then.
+        # Later in this turn: the answer that came before it has been handled by then.
         self._heard.put(((channel, message),))
 
     def told(self, message: bytes) -> None:
-        """What would have been pushed came with an answer."""
+        """Handle a push that came with a reply."""
         if self._heard.items:
             self._heard.put(((self._channel, message),))
         else:
@@ -216,14 +209,14 @@ class RedisEngine(Administration):
         for session in set(self._sessions.values()):
             session.events.detached(cause)
 
-    async def prepare(self, wire: Wire, server: Server) -> None:
+    async def prepare(self, wire: RedisConnection, server: Server) -> None:
         """Greet the namespace, and attach every session anew."""
         greeting = await greet_namespace(
             wire, self._address, self._witnesses, server.run_id, self.epoch
         )
         self.epoch = greeting.epoch
         self.quarantine.update(greeting.left, greeting.reason, may_be_new=greeting.may_be_new)
-        self.renewer.serve(server)
+        self.heartbeat.serve(server)
         if self.confirmer is not None:
             self.confirmer.serve(server)
         if self._watches:
@@ -233,7 +226,7 @@ class RedisEngine(Administration):
         await asyncio.gather(*(self._reattach(wire, session) for session in sessions))
         self._set_timer(0.0 if greeting.left else _POLL)
 
-    async def _reattach(self, wire: Wire, session: RedisSession) -> None:
+    async def _reattach(self, wire: RedisConnection, session: RedisSession) -> None:
         token = new_token(session.attach_number + len(session.tokens))
         session.tokens.append(token)
         self._sessions[token] = session
@@ -264,7 +257,7 @@ class RedisEngine(Administration):
         self._look_again()
 
     def _look_again(self) -> None:
-        """Changes of what is watched may have been missed."""
+        """Report changes to all watches, because some may have been missed."""
         self._unheard = False
         for channel in tuple(self._watches):
             for watch in self._watches.on(channel):
@@ -273,7 +266,7 @@ class RedisEngine(Administration):
     # Time
 
     def expect(self, microseconds: int) -> None:
-        """Something runs out then; somebody has to see to it."""
+        """Look for expired sessions and requests in that time; never if it is negative."""
         if microseconds >= 0:
             self._set_timer(min(microseconds / 1e6 + 0.001, _POLL))
 
@@ -299,7 +292,7 @@ class RedisEngine(Administration):
                 names = {
                     f"{each.path}:{name}" for each in sessions for name in each.waited.values()
                 }
-            self.link.send(Call(SCRIPTS["tick"], None, (watching, *names), self._ticked))
+            self.link.send(ScriptCall(SCRIPTS["tick"], None, (watching, *names), self._ticked))
             if now >= self._polled + _POLL:
                 self._polled = now
                 for session in sessions:
@@ -331,14 +324,14 @@ class RedisEngine(Administration):
         return await attach(self, self._address.max_window, how, events)
 
     def admit(self, session: RedisSession) -> bool:
-        """A session is attached; false if that is too late."""
+        """Add an attached session; false if the engine has been closed."""
         self._sessions[session.token] = session
         if self._open:
             self.expect(int(session.window * 1e6))
         return self._open
 
     def forget(self, session: Attachment) -> None:
-        """A session is over."""
+        """Remove a session that is over."""
         for token in session.tokens:
             self._sessions.pop(token, None)
         for channel, watch in self._watches.of(session):
@@ -347,27 +340,27 @@ class RedisEngine(Administration):
     # Watches
 
     def watch(
-        self, session: RedisSession, name: str, what: frozenset[int], changed: Callable[[], None]
+        self, session: Attachment, name: str, what: frozenset[int], changed: Callable[[], None]
     ) -> Callable[[], None]:
-        """Have `changed` called; returns what ends that."""
+        """Call `changed` after changes of these kinds; returns what ends the watch."""
         channel = f"{self._address.prefix}c:{self.epoch}:{session.path}:{name}"
-        watch = _Watch(session, what, changed)
+        watch = _LocalWatch(session, what, changed)
         if channel not in self._watches:
             self.link.subscribe(channel)
         self._watches.add(channel, session, watch)
-        self.link.send(Call(SCRIPTS["watch"], None, (), self._watched))
+        self.link.send(ScriptCall(SCRIPTS["watch"], None, (), self._watched))
         return partial(self._unwatch, channel, watch)
 
     def _watched(self, reply: Any) -> None:
         if isinstance(reply, list):
             now, until = reply
-            # Nobody saw to it where all stood still for a minute, or that clock was set.
+            # Changes went unpublished after a standstill of a minute, or a step of that clock.
             self._unheard = self._unheard or now > self._published_until > 0
             self._published_until = until
         else:
             self._unheard = True
 
-    def _unwatch(self, channel: str, watch: _Watch) -> None:
+    def _unwatch(self, channel: str, watch: _LocalWatch) -> None:
         removed = self._watches.remove(channel, watch.session, watch)
         if removed and channel not in self._watches:
             self.link.unsubscribe(channel)

@@ -1,57 +1,126 @@
-"""What a program does through one attached session."""
+"""Session of the Redis engine: its requests and takeover, upon its attachment.
+
+`EnqueueOperation` and `WithdrawOperation` are the operations in the words of ``operate.lua``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenure.core import rules
 from tenure.engines.contract import Answer, Attach, Enqueued, Place, Removal, SessionEvents
-from tenure.engines.redis import describe
-from tenure.engines.redis.attachment import Attachment, ignore, settle
-from tenure.engines.redis.commands import Call, Reading
-from tenure.engines.redis.operations import (
-    Enqueue,
-    Withdraw,
-    WithdrawUnasked,
-    count_text,
-    microseconds,
-)
-from tenure.engines.redis.scripts import SCRIPTS
+from tenure.engines.redis import values
+from tenure.engines.redis.attachment import Attachment, SessionEngine
+from tenure.engines.redis.commands import SCRIPTS, LargeRead, Operation, ScriptCall, ignore, settle
 from tenure.errors import EngineError, SessionExpired
-from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
-
-if TYPE_CHECKING:
-    from tenure.engines.redis.engine import RedisEngine
+from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, Unchanged
 
 __all__ = ["OWNS", "WAITING", "RedisSession"]
 
 ASKED, WAITING, OWNS = range(3)
-"""What is known of a hold."""
+"""States of a request, as far as they are known here."""
+
+_init = asyncio.Future.__init__
+"""The constructor of operations, which are often made: those between would cost as much again."""
 
 REMOVALS = {b"t": Removal.TIMED_OUT, b"x": Removal.DELETED, b"e": Removal.EVICTED}
 
 _GRANTED = Place.GRANTED
 _REFUSED = Enqueued(Place.REFUSED, None)
+NOT_THERE = -1
+"""The answer to the withdrawal of a request that was in no queue."""
+
 _CHUNK = 256
 _SOON = 4.5
 """Seconds that a request which does not wait spends in a quarantine, at the most."""
 
 
-class RedisSession(Attachment):
-    """What the contract calls a session.
+class EnqueueOperation(Operation[Enqueued]):
+    """Operation that adds a request to a queue."""
+
+    __slots__ = ("count", "hold", "name")
+
+    session: RedisSession
+
+    def __init__(
+        self,
+        session: RedisSession,
+        hold: int,
+        name: str,
+        count: int,
+        data: bytes,
+        timeout: float | None,
+        ephemeral: bool,
+    ) -> None:
+        _init(self, loop=session.loop)
+        self._hearers = ()
+        self.session = session
+        self.hold = hold
+        self.name = name
+        self.count = count
+        if count == EPHEMERAL_LIMIT and ephemeral and timeout is None and not data:
+            self.words = ("m", hold, name)
+        else:
+            flags = (values.microseconds(timeout), "1" if ephemeral else "0")
+            self.words = ("e", hold, name, values.count_text(count), data, *flags)
+
+    def answered(self, reply: Any) -> None:
+        self.session.placed(self, reply)
+
+    def again(self) -> None:
+        if self.words[0] == "m":
+            self.words = ("E", self.hold, self.name, values.WHOLE, b"", "", "1")
+        else:
+            self.words = ("E", *self.words[1:])
+
+
+class WithdrawOperation(Operation[bool]):
+    """Operation that takes a request out of its queue.
 
     Attributes:
-        holds: its requests, and what is known of them.
-        waited: the names of those that wait.
+        may_have_run: it was sent before, without an answer.
+        retried: no caller waits for it; if it fails, the session tries again later.
+    """
+
+    __slots__ = ("hold", "may_have_run", "retried")
+
+    session: RedisSession
+
+    def __init__(self, session: RedisSession, hold: int, *, retried: bool = False) -> None:
+        _init(self, loop=session.loop)
+        self._hearers = ()
+        self.session = session
+        self.hold = hold
+        self.words = ("w", hold)
+        self.may_have_run = False
+        self.retried = retried
+
+    def answered(self, reply: Any) -> None:
+        if reply == 0:
+            self.settle(True)
+        elif reply == NOT_THERE:
+            self.settle(self.may_have_run)
+        else:
+            self.session.not_withdrawn(self, reply)
+
+    def again(self) -> None:
+        self.may_have_run = True
+
+
+class RedisSession(Attachment):
+    """An attached session, as the contract defines it.
+
+    Attributes:
+        holds: the states of its requests.
+        waited: the names for which requests wait.
     """
 
     def __init__(
         self,
-        engine: RedisEngine,
+        engine: SessionEngine,
         how: Attach,
         events: SessionEvents,
         number: int,
@@ -62,68 +131,8 @@ class RedisSession(Attachment):
         self.holds: dict[int, int] = {}
         self.waited: dict[int, str] = {}
         self._early: dict[int, tuple[bytes, bytes]] = {}
-        self._fresh: set[int] = set()  # began to wait in this turn; some may not have heard it
-        self._unwanted: set[int] = set()  # the store refused to take them out; it is asked again
-        self._changes = 0
-        self._seen_changes: list[int] = []
-        self._operate = engine.link.operate
-
-    # Semaphores
-
-    async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
-        self.check()
-        rules.check_name(name, self.path)
-        rules.check_limit(limit, self.path, name)
-        rules.check_data(data, self.path, name)
-        most = rules.SEMAPHORES_PER_NODE
-        await self._change(name, 0, "create", name, f"{limit:d}", data, int(exist_ok), most)
-
-    async def update_semaphore(self, name: str, data: bytes) -> None:
-        self.check()
-        rules.check_name(name, self.path)
-        rules.check_data(data, self.path, name)
-        await self._change(name, 0, "update", name, data)
-
-    async def delete_semaphore(self, name: str, *, force: bool) -> None:
-        self.check()
-        rules.check_name(name, self.path)
-        await self._change(name, 0, "delete", name, int(force))
-
-    async def describe_semaphore(
-        self, name: str, *, owners: bool, waiters: bool
-    ) -> SemaphoreDescription:
-        self.check()
-        rules.check_name(name, self.path)
-        told: asyncio.Future[Any] = self.loop.create_future()
-        wanted = describe.wanted(owners=owners, waiters=waiters)
-        self._send(Reading(SCRIPTS["describe"], self, (wanted, name), partial(settle, told)))
-        reply = await told
-        error = self._wrong(reply)
-        if error is None and reply[0] != b"ok":
-            error = self._error(reply[0], reply, name, 0)
-        if error is not None:
-            raise error
-        return describe.semaphore(reply[1][0], owners=owners, waiters=waiters)
-
-    def _change(self, name: str, count: int, *args: str | bytes | int) -> asyncio.Future[None]:
-        """Make a change that must not be made twice."""
-        self._changes = number = self._changes + 1
-        seen, self._seen_changes = self._seen_changes, []
-        future: asyncio.Future[None] = self.loop.create_future()
-
-        def answered(reply: Any) -> None:
-            error = self._wrong(reply)
-            if error is None:
-                self._seen_changes.append(number)
-                if reply[0] != b"ok":
-                    error = self._error(reply[0], reply, name, count)
-                elif len(reply) > 1:
-                    self._engine.expect(reply[1])
-            _finish(future, None, error)
-
-        text = " ".join(map(str, seen))
-        self._send(Call(SCRIPTS["change"], self, (number, text, *args), answered))
-        return future
+        self._fresh: set[int] = set()  # began to wait in this turn, unknown to their callers yet
+        self._unwanted: set[int] = set()  # the store refused to remove them; tried again later
 
     # Requests
 
@@ -144,34 +153,36 @@ class RedisSession(Attachment):
         if data != b"":
             rules.check_data(data, self.path, name)
         rules.check_name(name, self.path)
-        asked = Enqueue(self, hold, name, count, data, timeout, ephemeral)
+        asked = EnqueueOperation(self, hold, name, count, data, timeout, ephemeral)
         self.holds[hold] = ASKED
-        self._operate(asked)
+        self._link.operate(asked)
         return asked
 
-    def placed(self, asked: Enqueue, reply: Any) -> None:
-        """A request has been answered."""
+    def placed(self, asked: EnqueueOperation, reply: Any) -> None:
+        """Handle the answer to a request."""
         hold = asked.hold
         if type(reply) is int:
-            engine, holds = self._engine, self.holds
+            confirmer, holds = self._engine.confirmer, self.holds
             if reply == 0:
                 holds.pop(hold, None)
                 asked.settle(_REFUSED)
                 return
-            engine.saw(reply)
+            self.order_ids.highest = max(self.order_ids.highest, reply)
             if hold in holds:
-                if engine.confirmer is not None:
-                    engine.confirmer.confirm(self, partial(self._confirmed_at_once, asked, reply))
+                if confirmer is not None:
+                    confirmer.confirm(self, partial(self._confirmed_at_once, asked, reply))
                     return
                 holds[hold] = OWNS
-            asked.settle(Enqueued(_GRANTED, reply))
+            if not asked.done():
+                asked.set_result(Enqueued(_GRANTED, reply))
             if self._early:
                 self._push_early(hold)
         elif type(reply) is list and type(reply[0]) is int:
             order_id, due = reply
-            self._engine.saw(order_id)
+            self.order_ids.saw(order_id)
             self._engine.expect(due)
-            if self._place(hold, WAITING):
+            if hold in self.holds:  # otherwise it has been withdrawn meanwhile
+                self.holds[hold] = WAITING
                 self.waited[hold] = asked.name
                 if not self._fresh:
                     self.loop.call_soon(self._fresh.clear)
@@ -183,46 +194,40 @@ class RedisSession(Attachment):
         else:
             self.holds.pop(hold, None)
             error = self._wrong(reply)
-            asked.fail(error or self._error(reply[0], reply, asked.name, asked.count))
+            asked.fail(error or self._error(reply, asked.name, asked.count))
 
-    def _held_up(self, asked: Enqueue, left: float) -> None:
-        """A request that does not wait met a quarantine: try again at its end, if that is soon."""
-        quarantine = self._engine.quarantine
-        quarantine.prolong(left)
+    def _held_up(self, asked: EnqueueOperation, left: float) -> None:
+        """Retry a request that does not wait at the end of the quarantine, if that is soon."""
+        self._engine.quarantine.prolong(left)
         if left <= _SOON and not self.over:
             self.loop.call_later(left + 0.001, self._try_again, asked)
         else:
             self.holds.pop(asked.hold, None)
             asked.settle(_REFUSED)  # and `Engine.trouble` says why
 
-    def _try_again(self, asked: Enqueue) -> None:
+    def _try_again(self, asked: EnqueueOperation) -> None:
         if self.over:
             asked.fail(self._why_over or self._gone())
         elif asked.hold in self.holds:
-            self._operate(asked)
+            self._link.operate(asked)
         else:
             asked.settle(_REFUSED)  # it was withdrawn meanwhile
 
     def _push_early(self, hold: int) -> None:
-        early = self._early.pop(hold, None)
-        if early is not None:
+        if early := self._early.pop(hold, None):
             self.loop.call_soon(self.push, *early)
 
-    def _place(self, hold: int, standing: int) -> bool:
-        """Note what is known of a hold; false if it has been withdrawn meanwhile."""
-        if hold not in self.holds:
-            return False
-        self.holds[hold] = standing
-        return True
-
-    def _confirmed_at_once(self, asked: Enqueue, order_id: int, error: EngineError | None) -> None:
+    def _confirmed_at_once(
+        self, asked: EnqueueOperation, order_id: int, error: EngineError | None
+    ) -> None:
         if error is None:
-            self._place(asked.hold, OWNS)
+            if asked.hold in self.holds:
+                self.holds[asked.hold] = OWNS
             asked.settle(Enqueued(_GRANTED, order_id))
             self._push_early(asked.hold)
         else:
             if self.holds.pop(asked.hold, None) is not None:
-                self._withdraw_unasked(asked.hold)
+                self._withdraw(asked.hold)
             asked.fail(error)
 
     def alter(
@@ -241,36 +246,34 @@ class RedisSession(Attachment):
                 rules.check_timeout(timeout, self.path)
         return self._change(
             *("", 0 if count is None else count, "alter", hold),
-            "" if count is None else count_text(count),
+            "" if count is None else values.count_text(count),
             *("0" if data is None else "1", data or b""),
-            "-" if timeout is UNCHANGED else microseconds(timeout),
+            "-" if timeout is UNCHANGED else values.microseconds(timeout),
         )
 
     def withdraw(self, hold: int) -> Answer[bool]:
         if self.over:
             self.check()
         self._drop(hold)
-        asked = Withdraw(self, hold)
-        self._operate(asked)
+        asked = WithdrawOperation(self, hold)
+        self._link.operate(asked)
         return asked
 
-    def withdrawn(self, asked: Withdraw, reply: Any) -> None:
-        """A withdrawal has failed."""
+    def not_withdrawn(self, asked: WithdrawOperation, reply: Any) -> None:
+        """Handle the error of a withdrawal."""
         error = self._wrong(reply)
-        if asked.perhaps_done and isinstance(error, SessionExpired):
+        if asked.retried:
+            if not self.over:
+                self._unwanted.add(asked.hold)
+        elif asked.may_have_run and isinstance(error, SessionExpired):
             asked.settle(True)
         else:
             asked.fail(error or self._failure(f"it answered {reply!r}"))
 
-    def withdrawn_unasked(self, hold: int, reply: Any) -> None:
-        """A withdrawal that nobody waits for did not succeed."""
-        self._wrong(reply)
+    def _withdraw(self, hold: int) -> None:
+        """Take a request out of its queue, without a caller."""
         if not self.over:
-            self._unwanted.add(hold)
-
-    def _withdraw_unasked(self, hold: int) -> None:
-        if not self.over:
-            self._operate(WithdrawUnasked(self, hold))
+            self._link.operate(WithdrawOperation(self, hold, retried=True))
 
     def _drop(self, hold: int) -> None:
         self.holds.pop(hold, None)
@@ -279,10 +282,10 @@ class RedisSession(Attachment):
         if self._early:
             self._early.pop(hold, None)
 
-    # What is pushed
+    # Pushes
 
     def push(self, kind: bytes, rest: bytes) -> None:
-        """Something happened to the session, or to one of its requests."""
+        """Handle an event of the session, or of one of its requests."""
         if self.over:
             return
         if kind == b"T":
@@ -291,8 +294,8 @@ class RedisSession(Attachment):
             self.end(rest.decode())
         elif kind == b"A":
             self.look.set()
-        elif self.put_by is not None:
-            self.put_by.append((kind, rest))
+        elif self.early_pushes is not None:
+            self.early_pushes.append((kind, rest))
         else:
             hold = int(rest.split()[0])
             standing = self.holds.get(hold)
@@ -306,7 +309,7 @@ class RedisSession(Attachment):
                 self._granted(hold, int(rest.split()[1]))
 
     def _granted(self, hold: int, order_id: int) -> None:
-        self._engine.saw(order_id)
+        self.order_ids.saw(order_id)
         if self._engine.confirmer is None:
             self._tell_granted(hold, order_id)
         else:
@@ -328,19 +331,21 @@ class RedisSession(Attachment):
     def _removed(self, hold: int, why: Removal) -> None:
         self._drop(hold)
         with self._engine.failures.contained():
-            self._withdraw_unasked(hold)  # what the store keeps of it, it need not keep
+            self._withdraw(hold)  # the store need not keep the reason
         self.events.removed(hold, why)
 
-    # What is looked up
+    # Looking up
 
     def look_up(self, standings: Sequence[int]) -> None:
-        """Ask what has become of the requests that stand so, in case a push was missed."""
-        if self.put_by is not None or self.over:
+        """Look up requests in these states, in case a push was missed."""
+        if self.early_pushes is not None or self.over:
             return
         while self._unwanted:
-            self._withdraw_unasked(self._unwanted.pop())
-        for holds in _chunks([hold for hold, each in self.holds.items() if each in standings]):
-            self._send(Call(SCRIPTS["look"], self, holds, partial(self._found, holds)))
+            self._withdraw(self._unwanted.pop())
+        found = [hold for hold, each in self.holds.items() if each in standings]
+        for start in range(0, len(found), _CHUNK):
+            holds = tuple(found[start : start + _CHUNK])
+            self._link.send(ScriptCall(SCRIPTS["look"], self, holds, partial(self._found, holds)))
 
     def _found(self, holds: tuple[int, ...], reply: Any) -> None:
         if self._wrong(reply) is not None or self.over:
@@ -359,86 +364,31 @@ class RedisSession(Attachment):
                 self._granted(hold, place)
 
     def _lost_something(self) -> None:
-        """The store lives on without the last of what it said: nothing it said can be relied on."""
+        """End the session, because the store has lost some grant or place that it reported."""
         self.end("the store has lost what it had granted or queued (a failover, or old data)")
         self._send_leave("close", ignore)
 
     # Taking over
 
-    async def until_nobody_believes(self) -> None:
-        """Return when no attachment before this one can believe that it holds anything.
-
-        Raises:
-            SessionExpired: it has ended meanwhile, or was taken over once more.
-        """
-        while True:
-            self.check()
-            self.look.clear()
-            reply = await self._ask("believed")
-            if reply == 0:
-                return
-            wait = min(reply / 1e6, self.window / 3, 5.0)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait + 0.001):
-                    await self.look.wait()
-
     async def begin(self, description: str) -> None:
-        """The take-over is complete: tell what was found, and then what has happened since.
+        """Complete the takeover: report the requests, and then the pushes since its begin.
 
         Args:
-            description: what the session says of itself from now on.
+            description: the description of the session from now on.
         """
         told: asyncio.Future[Any] = self.loop.create_future()
 
         def begun(reply: Any) -> None:
             if self._wrong(reply) is None and not self.over:
-                found = describe.recovered(reply[1])
+                found = values.recovered(reply[1])
                 self.holds = {each.hold: OWNS if each.granted else WAITING for each in found}
                 self.waited = {each.hold: each.name for each in found if not each.granted}
                 self._engine.expect(reply[2])
                 self.events.resumed(found)
-                put_by, self.put_by = self.put_by or [], None
-                for push in put_by:
+                pushes, self.early_pushes = self.early_pushes or [], None
+                for push in pushes:
                     self.push(*push)
             settle(told, reply)
 
-        self._send(Reading(SCRIPTS["begin"], self, (description,), begun))
+        self._link.send(LargeRead(SCRIPTS["begin"], self, (description,), begun))
         self._raise(await told)
-
-    async def _ask(self, script: str) -> Any:
-        told: asyncio.Future[Any] = self.loop.create_future()
-        self._send(Call(SCRIPTS[script], self, (), partial(settle, told)))
-        reply = await told
-        self._raise(reply)
-        return reply
-
-    def _raise(self, reply: Any) -> None:
-        error = self._wrong(reply)
-        if error is not None:
-            raise error
-        self.check()
-
-    # Watches
-
-    def watch(
-        self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
-    ) -> Callable[[], None]:
-        self.check()
-        rules.check_name(name, self.path)
-        return self._engine.watch(
-            self, name, frozenset(b"b" + b"d" * data + b"o" * owners), changed
-        )
-
-
-def _chunks(holds: list[int]) -> Iterator[tuple[int, ...]]:
-    for start in range(0, len(holds), _CHUNK):
-        yield tuple(holds[start : start + _CHUNK])
-
-
-def _finish(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)

@@ -7,7 +7,7 @@
 --
 -- A namespace without its epoch is new, or has lost its data. Holders may consider leases held that
 -- are forgotten here, so nothing is granted until their windows are over. A client says for how long
--- (first_contact.py). "Fresh" ends that later, too, unless a client has come that knew another epoch,
+-- (namespace.py). "Fresh" ends that later, too, unless a client has come that knew another epoch,
 -- or the data is known to be lost ("n" is not "1").
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -5)

@@ -1,15 +1,16 @@
-"""The way to the server: connected, or connecting again; nothing that was asked gets lost.
+"""Connection to one server, with automatic reconnect. Command commands survive a reconnect.
 
 Rules:
 
-* One task owns the connections. It connects, prepares what is there (see `Client`), and waits
-  until they are gone.
-* What is asked while there is no connection waits for the next one, behind what was asked before
-  and has not been answered. It is sent, in that order, when every session is attached anew.
+* One task owns the connections. It connects, prepares each connection (see `ReconnectorOwner`), and
+  waits until it ends.
+* A command that is sent without a connection waits for the next one, behind earlier commands
+  without an answer. They are sent, in that order, when every session is attached anew.
 * Attempts are repeated after a pause that grows, with some jitter.
-* Where pushes do not come on the connection of the commands (RESP2) a second one hears them; the
-  end of either is the end of both. Commands then wait until subscriptions are confirmed. It is
-  made to say something now and then, since nobody would notice its end otherwise.
+* Where pushes do not come on the connection of the commands (RESP2), a second connection receives
+  them; the end of either is the end of both. Commands then wait until subscriptions are confirmed.
+  The second connection subscribes anew from time to time, because otherwise its end would go
+  unnoticed.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import asyncio
 import logging
 import random
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
 from tenure.background import Failures, supervise
-from tenure.engines.redis.commands import Batch, Operation, Pending, Refusal
+from tenure.engines.redis.commands import Command, Operation, Refusal
 from tenure.engines.redis.connecting import (
     Loading,
     Server,
@@ -31,11 +33,11 @@ from tenure.engines.redis.connecting import (
     greet,
     translated,
 )
+from tenure.engines.redis.connection import Batch, RedisConnection
 from tenure.engines.redis.url import RedisUrl
-from tenure.engines.redis.wire import Wire
 from tenure.errors import EngineUnavailable, TenureError
 
-__all__ = ["Client", "Link"]
+__all__ = ["ReconnectorOwner", "RedisReconnector"]
 
 _log = logging.getLogger("tenure")
 
@@ -43,32 +45,38 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 2.0
 _LONGEST_LOADING_PAUSE = 0.5
 
 
-class Client(Protocol):
-    """Whose link it is."""
+class ReconnectorOwner(Protocol):
+    """Receiver of what the connections report."""
 
     def pushed(self, channel: bytes, message: bytes) -> None:
-        """Something was published."""
+        """Handle a published message."""
 
     def lost(self, why: str) -> None:
-        """The connection is gone; another one is being made."""
+        """Handle the end of the connection; another one is being made."""
 
-    async def prepare(self, wire: Wire, server: Server) -> None:
-        """A connection is there: what must be so before anything else is asked."""
+    async def prepare(self, wire: RedisConnection, server: Server) -> None:
+        """Prepare a new connection, before it is used for commands."""
 
     def resumed(self) -> None:
-        """What was asked is asked again; what may have been missed can be looked up."""
+        """Look up what may have been missed; pending commands have been sent again."""
 
 
-class Link:
-    """The connections of one engine."""
+class RedisReconnector:
+    """Connections of one engine.
 
-    def __init__(self, address: RedisUrl, meta: str, client: Client) -> None:
+    Attributes:
+        operate: sends an operation, now or when there is a connection.
+    """
+
+    operate: Callable[[Operation[Any]], None]
+
+    def __init__(self, address: RedisUrl, meta: str, owner: ReconnectorOwner) -> None:
         self._address = address
         self._meta = meta
-        self._client = client
-        self._wire: Wire | None = None
-        self._ears: Wire | None = None  # the wire that hears pushes; often the same
-        self._waiting: deque[Pending] = deque()
+        self._owner = owner
+        self._wire: RedisConnection | None = None
+        self._ears: RedisConnection | None = None  # receives pushes; often the same connection
+        self._waiting: deque[Command] = deque()
         self._gates = 0
         self._channels: dict[str, None] = {}
         self._gone = asyncio.Event()
@@ -76,15 +84,16 @@ class Link:
         self._why = ""
         self._error: Exception | None = None
         self._progress = (0, 0)
+        self._route()
 
     @property
     def trouble(self) -> str:
-        """Why there is no connection, or was none the last time."""
+        """Reason why there is no connection, or was none the last time."""
         return self._why
 
     @property
     def failure(self) -> EngineUnavailable | None:
-        """Why there is no connection at this moment; ``None`` while there is one."""
+        """Reason why there is no connection now; ``None`` while there is one."""
         if self._wire is not None:
             return None
         failure = EngineUnavailable(self._why)
@@ -124,35 +133,38 @@ class Link:
             await asyncio.wait([task])
         wire, self._wire = self._wire, None
         ears, self._ears = self._ears, None
+        self._route()
         if wire is not None and ears is not None:
             wire.give_up("closed")
             ears.give_up("closed")
         self._waiting.clear()
 
-    # What is asked
+    # Sending
 
-    def send(self, call: Pending) -> None:
-        """Have something asked, now or when there is a connection."""
+    def send(self, call: Command) -> None:
+        """Send a command, now or when there is a connection."""
         if self._wire is None or self._gates:
             self._waiting.append(call)
         else:
             self._wire.send(call)
 
-    def operate(self, operation: Operation[Any]) -> None:
-        """Have an operation done, now or when there is a connection."""
-        if self._wire is None or self._gates:
-            self._waiting.append(Batch(operation.session, operation))
-        else:
-            self._wire.operate(operation)
+    def _route(self) -> None:
+        """Choose where operations go, without a call in between."""
+        wire = self._wire
+        self.operate = self._operate_later if wire is None or self._gates else wire.operate
+
+    def _operate_later(self, operation: Operation[Any]) -> None:
+        self._waiting.append(Batch(operation.session, operation))
 
     def subscribe(self, channel: str) -> None:
-        """Hear of what is published there; what is sent from now on comes later than that."""
+        """Subscribe to a channel; commands that are sent from now on come later."""
         self._channels[channel] = None
         ears = self._ears
         if ears is None:
             return
         if ears is not self._wire:
             self._gates += 1
+            self._route()
         ears.subscribe(channel).add_done_callback(partial(self._confirmed, ears))
 
     def unsubscribe(self, channel: str) -> None:
@@ -160,14 +172,15 @@ class Link:
         if self._ears is not None:
             self._ears.unsubscribe(channel)
 
-    def _confirmed(self, ears: Wire, told: asyncio.Future[Any]) -> None:
+    def _confirmed(self, ears: RedisConnection, told: asyncio.Future[Any]) -> None:
         error = told.exception()
         if ears is not self._ears:
             return  # a gate goes with its connection
         if error is not None:
-            self._drop(str(error))
+            self.give_up(str(error))
         elif ears is not self._wire:
             self._gates -= 1
+            self._route()
             self._send_waiting()
 
     def _send_waiting(self) -> None:
@@ -175,7 +188,7 @@ class Link:
             self._wire.send(self._waiting.popleft())
 
     def check(self) -> bool:
-        """Whether something has arrived since the last call, if anything was to arrive."""
+        """Return false if an answer is due and nothing has arrived since the last call."""
         if self._wire is None or self._ears is None:
             return True
         before, self._progress = self._progress, (self._wire.progress, self._ears.progress)
@@ -185,14 +198,10 @@ class Link:
             self._ears.subscribe(next(iter(self._channels))).add_done_callback(_heard)
         return alive
 
-    def give_up(self, why: str) -> None:
-        """Take the connection for dead, and make another one."""
-        self._drop(why)
-
     # The connections
 
     async def _keep(self) -> None:
-        """See to it that there is a connection, until cancelled."""
+        """Keep a connection, until cancelled."""
         while True:
             if self._wire is not None:
                 await self._gone.wait()
@@ -202,7 +211,7 @@ class Link:
                 try:
                     await self._connect()
                     break
-                except Exception as error:  # whatever it is, somebody may mend it
+                except Exception as error:  # an administrator may repair the cause
                     why = str(error)
                     passes = isinstance(error, EngineUnavailable) or (
                         isinstance(error, OSError) and not isinstance(error, TenureError)
@@ -214,22 +223,22 @@ class Link:
 
     async def _connect(self) -> None:
         self._gone.clear()
-        made: list[Wire] = []
+        made: list[RedisConnection] = []
 
-        def lost(why: str, unanswered: list[Pending]) -> None:
+        def lost(why: str, unanswered: list[Command]) -> None:
             self._waiting.extendleft(reversed(unanswered))
             if self._wire in made:
-                self._drop(why)
+                self.give_up(why)
             for each in made:
                 each.give_up(why)
 
         try:
-            wire, server = await connect(self._address, self._meta, self._client.pushed, lost)
+            wire, server = await connect(self._address, self._meta, self._owner.pushed, lost)
             made.append(wire)
             ears = wire
             if server.protocol == 2:
                 ears = await connect_once(
-                    self._address, server.place, self._meta, self._client.pushed, lost
+                    self._address, server.place, self._meta, self._owner.pushed, lost
                 )
                 made.append(ears)
             await self._prepare(wire, ears, server)
@@ -242,22 +251,23 @@ class Link:
         self._wire, self._ears = wire, ears
         self._gates = 0
         self._progress = (0, 0)
+        self._route()
         try:
             self._send_waiting()
-            self._client.resumed()
+            self._owner.resumed()
         except Exception as error:
-            self._drop(f"it could not be used: {error!r}")
+            self.give_up(f"it could not be used: {error!r}")
             raise
 
-    async def _prepare(self, wire: Wire, ears: Wire, server: Server) -> None:
+    async def _prepare(self, wire: RedisConnection, ears: RedisConnection, server: Server) -> None:
         try:
             async with asyncio.timeout(self._address.connect_timeout):
                 if ears is not wire:
                     await greet(ears, self._address, protocol=2)
-                await self._client.prepare(wire, server)
+                await self._owner.prepare(wire, server)
                 heard: set[str] = set()
                 while missing := [each for each in self._channels if each not in heard]:
-                    heard.update(missing)  # and others are asked for meanwhile
+                    heard.update(missing)  # and others may join meanwhile
                     await ears.subscribe(*missing)
         except TimeoutError as error:
             raise EngineUnavailable(f"{self._address.url} does not answer") from error
@@ -266,19 +276,21 @@ class Link:
         if wire.over or ears.over:
             raise EngineUnavailable(f"{self._address.url} closed the connection")
 
-    def _drop(self, why: str) -> None:
+    def give_up(self, why: str) -> None:
+        """Drop the connection, and make another one."""
         wire, ears = self._wire, self._ears
         if wire is None or ears is None:
             return
         self._wire = self._ears = None
         self._gates = 0
+        self._route()
         self._why, self._error = why, None
         self._gone.set()
         wire.give_up(why)
         ears.give_up(why)
-        self._client.lost(why)
+        self._owner.lost(why)
 
 
 def _heard(told: asyncio.Future[Any]) -> None:
-    """It has been answered, or the connection is gone."""
+    """Retrieve the error of a subscription whose connection has ended."""
     told.exception()

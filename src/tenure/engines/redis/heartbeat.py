@@ -1,8 +1,8 @@
-"""Renewal beside the event loop: a thread with a connection of its own, for when the loop is stuck.
+"""Heartbeat thread: renews sessions over a connection of its own while the event loop is stuck.
 
-It is started by the first renewal that does not come from the loop's thread, and blocks nobody:
-who asks leaves the session in a list. It knows where the server was when the loop last spoke to it;
-when it cannot be reached there, a renewal proves nothing, and the next one tries again.
+The first renewal from another thread than the loop's starts it. The caller puts the session in a
+list and never blocks. The thread connects to the server that the loop used last. A renewal that
+fails proves nothing, and the next one tries again.
 """
 
 from __future__ import annotations
@@ -11,21 +11,17 @@ import asyncio
 import logging
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hiredis
 
 from tenure.background import BackgroundThread, Failures
 from tenure.clock import Clock
-from tenure.engines.redis.commands import pack
+from tenure.engines.redis.commands import SCRIPTS, AttachedSession, Word, pack
 from tenure.engines.redis.connecting import Server
-from tenure.engines.redis.scripts import SCRIPTS
 from tenure.engines.redis.url import RedisUrl
 
-if TYPE_CHECKING:
-    from tenure.engines.redis.attachment import Attachment
-
-__all__ = ["Renewer"]
+__all__ = ["RedisHeartbeat"]
 
 _log = logging.getLogger("tenure")
 
@@ -34,8 +30,8 @@ _SCRIPT = SCRIPTS["renew"]
 _NOTHING = object()
 
 
-class Renewer:
-    """The thread, and what it is to renew."""
+class RedisHeartbeat:
+    """The heartbeat thread of one engine, and the sessions that it renews next."""
 
     def __init__(self, address: RedisUrl, meta: str, clock: Clock, witness: str) -> None:
         self._address = address
@@ -43,22 +39,22 @@ class Renewer:
         self._meta = meta
         self._clock = clock
         self._server: Server | None = None
-        self._wanted: dict[Attachment, None] = {}
+        self._wanted: dict[AttachedSession, None] = {}
         self._look = threading.Condition()
-        self._failures = Failures(f"renewing beside the loop on {address.url}", _log)
-        self._thread = BackgroundThread("tenure-redis-renewer", self._run)
+        self._failures = Failures(f"heartbeats to {address.url}", _log)
+        self._thread = BackgroundThread("tenure-redis-heartbeat", self._run)
         self._socket: socket.socket | None = None
         self._connected_to: Server | None = None
         self._reader: Any = None
         self._closing = False
 
     def serve(self, server: Server) -> None:
-        """Where the server is now. On the loop."""
+        """Use this server from now on. Called on the loop."""
         with self._look:
             self._server = server
 
-    def renew(self, session: Attachment) -> None:
-        """Have a session renewed. From any thread; at once."""
+    def renew(self, session: AttachedSession) -> None:
+        """Renew a session soon. Called on any thread; never blocks."""
         with self._look:
             if self._closing:
                 return
@@ -76,7 +72,7 @@ class Renewer:
                 try:
                     self._socket.shutdown(socket.SHUT_RDWR)  # it may be waiting for an answer
                 except OSError:
-                    _log.debug("the renewer's connection was closed already")
+                    _log.debug("the heartbeat thread's connection was closed already")
         if self._thread.alive:
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
@@ -94,17 +90,17 @@ class Renewer:
             try:
                 self._renew(sessions)
             except (OSError, hiredis.HiredisError) as error:
-                _log.debug("renewing beside the loop failed: %s", error)
+                _log.debug("a heartbeat failed: %s", error)
                 self._disconnect()
             except Exception as error:
                 self._failures.report(error)
                 self._disconnect()
         self._disconnect()
 
-    def _renew(self, sessions: list[Attachment]) -> None:
+    def _renew(self, sessions: list[AttachedSession]) -> None:
         connection = self._connected()
         at = self._clock.now()
-        commands: list[tuple[str | bytes | int, ...]] = [
+        commands: list[tuple[Word, ...]] = [
             ("EVALSHA", _SCRIPT.digest, 1, self._meta, each.id, each.token) for each in sessions
         ]
         connection.sendall(b"".join(map(pack, commands)))
@@ -129,7 +125,7 @@ class Renewer:
                 raise ConnectionAbortedError("the engine is being closed")
         self._connected_to = server
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
-        words: list[tuple[str | bytes | int, ...]] = []
+        words: list[tuple[Word, ...]] = []
         if self._address.password:
             name = self._address.username
             words.append(("AUTH", *filter(None, (name, self._address.password))))

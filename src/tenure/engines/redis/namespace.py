@@ -1,4 +1,4 @@
-"""First contact with a namespace that has no epoch: for how long nothing is granted, and why.
+"""First contact with a namespace that has no epoch, and the quarantine in which it grants nothing.
 
 A namespace without its epoch is new, or has lost its data. After a loss, holders may consider
 their leases held for at most W, the longest recovery window (``max_window``). The wait is therefore
@@ -13,24 +13,26 @@ server counts.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
+from tenure.clock import Clock
 from tenure.core.rules import MAX_WINDOW
-from tenure.engines.redis.commands import Refusal
+from tenure.engines.redis.commands import SCRIPTS, Refusal
 from tenure.engines.redis.connecting import Info, parse_info
-from tenure.engines.redis.scripts import SCRIPTS
-from tenure.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from tenure.engines.redis.url import RedisUrl
-    from tenure.engines.redis.wire import Wire
+from tenure.engines.redis.connection import RedisConnection
+from tenure.engines.redis.url import RedisUrl
+from tenure.errors import EngineError, InvalidArgument
 
 __all__ = [
+    "REASONS",
     "ROLL_CALL",
     "Greeting",
+    "Quarantine",
     "Report",
     "Verdict",
     "Witnesses",
@@ -38,6 +40,8 @@ __all__ = [
     "greet_namespace",
     "judge",
 ]
+
+_log = logging.getLogger("tenure")
 
 ROLL_CALL = 4.0
 """Seconds in which programs that can reach the server reconnect, and report the loss of data."""
@@ -50,6 +54,32 @@ _APART = 5.0
 
 _PROMOTING = ("replicaof", "slaveof", "failover")
 _MALLOC_UPTIME = re.compile(r"^uptime:\s*(\d+)", re.MULTILINE)
+
+
+REASONS = {
+    "fresh": "",
+    "new": "its programs may still have to reconnect",
+    "lost": "its data was lost, and former holders may still consider their leases held",
+    "restarted": "its server started less than the longest recovery window ago, perhaps without "
+    "its data",
+    "promoted": "its server was a replica, which may lack the data of its master",
+    "sentinel": "a server behind sentinels may lack the data of a former master",
+    "flushed": "its server has forgotten its scripts, and with them whether the data was lost",
+    "reset": "the statistics of its server were reset, and with them whether the data was lost",
+    "unknown": "its server does not report whether the data was lost (INFO is denied or "
+    "incomplete)",
+    "clock": "the clock of its server differs from the clock of this client, so how long the "
+    "server has been up is unknown",
+    "moved": "its data was moved to another database, and former holders may still consider "
+    "their leases held",
+}
+"""Why nothing is granted, by the code that the namespace keeps."""
+
+_CERTAIN = frozenset({"lost", "moved"})
+"""Reasons by which the data is known to be lost."""
+
+_LATE = 3.0
+"""Seconds by which an answer may be late without the wait seeming to be prolonged."""
 
 
 class Witnesses:
@@ -84,11 +114,11 @@ class Witnesses:
 
 
 class Verdict(NamedTuple):
-    """How long nothing is granted in a namespace without an epoch, and why.
+    """Decision for how long nothing is granted in a namespace without an epoch.
 
     Attributes:
         wait: seconds.
-        reason: a key of `tenure.engines.redis.quarantine.REASONS`.
+        reason: a key of `REASONS`.
     """
 
     wait: float
@@ -96,7 +126,7 @@ class Verdict(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a server reports of itself.
+    """Self-report of a server.
 
     Attributes:
         info: the answer to ``INFO everything``; ``None`` where that is denied.
@@ -111,12 +141,12 @@ class Report(NamedTuple):
 
 
 class Greeting(NamedTuple):
-    """What a namespace answers to a client that has connected.
+    """Answer of a namespace to a client that has connected.
 
     Attributes:
         epoch: another one after each loss of data.
         left: seconds for which nothing is granted.
-        reason: why, a key of `tenure.engines.redis.quarantine.REASONS`.
+        reason: a key of `REASONS`.
         may_be_new: ``?fresh=true`` would end that.
     """
 
@@ -127,7 +157,7 @@ class Greeting(NamedTuple):
 
 
 async def greet_namespace(
-    wire: Wire, address: RedisUrl, witnesses: Witnesses, run_id: str, known: str
+    wire: RedisConnection, address: RedisUrl, witnesses: Witnesses, run_id: str, known: str
 ) -> Greeting:
     """Greet the namespace, make it where it is not there, and leave a witness.
 
@@ -184,7 +214,7 @@ def _other_window(address: RedisUrl, there: float) -> InvalidArgument:
     )
 
 
-async def collect(wire: Wire) -> Report:
+async def collect(wire: RedisConnection) -> Report:
     """Ask a server for what `judge` considers."""
     info = uptime = None
     apart = 0.0
@@ -232,7 +262,7 @@ def judge(address: RedisUrl, witnessed: float, report: Report) -> Verdict:
 
 
 def _doubt(address: RedisUrl, report: Report) -> str:
-    """Why the absence of a witness proves nothing; empty where it does."""
+    """Return why the absence of a witness proves nothing; empty if it proves something."""
     if address.service:
         return "sentinel"
     info = report.info
@@ -268,3 +298,61 @@ def _uptime(report: Report) -> float | None:
     if report.apart > _APART:
         return None  # the clock may have been set since the start, and uptime follows it
     return float(report.info["uptime_in_seconds"]) - 1.0  # it is a difference of whole seconds
+
+
+class Quarantine:
+    """The time for which nothing is granted in a namespace, because its data may be lost."""
+
+    def __init__(self, address: RedisUrl, clock: Clock) -> None:
+        self._address = address
+        self._now = clock.now
+        self._wall = clock.wall
+        self._until = float("-inf")
+        self._reason = ""
+        self._warned_until = float("-inf")
+        self._may_be_new = False
+
+    @property
+    def left(self) -> float:
+        """Seconds until it ends; negative if it has ended."""
+        return self._until - self._now()
+
+    def update(self, left: float, reason: str, *, may_be_new: bool | None = None) -> None:
+        """Note what the server says. One warning is logged, and one more if it is prolonged.
+
+        Args:
+            left: seconds until it ends; 0 for none.
+            reason: a key of `REASONS`.
+            may_be_new: ``?fresh=true`` would end it; ``None`` if the server did not say.
+        """
+        self._until = self._now() + left
+        self._reason = reason
+        if may_be_new is not None:
+            self._may_be_new = may_be_new
+        if reason in _CERTAIN:
+            self._may_be_new = False
+        if left > 0 and self._until > self._warned_until + _LATE:
+            self._warned_until = self._until
+            _log.warning("%s: %s.", self._address.url, self)
+
+    def prolong(self, left: float) -> None:
+        """Note that it ends no sooner."""
+        if left > self.left:
+            self.update(left, self._reason or "lost")
+
+    def trouble(self) -> EngineError | None:
+        """The reason why nothing is granted now; ``None`` while requests are granted."""
+        return EngineError(str(self)) if self.left > 0 else None
+
+    def __str__(self) -> str:
+        left = max(self.left, 0.0)
+        until = datetime.fromtimestamp(self._wall() + left, UTC).astimezone()
+        why = REASONS.get(self._reason, REASONS["lost"])
+        new = ""
+        if self._may_be_new and self._reason != "new":
+            new = "; if no program has ever used it, ?fresh=true ends the wait"
+        namespace = self._address.prefix[1:-2]  # without braces and colon
+        return (
+            f"nothing is granted in namespace {namespace!r} for another {left:.1f} s "
+            f"(until {until:%H:%M:%S}): {why}{new}"
+        )

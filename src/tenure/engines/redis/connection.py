@@ -1,18 +1,19 @@
-"""One connection: bytes out, replies in, in the order in which they were asked for.
+"""Connection to a Redis server: commands out, replies in the same order.
 
 Rules:
 
-* Only this protocol touches the connection. Whoever asks gives a `Call`, which hears its reply;
-  that nobody wants the reply any more changes nothing here.
-* Operations that a session asks for in one go are one command, a `Batch`. What is sent within one
-  turn of the loop leaves in one write, or in pieces when it is much, so that the server does the
-  first while others are made; but a program that asks for one thing at a time waits for no turn.
+* Only this protocol touches the socket. The caller sends a `Command`, which handles its reply, even
+  when the reply has no receiver any more.
+* Operations that a session calls for together are one command, a `Batch`. Commands that are sent in
+  one iteration of the loop leave in one write, or in pieces when they are many, so that the server
+  runs the first while others are made. A program that does one thing at a time waits for no
+  iteration.
 * A reply that says that the server cannot be used (a replica, one that is loading, one that has
-  lost its data) is no answer: the connection is given up, and what was not answered is sent again
-  on the next one.
-* A server that has forgotten its scripts is given them again, and then what it did not run, in
-  order. Another client may give them to it in the middle: what a session asked for later was then
-  done first, and is sent again behind what was not done.
+  lost its data) is no answer: the connection is dropped, and unanswered commands are sent again on
+  the next one.
+* A server that has forgotten its scripts gets them again, and then the commands that it did not
+  run, in order. Another client may load them meanwhile. Later commands of a session may then have
+  run first; they are sent again, behind those that had not run.
 """
 
 from __future__ import annotations
@@ -21,51 +22,94 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import hiredis
 
 from tenure.busy_poll import BusyPoll
 from tenure.engines.redis.commands import (
-    Batch,
-    Call,
-    Once,
+    SCRIPTS,
+    AttachedSession,
+    Command,
     Operation,
-    Pending,
-    Reading,
+    PlainCommand,
     Refusal,
+    SingleCall,
     Subscription,
-    Words,
-    never,
+    Word,
     pack,
 )
-from tenure.engines.redis.scripts import SCRIPTS
 
-if TYPE_CHECKING:
-    from tenure.engines.redis.attachment import Attachment
-
-__all__ = ["Wire"]
+__all__ = ["Batch", "RedisConnection"]
 
 _log = logging.getLogger("tenure")
 
+_OPERATE = SCRIPTS["operate"]
 _UNUSABLE = frozenset({"READONLY", "LOADING", "MASTERDOWN", "BUSY", "UNBLOCKED"})
 _NOTHING = object()
 _ENOUGH = 16
-"""Operations that are sent at once, though the turn of the loop is not over."""
+"""Operations that are sent at once, before the loop's iteration ends."""
 
 
-class Wire(asyncio.Protocol):
-    """One connection.
+class Batch(Command):
+    """Operations of one session, in their order, as one command."""
+
+    __slots__ = ("operations", "session")
+
+    session: AttachedSession
+
+    def __init__(self, session: AttachedSession, operation: Operation[Any]) -> None:
+        self.session = session
+        self.operations = [operation]
+
+    def packed(self, meta: str) -> bytes:
+        session = self.session
+        words: list[Word]
+        words = ["EVALSHA", _OPERATE.digest, 1, meta, session.id, session.token]
+        words.append(session.order_ids.highest)
+        for operation in self.operations:
+            words += operation.words
+        return pack(tuple(words))
+
+    def answered(self, reply: Any) -> None:
+        operations = self.operations
+        if type(reply) is not list or type(reply[0]) is bytes:  # the same for all
+            for operation in operations:
+                operation.answered(reply)
+            return
+        for operation, each in zip(operations, reply, strict=False):
+            operation.answered(each)
+        self._push(reply)
+
+    def came_too_early(self, reply: Any) -> None:
+        if type(reply) is list and type(reply[0]) is not bytes:
+            self._push(reply)
+        for operation in self.operations:
+            operation.again()
+
+    def unanswered(self, why: str, *, ran: bool) -> list[Command]:  # noqa: ARG002
+        if ran:
+            for operation in self.operations:
+                operation.again()
+        return [Batch(self.session, each) for each in self.operations]
+
+    def _push(self, reply: list[Any]) -> None:
+        for message in reply[len(self.operations) :]:
+            self.session.told(message)
+
+
+class RedisConnection(asyncio.Protocol):
+    """Connection to a Redis server.
 
     Args:
         meta: the key that scripts are given.
-        pushed: hears (channel, message) of what is published.
-        lost: called when the connection is gone, with why and with what was not answered and is to
-            be sent again.
+        pushed: receives (channel, message) of each push.
+        lost: called when the connection has ended, with the reason and the commands that are to be
+            sent again.
         busy_poll: seconds that the loop stays awake for an answer, at the most.
 
     Attributes:
-        over: the connection is gone.
+        over: the connection has ended.
         progress: rises with everything that arrives.
     """
 
@@ -73,7 +117,7 @@ class Wire(asyncio.Protocol):
         self,
         meta: str,
         pushed: Callable[[bytes, bytes], None],
-        lost: Callable[[str, list[Pending]], None],
+        lost: Callable[[str, list[Command]], None],
         busy_poll: float,
     ) -> None:
         self.progress = 0
@@ -81,46 +125,51 @@ class Wire(asyncio.Protocol):
         self._pushed = pushed
         self._lost = lost
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
-        self._pending: deque[Pending] = deque()
+        self._pending: deque[Command] = deque()
         self._out: list[bytes] = []
-        self._batch: Batch | None = None  # what the next operation may join
+        self._batch: Batch | None = None  # open for the next operation
         self._flushing = False
-        self._alone = True  # the last time that nothing was under way, one operation at a time was
+        self._alone = True  # one operation at a time, when it was last idle
         self._loop = asyncio.get_running_loop()
         self._poll = BusyPoll(self._loop.call_soon, busy_poll)
         self._transport: asyncio.Transport | None = None
         self._why = ""
         self._data_lost = False
         self.over = False
-        self._unscripted: list[Pending] = []
-        self._held_back: list[Pending] = []  # what was asked for since then
+        self._unscripted: list[Command] = []
+        self._held_back: list[Command] = []  # sent since then
         self._reloading = False
 
-    # What is asked
+    # Sending
 
     @property
     def waits(self) -> bool:
-        """Whether something has not been answered yet."""
+        """True while a command has no answer."""
         return bool(self._pending) or self._batch is not None
 
-    def send(self, call: Pending) -> None:
+    def send(self, call: Command) -> None:
         """Send a command."""
         if self.over:
-            self._again(call)
-        elif self._reloading:
-            self._close_batch()
+            if again := list(call.unanswered(self._why, ran=False)):
+                self._lost(self._why, again)
+            return
+        self._close_batch()
+        if self._reloading:
             self._held_back.append(call)
         else:
             try:
-                packed = call.packed(self._meta)
+                self._pack(call)
             except (TypeError, ValueError) as error:  # nothing is sent, and no reply will come
                 call.answered(Refusal(f"it cannot be sent: {error}"))
-                return
-            self._close_batch()
-            # Together, or replies would go to others than those who asked.
-            self._out.append(packed)
-            self._pending.append(call)
-            self._soon()
+            else:
+                self._soon()
+
+    def _pack(self, call: Command) -> None:
+        """Encode a command for the next write."""
+        packed = call.packed(self._meta)
+        # Together, or replies would go to other commands.
+        self._out.append(packed)
+        self._pending.append(call)
 
     def operate(self, operation: Operation[Any]) -> None:
         """Send an operation, with others of its session."""
@@ -139,7 +188,7 @@ class Wire(asyncio.Protocol):
         batch = Batch(session, operation)
         if self._alone and not (self._pending or self._out):
             # Waiting for others would gain nothing.
-            assert self._transport is not None  # as soon as there is anybody who asks
+            assert self._transport is not None  # it is connected before it is used
             self._transport.write(batch.packed(self._meta))
             self._pending.append(batch)
             self._poll.expect()
@@ -149,66 +198,57 @@ class Wire(asyncio.Protocol):
         self._soon()
 
     def _close_batch(self) -> None:
-        batch = self._batch
+        batch, self._batch = self._batch, None
         if batch is None:
             return
         if self._reloading:
             self._held_back.append(batch)
         else:
             try:
-                packed = batch.packed(self._meta)
+                self._pack(batch)
             except Exception as error:  # nothing is sent, and no reply will come
-                self._batch = None
                 batch.answered(Refusal(f"it cannot be sent: {error!r}"))
-                return
-            self._out.append(packed)
-            self._pending.append(batch)
-        self._batch = None
 
-    def ask(self, *words: str | bytes | int) -> asyncio.Future[Any]:
-        """The reply to a plain command."""
+    def ask(self, *words: Word) -> asyncio.Future[Any]:
+        """Send a plain command; returns its reply."""
         reply = self._loop.create_future()
-        self.send(Words(words, reply))
+        self.send(PlainCommand(words, reply))
         return reply
 
-    def run(
-        self, name: str, session: Attachment | None, *args: str | bytes | int
-    ) -> asyncio.Future[Any]:
-        """The reply of a script that is for this connection only."""
+    def run(self, name: str, session: AttachedSession | None, *args: Word) -> asyncio.Future[Any]:
+        """Run a script on this connection alone; returns its reply."""
         reply = self._loop.create_future()
-        self.send(Once(Call(SCRIPTS[name], session, args, never), reply))
+        self.send(SingleCall(SCRIPTS[name], session, args, reply))
         return reply
 
     async def load_missing_scripts(self) -> None:
-        """Give the server the scripts that it does not have."""
+        """Load the scripts that the server does not have."""
         digests = [each.digest for each in SCRIPTS.values()]
         there = await self.ask("SCRIPT", "EXISTS", *digests)
         missing = [each for each, known in zip(SCRIPTS.values(), there, strict=True) if not known]
         await asyncio.gather(*(self.ask("SCRIPT", "LOAD", each.text) for each in missing))
 
     def load_scripts(self) -> asyncio.Future[list[Any]]:
-        """Give the server all scripts."""
+        """Load all scripts."""
         return asyncio.gather(*(self.ask("SCRIPT", "LOAD", each.text) for each in SCRIPTS.values()))
 
     def subscribe(self, *channels: str) -> asyncio.Future[Any]:
-        """Hear of what is published there; done when the server has confirmed that."""
+        """Subscribe to channels; done when the server has confirmed all."""
         confirmed = self._loop.create_future()
         self.send(Subscription(channels, confirmed))
         return confirmed
 
     def unsubscribe(self, channel: str) -> None:
-        self._write(pack(("UNSUBSCRIBE", channel)))
+        """Unsubscribe from a channel. There is no reply."""
+        self._close_batch()
+        self._out.append(pack(("UNSUBSCRIBE", channel)))
+        self._soon()
 
     def give_up(self, why: str) -> None:
         """Drop the connection. Safe to call twice."""
         self._why = self._why or why
         if self._transport is not None:
             self._transport.abort()
-
-    def _write(self, data: bytes) -> None:
-        self._close_batch()
-        self._out.append(data)
-        self._soon()
 
     def _soon(self) -> None:
         if not self._flushing:
@@ -221,19 +261,16 @@ class Wire(asyncio.Protocol):
 
     def _flush(self) -> None:
         try:
-            self._write_out()
-        except Exception as error:  # what was to be sent is sent on the next connection
-            _log.error("what was asked could not be sent: %r", error, exc_info=error)
-            self.give_up(f"what was asked could not be sent: {error!r}")
+            self._close_batch()
+            out, self._out = self._out, []
+            if out and self._transport is not None and not self.over:
+                self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+                self._poll.expect()
+        except Exception as error:  # these commands are sent on the next connection
+            _log.error("commands could not be sent: %r", error, exc_info=error)
+            self.give_up(f"commands could not be sent: {error!r}")
 
-    def _write_out(self) -> None:
-        self._close_batch()
-        out, self._out = self._out, []
-        if out and self._transport is not None and not self.over:
-            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
-            self._poll.expect()
-
-    # What arrives
+    # Receiving
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
@@ -243,36 +280,13 @@ class Wire(asyncio.Protocol):
         why = self._why or (str(exc) if exc is not None else "the server closed the connection")
         self._why = why
         self._close_batch()
-        again: list[Pending] = []
-        for call in (*self._unscripted, *self._pending, *self._held_back):
-            if isinstance(call, Words):
-                call.fail(why)
-            elif isinstance(call, Batch):
-                for operation in call.operations:
-                    if not self._data_lost:  # or else the script did nothing
-                        operation.again()
-                    again.append(Batch(call.session, operation))
-            elif isinstance(call, Reading) and call.broken():
-                call.answered(
-                    Refusal(
-                        f"each time that this was asked the connection broke ({why}); is the "
-                        "answer longer than 'client-output-buffer-limit pubsub' allows? With "
-                        "?protocol=2 that does not matter"
-                    )
-                )
-            else:
-                again.append(call)
+        unanswered = (*self._unscripted, *self._pending, *self._held_back)
+        ran = not self._data_lost  # otherwise the scripts did nothing
+        again = [each for call in unanswered for each in call.unanswered(why, ran=ran)]
         self._pending.clear()
         self._unscripted.clear()
         self._held_back.clear()
         self._lost(why, again)
-
-    def _again(self, call: Pending) -> None:
-        """It comes too late for this connection."""
-        if isinstance(call, Words):
-            call.fail(self._why)
-        else:
-            self._lost(self._why, [call])
 
     def data_received(self, data: bytes) -> None:
         self.progress += 1
@@ -287,7 +301,7 @@ class Wire(asyncio.Protocol):
             if reply is _NOTHING:
                 self._poll.came(more=bool(pending))
                 if not self._alone:
-                    self._soon()  # after whoever has been told now, who may ask for more
+                    self._soon()  # after the receivers of these replies, which may send more
                 return
             kind = type(reply)
             if kind is int and pending and not self._reloading:
@@ -297,7 +311,7 @@ class Wire(asyncio.Protocol):
             ):
                 self._push(pending, reply)
             elif not pending:
-                self.give_up(f"the server said what nobody had asked for: {reply!r}")
+                self.give_up(f"the server sent a reply without a command: {reply!r}")
             elif kind is Refusal:
                 self._refused(pending, reply)
             elif kind is list and reply and reply[0] == b"lost":
@@ -306,18 +320,18 @@ class Wire(asyncio.Protocol):
             else:
                 self._answer(pending, reply)
 
-    def _push(self, pending: deque[Pending], reply: list[Any]) -> None:
+    def _push(self, pending: deque[Command], reply: list[Any]) -> None:
         if reply[0] == b"message":
             self._pushed(reply[1], reply[2])
         elif reply[0] == b"subscribe":
             call = pending[0]
-            assert isinstance(call, Subscription)  # it is confirmed where its reply would be
+            assert isinstance(call, Subscription)  # confirmed in the place of its reply
             if call.confirmed():
                 self._answer(pending, None)
 
-    def _answer(self, pending: deque[Pending], reply: Any) -> None:
+    def _answer(self, pending: deque[Command], reply: Any) -> None:
         call = pending.popleft()
-        if self._reloading and isinstance(call, Batch | Call) and self._came_too_early(call):
+        if self._reloading and call.session is not None and self._came_too_early(call.session):
             call.came_too_early(reply)
             self._unscripted.append(call)
         else:
@@ -325,17 +339,14 @@ class Wire(asyncio.Protocol):
         if self._reloading and not pending:
             self._reload()
 
-    def _came_too_early(self, call: Batch | Call) -> bool:
-        """Whether it was done before what its session had asked for earlier."""
-        return call.session is not None and any(
-            isinstance(each, Batch | Call) and each.session is call.session
-            for each in self._unscripted
-        )
+    def _came_too_early(self, session: AttachedSession) -> bool:
+        """Return true if a command ran before an earlier one of its session."""
+        return any(each.session is session for each in self._unscripted)
 
-    def _refused(self, pending: deque[Pending], refusal: Refusal) -> None:
+    def _refused(self, pending: deque[Command], refusal: Refusal) -> None:
         word = str(refusal).partition(" ")[0]
         if word in _UNUSABLE:
-            if isinstance(pending[0], Words):  # it says more than the end of the connection
+            if isinstance(pending[0], PlainCommand):  # it says more than the end of the connection
                 pending.popleft().answered(refusal)
             self.give_up(str(refusal))
             return
@@ -348,7 +359,7 @@ class Wire(asyncio.Protocol):
             self._reload()
 
     def _reload(self) -> None:
-        """Everything is answered, or was not run because the scripts are gone."""
+        """Load the scripts: each command is answered, or did not run without them."""
         self._close_batch()
         self._reloading = False
         calls = [*self._unscripted, *self._held_back]

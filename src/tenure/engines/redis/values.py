@@ -1,0 +1,200 @@
+"""Values of the model as scripts take and return them, and the errors for their replies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from tenure.core import rules
+from tenure.errors import (
+    EngineError,
+    InvalidArgument,
+    LeaseReleased,
+    NodeNotFound,
+    SemaphoreBusy,
+    SemaphoreExists,
+    SemaphoreNotFound,
+    TenureError,
+)
+from tenure.model import (
+    EPHEMERAL_LIMIT,
+    NodeConfig,
+    Recovered,
+    RequestDescription,
+    SemaphoreDescription,
+    SessionDescription,
+)
+
+__all__ = [
+    "WHOLE",
+    "config",
+    "config_text",
+    "count_text",
+    "error",
+    "microseconds",
+    "no_node",
+    "not_found",
+    "recovered",
+    "semaphore",
+    "sessions",
+    "wanted",
+]
+
+WHOLE = str(EPHEMERAL_LIMIT)
+"""The count of a mutex, for a script."""
+
+
+def count_text(count: int) -> str:
+    """Encode a count; "0" is an invalid one, which the script finds in its turn."""
+    if count == EPHEMERAL_LIMIT:
+        return WHOLE
+    return f"{count:d}" if isinstance(count, int) and 1 <= count <= EPHEMERAL_LIMIT else "0"
+
+
+def microseconds(timeout: float | None) -> str:
+    """Encode a timeout; "" for none."""
+    return "" if timeout is None else str(min(int(timeout * 1e6) + (timeout > 0), 10**15))
+
+
+def config_text(given: NodeConfig) -> str:
+    """Encode a configuration for the store."""
+    return json.dumps(asdict(given))
+
+
+def config(stored: bytes) -> NodeConfig:
+    """Decode a configuration from the store."""
+    return NodeConfig(**json.loads(stored))
+
+
+def wanted(*, owners: bool, waiters: bool) -> str:
+    """Choose the requests that ``describe.lua`` includes."""
+    return "all" if waiters else "owners" if owners else "none"
+
+
+def semaphore(told: list[Any], *, owners: bool, waiters: bool) -> SemaphoreDescription:
+    """Decode a semaphore; `told` as ``describe`` in body.lua has it."""
+    name, data, limit, lasting, held, waiting, now, requests = told
+    owning, queued, total = [], [], 0
+    for each in sorted(requests, key=lambda each: int(each[0])):
+        owns, request = _request(each, int(now))
+        if owns:
+            total += request.count
+            owning.append(request)
+        else:
+            queued.append(request)
+    return SemaphoreDescription(
+        name.decode(),
+        data,
+        int(limit),
+        total if requests else int(held),
+        not lasting,
+        tuple(owning) if owners else (),
+        tuple(queued) if waiters else (),
+        waiting,
+    )
+
+
+def _request(told: list[Any], now: int) -> tuple[bool, RequestDescription]:
+    order_id, record, data, description, until = told
+    session, _, count, joined, granted, deadline = map(int, record.split())
+    return granted > 0, RequestDescription(
+        session,
+        int(order_id),
+        count,
+        data,
+        since=max(0, now - (granted or joined)) / 1e6,
+        timeout=max(0, deadline - now) / 1e6 if deadline else None,
+        remaining=max(0, int(until) - now) / 1e6,
+        session_description=description.decode(),
+    )
+
+
+def sessions(path: str, told: Iterable[list[Any]]) -> list[SessionDescription]:
+    """Decode the sessions of a node, in the order of their ids."""
+    found = [
+        SessionDescription(
+            int(number),
+            path,
+            description.decode(),
+            int(window) / 1e6,
+            attached == b"1",
+            max(0.0, int(silent) / 1e6),
+        )
+        for number, description, window, attached, silent in told
+    ]
+    return sorted(found, key=lambda session: session.id)
+
+
+def recovered(told: Iterable[list[Any]]) -> list[Recovered]:
+    """Decode the requests of a session that was taken over, in the order of their order ids."""
+    found = [
+        Recovered(
+            int(hold),
+            name.decode(),
+            int(order_id),
+            int(count),
+            data,
+            not lasting,
+            bool(granted),
+        )
+        for hold, name, order_id, count, data, lasting, granted in told
+    ]
+    return sorted(found, key=lambda request: request.order_id)
+
+
+def error(url: str, path: str, name: str, count: int, reply: list[Any]) -> TenureError:
+    """Return the error for what a script found wrong; where it is a rule, in the rule's words."""
+    code = reply[0]
+    try:
+        if code == b"missing":
+            return not_found(name, path)
+        if code == b"kind":
+            rules.check_kind(not reply[1], bool(reply[1]), path, name)
+        elif code == b"count":
+            rules.check_count(count, int(reply[1]), path, name)
+        elif code == b"shrink":
+            rules.check_shrink(count, int(reply[2]), int(reply[3]), path, reply[1].decode())
+        elif code == b"busy":
+            return SemaphoreBusy(
+                f"{name!r} on {path} has owners or waiters; release it, or delete it by force, "
+                "which takes it from them",
+                node=path,
+                name=name,
+            )
+        elif code == b"full":
+            return InvalidArgument(
+                f"the node {path} has {rules.SEMAPHORES_PER_NODE} semaphores, which is the most",
+                node=path,
+                name=name,
+            )
+        elif code == b"exists":
+            limit = int(reply[1])
+            return SemaphoreExists(
+                f"{name!r} on {path} exists already, with limit {limit}",
+                node=path,
+                name=name,
+                limit=limit,
+            )
+        elif code == b"released":
+            return LeaseReleased(f"the request on {path} is over", node=path)
+    except TenureError as broken:
+        return broken
+    return EngineError(f"{url} answered {reply!r}", node=path, name=name)
+
+
+def not_found(name: str, path: str) -> SemaphoreNotFound:
+    """Return the error for a name that no semaphore has."""
+    return SemaphoreNotFound(
+        f"there is no semaphore {name!r} on {path}; create it first", node=path, name=name
+    )
+
+
+def no_node(path: str) -> NodeNotFound:
+    """Return the error for a path that no node has."""
+    return NodeNotFound(
+        f"there is no node {path}; create it with client.create_node({path!r}) or "
+        f"'tenure node create {path}'",
+        node=path,
+    )
