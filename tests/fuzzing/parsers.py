@@ -14,9 +14,9 @@ from tenure.engines import split_answer_timeout
 from tenure.engines.dflockd import url as dflockd_url
 from tenure.engines.etcd import answers
 from tenure.engines.etcd import url as etcd_url
-from tenure.engines.etcd.blocks import head
-from tenure.engines.etcd.calls import Conversation
-from tenure.engines.etcd.http2 import Connection
+from tenure.engines.etcd.calls import StreamCall
+from tenure.engines.etcd.frames import head
+from tenure.engines.etcd.http2 import Http2Connection
 from tenure.engines.etcd.wire import WATCH
 from tenure.engines.native import url as native_url
 from tenure.engines.redis import url as redis_url
@@ -116,9 +116,9 @@ def _replies(data: bytes, chance: random.Random) -> None:
 
 
 def _http2(data: bytes, chance: random.Random) -> None:
-    connection = Connection(lambda: None)
+    connection = Http2Connection(lambda: None)
     for _ in range(3):
-        call = Conversation(head(WATCH, "localhost", secure=False, more=()))
+        call = StreamCall(head(WATCH, "localhost", secure=False, more=()))
         connection.begin(call)
         call.write(b"x")
     sent = len(connection.take())

@@ -22,7 +22,7 @@ from tenure.engines.etcd.frames import (
     WINDOW_UPDATE,
     frame,
 )
-from tenure.engines.etcd.protobuf import integer, octets
+from tenure.engines.etcd.wire import integer, octets
 from tenure.wire.frames import FrameWriter
 from tenure.wire.messages import ClientMessage, ServerMessage
 

@@ -13,7 +13,6 @@ from h2.settings import SettingCodes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.engines.etcd.blocks import Fields, head
 from tenure.engines.etcd.frames import (
     ACK,
     CONTINUATION,
@@ -28,18 +27,20 @@ from tenure.engines.etcd.frames import (
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
+    Fields,
+    Http2Stream,
     Trouble,
     frame,
+    head,
 )
-from tenure.engines.etcd.http2 import Connection
-from tenure.engines.etcd.stream import Stream
+from tenure.engines.etcd.http2 import Http2Connection
 
 HEAD = head("/a/Method", "host:1", secure=False, more=[("te", "trailers"), ("token", "t" * 200)])
 OK = b"\x88"  # the block of ":status: 200", by the static table
 MIB = 1 << 20
 
 
-class Asked(Stream):
+class Asked(Http2Stream):
     """A request, and all that it was told."""
 
     def __init__(self, data: bytes = b"", *, ends: bool = True, block: bytes = HEAD) -> None:
@@ -72,7 +73,7 @@ class Peer:
 
     def __init__(self, **settings: int) -> None:
         self.spoke = 0
-        self.ours = Connection(self._speak)
+        self.ours = Http2Connection(self._speak)
         self.theirs = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
         self.theirs.initiate_connection()
         self.theirs.update_settings({SettingCodes[name]: value for name, value in settings.items()})
@@ -335,9 +336,9 @@ def test_who_writes_is_told_once_until_it_is_taken() -> None:
 # What another implementation would not say
 
 
-def connected() -> tuple[Connection, Asked]:
+def connected() -> tuple[Http2Connection, Asked]:
     """With a request under way, and nothing to be written."""
-    ours, asked = Connection(lambda: None), Asked(b"x")
+    ours, asked = Http2Connection(lambda: None), Asked(b"x")
     ours.receive(frame(SETTINGS, 0, 0))
     ours.begin(asked)
     ours.take()
@@ -475,7 +476,7 @@ def test_more_data_than_was_allowed_ends_the_connection() -> None:
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", frame(PING, 0, 0, bytes(8))])
 def test_who_does_not_begin_with_settings_speaks_something_else(said: bytes) -> None:
-    ours = Connection(lambda: None)
+    ours = Http2Connection(lambda: None)
     ours.receive(said)
     assert "does not begin with its settings" in ours.over
 

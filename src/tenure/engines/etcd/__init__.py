@@ -5,17 +5,17 @@ is a lease. A request is a key under it, and its place in the queue the revision
 created. Who waits watches what stands before it.
 
 From the bottom up: ``url`` says where the members are, ``wire`` what is said to them and
-``answers`` what they say, in ``protobuf``, ``keys`` where everything lies; ``frames``, ``blocks``,
-``http2`` and ``calls`` are as much of gRPC as that needs, ``channel`` is the way to one member and
-``members`` are all of them, ``watching`` is the one stream of watches, and ``renewing`` keeps
-leases alive; ``requests``, ``semaphores`` and ``lookout`` are what a session does, ``session`` is
-one attachment, ``attaching`` how one comes about; ``admin`` is for nodes and administrators,
-``doctor`` for examinations, and ``engine`` holds it all together.
+``answers`` what they say, ``keys`` where everything lies; ``frames``, ``http2`` and ``calls`` are
+as much of gRPC as that needs, ``channel`` is the way to one member and ``members`` are all of them,
+``watching`` is the one stream of watches, and ``renewing`` keeps leases alive; ``requests``,
+``semaphores`` and ``lookout`` are what a session does, ``session`` is one attachment, ``attaching``
+how one comes about; ``admin`` is for nodes and administrators, ``doctor`` for examinations, and
+``engine`` holds it all together.
 
 Rules:
 
-* Whoever concludes that it owns has read the state at a revision of a majority, under the number
-  of its own attachment. What a watch tells is a reason to look.
+* A request concludes that it owns only from the state at a revision of a majority, read under the
+  number of its own attachment. An event of a watch is a reason to look.
 * Every transaction of a session compares the number of its attachment. What was not answered is
   asked again only after the session has been attached anew, under the next number.
 * One request a transaction: two that are put in one would share a revision, and so a place.
@@ -49,7 +49,7 @@ def connect(url: str, clock: Clock) -> Engine:
 
 
 def diagnose(url: str) -> Iterable[Finding]:
-    """What `tenure doctor` looks at when it is given such a URL."""
+    """Examine such a URL for `tenure doctor`."""
     _check_installed()
     from tenure.engines.etcd.doctor import examine
 

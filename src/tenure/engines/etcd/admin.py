@@ -42,14 +42,14 @@ class Patient:
         self._pause = _FIRST_PAUSE
 
     async def read(self, *parts: bytes) -> answers.Answer:
-        """What there is at one revision of a majority. Raises `Refused`, `EngineError`."""
+        """Read at one revision of a majority. Raises `Refused`, `EngineError`."""
         while True:
             answer = await self.try_(wire.txn((), parts))
             if answer is not None:
                 return answer
 
     async def try_(self, request: bytes) -> answers.Answer | None:
-        """What a transaction answers; ``None``, after a pause, if nothing."""
+        """Send a transaction; ``None``, after a pause, if it was not answered."""
         try:
             return await self._engine.txn(request, self._engine.patience)
         except Lost as lost:
@@ -138,7 +138,7 @@ async def drop_node(engine: EtcdEngine, path: str, *, force: bool) -> None:
         if kv is None and created is None:
             raise no_node(path)
         if kv is None or created not in {None, kv.created}:
-            return  # an attempt whose answer was lost has done it, or somebody else has
+            return  # an attempt whose answer was lost or another client has done it
         created = kv.created
         found = _records(read.parts[1].found, sessions)
         attached = sum(record.attached for _, record in found)

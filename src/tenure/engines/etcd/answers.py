@@ -1,4 +1,4 @@
-"""What etcd answers, and tells its watchers, decoded by hand (`tenure.engines.etcd.wire` says why).
+"""Answers and watch events of etcd, decoded by hand (`tenure.engines.etcd.wire` says why).
 
 It becomes slotted objects with the few fields that are used. Other fields are skipped, except in a
 key with its value, whose fields are all known.
@@ -6,11 +6,10 @@ key with its value, whose fields are all known.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from tenure.engines.etcd.protobuf import fields, long
 from tenure.errors import EngineError
 
 __all__ = [
@@ -30,6 +29,46 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _HEADER, _SUCCEEDED = b"\x0a", b"\x10\x01"
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a message: (number, value)."""
+    at, end = 0, len(data)
+    while at < end:
+        tag = data[at]
+        at += 1
+        if tag >= 0x80:
+            tag, at = _long(data, at, tag)
+        kind = tag & 7
+        if kind == 0:
+            number = data[at]
+            at += 1
+            if number >= 0x80:
+                number, at = _long(data, at, number)
+            yield tag >> 3, number
+        elif kind == 2:
+            size = data[at]
+            at += 1
+            if size >= 0x80:
+                size, at = _long(data, at, size)
+            yield tag >> 3, data[at : at + size]
+            at += size
+        else:
+            at += 8 if kind == 1 else 4
+
+
+def _long(data: bytes, at: int, first: int) -> tuple[int, int]:
+    """The rest of a number of several bytes."""
+    number, shift = first & 0x7F, 7
+    while True:
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number has more than 64 bits")
 
 
 def _of_etcd(read: Callable[P, T]) -> Callable[P, T]:
@@ -62,7 +101,7 @@ class KeyValue:
     def __init__(self, data: bytes) -> None:
         self.key = self.value = b""
         self.created = self.modified = self.version = self.lease = 0
-        for field, value in fields(data):
+        for field, value in _fields(data):
             setattr(self, _OF_KEY_VALUE[field], value)
 
 
@@ -77,7 +116,7 @@ _OF_KEY_VALUE = {
 
 
 class Answer:
-    """What a transaction, or a part of one, answers.
+    """The answer to a transaction, or to a part of one.
 
     Attributes:
         revision: of the store, when it was carried out.
@@ -106,7 +145,7 @@ class Answer:
         if self._parts is None:
             self._parts = [
                 _read_part(value)
-                for field, value in fields(self.rest)
+                for field, value in _fields(self.rest)
                 if field == 3 and isinstance(value, bytes)
             ]
         return self._parts
@@ -127,7 +166,7 @@ def read_answer(data: bytes) -> Answer:
         answer.ok = data[start : start + 2] == _SUCCEEDED
         answer.rest = data[start:]
     else:
-        for field, value in fields(data):
+        for field, value in _fields(data):
             if field == 1:
                 assert isinstance(value, bytes)
                 answer.revision = _revision(value)
@@ -139,7 +178,7 @@ def read_answer(data: bytes) -> Answer:
 
 def _read_part(data: bytes) -> Answer:
     """A ResponseOp."""
-    for kind, value in fields(data):
+    for kind, value in _fields(data):
         assert isinstance(value, bytes)
         if kind == 1:
             return read_range(value)
@@ -147,7 +186,7 @@ def _read_part(data: bytes) -> Answer:
             return read_answer(value)
         if kind == 3:
             answer = Answer()
-            for field, number in fields(value):
+            for field, number in _fields(value):
                 if field == 2:
                     assert isinstance(number, int)
                     answer.count = number
@@ -159,7 +198,7 @@ def _read_part(data: bytes) -> Answer:
 def read_range(data: bytes) -> Answer:
     """A RangeResponse."""
     answer = Answer()
-    for field, value in fields(data):
+    for field, value in _fields(data):
         if field == 2:
             assert isinstance(value, bytes)
             answer.found.append(KeyValue(value))
@@ -182,14 +221,14 @@ def _revision(header: bytes) -> int:
         number = header[at + 1]
         at += 2
         if number >= 0x80:
-            number, at = long(header, at, number)
+            number, at = _long(header, at, number)
         if field == 3:
             return number
     return 0
 
 
 class Lease:
-    """What is answered about a lease: its number, the seconds that it still has, and had."""
+    """The number of a lease, the seconds that it still has, and those that it was granted."""
 
     __slots__ = ("granted", "left", "number")
 
@@ -203,7 +242,7 @@ class Lease:
 def read_lease(data: bytes) -> Lease:
     """A LeaseGrantResponse, LeaseKeepAliveResponse or LeaseTimeToLiveResponse."""
     lease = Lease()
-    for field, value in fields(data):
+    for field, value in _fields(data):
         if isinstance(value, int):
             if field == 2:
                 lease.number = value
@@ -217,7 +256,7 @@ def read_lease(data: bytes) -> Lease:
 @_of_etcd
 def read_string(data: bytes, wanted: int) -> str:
     """A field of text."""
-    for field, value in fields(data):
+    for field, value in _fields(data):
         if field == wanted:
             assert isinstance(value, bytes)
             return value.decode()
@@ -231,7 +270,7 @@ class Event:
 
     def __init__(self, data: bytes) -> None:
         self.deleted = False
-        for field, value in fields(data):
+        for field, value in _fields(data):
             if field == 1:
                 self.deleted = bool(value)
             elif field == 2:
@@ -255,7 +294,7 @@ class WatchAnswer:
 def read_watch(data: bytes) -> WatchAnswer:
     """A WatchResponse."""
     answer = WatchAnswer()
-    for field, value in fields(data):
+    for field, value in _fields(data):
         if field == 11:
             assert isinstance(value, bytes)
             answer.events.append(Event(value))

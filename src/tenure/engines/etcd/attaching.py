@@ -1,4 +1,4 @@
-"""How a session is attached: a new one, or one that another program had.
+"""Attach a session: a new one, or one that another program had.
 
 A new one gets the revision of a write as its number, then a lease of that number, and its key
 under that. Taking over is a compare-and-swap on the key, which
@@ -78,7 +78,7 @@ class _Trying:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     async def txn(self, request: bytes) -> answers.Answer | None:
-        """What a transaction answers; ``None``, after a pause, if nothing."""
+        """Send a transaction; ``None``, after a pause, if it was not answered."""
         try:
             return await self._engine.txn(request, self._engine.patience)
         except Lost as lost:
@@ -146,7 +146,7 @@ async def _put(
 
 
 async def _drop_lease(engine: EtcdEngine, number: int) -> None:
-    """A lease that may have been granted, and that nobody has."""
+    """Revoke a lease that may have been granted to no session."""
     with contextlib.suppress(TenureError):
         await engine.revoke(number, engine.patience)
 
@@ -169,7 +169,7 @@ async def _take_over(
         until = engine.clock.now() + session.window
         if not how.assume_dead:
             until -= await _unheard_for(engine, number)
-            await _until_nobody_believes(engine, session, believing, until)
+            await _until_others_acknowledged(engine, session, believing, until)
         await _go_on(engine, session)
     except BaseException:
         engine.spawn(session.abandon())
@@ -178,7 +178,7 @@ async def _take_over(
 
 
 def _abandon(swapping: asyncio.Task[tuple[EtcdSession, set[bytes]]]) -> None:
-    """Nobody waits for it any more."""
+    """Abandon a session whose caller was cancelled."""
     if not swapping.cancelled() and swapping.exception() is None:
         session, _ = swapping.result()
         session.engine.spawn(session.abandon())
@@ -250,7 +250,7 @@ async def _unheard_for(engine: EtcdEngine, number: int) -> float:
     return max(0.0, lease.granted - lease.left - 1.0) if lease.left >= 0 else 0.0
 
 
-async def _until_nobody_believes(
+async def _until_others_acknowledged(
     engine: EtcdEngine, session: EtcdSession, believing: set[bytes], until: float
 ) -> None:
     """Return when no attachment before this one can believe that it holds anything.

@@ -12,17 +12,15 @@ from collections import deque
 from enum import IntEnum
 from urllib.parse import unquote
 
-from tenure.engines.etcd.blocks import Fields
-from tenure.engines.etcd.frames import Trouble
-from tenure.engines.etcd.stream import Stream
+from tenure.engines.etcd.frames import Fields, Http2Stream, Trouble
 
-__all__ = ["Call", "CallFailed", "Code", "Conversation", "Question", "message"]
+__all__ = ["CallFailed", "Code", "GrpcCall", "StreamCall", "UnaryCall", "message"]
 
 _PREFIX = 5  # whether it is compressed, and the size
 
 
 class Code(IntEnum):
-    """How a call ends."""
+    """Status codes of gRPC."""
 
     OK = 0
     CANCELLED = 1
@@ -65,8 +63,8 @@ def message(data: bytes) -> bytes:
     return b"\0" + len(data).to_bytes(4, "big") + data
 
 
-class Call(Stream):
-    """What both kinds have in common.
+class GrpcCall(Http2Stream):
+    """A call, as a base for both kinds.
 
     Attributes:
         over: nothing is listened to any more.
@@ -162,7 +160,7 @@ class Call(Stream):
         raise NotImplementedError
 
 
-class Question(Call):
+class UnaryCall(GrpcCall):
     """One request and one answer.
 
     Attributes:
@@ -198,7 +196,7 @@ class Question(Call):
             self.answer.set_exception(failure)
 
 
-class Conversation(Call):
+class StreamCall(GrpcCall):
     """Messages both ways; one task reads."""
 
     __slots__ = ("_come", "_failure", "_reader")
@@ -210,7 +208,7 @@ class Conversation(Call):
         self._reader: asyncio.Future[None] | None = None
 
     def write(self, data: bytes) -> None:
-        """Say something; nobody hears it if it is over."""
+        """Say something; ignored if it is over."""
         if not self.over:
             self.send(message(data))
 

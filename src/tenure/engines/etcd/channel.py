@@ -1,4 +1,4 @@
-"""The way to one member: a connection, made when it is needed, and the calls on it.
+"""Channel to one member: a connection, made when it is needed, and the calls on it.
 
 A channel is idle, connecting, connected, or closed. A call that finds it idle has it connect, and
 waits with all that come meanwhile; after a connection that did not come about it is idle again, and
@@ -7,12 +7,12 @@ for a moment (`_FIRST_PAUSE`, growing to `_LONGEST_PAUSE`) calls fail at once wi
 Rules:
 
 * The channel owns the task that connects, and its links; `aclose` ends them, and fails all calls.
-* Nobody but the link touches the transport. What is said in one turn of the loop is written in one
+* Only the link touches the transport. What is said in one turn of the loop is written in one
   piece, unless there is little.
 * What is said waits in the transport if the member does not read; there is no more of it than there
   are callers, who wait for their answers.
 * A call is bounded by its own deadline. One whose caller is cancelled, or whose time is over, is
-  reset, which nobody else notices. A call that was surely not carried out because the member is
+  reset, which no other call notices. A call that was surely not carried out because the member is
   leaving is made once more, on another connection.
 * A member that has said nothing for `_SILENCE`, though there are calls, is asked for a sign of
   life, and left when none comes. etcd allows that once in five seconds.
@@ -28,9 +28,9 @@ from functools import partial
 from typing import TypeAlias, cast
 
 from tenure.background import Failures
-from tenure.engines.etcd.blocks import head
-from tenure.engines.etcd.calls import Call, CallFailed, Conversation, Question
-from tenure.engines.etcd.http2 import Connection
+from tenure.engines.etcd.calls import CallFailed, GrpcCall, StreamCall, UnaryCall
+from tenure.engines.etcd.frames import head
+from tenure.engines.etcd.http2 import Http2Connection
 
 __all__ = ["Channel", "Metadata"]
 
@@ -72,11 +72,11 @@ class _Link(asyncio.Protocol):
         self._why = ""
         self.ready: asyncio.Future[None] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
-        self.connection = Connection(self._speak)
+        self.connection = Http2Connection(self._speak)
 
     @property
     def connected(self) -> bool:
-        """Whether there is a transport."""
+        """True while there is a transport."""
         return self._transport is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -90,7 +90,7 @@ class _Link(asyncio.Protocol):
 
     # Writing
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: GrpcCall) -> None:
         """Make a call; what it says is written at once if hardly anything else is under way."""
         at_once = not self._due and len(self.connection.streams) < _FEW
         self._due |= at_once
@@ -143,7 +143,7 @@ class _Link(asyncio.Protocol):
         self.connection.fail(why)
         if not self.ready.done():
             self.ready.set_exception(ConnectionError(self.connection.over))
-            self.ready.exception()  # perhaps nobody waits for it any more
+            self.ready.exception()  # perhaps there is no waiter any more
         if not self.gone.done():
             self.gone.set_result(None)
         self._channel.gone(self)
@@ -206,7 +206,7 @@ class _Link(asyncio.Protocol):
 
 
 class Channel:
-    """The way to one member.
+    """Channel to one member.
 
     Args:
         endpoint: ``host:port``.
@@ -227,7 +227,7 @@ class Channel:
         self._link: _Link | None = None
         self._links: set[_Link] = set()
         self._connecting: asyncio.Task[str] | None = None
-        self._waiting: list[Call] = []
+        self._waiting: list[GrpcCall] = []
         self._pause = 0.0
         self._not_before = 0.0
         self._trouble = ""
@@ -247,7 +247,7 @@ class Channel:
     async def call(
         self, method: str, request: bytes, timeout: float, metadata: Metadata = ()
     ) -> bytes:
-        """What is answered.
+        """Send a request and return its answer.
 
         Raises:
             CallFailed
@@ -255,7 +255,7 @@ class Channel:
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
         for is_last in (False, True):
-            question = Question(self._head(method, metadata), request, loop.create_future())
+            question = UnaryCall(self._head(method, metadata), request, loop.create_future())
             timer = loop.call_at(until, question.give_up)
             try:
                 self._begin(question)
@@ -270,9 +270,9 @@ class Channel:
                 timer.cancel()
         raise AssertionError
 
-    def converse(self, method: str, metadata: Metadata = ()) -> Conversation:
+    def converse(self, method: str, metadata: Metadata = ()) -> StreamCall:
         """Begin a call of messages both ways. Who begins it cancels it at the end."""
-        conversation = Conversation(self._head(method, metadata))
+        conversation = StreamCall(self._head(method, metadata))
         self._begin(conversation)
         return conversation
 
@@ -286,7 +286,7 @@ class Channel:
             self._heads[method, metadata] = found
         return found
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: GrpcCall) -> None:
         if self._link is not None:
             self._link.begin(call)
         elif self._closed:
@@ -321,7 +321,7 @@ class Channel:
         return ""
 
     def _connected(self, link: _Link, connecting: asyncio.Task[str]) -> None:
-        """There is a connection, or there is none, and those who wait for it are told."""
+        """Pass a new connection, or the reason for none, to the calls that wait for it."""
         self._connecting = None
         why = "it was closed" if connecting.cancelled() else connecting.result()
         why = why or link.connection.over or ("it is leaving" if link.connection.draining else "")

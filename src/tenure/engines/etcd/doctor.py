@@ -1,4 +1,4 @@
-"""What `tenure doctor` tells of an ``etcd://`` URL: its members, whether they agree, the prefix.
+"""Findings of `tenure doctor` on an ``etcd://`` URL: its members, their agreement, the prefix.
 
 Nothing is changed, and a prefix that is not there is not made. All that is asked is asked of one
 member after the other, in a few seconds.
@@ -92,7 +92,7 @@ def _is_sound(version: str) -> bool:
 
 
 async def _majority(members: Members, address: EtcdUrl) -> Finding:
-    """Whether they agree, and what there is under the prefix."""
+    """Compare the members, and look at the prefix."""
     keys, what = Keys(address.prefix), "majority"
     request = wire.txn(
         (),
@@ -116,4 +116,4 @@ async def _majority(members: Members, address: EtcdUrl) -> Finding:
             if base.first is None:
                 return Finding("ok", what, f"there is one; nothing is under {prefix}", absent=True)
             return Finding("ok", what, f"there is one; nodes under {prefix}: {nodes.count}")
-    return Finding("failure", what, f"nobody can tell ({why})", "start more of its members")
+    return Finding("failure", what, f"unknown ({why})", "start more of its members")

@@ -1,7 +1,7 @@
 """One engine: one program's way to one etcd cluster, on one event loop.
 
 It holds what all sessions share: the members, the stream of watches, renewals, the base of the
-order ids, and every task that was begun for somebody, which `aclose` waits for.
+order ids, and every task begun for a caller, which `aclose` waits for.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _OLDEST = (3, 4)
 
 
 class EtcdEngine:
-    """What the contract calls an engine.
+    """The `Engine` of one etcd cluster.
 
     Attributes:
         keys: where everything lies.
@@ -90,7 +90,7 @@ class EtcdEngine:
 
     @property
     def guarantees(self) -> str:
-        """What is left to chance on this store, in a sentence or two."""
+        """The guarantees of this store, in a few sentences."""
         return (
             "Every grant is confirmed by a majority of the members before it is told, and survives "
             "the loss of any minority. Without a majority nothing is granted, and holders keep "
@@ -242,21 +242,21 @@ class EtcdEngine:
     # Asking
 
     async def txn(self, request: bytes, timeout: float) -> answers.Answer:
-        """What a transaction answers. Raises `Lost`, `Refused`, `AuthenticationFailed`."""
+        """Send a transaction. Raises `Lost`, `Refused`, `AuthenticationFailed`."""
         answer = answers.read_answer(await self._members.call(wire.TXN, request, timeout))
         self.revision = max(self.revision, answer.revision)
         return answer
 
     async def call(self, method: str, request: bytes, timeout: float) -> bytes:
-        """What the current member answers. Raises `Lost`, `Refused`, `AuthenticationFailed`."""
+        """Call the current member. Raises `Lost`, `Refused`, `AuthenticationFailed`."""
         return await self._members.call(method, request, timeout)
 
     def reader(self, node: str) -> Patient:
-        """Who asks until there is an answer, or the engine's patience is over."""
+        """Return a reader that repeats its calls until the engine's patience is over."""
         return Patient(self, node)
 
     def failure(self, refused: Refused, node: str | None, name: str | None = None) -> TenureError:
-        """Why something was refused."""
+        """Make an error of a refusal."""
         return failure(self.url, refused, node=node, name=name)
 
     async def eventually(self, request: bytes, within: float, what: str) -> None:
@@ -294,7 +294,7 @@ class EtcdEngine:
             raise Lost(str(error)) from error
 
     async def revoke(self, number: int, within: float) -> None:
-        """End a lease, and everything under it; as if it had run out, if nobody is there."""
+        """Revoke a lease, with everything under it."""
         until, pause = self.clock.now() + within, _FIRST_PAUSE
         while self.clock.now() < until:
             try:
@@ -348,7 +348,7 @@ class EtcdEngine:
         return stop
 
     def look_away(self, name: Name, lookout: Lookout) -> None:
-        """Nobody watches it any more."""
+        """Forget a watch cache without watchers."""
         if self._lookouts.get((name.path, name.name)) is lookout:
             del self._lookouts[name.path, name.name]
 
@@ -365,7 +365,7 @@ class EtcdEngine:
             raise
 
     def _abandon(self, attached: asyncio.Task[EtcdSession]) -> None:
-        """Nobody has heard of this session: it is left as if it had never been attached."""
+        """Leave a session whose caller was cancelled, as it was before."""
         if attached.cancelled() or attached.exception() is not None:
             return
         session = attached.result()

@@ -1,14 +1,13 @@
 """HTTP/2, the client's half, without I/O: bytes in, bytes out, and streams that are told.
 
 As much of RFC 9113 as gRPC needs, made for requests of a few known shapes that are sent very often.
-A `Connection` owns all its state; whoever owns the connection hands it what was read (`receive`),
-and writes what there is to be written (`take`) soon after `speak` was called. What a stream goes
-through is told in `tenure.engines.etcd.stream`.
+A connection owns all its state. Its owner passes it what was read (`receive`), and writes what
+`take` returns soon after `speak` was called. `tenure.engines.etcd.frames` has the life of a stream.
 
 Rules:
 
-* What arrives is passed on at once, and the peer's window opened again: whoever asks has room for
-  the answer.
+* Data is passed on at once, and the peer's window opened again: each caller has room for its
+  answer.
 * What does not fit into the peer's windows waits in its stream until there is room.
 * A violation ends the connection, with a reason. Of a stream that is lost, `again` says that the
   peer has surely not acted upon it.
@@ -21,23 +20,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from tenure.engines.etcd.blocks import Blocks, Heard
 from tenure.engines.etcd.frames import (
     ACK,
     CONTINUATION,
     DATA,
     END_HEADERS,
     END_STREAM,
+    FIRST_WINDOW,
     FRAME,
     GOAWAY,
+    GREETING,
     HEADERS,
     NUMBER,
     PADDED,
     PING,
+    ROOM,
+    ROOM_FOR_ALL,
     RST_STREAM,
     SETTING,
     SETTINGS,
     WINDOW_UPDATE,
+    Blocks,
+    Heard,
+    Http2Stream,
     Setting,
     Trouble,
     Violation,
@@ -46,22 +51,15 @@ from tenure.engines.etcd.frames import (
     number_in,
     without_padding,
 )
-from tenure.engines.etcd.stream import ROOM, Stream
 
-__all__ = ["Connection"]
-
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+__all__ = ["Http2Connection"]
 
 _FRAME_SIZE = 1 << 14  # what every peer takes, and the most that is taken here
 _LARGEST_FRAME = (1 << 24) - 1
-_FIRST_WINDOW = (1 << 16) - 1
 _LARGEST = (1 << 31) - 1  # of windows, and of the numbers of streams
 
-_ROOM_FOR_ALL = 1 << 28
-"""Bytes that the peer may send on all streams before it is told to go on."""
 
-
-class Connection:
+class Http2Connection:
     """One connection.
 
     Args:
@@ -81,34 +79,27 @@ class Connection:
         self.ready = False
         self.draining = False
         self.over = ""
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, Http2Stream] = {}
         self.owed = b""
-        self._waiting: deque[Stream] = deque()
-        self._blocked: dict[Stream, None] = {}
+        self._waiting: deque[Http2Stream] = deque()
+        self._blocked: dict[Http2Stream, None] = {}
         self._next = 1
         # What the peer allows, and what it may send.
         self._most_streams = _LARGEST
-        self._first_window = _FIRST_WINDOW
+        self._first_window = FIRST_WINDOW
         self._frame_size = _FRAME_SIZE
-        self._window = _FIRST_WINDOW
-        self._room = _ROOM_FOR_ALL
+        self._window = FIRST_WINDOW
+        self._room = ROOM_FOR_ALL
         # What has been read.
         self._rest = bytearray()
         self._wanted = FRAME.size
         self._blocks = Blocks()
-        settings = (
-            (Setting.HEADER_TABLE_SIZE, 0),
-            (Setting.ENABLE_PUSH, 0),
-            (Setting.INITIAL_WINDOW_SIZE, ROOM),
-        )
-        self._put(_PREFACE)
-        self._put(frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*each) for each in settings)))
-        self._put(frame(WINDOW_UPDATE, 0, 0, NUMBER.pack(_ROOM_FOR_ALL - _FIRST_WINDOW)))
+        self._put(GREETING)
 
     # What is to be written
 
     def take(self) -> bytes:
-        """What is to be written now."""
+        """Return the bytes to be written now."""
         out, self._out = self._out, []
         return b"".join(out)
 
@@ -117,7 +108,7 @@ class Connection:
         if len(self._out) == 1:
             self._speak()
 
-    def begin(self, stream: Stream) -> None:
+    def begin(self, stream: Http2Stream) -> None:
         """Open a stream, as soon as the peer allows one more. Not when `draining` or `over`."""
         stream.connection = self
         if len(self.streams) >= self._most_streams:
@@ -141,7 +132,7 @@ class Connection:
         if self._next > _LARGEST:
             self._drain("the numbers of its streams are used up", _LARGEST)
 
-    def push(self, stream: Stream) -> None:
+    def push(self, stream: Http2Stream) -> None:
         """Send what is pending, as far as there is room."""
         if not stream.number:
             return
@@ -164,7 +155,7 @@ class Connection:
                 self._blocked.pop(stream, None)
                 return
 
-    def reset(self, stream: Stream, code: Trouble) -> None:
+    def reset(self, stream: Http2Stream, code: Trouble) -> None:
         """End a stream, and tell the peer, if it knows of it."""
         if stream.number:
             self._put(frame(RST_STREAM, 0, stream.number, NUMBER.pack(code)))
@@ -187,7 +178,7 @@ class Connection:
         self._end(Trouble.NO_ERROR, why)
 
     def fail(self, why: str) -> None:
-        """There is no connection any more. Safe to call twice."""
+        """Fail all streams: the connection is lost. Safe to call twice."""
         if not self.over:
             self.over = why
             self.draining = True
@@ -209,14 +200,14 @@ class Connection:
 
     # What streams there are
 
-    def _forget(self, stream: Stream) -> None:
+    def _forget(self, stream: Http2Stream) -> None:
         stream.connection = None
         self.streams.pop(stream.number, None)
         self._blocked.pop(stream, None)
         while self._waiting and len(self.streams) < self._most_streams:
             self.begin(self._waiting.popleft())
 
-    def _ended(self, stream: Stream) -> None:
+    def _ended(self, stream: Http2Stream) -> None:
         """The peer has ended it; if it does not know how our side ends, it need not."""
         if not stream.ends or stream.pending:
             self._put(frame(RST_STREAM, 0, stream.number, NUMBER.pack(Trouble.CANCEL)))
@@ -270,7 +261,7 @@ class Connection:
             return Violation(Trouble.FRAME_SIZE_ERROR, f"a frame of kind {kind} is too large")
         return Violation(Trouble.PROTOCOL_ERROR, "it does not begin with its settings")
 
-    def _stream(self, number: int, what: str) -> Stream | None:
+    def _stream(self, number: int, what: str) -> Http2Stream | None:
         """The one that is meant; ``None`` if it is over already."""
         stream = self.streams.get(number)
         if stream is None and (number % 2 == 0 or number >= self._next):
@@ -281,8 +272,8 @@ class Connection:
         stream = self._stream(number, "data")
         size = len(payload)
         self._room -= size
-        if self._room < _ROOM_FOR_ALL // 2:
-            self._room += self._more_room(0, _ROOM_FOR_ALL - self._room, self._room)
+        if self._room < ROOM_FOR_ALL // 2:
+            self._room += self._more_room(0, ROOM_FOR_ALL - self._room, self._room)
         if stream is None:
             return
         ended = bool(flags & END_STREAM)
@@ -316,9 +307,6 @@ class Connection:
                 if ended:
                     self._ended(stream)
                 stream.heard_headers(fields, ended)
-
-    def _on_priority(self, *_: object) -> None:
-        """In which order we should answer, who do not."""
 
     def _on_reset(self, _: int, number: int, payload: bytes) -> None:
         code = number_in(payload, "a reset")
@@ -398,15 +386,15 @@ class Connection:
             raise Violation(Trouble.PROTOCOL_ERROR, f"{what} is said of stream {number}")
 
 
-_HEARD: tuple[Callable[[Connection, int, int, bytes], None], ...] = (
-    Connection._on_data,
-    Connection._on_headers,
-    Connection._on_priority,
-    Connection._on_reset,
-    Connection._on_settings,
-    Connection._on_push_promise,
-    Connection._on_ping,
-    Connection._on_goaway,
-    Connection._on_window_update,
-    Connection._on_continuation,
+_HEARD: tuple[Callable[[Http2Connection, int, int, bytes], None], ...] = (
+    Http2Connection._on_data,
+    Http2Connection._on_headers,
+    lambda *_: None,  # PRIORITY orders answers, and we send none
+    Http2Connection._on_reset,
+    Http2Connection._on_settings,
+    Http2Connection._on_push_promise,
+    Http2Connection._on_ping,
+    Http2Connection._on_goaway,
+    Http2Connection._on_window_update,
+    Http2Connection._on_continuation,
 )

@@ -1,4 +1,4 @@
-"""How a request joins its queue.
+"""Joining a queue.
 
 * **One transaction joins.** If the queue is empty the request is put, and owns: nothing was read.
   If not, a transaction inside the first one puts it and reads what stands before it. Who does not
@@ -82,7 +82,7 @@ class Joining:
             newest = answer.revision + 1
 
     async def _has_taken_out_late(self, request: Request, queue: Sequence[Entry]) -> bool:
-        """Whether a late waiter stood before a request, and has been taken out."""
+        """Take out a late waiter before a request, if there is one; true if it was taken out."""
         engine = self._session.engine
         due = engine.late.next_due(queue)
         if due is None or due > engine.clock.now():
@@ -110,7 +110,7 @@ class Joining:
         return True, None
 
     async def _condition(self, request: Request) -> bytes:
-        """What must hold of the semaphore; it has been checked that the request is right for it."""
+        """Return the compare for the semaphore, after checking the request against it."""
         name, count = request.name, request.count
         right = isinstance(count, int) and 1 <= count <= EPHEMERAL_LIMIT
         if request.ephemeral:
@@ -133,7 +133,7 @@ class Joining:
     def _check_condition(
         self, request: Request, limit: KeyValue | None, queue: Sequence[Entry]
     ) -> bool:
-        """Whether the semaphore is what it was taken for; raises if it cannot be."""
+        """Return true if the semaphore is as remembered; raise if the request does not fit it."""
         name, known = request.name, request.name.lasting
         name.lasting = None if limit is None else (limit.created, limit_of(limit.value))
         if request.ephemeral:
@@ -148,7 +148,7 @@ class Joining:
 
 
 def _has_room(queue: Sequence[Entry], request: Request) -> bool:
-    """Whether a request would own, behind this queue."""
+    """Return true if a request would own, behind this queue."""
     if number_owning(queue, request.limit) < len(queue):
         return False
     held = sum(each.count for each in queue)

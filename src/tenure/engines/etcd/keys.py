@@ -1,4 +1,4 @@
-"""Where everything lies in etcd, and what stands there; the prefix rule over what was read.
+"""Keys and values in etcd, and the prefix rule over what was read.
 
 Under the prefix, with ``:a:b`` for the node ``/a/b`` and names percent-encoded:
 
@@ -152,11 +152,11 @@ def name_in(key: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is stored of a session.
+    """The stored record of a session.
 
     Attributes:
         token: of the attachment that has it.
-        attached: whether somebody is attached.
+        attached: whether a client is attached.
         window: seconds; how long it survives without contact.
         description: what its program says of itself.
         liveness: what keeps it alive.
@@ -277,7 +277,7 @@ class Queue:
 
     @property
     def exists(self) -> bool:
-        """Whether there is such a semaphore."""
+        """True if there is such a semaphore."""
         return self.limit_kv is not None or bool(self.requests)
 
 
@@ -297,7 +297,7 @@ def queues(found: Iterable[KeyValue], prefix: bytes) -> list[Queue]:
 
 
 def number_owning(queue: Sequence[Entry], limit: int) -> int:
-    """How many own: the longest prefix of the queue whose counts fit in the limit."""
+    """Count the owners: the longest prefix of the queue whose counts fit in the limit."""
     held, whole = 0, False
     for number, entry in enumerate(queue):
         if not fits(held, whole, entry.count, limit):

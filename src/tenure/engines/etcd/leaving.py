@@ -1,4 +1,4 @@
-"""How a session is left: closed, detached for another program, or given up to who took it over.
+"""Leave a session: close it, detach it, or yield it to the client that took it over.
 
 A lease is revoked only if nobody else may have attached the session meanwhile: one that can be
 taken over is first given back, by a compare with its key, which also says that nobody is attached.
@@ -31,7 +31,7 @@ async def leave(session: EtcdSession, *, detach: bool) -> None:
 
 
 async def _give_back(session: EtcdSession) -> bool:
-    """Say that nobody is attached; whether nobody else has attached it meanwhile."""
+    """Mark the session as detached; false if another client has attached it meanwhile."""
     engine, record = session.engine, session.record
     free = Record(
         *(record.token, False, record.window, record.description, record.liveness, record.key)

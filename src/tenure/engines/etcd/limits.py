@@ -1,4 +1,4 @@
-"""How much a node may have: looked at where something that lasts is made.
+"""Limits of a node, checked where something that lasts is made.
 
 A transaction of etcd's can count keys, but not compare how many there are. So the keys are counted
 first, which costs little as long as they are few; only where they may be too many are the things
@@ -61,7 +61,7 @@ async def check_semaphores(engine: EtcdEngine, reader: Reader, name: Name) -> No
 async def _count_those(
     reader: Reader, prefix: bytes, thing: Callable[[bytes], bytes | None]
 ) -> int:
-    """How many different things the keys under a prefix belong to."""
+    """Count the different things that the keys under a prefix belong to."""
     start, end = prefix, wire.after(prefix)
     number, last = 0, None
     while True:

@@ -52,7 +52,7 @@ class Watcher:
 
 
 class Lookout:
-    """Who watches a name, and the copy."""
+    """The watchers of a name, and the copy."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Lookout:
         ]
 
     def _missed(self) -> None:
-        """What has happened is not known: begin again, and tell everybody."""
+        """Load the copy again after a gap, and notify all watchers."""
         self._stop()
         if self._is_watched and self._loading is None:
             self._loading = self._engine.spawn(self._load())
@@ -165,7 +165,7 @@ class Lookout:
         return self._limit or bool(self._queue)
 
     def _apply(self, event: Event) -> bool:
-        """Whether a request has joined the queue, at its end."""
+        """Apply an event; true if a request has joined the queue, at its end."""
         kv = event.kv
         if kv.key == self._name.limit:
             self._limit = None if event.deleted else (kv.created, limit_of(kv.value))

@@ -17,7 +17,7 @@ import ssl
 from collections.abc import Callable
 
 from tenure.engines.etcd import answers, wire
-from tenure.engines.etcd.calls import CallFailed, Code, Conversation
+from tenure.engines.etcd.calls import CallFailed, Code, StreamCall
 from tenure.engines.etcd.channel import Channel, Metadata
 from tenure.engines.etcd.url import EtcdUrl
 from tenure.errors import AuthenticationFailed, EngineError, InvalidArgument, TenureError
@@ -59,12 +59,12 @@ class Refused(Exception):
 
     @property
     def no_lease(self) -> bool:
-        """There is no such lease: it has run out, or was revoked."""
+        """True if there is no such lease: it has run out, or was revoked."""
         return "lease not found" in self.reason
 
     @property
     def compacted(self) -> bool:
-        """What was asked for is too long ago."""
+        """True if the history of that time is gone."""
         return self.code is Code.OUT_OF_RANGE
 
 
@@ -75,7 +75,7 @@ class _Stale(Exception):
 def failure(
     url: str, refused: Refused, *, node: str | None = None, name: str | None = None
 ) -> TenureError:
-    """Why etcd refused something, as one of our errors."""
+    """Make one of our errors of a refusal."""
     reason, where = refused.reason, {"node": node, "name": name}
     if refused.code in {Code.PERMISSION_DENIED, Code.UNAUTHENTICATED} or "user name" in reason:
         return AuthenticationFailed(
@@ -85,8 +85,8 @@ def failure(
         )
     if "space exceeded" in reason:
         return EngineError(
-            f"{url} has no space left ({reason}): nothing is granted until somebody compacts and "
-            "defragments it and disarms the alarm (etcdctl compact, defrag, alarm disarm)",
+            f"{url} has no space left ({reason}): nothing is granted until it is compacted and "
+            "defragmented and the alarm is disarmed (etcdctl compact, defrag, alarm disarm)",
             **where,
         )
     if "too large" in reason or "larger than max" in reason:
@@ -105,7 +105,7 @@ def failure(
 
 
 def trouble_of(failed: CallFailed) -> Exception:
-    """What a failed call means: `Lost`, `Refused`, or that another token is needed."""
+    """Classify a failed call: `Lost`, `Refused`, or that another token is needed."""
     code, reason = failed.code, " ".join(str(failed).split())
     if "invalid auth token" in reason or "auth store is old" in reason:
         return _Stale(reason)
@@ -115,7 +115,7 @@ def trouble_of(failed: CallFailed) -> Exception:
 
 
 def secrets_of(address: EtcdUrl) -> ssl.SSLContext | None:
-    """How connections are encrypted, and whom they trust.
+    """Make the TLS context of the connections.
 
     Raises:
         InvalidArgument: one of the files that the URL names cannot be read.
@@ -179,7 +179,7 @@ class Members:
     # Calls
 
     async def call(self, method: str, request: bytes, timeout: float) -> bytes:
-        """What the current member answers.
+        """Call the current member.
 
         Raises:
             Lost, Refused, AuthenticationFailed
@@ -194,7 +194,7 @@ class Members:
             raise
 
     async def call_member(self, turn: int, method: str, request: bytes, timeout: float) -> bytes:
-        """What that member answers.
+        """Call the member of that turn.
 
         Raises:
             Lost, Refused, AuthenticationFailed
@@ -221,7 +221,7 @@ class Members:
         except CallFailed as failed:
             raise trouble_of(failed) from failed
 
-    async def converse(self, turn: int, method: str, *more: tuple[str, str]) -> Conversation:
+    async def converse(self, turn: int, method: str, *more: tuple[str, str]) -> StreamCall:
         """Begin a call of messages both ways with that member; reading tells what fails.
 
         Raises:
@@ -233,7 +233,7 @@ class Members:
     # Accounts
 
     async def metadata(self, turn: int) -> Metadata:
-        """What is sent along with every call."""
+        """Return the metadata of every call."""
         if not self._address.user:
             return ()
         if not self._token:

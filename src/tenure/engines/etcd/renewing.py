@@ -9,9 +9,9 @@ Rules:
   it was asked.
 * The member that has not answered is left by then. What the program itself did not run of that time
   is not counted against it (see `allowance`).
-* A lease can be kept alive by whoever knows its number. Where a session may have been taken over
-  (liveness ``window``), it is proven only if its key shows, after the lease was renewed, that it
-  has not been.
+* A lease can be kept alive by any client that knows its number. Where a session may have been taken
+  over (liveness ``window``), it is proven only if its key shows, after the lease was renewed, that
+  it has not been.
 * The thread has a loop and channels of its own, and is started by the first renewal that does not
   come from the engine's thread. It blocks nobody: who asks leaves the session in a list.
 """
@@ -94,7 +94,7 @@ class Rounds:
                 self._spawn(self._round(turn + other, late))
 
     def _settled(self, session: EtcdSession, asked: float) -> bool:
-        """Whether a session has been proven since, or needs no proof."""
+        """Return true if a session has been proven since, or needs no proof."""
         return session.over or session.proven_at >= asked or not len(self._members)
 
     def _again(self, session: EtcdSession, attempt: int, asked: float) -> None:
@@ -102,7 +102,7 @@ class Rounds:
             self._put(session, attempt, asked)
 
     async def _round(self, turn: int, sessions: list[EtcdSession]) -> None:
-        # No longer than the sessions live, if nobody answers.
+        # No longer than the sessions live, without an answer.
         within = max(session.window for session in sessions)
         try:
             async with asyncio.timeout(within):

@@ -98,5 +98,5 @@ class Request:
 
     @property
     def decided(self) -> bool:
-        """Whether it waits for nothing."""
+        """True if it waits for nothing."""
         return self.gone or self.owns

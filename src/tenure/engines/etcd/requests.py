@@ -90,7 +90,7 @@ class Requests:
                 placed = await self._joining.join(request, timeout == 0)
         except BaseException:
             if self._requests.pop(request.hold, None) is not None and request.created:
-                self._leave(request).add_done_callback(heard)  # nobody would withdraw it
+                self._leave(request).add_done_callback(heard)  # there is no caller to withdraw it
             raise
         if placed is None:
             self._requests.pop(request.hold, None)
@@ -256,7 +256,7 @@ class Requests:
         self._session.events.removed(hold, Removal.TIMED_OUT)
 
     def taken_out(self, hold: int, why: bytes) -> None:
-        """Somebody has taken a request out of its queue."""
+        """Forget a request that another client took out of its queue."""
         request = self._requests.get(hold)
         if request is None:
             return
@@ -317,7 +317,7 @@ class Requests:
 
 
 def _may_relieve(request: Request, leaving: Request) -> bool:
-    """Whether one may join in the transaction that takes the other one out."""
+    """Return true if one may join in the transaction that takes the other one out."""
     return (
         leaving.owns
         and leaving.created > 0

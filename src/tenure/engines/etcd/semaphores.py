@@ -1,4 +1,4 @@
-"""What is done with semaphores as such, and how they are described.
+"""Operations on semaphores as such, and their descriptions.
 
 Changes are compare-and-swap: read, then a transaction that holds only if what was read is still so.
 A change that was not answered is not made twice: who finds the trace of it, or that the key was
@@ -55,10 +55,10 @@ _FIRST_PAGE, _MOST_IN_PAGE, _SMALL_PAGE = 8, 4096, 256 * 1024
 
 
 class Reader(Protocol):
-    """Who asks for what there is."""
+    """A session or an engine, as a reader."""
 
     async def read(self, *parts: bytes) -> answers.Answer:
-        """What there is at one revision of a majority."""
+        """Read at one revision of a majority."""
         ...
 
 
@@ -113,7 +113,7 @@ async def update(session: EtcdSession, name: Name, data: bytes) -> None:
 def _updating(
     session: EtcdSession, there: KeyValue, name: Name, modified: int, data: bytes
 ) -> bytes:
-    """What replaces the data, if the semaphore and the data are still those that were read."""
+    """Replace the data, if the semaphore and the data are still those that were read."""
     compares = (
         session.mine,
         wire.created_at(there.key, there.created),
@@ -149,14 +149,14 @@ async def delete(session: EtcdSession, name: Name, *, force: bool) -> None:
         except Refused as refused:
             if not refused.no_lease:
                 raise
-            continue  # somebody's session has just ended, or ours, which the next reading tells
+            continue  # another session has just ended, or ours, which the next reading tells
         if answer.ok and len(queue.requests) <= _MOST_NOTED:
             return
         tried = created if again or answer.ok else tried
 
 
 def _deleting(session: EtcdSession, name: Name, queue: Queue, revision: int) -> bytes:
-    """What deletes a semaphore with its queue, or the end of a queue that is too long."""
+    """Build the transaction that deletes a semaphore with its queue, or the end of a long queue."""
     compares = (
         session.mine,
         wire.created_at(name.limit, queue.limit_kv.created if queue.limit_kv else 0),

@@ -46,7 +46,7 @@ _LEAST_PATIENCE = 0.5
 
 
 class EtcdSession:
-    """What the contract calls a session.
+    """The `EngineSession` of one attachment.
 
     Attributes:
         key: the session's key.
@@ -127,7 +127,7 @@ class EtcdSession:
             self.events.proven(at)
 
     def is_mine(self, kv: KeyValue | None) -> bool:
-        """Whether the key, as it was read, says that this attachment has the session."""
+        """Return true if the key, as it was read, names this attachment."""
         return kv is not None and Record.read(kv.value).token == self.record.token
 
     def judge(self, kv: KeyValue | None) -> bool:
@@ -145,7 +145,7 @@ class EtcdSession:
     async def ask(
         self, build: Callable[[], bytes], leaving: Request | None = None
     ) -> tuple[answers.Answer, bool]:
-        """What a transaction answers, and whether it may have been carried out before.
+        """Send a transaction; returns its answer, and whether it may have been carried out before.
 
         It compares `mine`, and reads the session's key first where something does not hold.
 
@@ -176,7 +176,7 @@ class EtcdSession:
             self.judge(kv)
 
     def _told(self, error: Refused | asyncio.CancelledError, name: str) -> TenureError:
-        """What a refusal, or being cut off, means to the program."""
+        """Make the caller's error of a refusal or a cancellation."""
         if isinstance(error, Refused):
             if not error.no_lease:
                 return failure(self.engine.url, error, node=self.path, name=name)
@@ -184,7 +184,7 @@ class EtcdSession:
         return self._why_over or self._gone()
 
     async def read(self, *parts: bytes) -> answers.Answer:
-        """What there is at one revision of a majority; asked until it is answered.
+        """Read at one revision of a majority; repeated until it is answered.
 
         Raises:
             SessionExpired: the session is over.
@@ -234,7 +234,7 @@ class EtcdSession:
                 self._note(int(kv.key.rpartition(b"/")[2], 16), kv.value)
 
     def _note(self, hold: int, why: bytes) -> None:
-        """Somebody took one of its requests out, and left word of it."""
+        """Act on the note of a client that took out one of its requests."""
         if self.put_by is not None:
             self.put_by.append((hold, why))
             return
@@ -245,7 +245,7 @@ class EtcdSession:
         )
 
     def contact(self, there: bool, cause: TenureError | None = None) -> None:
-        """Whether a member can be reached, and if not, why."""
+        """Report to the program that a member is reached, or why none is."""
         if there != self._in_contact and not (self.over or self._closing):
             self._in_contact = there
             if there:
@@ -262,7 +262,7 @@ class EtcdSession:
         self.requests.look_at_all()
 
     def _missed(self) -> None:
-        """What has happened is not known: look."""
+        """Look the session up after a gap."""
         if not self.over:
             self.engine.spawn(self._look_up())
 
@@ -284,7 +284,7 @@ class EtcdSession:
     # The end
 
     async def abandon(self) -> None:
-        """Nobody has heard of it: it ends, or is detached again if it was taken over."""
+        """End a session that no caller has; detach it again if it was taken over."""
         await self._leave(detach=self._was_taken_over)
 
     async def close(self) -> None:
@@ -345,7 +345,7 @@ class EtcdSession:
             raise self._why_over or self._gone()
 
     def expired(self) -> SessionExpired:
-        """The error for a session whose window has passed while nobody answered."""
+        """The error for a session whose window has passed without an answer."""
         path = self.path
         return SessionExpired(f"the session on {path} could not be renewed in time", node=path)
 

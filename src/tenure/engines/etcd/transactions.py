@@ -1,4 +1,4 @@
-"""What is asked of etcd about the requests of one session: transactions, built and prepared.
+"""Transactions about the requests of one session, built and prepared.
 
 Nothing is asked here, and nothing is known but what is said again and again: the transactions that
 join and leave without data differ in the number of the hold alone, and are prepared once for each
@@ -27,7 +27,7 @@ _MOST_TEMPLATES = 4096
 
 
 class Transactions:
-    """What is said about the requests of one session."""
+    """Builder of the transactions of one session."""
 
     def __init__(self, session: EtcdSession) -> None:
         self._session = session
@@ -44,7 +44,7 @@ class Transactions:
             condition: what must hold of the semaphore.
             whole: it wants all that there is.
             at_once: it does not wait.
-            newest: put it only if nobody has joined since this revision; 0: if nobody is there.
+            newest: put it only if no request has joined since this revision; 0: if there is none.
         """
         session, name = self._session, request.name
         put = [wire.put(request.key, request_value(request.count), session.id)]
@@ -64,7 +64,7 @@ class Transactions:
                 (*put_waiting, *(fresh if request.ephemeral else ()), queue),
                 (session.get, *wrong),
             )
-        if newest:  # the queue had room, and nobody has joined it since
+        if newest:  # the queue had room, and no request has joined it since
             room = wire.created_before(name.requests, newest)
             then = tuple(put)
         else:
@@ -100,7 +100,7 @@ class Transactions:
         return template.replace(_ANY_HOLD, b"%016x" % request.hold)
 
     def _template(self, what: tuple[object, ...]) -> bytes | None:
-        """What was prepared for that under the number of this attachment."""
+        """Return the transaction prepared for that under the number of this attachment."""
         if self._prepared_for != self._session.version or len(self._templates) >= _MOST_TEMPLATES:
             self._prepared_for = self._session.version
             self._templates.clear()

@@ -1,7 +1,7 @@
 """Operations of one session: on each name one after the other, in the order of the calls.
 
 Each is a task, and begins when the one before it on the same name is done, however that ended: at
-once, inside the call, if there is none. Whoever called it awaits a future, and may lose interest:
+once, inside the call, if there is none. The caller awaits a future, and may lose interest:
 the operation goes on. Operations on different names do not wait for each other.
 
 What an operation does before it waits for the first time it does in the task of whoever called it,
@@ -66,7 +66,7 @@ class Turns:
     """The operations of one session that are under way.
 
     Args:
-        spawn: begins a task that somebody waits for.
+        spawn: begins a task that its owner waits for.
         told: what a refusal, or being cut off, means to the program.
     """
 

@@ -1,4 +1,4 @@
-"""How a request learns that it owns.
+"""Waiting in a queue until a request owns.
 
 * **Ownership is the prefix rule** over the queue in the order of the create revisions, as it was
   read by the one who concludes it, at a revision of a majority, and under its own attachment.
@@ -45,7 +45,7 @@ class Waiting:
     """Of one session's requests.
 
     Args:
-        taken_out: told the number of a request that somebody has taken out of its queue, and why.
+        taken_out: called with the number of a request that another client took out, and the reason.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Waiting:
         return request
 
     def order_id(self, request: Request) -> int:
-        """What tells the programs of its place, and fences."""
+        """Return the order id, which is also the fencing token."""
         return self._engine.base + request.created
 
     def place(self, request: Request, queue: Sequence[Entry], revision: int) -> None:
@@ -213,7 +213,7 @@ class Waiting:
             )
 
     def unwatch(self, request: Request) -> None:
-        """What stands before it does not matter any more."""
+        """End the watch and the poll of a request."""
         if request.watch is not None:
             self._engine.watching.remove(request.watch)
             request.watch = None
@@ -232,7 +232,7 @@ class Waiting:
             request.late = None
 
     def gone(self, request: Request) -> None:
-        """It has left its queue, or nobody here hears of it any more: who follows it looks."""
+        """Forget a request that left its queue, or whose session is over; its followers look."""
         request.gone = True
         self._engine.local.pop(request.key, None)
         followers, request.followers = request.followers, []
@@ -241,6 +241,6 @@ class Waiting:
 
 
 def heard(answer: asyncio.Future[Any]) -> None:
-    """Nobody waits for this; what went wrong is noted."""
+    """Log the failure of an operation without a caller."""
     if not answer.cancelled() and answer.exception() is not None:
         _log.debug("waking the next: %s", answer.exception())

@@ -3,13 +3,13 @@
 Rules:
 
 * One task owns the stream: it opens it, begins on it whatever is watched, reads, and opens another
-  one, at whoever is the current member then, when it ends.
+  one, at the current member, when it ends.
 * A watch goes on where it was: after the last revision that it has heard of. Where that has been
   compacted it begins at what there still is, and whoever watches is told of the gap, so that the
   state is read again.
 * A watch of a key that has been deleted for good is not ended by itself: when there are many, a new
   stream takes the place of the old one, without them.
-* Nobody concludes from silence that nothing happens: a stream is only up when the member has
+* Silence does not show that nothing happens: a stream is only up when the member has
   answered on it, the member ends it when it has no leader, and keep-alives that are not answered
   make another member the current one.
 """
@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from tenure.background import Failures
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.answers import Event, WatchAnswer
-from tenure.engines.etcd.calls import CallFailed, Code, Conversation
+from tenure.engines.etcd.calls import CallFailed, Code, StreamCall
 from tenure.engines.etcd.members import Lost, Members, trouble_of
 from tenure.errors import TenureError
 
@@ -87,7 +87,7 @@ class Watch:
         self.missed = missed
 
     def request(self) -> bytes:
-        """What begins it, or has it go on."""
+        """Build the message that begins it, or continues it."""
         return wire.watch(self.number, self.key, self.end, self.following, puts=self.puts)
 
 
@@ -114,7 +114,7 @@ class Watching:
         self._sentinel = wire.watch(_SENTINEL, sentinel, b"", 0, puts=True)
         self._numbers = itertools.count(_SENTINEL + 1)
         self._watches: dict[int, Watch] = {}
-        self._call: Conversation | None = None
+        self._call: StreamCall | None = None
         self._turn = -1
         self._spent = 0
         self._task: asyncio.Task[None] | None = None
@@ -222,7 +222,7 @@ class Watching:
             self._call = None
             call.cancel()
 
-    async def _read(self, call: Conversation) -> WatchAnswer:
+    async def _read(self, call: StreamCall) -> WatchAnswer:
         try:
             data = await call.read()
         except CallFailed as failed:

@@ -7,8 +7,6 @@ another package's messages would collide with. What comes back is in `tenure.eng
 
 from __future__ import annotations
 
-from tenure.engines.etcd.protobuf import integer, octets
-
 __all__ = [
     "ABSENT",
     "AUTHENTICATE",
@@ -28,11 +26,13 @@ __all__ = [
     "exists",
     "get",
     "grant",
+    "integer",
     "lease",
     "modified_at",
     "modified_before",
     "nested",
     "nothing_in",
+    "octets",
     "put",
     "range_",
     "time_to_live",
@@ -63,6 +63,31 @@ def after(prefix: bytes) -> bytes:
     return prefix[:-1] + bytes((prefix[-1] + 1,))
 
 
+# Protocol Buffers
+
+
+def varint(number: int) -> bytes:
+    """A number, in as many bytes as it needs."""
+    if number < 0x80:
+        return bytes((number,))
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def integer(field: int, number: int) -> bytes:
+    """A number, written even if it is zero."""
+    return varint(field << 3) + varint(number)
+
+
+def octets(field: int, value: bytes) -> bytes:
+    """Bytes, a text or a message."""
+    return varint(field << 3 | 2) + varint(len(value)) + value
+
+
 # What a transaction compares
 
 
@@ -88,12 +113,12 @@ ABSENT = 0
 
 
 def exists(key: bytes) -> bytes:
-    """There is such a key."""
+    """Compare: the key exists."""
     return _compare(_GREATER, _CREATE, key, integer(5, 0))
 
 
 def nothing_in(prefix: bytes) -> bytes:
-    """There is no key with this prefix."""
+    """Compare: no key has this prefix."""
     return _compare(_EQUAL, _CREATE, prefix, integer(5, 0), after(prefix))
 
 
