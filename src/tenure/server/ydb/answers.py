@@ -1,4 +1,4 @@
-"""The replies to what is asked of semaphores, one function for each kind of reply."""
+"""Replies to requests about semaphores, one function for each kind of reply."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def _issues(text: str) -> list[Any]:
 
 
 def pending(asked: int) -> Any:
-    """It waits."""
+    """An acquire waits."""
     return Response(acquire_semaphore_pending=Response.AcquireSemaphorePending(req_id=asked))
 
 
 def acquired(asked: int, yes: bool) -> Any:
-    """It owns its tokens, or it waited in vain."""
+    """An acquire owns its tokens, or has timed out."""
     result = _Acquired(req_id=asked, status=Status.SUCCESS, acquired=yes)
     return Response(acquire_semaphore_result=result)
 
@@ -57,7 +57,7 @@ def aborted(asked: int, text: str) -> Any:
 
 
 def released(asked: int, yes: bool) -> Any:
-    """What was acquired is released; or there was nothing."""
+    """A release has removed a request, or has found none."""
     result = _Released(req_id=asked, status=Status.SUCCESS, released=yes)
     return Response(release_semaphore_result=result)
 
@@ -69,25 +69,25 @@ def not_released(asked: int, status: int, text: str) -> Any:
 
 
 def created(asked: int, status: int = Status.SUCCESS, text: str = "") -> Any:
-    """How a create has ended."""
+    """Result of a create."""
     result = Response.CreateSemaphoreResult(req_id=asked, status=status, issues=_issues(text))
     return Response(create_semaphore_result=result)
 
 
 def updated(asked: int, status: int = Status.SUCCESS, text: str = "") -> Any:
-    """How an update has ended."""
+    """Result of an update."""
     result = Response.UpdateSemaphoreResult(req_id=asked, status=status, issues=_issues(text))
     return Response(update_semaphore_result=result)
 
 
 def deleted(asked: int, status: int = Status.SUCCESS, text: str = "") -> Any:
-    """How a delete has ended."""
+    """Result of a delete."""
     result = Response.DeleteSemaphoreResult(req_id=asked, status=status, issues=_issues(text))
     return Response(delete_semaphore_result=result)
 
 
 def changed(asked: int, *, data: bool, owners: bool) -> Any:
-    """What was watched has changed, or the watch was replaced."""
+    """A watched semaphore has changed, or the watch was replaced."""
     told = Response.DescribeSemaphoreChanged(req_id=asked, data_changed=data, owners_changed=owners)
     return Response(describe_semaphore_changed=told)
 
@@ -111,7 +111,7 @@ def described(
     Args:
         asked: the request id.
         found: the semaphore.
-        timeouts: what waiters have asked for, in milliseconds, by session and name, as far as
+        timeouts: those of waiters, in milliseconds, by session and name, as far as
             this server knows it.
         owners: whether the client wants to see the owners.
         watched: whether a watch was added.
@@ -176,7 +176,7 @@ def _request(found: RequestDescription, timeout_millis: int) -> Any:
 
 
 def _asked(waiter: RequestDescription) -> int:
-    """The timeout that a waiter has asked for; for ever where the store does not tell.
+    """The timeout of a waiter; for ever where the store does not tell.
 
     It is what is left and what has passed. A waiter that has asked again is said to wait longer
     than it asked, by what had passed before.

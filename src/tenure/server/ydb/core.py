@@ -1,8 +1,8 @@
 """A session's conversation, from SessionStarted on, without I/O: messages in, messages out.
 
-Whoever drives a `Conversation` gives it the client's messages (`received`), what the store answers
-(`answered`, `refused`) and what it pushes (`granted`, `removed`, `ended`), and after each of
-these sends the messages in `replies`, in their order, and carries out the `operations`. Rules:
+The driver of a `Conversation` gives it the client's messages (`received`), the store's answers
+(`answered`, `refused`) and its pushes (`granted`, `removed`, `ended`). After each of these it sends
+the messages in `replies`, in their order, and carries out the `operations`. Rules:
 
 * **One thing at a time for each name.** What is asked of one semaphore is done in the order in
   which it was asked, each when the one before has been answered; different names do not wait for
@@ -32,14 +32,14 @@ from tenure.server.ydb.long_replies import LongReplies
 from tenure.server.ydb.messages import Response, Status, failure, status_of
 from tenure.server.ydb.operations import (
     Answered,
-    Create,
-    Delete,
-    Describe,
+    CreateOperation,
+    DeleteOperation,
+    DescribeOperation,
     Operation,
     Settled,
-    Update,
+    UpdateOperation,
 )
-from tenure.server.ydb.requests import Requests
+from tenure.server.ydb.requests import ConversationRequests
 from tenure.server.ydb.scripts import (
     Books,
     Script,
@@ -48,7 +48,7 @@ from tenure.server.ydb.scripts import (
     what_is_wrong,
 )
 from tenure.server.ydb.turns import Turn, Turns
-from tenure.server.ydb.watches import Watches
+from tenure.server.ydb.watches import OneTimeWatches
 
 __all__ = ["Conversation", "Job"]
 
@@ -56,7 +56,7 @@ _PONGS_OWED = 16  # to a client that pings more often than its store answers; th
 
 
 class Job:
-    """An operation that is to be carried out, and what goes on when it has been."""
+    """An operation that is to be carried out, and the turn that goes on then."""
 
     __slots__ = ("operation", "turn")
 
@@ -66,7 +66,7 @@ class Job:
 
 
 class Conversation:
-    """What is said on one stream.
+    """The protocol of one stream.
 
     Args:
         node: the path of the session's node.
@@ -107,9 +107,9 @@ class Conversation:
         self._turns = Turns(self.replies)
         said = self._said = self._turns.said
         timeouts = {} if timeouts is None else timeouts
-        self._requests = Requests(node, limits, books, said, timeouts)
+        self._requests = ConversationRequests(node, limits, books, said, timeouts)
         long_replies = LongReplies() if long_replies is None else long_replies
-        self._watches = Watches(limits, start_watch, look, said, timeouts, long_replies)
+        self._watches = OneTimeWatches(limits, start_watch, look, said, timeouts, long_replies)
         self._busy: dict[str, deque[Turn]] = {}
         self._ready: deque[Turn] = deque()
         self._unsettled: dict[str, Turn] = {}
@@ -124,10 +124,10 @@ class Conversation:
             "delete_semaphore": self._delete,
         }
 
-    # What the driver says
+    # Input of the driver
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
-        """The session has these requests already. Of several for a name the first is the one."""
+        """Note requests that the session has already; of several for a name, the first."""
         self._requests.resumed(requests)
 
     def started(self, number: int, timeout_millis: int, first_hold: int, opaque: int) -> None:
@@ -149,12 +149,12 @@ class Conversation:
 
     @property
     def unanswered(self) -> int:
-        """How many requests are unanswered."""
+        """The number of unanswered requests."""
         return len(self._turns)
 
     @property
     def waits_for_pong(self) -> bool:
-        """Whether a ping is unanswered."""
+        """True while a ping is unanswered."""
         return self._outstanding != 0
 
     def tick(self, opaque: int) -> None:
@@ -260,7 +260,7 @@ class Conversation:
         self._requests.forget_all()
 
     def _heard(self, opaque: int) -> bool:
-        """Whether the outstanding ping is answered by that."""
+        """Note a number of the client; tells whether it answers the outstanding ping."""
         answers_it = opaque != 0 and opaque == self._outstanding
         if answers_it:
             self._outstanding = 0
@@ -331,7 +331,7 @@ class Conversation:
             self._said.append(answers.created(ask.req_id, Status.BAD_REQUEST, text))
             return
         try:
-            yield Create(ask.name, ask.limit, ask.data)
+            yield CreateOperation(ask.name, ask.limit, ask.data)
         except InvalidArgument as error:  # an ephemeral one is there: all else has been checked
             self._said.append(answers.created(ask.req_id, Status.PRECONDITION_FAILED, str(error)))
         except TenureError as error:
@@ -348,7 +348,7 @@ class Conversation:
             self._said.append(answers.updated(ask.req_id, Status.NOT_FOUND, text))
             return
         try:
-            yield Update(ask.name, ask.data)
+            yield UpdateOperation(ask.name, ask.data)
         except TenureError as error:
             self._said.append(answers.updated(ask.req_id, status_of(error), str(error)))
         else:
@@ -359,12 +359,12 @@ class Conversation:
             self._said.append(answers.deleted(ask.req_id, Status.NOT_FOUND, text))
             return
         try:
-            found: SemaphoreDescription = yield Describe(ask.name)
+            found: SemaphoreDescription = yield DescribeOperation(ask.name)
             if found.ephemeral:
                 text = f"{ask.name!r} is ephemeral: it goes with its last request"
                 self._said.append(answers.deleted(ask.req_id, Status.PRECONDITION_FAILED, text))
                 return
-            yield Delete(ask.name, ask.force)
+            yield DeleteOperation(ask.name, ask.force)
         except TenureError as error:
             self._said.append(answers.deleted(ask.req_id, status_of(error), str(error)))
             return

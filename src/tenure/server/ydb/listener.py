@@ -283,7 +283,7 @@ def _framed(message: Any) -> bytes:
 
 
 def _shown(host: str) -> str:
-    """A host as it is in an address; all of this machine's are reached by its own name."""
+    """Return a host as it is in an address; all of this machine's are reached by its own name."""
     return f"[{host}]" if ":" in host else host or "localhost"
 
 

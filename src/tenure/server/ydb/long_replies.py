@@ -1,7 +1,7 @@
 """Descriptions that are too long to be made in one piece.
 
 gRPC has one message for a description. A long one is made and sent in pieces, as fast as its client
-reads, so that the server holds what the store has told it, and no second copy.
+reads, so that the server holds the store's answer, and no second copy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DATA = coordination.SemaphoreSession.DESCRIPTOR.fields_by_name["data"].number
 
 
 def size_of(found: SemaphoreDescription, *, owners: bool) -> int:
-    """About how many bytes a description has, and not fewer than it has."""
+    """Estimate the bytes of a description, from above."""
     listed = [*(found.owners if owners else ()), *found.waiters]
     entries = sum(len(each.data) + _ENTRY for each in listed)
     return 2 * len(found.name.encode()) + len(found.data) + entries + 2 * _ENTRY
@@ -76,7 +76,7 @@ class LongReplies:
         self._replies: weakref.WeakSet[LongReply] = weakref.WeakSet()
 
     def why_not(self, size: int) -> str:
-        """Why there can be no further one of that size, or nothing."""
+        """Return why there can be no further one of that size, or nothing."""
         if size > LONGEST:
             return f"the description has about {size} bytes, and {LONGEST} is the most"
         if len(self._replies) >= _AT_A_TIME:
@@ -94,7 +94,7 @@ def _entry_size(message: Any, data: bytes) -> int:
 
 
 def _tag(field: int, size: int) -> bytes:
-    """What stands before a field of so many bytes; all fields here have numbers below 16."""
+    """Encode the tag of a field of so many bytes; all fields here have numbers below 16."""
     return bytes([field << 3 | 2]) + _varint(size)
 
 

@@ -96,24 +96,24 @@ _STATUSES: tuple[tuple[type[TenureError], int], ...] = (
 
 
 def status_of(error: TenureError) -> int:
-    """The status that says to a client of YDB what the error says to one of ours."""
+    """Return the status of YDB that stands for an error."""
     return next(
         (status for kind, status in _STATUSES if isinstance(error, kind)), Status.INTERNAL_ERROR
     )
 
 
 def issue(text: str) -> Any:
-    """What people are to read of an error."""
+    """Return the message of an error for people."""
     return issues.IssueMessage(message=text, severity=1)
 
 
 def failure(status: int, text: str) -> Any:
-    """What ends a session's stream when something is wrong."""
+    """Return the message that ends a session's stream with an error."""
     return Response(failure=Response.Failure(status=status, issues=[issue(text)]))
 
 
 def operation(status: int, text: str = "", result: Any = None) -> Any:
-    """How a call that is not a stream has ended."""
+    """Return the result of a call that is not a stream."""
     issues_found = [issue(text)] if text else []
     made = operations.Operation(ready=True, status=status, issues=issues_found)
     if result is not None:

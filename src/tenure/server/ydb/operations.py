@@ -1,7 +1,7 @@
-"""What a conversation asks of its session's store.
+"""Operations of a conversation at its session's store.
 
 Each is made by `tenure.server.ydb.core`, which knows no session, and carried out by
-`tenure.server.ydb.session`, which does not know what for.
+`tenure.server.ydb.session`, which does not know the reason.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from tenure.engines.contract import Answer, EngineSession, Enqueued
 from tenure.model import SemaphoreDescription
 
 __all__ = [
-    "Alter",
+    "AlterOperation",
     "Answered",
-    "Create",
-    "Delete",
-    "Describe",
-    "Enqueue",
+    "CreateOperation",
+    "DeleteOperation",
+    "DescribeOperation",
+    "EnqueueOperation",
     "Operation",
     "Settled",
-    "Update",
-    "Withdraw",
+    "UpdateOperation",
+    "WithdrawOperation",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Enqueue:
-    """Answered with where the request stands."""
+class EnqueueOperation:
+    """Put a request into a queue. Answered with its place."""
 
     hold: int
     name: str
@@ -50,8 +50,8 @@ class Enqueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Alter:
-    """Replace count and data of a request, and of one that waits how long it does."""
+class AlterOperation:
+    """Replace count and data of a request, and the timeout of one that waits."""
 
     hold: int
     name: str
@@ -67,7 +67,7 @@ class Alter:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdraw:
+class WithdrawOperation:
     """Take a request out of its queue. Answered with whether it was there."""
 
     hold: int
@@ -78,7 +78,7 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True)
-class Create:
+class CreateOperation:
     """Create a lasting semaphore."""
 
     name: str
@@ -90,7 +90,7 @@ class Create:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class UpdateOperation:
     """Replace a semaphore's data."""
 
     name: str
@@ -101,7 +101,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class Delete:
+class DeleteOperation:
     """Delete a semaphore."""
 
     name: str
@@ -112,12 +112,17 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
-class Describe:
-    """Answered with the semaphore as it is."""
+class DescribeOperation:
+    """Read a semaphore. Answered with its description."""
 
     name: str
     owners: bool = False
     waiters: bool = False
+
+    @property
+    def is_costly(self) -> bool:
+        """True if its price grows with the semaphore's queue."""
+        return self.owners or self.waiters
 
     def start(self, session: EngineSession) -> Awaitable[SemaphoreDescription]:
         return session.describe_semaphore(self.name, owners=self.owners, waiters=self.waiters)
@@ -142,4 +147,12 @@ class Answered:
     """
 
 
-Operation: TypeAlias = Enqueue | Alter | Withdraw | Create | Update | Delete | Describe
+Operation: TypeAlias = (
+    EnqueueOperation
+    | AlterOperation
+    | WithdrawOperation
+    | CreateOperation
+    | UpdateOperation
+    | DeleteOperation
+    | DescribeOperation
+)

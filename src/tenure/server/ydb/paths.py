@@ -1,4 +1,4 @@
-"""What tenure's nodes are called in YDB.
+"""Paths of tenure's nodes in YDB.
 
 The node ``/my-app`` is ``/local/my-app`` in the database ``/local``.
 """
@@ -14,7 +14,7 @@ DATABASE = "/local"
 
 
 def normalized(path: str) -> str:
-    """A path as YDB reads one: slashes at either end, or several in a row, mean nothing."""
+    """Return a path as YDB reads one: slashes at either end, or several in a row, mean nothing."""
     return "/" + "/".join(segment for segment in path.split("/") if segment)
 
 
@@ -30,13 +30,13 @@ class Database:
         rules.check_path(self.path)
 
     def is_meant_by(self, header: str) -> bool:
-        """Whether a client that names this database, or none, means this one."""
+        """Tell whether a client that names this database, or none, means this one."""
         return not header or normalized(header) == self.path
 
     def node(self, path: str) -> str | None:
-        """The node of that path, or ``None`` if it is not inside the database."""
+        """Return the node of a path, or ``None`` if it is not inside the database."""
         return path[len(self.path) :] if self.has(path) else None
 
     def has(self, path: str) -> bool:
-        """Whether that path is inside the database, and not the database itself."""
+        """Tell whether a path is inside the database, and not the database itself."""
         return path.startswith(self.path + "/")

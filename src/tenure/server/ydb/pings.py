@@ -92,5 +92,5 @@ class Pings:
 
 
 def new_opaque() -> int:
-    """What a ping carries and its pong repeats: never zero."""
+    """Return a number for a ping, which its pong repeats: never zero."""
     return random.randrange(1, 2**64)

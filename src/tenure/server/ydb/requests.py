@@ -2,8 +2,8 @@
 
 * `_Place.asked` is the one request id that still waits for the result of an acquire: each gets one
   result, and an acquire that another one replaces, or a release ends, is aborted first.
-* What the store pushes (`granted`, `removed`) is noted here and told by `tell`, when no script of
-  that name runs.
+* A push of the store (`granted`, `removed`) is noted here, and `tell` sends its result when no
+  script of that name runs.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from tenure.server.limits import LimitReached, Limits
 from tenure.server.ydb import answers
 from tenure.server.ydb.messages import Status, status_of
 from tenure.server.ydb.operations import (
-    Alter,
-    Describe,
-    Enqueue,
+    AlterOperation,
+    DescribeOperation,
+    EnqueueOperation,
     Operation,
     Settled,
-    Withdraw,
+    WithdrawOperation,
 )
 from tenure.server.ydb.scripts import Books, Script, data_fit, what_is_wrong
 
-__all__ = ["FOREVER", "Requests"]
+__all__ = ["FOREVER", "ConversationRequests"]
 
 FOREVER = 2**64 - 1
 """The timeout of an acquire that waits until it is granted, in milliseconds."""
@@ -38,7 +38,7 @@ class _Place:
     """The session's request for a name.
 
     Attributes:
-        asked: the request id that waits for the result; ``None`` if nobody asks.
+        asked: the request id that waits for the result; ``None`` if there is none.
         granted: it owns its tokens.
         gone: why it has left the queue, if the store said so.
     """
@@ -55,16 +55,15 @@ class _Place:
         self.gone: Removal | None = None
 
 
-class Requests:
+class ConversationRequests:
     """The requests of one session.
 
     Args:
         node: the path of the session's node.
-        limits: what the client may make it hold.
-        books: where its requests are counted.
-        replies: where what is to be said is put.
-        timeouts: where the timeouts that its waiters have asked for stand, in milliseconds, by
-            session and name.
+        limits: the server's.
+        books: counts its requests.
+        replies: of the script that runs.
+        timeouts: those of its waiters, in milliseconds, by session and name.
 
     Attributes:
         session_id: the session's id.
@@ -90,7 +89,7 @@ class Requests:
         self._by_hold: dict[int, _Place] = {}
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
-        """The session has these already. Of several for a name the first is the one."""
+        """Note requests that the session has already; of several for a name, the first."""
         for each in requests:
             if each.name not in self._places:
                 place = _Place(each.hold, each.name, each.count, each.ephemeral)
@@ -115,24 +114,24 @@ class Requests:
         return place.name
 
     def is_settled(self, name: str) -> bool:
-        """Whether the session's request for a name waits no more."""
+        """Tell whether the session's request for a name waits no more."""
         place = self._places.get(name)
         return place is None or self._is_settled(place)
 
     def deleted(self, name: str) -> None:
-        """The session has deleted the semaphore, and with it what it had there."""
+        """Forget the session's request for a semaphore that it has deleted."""
         place = self._places.get(name)
         if place is not None:
             self._abort(place, "the semaphore was deleted")
             self._forget(place)
 
     def forget_all(self) -> None:
-        """The conversation is over."""
+        """Forget all requests: the conversation is over."""
         for place in list(self._places.values()):
             self._forget(place)
 
     def tell(self, name: str) -> None:
-        """Tell the result of what waited, if there is one that was not told yet."""
+        """Reply to an acquire that waited, if it has a result that was not sent yet."""
         place = self._places.get(name)
         if place is None:
             return
@@ -202,7 +201,7 @@ class Requests:
         self.next_hold += 1
         self._places[place.name] = self._by_hold[place.hold] = place
         try:
-            enqueued: Enqueued = yield Enqueue(
+            enqueued: Enqueued = yield EnqueueOperation(
                 place.hold, ask.name, ask.count, ask.data, _seconds(ask), ask.ephemeral
             )
         except TenureError as error:
@@ -226,7 +225,7 @@ class Requests:
         """The session has a request for that name already: it is changed in place."""
         waiting = not place.granted
         try:
-            yield Alter(place.hold, ask.name, ask.count, ask.data, waiting, _seconds(ask))
+            yield AlterOperation(place.hold, ask.name, ask.count, ask.data, waiting, _seconds(ask))
         except LeaseReleased:  # it has left the queue, and the news of it is on its way, or here
             self._abort(place, "it has left the queue")
             self._forget(place)
@@ -258,15 +257,15 @@ class Requests:
         return place.granted or place.gone is not None
 
     def _owns(self, place: _Place) -> Generator[Operation, Any, bool]:
-        """Whether a request that was waiting owns its tokens by now."""
+        """Tell whether a request that was waiting owns its tokens by now."""
         try:
-            found: SemaphoreDescription = yield Describe(place.name, owners=True)
+            found: SemaphoreDescription = yield DescribeOperation(place.name, owners=True)
         except TenureError:
             return False  # Pending, and then what the store pushes
         return any(each.session_id == self.session_id for each in found.owners)
 
     def _abort(self, place: _Place, why: str) -> None:
-        """Nobody will be told any more how the waiting acquire ends."""
+        """End the waiting acquire without a result of the store."""
         if place.asked is not None:
             if place.gone is Removal.TIMED_OUT:
                 self._tell_gone(place.asked, place.gone)
@@ -277,7 +276,7 @@ class Requests:
     def _why_invalid(self, ask: Any) -> Generator[Operation, Any, int]:
         """The status for an acquire that the store found wrong."""
         try:
-            found: SemaphoreDescription = yield Describe(ask.name)
+            found: SemaphoreDescription = yield DescribeOperation(ask.name)
         except TenureError:
             return Status.BAD_REQUEST
         mismatch = found.ephemeral != ask.ephemeral
@@ -292,7 +291,7 @@ class Requests:
             self._replies.append(answers.released(ask.req_id, False))
             return
         try:
-            withdrawn: bool = yield Withdraw(place.hold, ask.name)
+            withdrawn: bool = yield WithdrawOperation(place.hold, ask.name)
         except TenureError as error:
             self._replies.append(answers.not_released(ask.req_id, status_of(error), str(error)))
             return
@@ -303,6 +302,6 @@ class Requests:
 
 
 def _seconds(ask: Any) -> float | None:
-    """How long an acquire waits."""
+    """Return the timeout of an acquire in seconds; ``None`` for ever."""
     timeout: int = ask.timeout_millis
     return None if timeout == FOREVER else timeout / 1000

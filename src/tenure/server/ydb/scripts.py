@@ -1,9 +1,9 @@
-"""What a conversation's scripts are made of.
+"""Scripts of a conversation: their types, and checks that several of them make.
 
-A *script* is what one question of a client takes: a generator that yields the operations it needs,
-one at a time, is sent what each was answered with, or has the error thrown in, and puts the replies
+A *script* carries out one request of a client. It is a generator that yields the operations it
+needs, one at a time, is sent the answer of each, or has the error thrown in, and puts its replies
 into the conversation's. Scripts of one name run one after the other (`tenure.server.ydb.core`), so
-that what one knows of the name is true from each of its steps to the next.
+that the state of the name does not change between two steps of one script.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["Books", "Script", "StartWatch", "data_fit", "no_semaphore", "what_is
 Script: TypeAlias = Generator[Operation | Settled | Answered, Any, None]
 
 StartWatch: TypeAlias = Callable[[str, bool, bool, Callable[[], None]], Callable[[], None]]
-"""``start(name, data, owners, changed)``: watch, as the contract says; returns what ends it."""
+"""``start(name, data, owners, changed)``: watch, as the contract says; returns its end."""
 
 
 class Books(Protocol):
-    """Where requests are counted against the server's limits."""
+    """Counts of requests against the server's limits."""
 
     def join(self, node: str, name: str, *, ephemeral: bool) -> None:
         """Raises `LimitReached`."""
@@ -36,7 +36,7 @@ class Books(Protocol):
 
 
 def what_is_wrong(name: str, data: bytes, node: str, limits: Limits) -> str:
-    """What is wrong with a name and data, or nothing."""
+    """Return an error in a name or data, or nothing."""
     try:
         rules.check_name(name, node)
     except InvalidArgument as error:
@@ -49,12 +49,12 @@ def what_is_wrong(name: str, data: bytes, node: str, limits: Limits) -> str:
 
 
 def data_fit(data: bytes, limits: Limits) -> bool:
-    """Whether data are not too long."""
+    """Tell whether data are not too long."""
     return len(data) <= limits.data_bytes
 
 
 def no_semaphore(name: str) -> str:
-    """Why there can be no semaphore of that name, or nothing."""
+    """Return why there can be no semaphore of that name, or nothing."""
     try:
         rules.check_name(name)
     except InvalidArgument as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.engines.contract import EngineSession, Removal
 from tenure.errors import SessionExpired, TenureError
-from tenure.model import Recovered, SemaphoreDescription
+from tenure.model import Recovered
 from tenure.server.accept import peer_host
 from tenure.server.limits import LimitReached
 from tenure.server.ydb.attaching import Refused, attach, check_number, node_at
@@ -23,7 +23,7 @@ from tenure.server.ydb.calls import GrpcCall, GrpcError, decoded, frame
 from tenure.server.ydb.calls import Status as GrpcStatus
 from tenure.server.ydb.core import Conversation, Job
 from tenure.server.ydb.messages import Request, Status, failure, status_of
-from tenure.server.ydb.operations import Create, Delete, Describe
+from tenure.server.ydb.operations import CreateOperation, DeleteOperation, DescribeOperation
 from tenure.server.ydb.output import Output
 from tenure.server.ydb.pings import Pings, new_opaque
 
@@ -318,11 +318,13 @@ class SessionStream:
     def _carry_out(self, job: Job, session: EngineSession) -> None:
         operation = job.operation
         try:
-            if isinstance(operation, Create):
+            if isinstance(operation, CreateOperation):
                 answer: Any = self._create(operation, session)
-            elif isinstance(operation, Delete):
+            elif isinstance(operation, DeleteOperation):
                 answer = self._delete(operation, session)
-            elif isinstance(operation, Describe) and (operation.owners or operation.waiters):
+            elif isinstance(operation, DescribeOperation) and (
+                operation.owners or operation.waiters
+            ):
                 answer = self._describe(operation, session)
             else:
                 answer = operation.start(session)
@@ -337,17 +339,17 @@ class SessionStream:
         else:
             self._conversation.answered(job, answer)
 
-    async def _describe(self, operation: Describe, session: EngineSession) -> SemaphoreDescription:
+    async def _describe(self, operation: DescribeOperation, session: EngineSession) -> Any:
         async with self.reader.lock, self.reader:
             return await operation.start(session)
 
-    async def _create(self, operation: Create, session: EngineSession) -> None:
+    async def _create(self, operation: CreateOperation, session: EngineSession) -> None:
         semaphores = self._context.counts.semaphores
         await semaphores.create(self._node, operation.name, self.engine.account)
         await operation.start(session)
         semaphores.created(self._node, operation.name, self.engine.account)
 
-    async def _delete(self, operation: Delete, session: EngineSession) -> None:
+    async def _delete(self, operation: DeleteOperation, session: EngineSession) -> None:
         if operation.force:
             facts = {"node": self._node, "name": operation.name, "session": session.id}
             with self._context.audit.action(

@@ -40,7 +40,7 @@ class Turns:
         replies: what is sent, in order.
 
     Attributes:
-        said: where a running script puts its replies; `collect` takes them from there.
+        said: replies of a running script; `collect` takes them from there.
     """
 
     def __init__(self, replies: list[Any]) -> None:
@@ -56,17 +56,17 @@ class Turns:
         self._open.append(turn)
 
     def is_first(self, turn: Turn) -> bool:
-        """Whether every earlier request is answered."""
+        """Tell whether every earlier request is answered."""
         return self._open[0] is turn
 
     def collect(self, turn: Turn) -> None:
-        """Take what the script of `turn` has said."""
+        """Take the replies of the script of `turn`."""
         if self.said:
             (self._replies if self._open[0] is turn else turn.replies).extend(self.said)
             self.said.clear()
 
     def collect_push(self) -> None:
-        """Take what was said because the store pushed something: it comes after all replies."""
+        """Take replies to a push of the store: they come after all others."""
         if not self.said:
             return
         if not self._open:

@@ -1,7 +1,7 @@
-"""What a session describes, and what it watches: one watch for each name, told of once.
+"""Descriptions and watches of a session: one watch for each name, which reports one change.
 
-A change is told when the state differs from the one that the describe was answered with, so that
-nothing is told twice, or that was known already, whatever the store says.
+A change is reported when the state differs from the one that the describe was answered with. So no
+change is reported twice, or that was known already, whatever the store says.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tenure.server.limits import LimitReached, Limits
 from tenure.server.ydb import answers
 from tenure.server.ydb.long_replies import LongReplies, size_of
 from tenure.server.ydb.messages import Status, status_of
-from tenure.server.ydb.operations import Answered, Describe
+from tenure.server.ydb.operations import Answered, DescribeOperation
 from tenure.server.ydb.scripts import Script, StartWatch, no_semaphore
 
-__all__ = ["Watch", "Watches"]
+__all__ = ["OneTimeWatch", "OneTimeWatches"]
 
 
-class Watch:
-    """What a describe asked to be told of, once.
+class OneTimeWatch:
+    """Watch that a describe asked for, and that reports one change.
 
     Attributes:
         seen: the state that the describe was answered with. Stores may tell of changes that are
@@ -41,16 +41,16 @@ class Watch:
 
 
 def _nothing() -> None:
-    """There is nothing to stop yet."""
+    """Stop nothing: the watch has not begun."""
 
 
 def _state(found: SemaphoreDescription) -> tuple[int, int]:
-    """What differs when the data, and when the owners have changed."""
+    """Return values that differ when the data, and when the owners have changed."""
     owners = tuple((each.order_id, each.count, each.data) for each in found.owners)
     return hash(found.data), hash(owners)
 
 
-class Watches:
+class OneTimeWatches:
     """The watches of one session.
 
     Args:
@@ -74,25 +74,27 @@ class Watches:
         timeouts: Mapping[tuple[int, str], int],
         long_replies: LongReplies,
     ) -> None:
-        self.noted: dict[Watch, None] = {}
+        self.noted: dict[OneTimeWatch, None] = {}
         self._limits = limits
         self._start_watch = start_watch
         self._look = look
         self._replies = replies
         self._timeouts = timeouts
         self._long_replies = long_replies
-        self._watches: dict[str, Watch] = {}
-        self._begun: set[Watch] = set()  # these, and those whose describe is not answered yet
+        self._watches: dict[str, OneTimeWatch] = {}
+        self._begun: set[OneTimeWatch] = (
+            set()
+        )  # these, and those whose describe is not answered yet
 
     def deleted(self, name: str) -> None:
-        """The session has deleted the semaphore: if it watches it, that is told."""
+        """Report that the session has deleted the semaphore, if it watches it."""
         watch = self._watches.get(name)
         if watch is not None:
             self._drop(watch)
             self._replies.append(answers.changed(watch.asked, data=True, owners=True))
 
     def stop_all(self) -> None:
-        """The conversation is over."""
+        """Stop all watches: the conversation is over."""
         for watch in list(self._begun):
             self._drop(watch)
 
@@ -108,7 +110,7 @@ class Watches:
         try:
             if ask.watch_data or ask.watch_owners:
                 new = self._watch(ask, replaces=old is not None)
-            found: SemaphoreDescription = yield Describe(
+            found: SemaphoreDescription = yield DescribeOperation(
                 ask.name, ask.include_owners or ask.watch_owners, ask.include_waiters
             )
         except TenureError as error:
@@ -130,7 +132,7 @@ class Watches:
         self._replies.append(described)
 
     def _described(self, ask: Any, found: SemaphoreDescription, *, watched: bool) -> Any:
-        """The reply; ``None`` if it is too long, which is said."""
+        """Return the reply; ``None`` if it is too long, and was refused."""
         how: dict[str, bool] = {"owners": ask.include_owners, "watched": watched}
         size = size_of(found, owners=ask.include_owners)
         if size <= self._limits.output_bytes // 2:
@@ -143,14 +145,14 @@ class Watches:
         self._long_replies.add(reply)
         return reply
 
-    def _watch(self, ask: Any, *, replaces: bool) -> Watch:
+    def _watch(self, ask: Any, *, replaces: bool) -> OneTimeWatch:
         if not replaces and len(self._watches) >= self._limits.watches_per_session:
             raise LimitReached(
                 "the session has as many watches as the server's limit watches_per_session = "
                 f"{self._limits.watches_per_session} allows",
                 "watches_per_session",
             )
-        watch = Watch(ask.name, ask.req_id, ask.watch_data, ask.watch_owners)
+        watch = OneTimeWatch(ask.name, ask.req_id, ask.watch_data, ask.watch_owners)
         watch.stop = self._start_watch(
             ask.name, watch.data, watch.owners, lambda: self._note(watch)
         )
@@ -158,17 +160,17 @@ class Watches:
         self._begun.add(watch)
         return watch
 
-    def _note(self, watch: Watch) -> None:
-        """What is watched may have changed; it is told when nothing else goes on there."""
+    def _note(self, watch: OneTimeWatch) -> None:
+        """Note a possible change; it is reported when no script of that name runs."""
         if watch in self._begun:
             self.noted[watch] = None
             self._look()
 
-    def tell_change(self, watch: Watch) -> Script:
+    def tell_change(self, watch: OneTimeWatch) -> Script:
         if self._watches.get(watch.name) is not watch:
             return
         try:
-            found: SemaphoreDescription = yield Describe(watch.name, owners=watch.owners)
+            found: SemaphoreDescription = yield DescribeOperation(watch.name, owners=watch.owners)
         except TenureError:
             data = owners = True  # it is gone; or else the client will look itself
         else:
@@ -179,7 +181,7 @@ class Watches:
             self._drop(watch)
             self._replies.append(answers.changed(watch.asked, data=data, owners=owners))
 
-    def _drop(self, watch: Watch) -> None:
+    def _drop(self, watch: OneTimeWatch) -> None:
         watch.stop()
         self._begun.discard(watch)
         self.noted.pop(watch, None)
