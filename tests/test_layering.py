@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tenure.engines import BUILT_IN
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "tenure"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -77,9 +79,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 }
 
 # An engine that installs by an entry point is a world of its own.
-ENGINES = frozenset(
-    target.partition(":")[0] for target in PROJECT["entry-points"]["tenure.engines"].values()
-)
+ENGINES = frozenset(BUILT_IN.values())
 
 
 def part_of(module: str) -> str:

@@ -260,10 +260,10 @@ def test_whoever_has_read_enough_of_it_hears_of_no_trouble(tenure: Tenure) -> No
 def test_an_examination_that_fails_itself_is_a_failure(
     tenure: Tenure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: str) -> list[Finding]:
+    def broken(_: object) -> list[Finding]:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("tenure.engines.sqlite.diagnose", broken)
+    monkeypatch.setattr("tenure.engines.sqlite.engine.SqliteEngine.diagnose", broken)
     findings = list(examine(tenure.url))
     (engine,) = [each for each in findings if each.what == "engine"]
     assert (engine.level, "planted" in engine.found) == ("warning", True)

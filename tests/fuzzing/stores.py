@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import tenure
-from tenure.engines.sqlite import diagnose
+from tenure.engines import diagnose
 from tenure.engines.sqlite.backup import backup
 from tenure.engines.sqlite.restore import restore
 from tenure.errors import TenureError

@@ -21,9 +21,11 @@ from tenure.engines.contract import (
     Answer,
     Attach,
     Engine,
+    EngineDefaults,
     EngineSession,
     Enqueued,
     Removal,
+    SessionDefaults,
     SessionEvents,
 )
 from tenure.errors import SessionExpired, TenureError
@@ -73,7 +75,7 @@ class Line:
             self._waiting.popleft()()
 
 
-class SlowEngine:
+class SlowEngine(EngineDefaults):
     """Another engine, which answers at once, `turns` turns of the loop away in each direction."""
 
     def __init__(self, inner: Engine, turns: int = 1) -> None:
@@ -225,9 +227,6 @@ class SlowEngine:
     async def store_time(self) -> float:
         return await self.run("store_time", self.inner.store_time)
 
-    def pages(self) -> None:
-        return None
-
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         return await self.inner.list_sessions(path)
 
@@ -238,7 +237,7 @@ class SlowEngine:
         return await self.inner.evict(path, name, order_id)
 
 
-class SlowSession:
+class SlowSession(SessionDefaults):
     """One session of a `SlowEngine`, and what stands between the events of the two."""
 
     def __init__(self, engine: SlowEngine, events: SessionEvents) -> None:

@@ -23,7 +23,16 @@ from tenure.background import BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.core import rules
 from tenure.core.node import Node, Session, Store
-from tenure.engines.contract import Answer, Attach, Enqueued, Place, Removal, SessionEvents
+from tenure.engines.contract import (
+    Answer,
+    Attach,
+    EngineDefaults,
+    Enqueued,
+    Place,
+    Removal,
+    SessionDefaults,
+    SessionEvents,
+)
 from tenure.engines.memory import describe
 from tenure.model import UNCHANGED, Unchanged
 
@@ -40,7 +49,7 @@ def connect(url: str, clock: Clock) -> FolderEngine:
     return FolderEngine(url, Folder(Path(unquote(parts.path)), clock), clock)
 
 
-class FolderEngine:
+class FolderEngine(EngineDefaults):
     """One connection to the store in a folder.
 
     What sessions ask for while the folder cannot be used waits in a queue, in the order of the
@@ -209,9 +218,6 @@ class FolderEngine:
             found = sorted(store.node(path).sessions.items())
             return [describe.session(each, path, now) for _, each in found]
 
-    def pages(self) -> None:
-        return None
-
     async def end_session(self, path: str, session_id: int) -> bool:
         with self.folder.transaction() as (store, now):
             session = store.node(path).sessions.get(session_id)
@@ -224,7 +230,7 @@ class FolderEngine:
             return store.evict(store.node(path), name, order_id, now)
 
 
-class FolderSession:
+class FolderSession(SessionDefaults):
     """One attached session."""
 
     attach_number = 1

@@ -149,7 +149,7 @@ class Client(Nodes, Jobs, AsyncHandle):
 
         Empty where that is nothing.
         """
-        return getattr(self._engine, "guarantees", "")
+        return self._engine.guarantees
 
     # Life
 

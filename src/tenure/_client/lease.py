@@ -79,15 +79,14 @@ class Lease(Requested):
         Raises:
             Unsupported: the store has no such token.
         """
-        token_of = getattr(self.session._engine, "token_of", None)
-        if token_of is None:
+        token = self.session._engine.token_of(self._hold)
+        if token is None:
             raise Unsupported(
                 f"this engine's store has no tokens of its own (for {self.name!r} on {self.node}); "
                 "dflockd:// does",
                 node=self.node,
                 name=self.name,
             )
-        token: str = token_of(self._hold)
         return token
 
     async def slot(self) -> int:

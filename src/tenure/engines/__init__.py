@@ -1,34 +1,60 @@
 """Engines, found by the scheme of a URL.
 
-Every engine, ours or a third party's, is an entry point of the group ``tenure.engines``:
-its name is the scheme, its value a `tenure.engines.contract.Connector`. An engine is loaded
-on first use.
+The engines of this package are in `BUILT_IN`, so that a checkout that is not installed has them.
+Any other is an entry point of the group ``tenure.engines``: its name is the scheme, its value a
+`tenure.engines.contract.Connector`. An engine is loaded on first use.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable
+from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from tenure.clock import Clock
+from tenure.clock import Clock, SystemClock
 from tenure.engines.contract import Connector, Engine, Finding
 from tenure.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-__all__ = ["GROUP", "connect_engine", "diagnose", "schemes", "split_answer_timeout"]
+__all__ = [
+    "BUILT_IN",
+    "GROUP",
+    "connect_engine",
+    "diagnose",
+    "schemes",
+    "split_answer_timeout",
+]
 
 GROUP = "tenure.engines"
+
+BUILT_IN = {
+    "memory": "tenure.engines.memory",
+    "sqlite": "tenure.engines.sqlite",
+    "redis": "tenure.engines.redis",
+    "rediss": "tenure.engines.redis",
+    "redis+sentinel": "tenure.engines.redis",
+    "redis+unix": "tenure.engines.redis",
+    "etcd": "tenure.engines.etcd",
+    "etcds": "tenure.engines.etcd",
+    "tenure": "tenure.engines.native",
+    "tenures": "tenure.engines.native",
+    "tenure+unix": "tenure.engines.native",
+    "ydb": "tenure.engines.ydb",
+    "ydbs": "tenure.engines.ydb",
+    "dflockd": "tenure.engines.dflockd",
+    "dflockds": "tenure.engines.dflockd",
+}
+"""The modules of the built-in engines by scheme; ``connect`` in each is the connector."""
 
 _ANSWER_TIMEOUT = "answer_timeout"
 
 
 def schemes() -> list[str]:
     """The URL schemes for which an engine is installed, sorted."""
-    return sorted(_installed().names)
+    return sorted({*BUILT_IN, *_installed().names})
 
 
 def _installed() -> EntryPoints:
@@ -76,15 +102,8 @@ def split_answer_timeout(url: str) -> tuple[str, float | None]:
 
 
 def diagnose(url: str) -> Iterable[Finding]:
-    """What the engine for a URL finds out about the store there, opened or not.
-
-    Nothing, where the engine has no examination to offer. Raises as `connect_engine`.
-    """
-    connector = _connector(url)
-    offered = getattr(sys.modules[connector.__module__], "diagnose", None)
-    return (
-        () if offered is None else cast("Iterable[Finding]", offered(split_answer_timeout(url)[0]))
-    )
+    """Return the findings of an engine about the store at a URL. Raises as `connect_engine`."""
+    return connect_engine(url, SystemClock()).diagnose()
 
 
 def _connector(url: str) -> Connector:
@@ -93,6 +112,9 @@ def _connector(url: str) -> Connector:
     scheme, separator, _ = url.partition("://")
     if not separator or not scheme:
         raise InvalidArgument(_without_scheme(url))
+    module = BUILT_IN.get(scheme.lower())
+    if module is not None:
+        return cast("Connector", import_module(module).connect)
     found = _installed().select(name=scheme.lower())
     if not found:
         from difflib import get_close_matches

@@ -27,22 +27,15 @@ Rules that hold for every engine:
 
 An engine registers a *connector*, ``connector(url, clock) -> Engine``, under its URL scheme in
 the entry-point group ``tenure.engines``. The connector checks the URL and does no I/O.
-`tenure.testing.conformance` checks an engine against all of this.
-
-An engine whose store leaves something to chance says so in a property `guarantees`, a few sentences
-for people. One whose store has a token for each grant, by which its other clients know it, offers
-it in its sessions' method ``token_of(hold) -> str``, which is empty for what is not held, and
-`Lease.store_token` shows it.
-
-The module of the connector may also offer ``diagnose(url) -> Iterable[Finding]``, for `tenure
-doctor`: what a person should know about the store at that URL. It works on a store that cannot be
-opened, changes nothing, raises nothing, and takes seconds at the most.
+`tenure.testing.conformance` checks an engine against all of this. Features that few stores have
+are members with defaults: an engine derives from `EngineDefaults`, its sessions from
+`SessionDefaults`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -67,6 +60,7 @@ __all__ = [
     "Attach",
     "Connector",
     "Engine",
+    "EngineDefaults",
     "EngineSession",
     "Enqueued",
     "Finding",
@@ -75,6 +69,7 @@ __all__ = [
     "Place",
     "Prompt",
     "Removal",
+    "SessionDefaults",
     "SessionEvents",
     "when_answered",
 ]
@@ -178,8 +173,26 @@ class SessionEvents(Protocol):
         """The session is over, by the store's word."""
 
 
+class SessionDefaults:
+    """Defaults of the members of an `EngineSession` that few stores have."""
+
+    __slots__ = ()
+
+    def token_of(self, request_id: int) -> str | None:  # noqa: ARG002
+        """Return the token by which the store's other clients know a grant.
+
+        Returns:
+            it is empty if the request is not an owner, and ``None`` where the store has no such
+            tokens. `Lease.store_token` shows it.
+        """
+        return None
+
+
 class EngineSession(Protocol):
     """One attached session."""
+
+    def token_of(self, request_id: int) -> str | None:
+        """See `SessionDefaults`."""
 
     @property
     def id(self) -> int:
@@ -357,8 +370,49 @@ class Pages(Protocol):
         ...
 
 
+class EngineDefaults:
+    """Defaults of the members of an `Engine` that few stores have."""
+
+    @property
+    def guarantees(self) -> str:
+        """What the store leaves to chance, in a few sentences for people; else empty."""
+        return ""
+
+    def liveness_fd(self) -> int | None:
+        """Return the descriptor whose lock says that this program is alive, if there is one.
+
+        A child process that inherits it holds that lock too: the sessions of this program are not
+        taken for dead as long as the child lives.
+        """
+        return None
+
+    def diagnose(self) -> Iterable[Finding]:
+        """Examine the store for `tenure doctor`.
+
+        It is called once, outside of an event loop, on an engine that is used for nothing else. It
+        works on a store that cannot be opened, changes nothing, raises nothing, and takes seconds
+        at the most.
+        """
+        return ()
+
+    def pages(self) -> Pages | None:
+        """Return lists in pages; ``None`` if the store makes a list in one piece."""
+        return None
+
+
 class Engine(Protocol):
     """A store, as one program reaches it. It belongs to the loop on which it was opened."""
+
+    @property
+    def guarantees(self) -> str:
+        """See `EngineDefaults`, as for the next three."""
+        ...
+
+    def liveness_fd(self) -> int | None: ...
+
+    def diagnose(self) -> Iterable[Finding]: ...
+
+    def pages(self) -> Pages | None: ...
 
     @property
     def url(self) -> str:
@@ -471,10 +525,6 @@ class Engine(Protocol):
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         """All sessions of a node, sorted by id. Raises `NodeNotFound`."""
-        ...
-
-    def pages(self) -> Pages | None:
-        """Lists in pages; ``None`` if the store makes a list in one piece, or elsewhere."""
         ...
 
     async def end_session(self, path: str, session_id: int) -> bool:

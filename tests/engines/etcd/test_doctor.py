@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tenure.doctor import examine
 from tenure.engines import diagnose
 from tests.engines.etcd.servers import a_cluster, free_port
 
@@ -35,6 +36,6 @@ def test_a_member_without_the_others_is_no_majority() -> None:
 
 
 def test_a_mistake_in_the_url_is_a_finding_too() -> None:
-    [found] = diagnose("etcd://a?prefx=b")
-    assert found.level == "failure"
+    *_, found = examine("etcd://a?prefx=b")
+    assert (found.level, found.what) == ("failure", "engine")
     assert "prefx" in found.found

@@ -18,10 +18,10 @@ import pytest
 
 import tenure
 from tenure.core.rules import MAX_WINDOW
+from tenure.engines import diagnose
 from tenure.engines.contract import Place
 from tenure.engines.sqlite import restore as restoring
 from tenure.engines.sqlite.backup import backup
-from tenure.engines.sqlite.doctor import examine
 from tenure.engines.sqlite.restore import restore
 from tenure.errors import EngineError, InvalidArgument, SessionExpired
 from tests.engines.sqlite.helpers import SYSTEM, attached, opened, result
@@ -169,7 +169,7 @@ async def test_the_doctor_reports_the_quarantine(url: str, file: Path) -> None:
         pass
     backup(url, str(file))
     again(url, file, quarantine=600)
-    assert [each.level for each in examine(url) if each.what == "quarantine"] == ["warning"]
+    assert [each.level for each in diagnose(url) if each.what == "quarantine"] == ["warning"]
 
 
 async def test_a_client_of_the_server_holds_until_it_knows_better_before_another_is_granted(

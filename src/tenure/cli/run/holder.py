@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, cast
+from typing import Literal
 
 import click
 
@@ -41,7 +41,7 @@ from tenure.cli.run.waiting import Notices, runner, who_holds
 from tenure.cli.status import Status, after_signal
 from tenure.cli.store import open_store
 
-__all__ = ["ADVICE", "ENDING", "Holder", "Job", "LivenessLock", "on_signals"]
+__all__ = ["ADVICE", "ENDING", "Holder", "Job", "on_signals"]
 
 LEAD = 0.05
 """Seconds from the death of the command to the deadline of the lease."""
@@ -58,18 +58,6 @@ ENDING = (
     signal.SIGUSR2,
 )
 """What ends a `tenure run` that still waits. Once the command runs, they are passed on to it."""
-
-
-class LivenessLock(Protocol):
-    """What an engine may offer that sees the death of a process by the release of its lock.
-
-    A child that inherits the descriptor holds that lock too: the sessions of this process are
-    not taken for dead as long as the child lives.
-    """
-
-    def liveness_fd(self) -> int:
-        """The descriptor; it stays the engine's."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +165,7 @@ class Holder:
         lease = await self._acquire(client)
         started = client.clock.now()
         try:
-            ending = await self._run_under(lease, _liveness(client))
+            ending = await self._run_under(lease, client._engine.liveness_fd())
         except CannotRun as failure:
             status = Status.NOT_FOUND if failure.errno == errno.ENOENT else Status.NOT_EXECUTABLE
             raise Mistake(status, f"{job.command[0]}: {failure}") from None
@@ -375,12 +363,6 @@ async def _hold(lease: tenure.Lease, seconds: float) -> None:
         for each in waits:
             each.cancel()
         await asyncio.wait(waits)
-
-
-def _liveness(client: tenure.Client) -> int | None:
-    engine = cast("LivenessLock | None", client._engine)
-    offered = getattr(engine, "liveness_fd", None)
-    return None if offered is None else int(offered())
 
 
 def _description(job: Job) -> str:

@@ -17,7 +17,7 @@ from tenure.background import BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines.advice import on_connecting
-from tenure.engines.contract import Attach, SessionEvents
+from tenure.engines.contract import Attach, EngineDefaults, SessionEvents
 from tenure.engines.dflockd.aside import Aside
 from tenure.engines.dflockd.dialing import Kind
 from tenure.engines.dflockd.refusals import cannot
@@ -67,7 +67,7 @@ def crc32_shard(key: str, servers: int) -> int:
     return zlib.crc32(key.encode()) % servers
 
 
-class DflockdEngine:
+class DflockdEngine(EngineDefaults):
     """Some dflockd servers, as one program reaches them.
 
     Attributes:
@@ -336,9 +336,6 @@ class DflockdEngine:
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         rules.check_path(path)
         raise cannot("tell of sessions", path)
-
-    def pages(self) -> None:
-        return None
 
     async def end_session(self, path: str, session_id: int) -> bool:  # noqa: ARG002
         rules.check_path(path)

@@ -25,13 +25,11 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from tenure.clock import Clock
-from tenure.engines.contract import Engine, Finding
+from tenure.engines.contract import Engine
 from tenure.errors import Unsupported
 
-__all__ = ["connect", "diagnose"]
+__all__ = ["connect"]
 
 
 def connect(url: str, clock: Clock) -> Engine:
@@ -46,14 +44,6 @@ def connect(url: str, clock: Clock) -> Engine:
     from tenure.engines.etcd.url import parse
 
     return EtcdEngine(parse(url), clock)
-
-
-def diagnose(url: str) -> Iterable[Finding]:
-    """Examine such a URL for `tenure doctor`."""
-    _check_installed()
-    from tenure.engines.etcd.doctor import examine
-
-    return examine(url)
 
 
 def _check_installed() -> None:

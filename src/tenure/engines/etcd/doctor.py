@@ -14,7 +14,7 @@ from tenure.engines.contract import Finding
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.keys import Keys
 from tenure.engines.etcd.members import Lost, Members, Refused, failure
-from tenure.engines.etcd.url import EtcdUrl, parse
+from tenure.engines.etcd.url import EtcdUrl
 from tenure.errors import TenureError
 
 __all__ = ["examine"]
@@ -27,10 +27,9 @@ _SOUND = {(3, 4): 31, (3, 5): 13}
 """From which patch on a former leader leaves leases alone; all of later lines do."""
 
 
-def examine(url: str) -> Iterator[Finding]:
-    """Everything about the store of a URL. Raises nothing of tenure's own."""
+def examine(address: EtcdUrl) -> Iterator[Finding]:
+    """Everything about the store at a URL. Raises nothing of tenure's own."""
     try:
-        address = parse(url)
         findings = asyncio.run(_examined(address))
     except TenureError as error:
         findings = [Finding("failure", "cluster", str(error))]

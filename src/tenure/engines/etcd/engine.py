@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from tenure.clock import Clock
 from tenure.engines._kit.watchers import Watchers
-from tenure.engines.contract import Attach, SessionEvents
+from tenure.engines.contract import Attach, EngineDefaults, Finding, SessionEvents
 from tenure.engines.etcd import admin, answers, attaching, wire
 from tenure.engines.etcd.admin import Patient
 from tenure.engines.etcd.keys import Keys, Name, config_text
@@ -50,7 +50,7 @@ _NAMES = 4096
 _OLDEST = (3, 4)
 
 
-class EtcdEngine:
+class EtcdEngine(EngineDefaults):
     """The `Engine` of one etcd cluster.
 
     Attributes:
@@ -98,6 +98,11 @@ class EtcdEngine:
             "leader, which a new one starts afresh. Fencing tokens rise as long as the cluster "
             "keeps its data: after restoring a snapshot use another prefix."
         )
+
+    def diagnose(self) -> Iterable[Finding]:
+        from tenure.engines.etcd.doctor import examine  # not needed by a program
+
+        return examine(self.address)
 
     # Opening and closing
 
@@ -406,9 +411,6 @@ class EtcdEngine:
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         return await self._administer(path, admin.list_sessions(self, path))
-
-    def pages(self) -> None:
-        return None
 
     async def end_session(self, path: str, session_id: int) -> bool:
         return await self._administer(path, admin.end_session(self, path, session_id))

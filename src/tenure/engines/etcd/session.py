@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tenure.core import rules
-from tenure.engines.contract import Answer, Enqueued, SessionEvents
+from tenure.engines.contract import Answer, Enqueued, SessionDefaults, SessionEvents
 from tenure.engines.etcd import answers, leaving, semaphores, wire
 from tenure.engines.etcd.answers import Event, KeyValue
 from tenure.engines.etcd.keys import Name, Queue, Record
@@ -45,7 +45,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 _LEAST_PATIENCE = 0.5
 
 
-class EtcdSession:
+class EtcdSession(SessionDefaults):
     """The `EngineSession` of one attachment.
 
     Attributes:

@@ -24,7 +24,7 @@ from tenure.core.node import (
     Store,
 )
 from tenure.core.queue import Request
-from tenure.engines.contract import Attach, Removal, SessionEvents
+from tenure.engines.contract import Attach, EngineDefaults, Removal, SessionEvents
 from tenure.engines.memory import describe
 from tenure.engines.memory.pages import MemoryPages
 from tenure.engines.memory.session import TICK, MemorySession
@@ -73,7 +73,7 @@ def forget(name: str) -> None:
         _named.pop(name, None)
 
 
-class MemoryEngine:
+class MemoryEngine(EngineDefaults):
     """One connection to a store in this process."""
 
     capabilities = Capabilities(resume=True, adopt=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tenure.core import rules
 from tenure.core.node import Session
-from tenure.engines.contract import Enqueued, Place, SessionEvents
+from tenure.engines.contract import Enqueued, Place, SessionDefaults, SessionEvents
 from tenure.engines.memory import describe
 from tenure.errors import SessionExpired
 from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
@@ -27,7 +27,7 @@ _GRANTED = Place.GRANTED
 _enqueued = partial(tuple.__new__, Enqueued)  # `Enqueued`, faster
 
 
-class MemorySession:
+class MemorySession(SessionDefaults):
     """One attachment of a session, of which it is the state's `sink` until another takes over.
 
     Attributes:

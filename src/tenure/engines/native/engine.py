@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from tenure.clock import Clock
 from tenure.core import rules
-from tenure.engines.contract import Attach, SessionEvents
+from tenure.engines.contract import Attach, EngineDefaults, SessionEvents
 from tenure.engines.native.arguments import plain_name, plain_path
 from tenure.engines.native.attaching import attach
 from tenure.engines.native.calls import Call, ConnectionGone
@@ -41,7 +41,7 @@ class _OlderServer(Exception):
     """The server lacks a feature. It never leaves this module."""
 
 
-class NativeEngine:
+class NativeEngine(EngineDefaults):
     """A connection to tenure's own server.
 
     Args:
@@ -175,9 +175,6 @@ class NativeEngine:
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         found: list[SessionDescription] = await self._ask(wire.ListSessions, plain_path(path))
         return found
-
-    def pages(self) -> None:
-        return None
 
     async def end_session(self, path: str, session_id: int) -> bool:
         return bool(await self._ask(wire.EndSession, plain_path(path), session_id))

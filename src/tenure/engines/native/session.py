@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from tenure.core import rules
-from tenure.engines.contract import Attach, Enqueued, Place, SessionEvents
+from tenure.engines.contract import Attach, Enqueued, Place, SessionDefaults, SessionEvents
 from tenure.engines.native.asking import Asking
 from tenure.engines.native.calls import Call, ConnectionGone
 from tenure.engines.native.operations import Operations
@@ -53,7 +53,7 @@ STORE_LOST = "the server has lost contact to its store"
 _GRANTED, _WAITING = Place.GRANTED, Place.WAITING  # an enumeration's attributes are slow to read
 
 
-class NativeSession(Asking):
+class NativeSession(Asking, SessionDefaults):
     """What the contract calls a session.
 
     Attributes:

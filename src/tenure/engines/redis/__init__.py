@@ -26,13 +26,11 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from tenure.clock import Clock
-from tenure.engines.contract import Engine, Finding
+from tenure.engines.contract import Engine
 from tenure.errors import Unsupported
 
-__all__ = ["connect", "diagnose"]
+__all__ = ["connect"]
 
 
 def connect(url: str, clock: Clock) -> Engine:
@@ -47,14 +45,6 @@ def connect(url: str, clock: Clock) -> Engine:
     from tenure.engines.redis.url import parse
 
     return RedisEngine(parse(url), clock)
-
-
-def diagnose(url: str) -> Iterable[Finding]:
-    """Examine the store of a URL, for `tenure doctor`."""
-    _check_installed()
-    from tenure.engines.redis.doctor import examine
-
-    return examine(url)
 
 
 def _check_installed() -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from tenure.core import rules
+from tenure.engines.contract import EngineDefaults
 from tenure.engines.redis import values
 from tenure.engines.redis.commands import SCRIPTS, LargeRead, Refusal, ScriptCall, Word, settle
 from tenure.engines.redis.reconnector import RedisReconnector
@@ -30,7 +31,7 @@ from tenure.model import (
 __all__ = ["Administration"]
 
 
-class Administration:
+class Administration(EngineDefaults):
     """Operations that belong to no session.
 
     Attributes:
@@ -165,9 +166,6 @@ class Administration:
         rules.check_path(path)
         _, found = await self._read(path, "admin", "sessions", path)
         return values.sessions(path, found)
-
-    def pages(self) -> None:
-        return None
 
     async def end_session(self, path: str, session_id: int) -> bool:
         rules.check_path(path)

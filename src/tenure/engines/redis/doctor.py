@@ -16,8 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 from statistics import median
 from typing import Any
 
-from tenure.clock import SystemClock
-from tenure.engines.contract import Finding
+from tenure.engines.contract import Engine, Finding
 from tenure.engines.redis.commands import Refusal
 from tenure.engines.redis.connecting import (
     Info,
@@ -30,10 +29,9 @@ from tenure.engines.redis.connecting import (
     translated,
 )
 from tenure.engines.redis.connection import RedisConnection
-from tenure.engines.redis.engine import RedisEngine
 from tenure.engines.redis.namespace import REASONS, ROLL_CALL, Witnesses, collect, judge
 from tenure.engines.redis.reported import memory, persistence, replicas, role, version
-from tenure.engines.redis.url import RedisUrl, parse
+from tenure.engines.redis.url import RedisUrl
 from tenure.errors import TenureError
 
 __all__ = ["examine"]
@@ -49,13 +47,13 @@ MOST_KEYS = 20_000
 """No more keys than these are looked at."""
 
 
-def examine(url: str) -> Iterator[Finding]:
-    """Everything about the store of a URL. Raises nothing of tenure's own."""
+def examine(address: RedisUrl, engine: Engine) -> Iterator[Finding]:
+    """Everything about the store at a URL. Raises nothing of tenure's own."""
     findings: list[Finding] = []
 
     async def collect() -> None:
         async with asyncio.timeout(PATIENCE):
-            async for finding in _Examination(parse(url)).all():
+            async for finding in _Examination(address, engine).all():
                 findings.append(finding)  # noqa: PERF401  kept when a later step fails
 
     try:
@@ -78,8 +76,9 @@ def examine(url: str) -> Iterator[Finding]:
 
 
 class _Examination:
-    def __init__(self, address: RedisUrl) -> None:
+    def __init__(self, address: RedisUrl, engine: Engine) -> None:
         self._address = address
+        self._engine = engine
         self._refused: list[str] = []
 
     async def all(self) -> AsyncIterator[Finding]:
@@ -236,7 +235,7 @@ class _Examination:
         prefix = self._address.prefix
         sessions = semaphores = owners = waiters = 0
         lasting = {f"{prefix}meta", f"{prefix}nodes"}
-        engine = RedisEngine(self._address, SystemClock())
+        engine = self._engine
         try:
             await engine.open()
             nodes = await engine.list_nodes()

@@ -6,7 +6,10 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import (
+    Callable,
+    Iterable,
+)
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +17,7 @@ from typing import Any
 from tenure.background import BackgroundQueue, BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.engines._kit.watchers import Watchers
-from tenure.engines.contract import Attach, SessionEvents
+from tenure.engines.contract import Attach, Finding, SessionEvents
 from tenure.engines.redis.administration import Administration
 from tenure.engines.redis.attaching import attach, new_token
 from tenure.engines.redis.attachment import Attachment
@@ -106,6 +109,11 @@ class RedisEngine(Administration):
             "which their holders learn when they renew. Fencing tokens rise through failovers and "
             "lost data as long as the clock is not set back."
         )
+
+    def diagnose(self) -> Iterable[Finding]:
+        from tenure.engines.redis.doctor import examine  # not needed by a program
+
+        return examine(self._address, self)
 
     # Opening and closing
 

@@ -11,7 +11,15 @@ from functools import partial
 from typing import Any
 
 from tenure.core import rules
-from tenure.engines.contract import Answer, Attach, Enqueued, Place, Removal, SessionEvents
+from tenure.engines.contract import (
+    Answer,
+    Attach,
+    Enqueued,
+    Place,
+    Removal,
+    SessionDefaults,
+    SessionEvents,
+)
 from tenure.engines.redis import values
 from tenure.engines.redis.attachment import Attachment, SessionEngine
 from tenure.engines.redis.commands import SCRIPTS, LargeRead, Operation, ScriptCall, ignore, settle
@@ -110,7 +118,7 @@ class WithdrawOperation(Operation[bool]):
         self.may_have_run = True
 
 
-class RedisSession(Attachment):
+class RedisSession(Attachment, SessionDefaults):
     """An attached session, as the contract defines it.
 
     Attributes:

@@ -14,13 +14,11 @@ contract. ``doctor`` examines a store that may be broken; ``backup`` and ``resto
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from tenure.clock import Clock
-from tenure.engines.contract import Engine, Finding
+from tenure.engines.contract import Engine
 from tenure.errors import Unsupported
 
-__all__ = ["connect", "diagnose"]
+__all__ = ["connect"]
 
 
 def connect(url: str, clock: Clock) -> Engine:
@@ -35,18 +33,6 @@ def connect(url: str, clock: Clock) -> Engine:
     from tenure.engines.sqlite.url import parse
 
     return SqliteEngine(parse(url), clock)
-
-
-def diagnose(url: str) -> Iterable[Finding]:
-    """What `tenure doctor` tells of a file, and of where it is.
-
-    Raises:
-        Unsupported: as `connect`.
-    """
-    _check_platform()
-    from tenure.engines.sqlite.doctor import examine
-
-    return examine(url)
 
 
 def _check_platform() -> None:

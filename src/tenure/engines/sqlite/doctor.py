@@ -37,7 +37,7 @@ from tenure.engines.sqlite.filesystems import check_file_system, file_system
 from tenure.engines.sqlite.folders import check_folders, user
 from tenure.engines.sqlite.library import examine_library
 from tenure.engines.sqlite.life import boot_id
-from tenure.engines.sqlite.url import SqliteUrl, parse
+from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import TenureError
 
 __all__ = ["examine"]
@@ -53,13 +53,8 @@ STALL = 0.5
 SOCKET_PATH = 100
 
 
-def examine(url: str) -> Iterator[Finding]:
-    """Everything about the store of a URL. Raises nothing."""
-    try:
-        address = parse(url)
-    except TenureError as error:
-        yield _refused("address", error)
-        return
+def examine(address: SqliteUrl) -> Iterator[Finding]:
+    """Everything about the store at a URL. Raises nothing."""
     yield examine_library()
     folder = os.path.dirname(address.path)
     there = os.path.lexists(address.path)

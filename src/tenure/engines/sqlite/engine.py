@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from tenure.clock import Clock
 from tenure.core import rules
-from tenure.engines.contract import Answer, Attach, SessionEvents
+from tenure.engines.contract import Answer, Attach, EngineDefaults, Finding, SessionEvents
 from tenure.engines.sqlite import describe, nodes, quarantine, requests, sessions, takeover
 from tenure.engines.sqlite.life import Life, boot_id
 from tenure.engines.sqlite.lookout import Lookout
@@ -40,7 +40,7 @@ _READING = 1.0
 """Seconds that a description waits for the dead to be taken out before it is made."""
 
 
-class SqliteEngine:
+class SqliteEngine(EngineDefaults):
     """What the contract calls an engine."""
 
     capabilities = Capabilities(resume=True, durable=True, adopt=True)
@@ -57,6 +57,11 @@ class SqliteEngine:
         self._registering: asyncio.Future[Any] | None = None
         self._taking_over: list[int | None] = []
         self._unknown: dict[Name, list[Watch]] = {}  # that the store does not know of yet
+
+    def diagnose(self) -> Iterable[Finding]:
+        from tenure.engines.sqlite.doctor import examine  # not needed by a program
+
+        return examine(self._address)
 
     # Opening and closing
 

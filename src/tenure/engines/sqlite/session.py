@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tenure.core import rules
-from tenure.engines.contract import Answer, Attach, Enqueued, Place, SessionEvents
+from tenure.engines.contract import Answer, Attach, Enqueued, Place, SessionDefaults, SessionEvents
 from tenure.engines.sqlite import nodes, requests, sessions
 from tenure.engines.sqlite.life import Life
 from tenure.engines.sqlite.takeover import Attached, Found
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["SqliteSession"]
 
 
-class SqliteSession:
+class SqliteSession(SessionDefaults):
     """What the contract calls a session.
 
     Attributes:

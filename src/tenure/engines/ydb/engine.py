@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from tenure.clock import Clock
 from tenure.core import rules
-from tenure.engines.contract import Attach, Removal, SessionEvents
+from tenure.engines.contract import Attach, EngineDefaults, Removal, SessionEvents
 from tenure.engines.ydb import messages
 from tenure.engines.ydb.channel import Channel, OutOfReach
 from tenure.engines.ydb.messages import Message, Status
@@ -48,7 +48,7 @@ FAREWELL = 5.0
 """Seconds in which closing the engine ends its sessions; the rest is left to their windows."""
 
 
-class YdbEngine:
+class YdbEngine(EngineDefaults):
     """One connection to a database.
 
     Attributes:
@@ -224,9 +224,6 @@ class YdbEngine:
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         self._unsupported("listing sessions", "has no list of them", path)
-
-    def pages(self) -> None:
-        return None
 
     async def end_session(self, path: str, session_id: int) -> bool:  # noqa: ARG002
         self._unsupported("ending another's session", "cannot do that", path)

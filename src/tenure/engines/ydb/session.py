@@ -22,7 +22,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenure.core import rules
-from tenure.engines.contract import Answer, Attach, Enqueued, Removal, SessionEvents
+from tenure.engines.contract import (
+    Answer,
+    Attach,
+    Enqueued,
+    Removal,
+    SessionDefaults,
+    SessionEvents,
+)
 from tenure.engines.ydb import errors, messages
 from tenure.engines.ydb.hold import Hold, State
 from tenure.engines.ydb.lane import Lanes
@@ -49,7 +56,7 @@ __all__ = ["YdbSession"]
 T = TypeVar("T")
 
 
-class YdbSession:
+class YdbSession(SessionDefaults):
     """What the contract calls a session.
 
     Attributes:

@@ -26,7 +26,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tenure.clock import Clock
-from tenure.engines.contract import Attach, Engine, EngineSession, Pages, SessionEvents
+from tenure.engines.contract import (
+    Attach,
+    Engine,
+    EngineDefaults,
+    EngineSession,
+    Pages,
+    SessionEvents,
+)
 from tenure.errors import (
     AuthenticationFailed,
     InvalidArgument,
@@ -231,7 +238,7 @@ class Guard:
                 stored.read(writes, len(found.data))
 
 
-class GuardedEngine:
+class GuardedEngine(EngineDefaults):
     """The store as one identity may use it (`Engine`). It has no life of its own.
 
     Attributes:

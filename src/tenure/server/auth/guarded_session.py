@@ -18,7 +18,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tenure.engines.contract import Answer, EngineSession, Enqueued, Place, Removal, SessionEvents
+from tenure.engines.contract import (
+    Answer,
+    EngineSession,
+    Enqueued,
+    Place,
+    Removal,
+    SessionDefaults,
+    SessionEvents,
+)
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import UNCHANGED, Recovered, SemaphoreDescription, Unchanged
 from tenure.server.auth.permissions import Access
@@ -33,7 +41,7 @@ _HOLD = Access.HOLD  # found at once, where it matters
 _REFUSED = Place.REFUSED
 
 
-class GuardedSession:
+class GuardedSession(SessionDefaults):
     """A session of one identity (`EngineSession`), and what its store says (`SessionEvents`).
 
     Args:

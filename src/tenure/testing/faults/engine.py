@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tenure.clock import Clock
-from tenure.engines.contract import Answer, Attach, Engine, Pages, SessionEvents
+from tenure.engines.contract import Answer, Attach, Engine, EngineDefaults, Pages, SessionEvents
 from tenure.errors import EngineUnavailable, TenureError
 from tenure.model import (
     Capabilities,
@@ -26,7 +26,7 @@ __all__ = ["FaultyEngine"]
 T = TypeVar("T")
 
 
-class FaultyEngine:
+class FaultyEngine(EngineDefaults):
     """Another engine, at the other end of a way. It belongs to the loop on which it was opened.
 
     Args:

@@ -16,6 +16,7 @@ from tenure.engines.contract import (
     EngineSession,
     Enqueued,
     Removal,
+    SessionDefaults,
     SessionEvents,
 )
 from tenure.errors import EngineUnavailable, SessionExpired
@@ -33,7 +34,7 @@ def out_of_reach() -> EngineUnavailable:
     return EngineUnavailable("the way to the store is broken")
 
 
-class FaultySession:
+class FaultySession(SessionDefaults):
     """Both ends of one session: what the program calls, and what the store tells.
 
     Attributes:
