@@ -255,7 +255,8 @@ async def test_small_messages_that_wait_are_handled_in_turns_of_their_connection
             call.listen(receiver)
         await receiver.ended
 
-    async with serving() as server, connected(server) as (_, raw):
+    limits = Limits(greeting_time=10 * PATIENCE)  # the client makes no authenticated call
+    async with serving(limits=limits) as server, connected(server) as (_, raw):
         server.listener._methods["/slow"] = serve
         client = Http2(raw)
         for number in [client.call("/slow") for _ in range(CALLS)]:
