@@ -154,6 +154,7 @@ ATTACKS: dict[str, Attack] = {
         Attack(http2.calls),
         Attack(http2.calls, tokens=True),
         Attack(http2.small_messages),
+        Attack(http2.session_pings),
         Attack(reads.lists, memory=256),
         Attack(reads.resumes),
         Attack(reads.statistics),

