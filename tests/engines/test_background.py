@@ -62,7 +62,7 @@ async def test_a_waiter_is_granted_wherever_a_step_fails(
 STEPS = [
     pytest.param(ETCD, Waiting, "place", id="etcd: looking at a queue"),
     pytest.param(ETCD, Watching, "_hear", id="etcd: reading the stream of watches"),
-    pytest.param(REDIS, RedisEngine, "_tell", id="redis: delivering"),
+    pytest.param(REDIS, RedisEngine, "_deliver_own", id="redis: delivering"),
     pytest.param(MEMORY_IN_REAL_TIME, Recorder, "granted", id="memory: delivering"),
     pytest.param(SERVED_MEMORY, Hosted, "_see_placed", id="tenure: delivering in the server"),
 ]

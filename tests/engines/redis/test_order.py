@@ -82,7 +82,7 @@ async def test_what_cannot_be_written_is_sent_on_the_next_connection(
                     )
                 )
                 if hold == 1:
-                    wire = cast("Any", engine).link._wire
+                    wire = cast("Any", engine).reconnector._connection
                     patch.setattr(wire._transport, "write", fails)
         async with asyncio.timeout(PATIENCE):
             places = [(await result(each)).place for each in asked]

@@ -37,11 +37,11 @@ class Administration(EngineDefaults):
     Attributes:
         url: the URL of the store, without secrets.
         loop: the event loop on which the engine was opened.
-        link: the connection to the server.
+        reconnector: the connection to the server.
     """
 
     loop: asyncio.AbstractEventLoop
-    link: RedisReconnector
+    reconnector: RedisReconnector
 
     def __init__(self, address: RedisUrl) -> None:
         self.url = address.url
@@ -63,8 +63,8 @@ class Administration(EngineDefaults):
 
         def fail() -> None:
             if not answer.done():
-                self.link.give_up("the server does not answer")
-                why = f" ({self.link.trouble})" if self.link.trouble else ""
+                self.reconnector.give_up("the server does not answer")
+                why = f" ({self.reconnector.trouble})" if self.reconnector.trouble else ""
                 answer.set_exception(
                     kind(f"{self.url} did not answer within {patience:g} s{why}", node=path)
                 )
@@ -88,7 +88,7 @@ class Administration(EngineDefaults):
     async def _answer(self, kind: type[ScriptCall], path: str, script: str, *args: Word) -> Any:
         self._opened()
         future: asyncio.Future[Any] = self.loop.create_future()
-        self.link.send(kind(SCRIPTS[script], None, args, partial(settle, future)))
+        self.reconnector.send(kind(SCRIPTS[script], None, args, partial(settle, future)))
         late = self.limit(future, EngineError, path)
         try:
             reply = await future

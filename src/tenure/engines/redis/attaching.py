@@ -156,7 +156,7 @@ async def _attached(
             session.abandon()  # the caller was cancelled, or the engine closed
 
     call.answered = answered
-    engine.link.send(call)
+    engine.reconnector.send(call)
     late = engine.limit(made, EngineUnavailable, how.node)
     try:
         return await made

@@ -51,7 +51,7 @@ class SessionEngine(Protocol):
 
     loop: asyncio.AbstractEventLoop
     clock: Clock
-    link: RedisReconnector
+    reconnector: RedisReconnector
     heartbeat: RedisHeartbeat
     confirmer: Confirmer | None
     quarantine: Quarantine
@@ -65,7 +65,7 @@ class SessionEngine(Protocol):
         """Return true on the thread of the engine's loop."""
         ...
 
-    def told(self, message: bytes) -> None:
+    def handle_push(self, message: bytes) -> None:
         """Handle a push that came with a reply."""
 
     def expect(self, microseconds: int) -> None:
@@ -115,13 +115,13 @@ class Attachment:
             self.early_pushes = []
         self.loop = engine.loop
         self.order_ids = engine.order_ids
-        self.told = engine.told
+        self.handle_push = engine.handle_push
         self._took_over = how.session_id is not None
         self._why_over: TenureError | None = None
         self._changes = 0
         self._seen_changes: list[int] = []
         self._engine = engine
-        self._link = engine.link
+        self._reconnector = engine.reconnector
 
     @property
     def attach_number(self) -> int:
@@ -135,9 +135,9 @@ class Attachment:
         engine = self._engine
         if not engine.is_in_loop():
             engine.heartbeat.renew(self)
-        elif self._link.is_up:  # otherwise attaching anew is the proof
+        elif self._reconnector.is_up:  # otherwise attaching anew is the proof
             renewed = partial(self._renewed, engine.clock.now())
-            self._link.send(ScriptCall(_RENEW, self, (), renewed))
+            self._reconnector.send(ScriptCall(_RENEW, self, (), renewed))
 
     def _renewed(self, at: float, reply: Any) -> None:
         if reply == 0 and not self.over:
@@ -173,10 +173,10 @@ class Attachment:
     ) -> SemaphoreDescription:
         self.check()
         rules.check_name(name, self.path)
-        told: asyncio.Future[Any] = self.loop.create_future()
+        answer: asyncio.Future[Any] = self.loop.create_future()
         words = (values.wanted(owners=owners, waiters=waiters), name)
-        self._link.send(LargeRead(SCRIPTS["describe"], self, words, partial(settle, told)))
-        reply = await told
+        self._reconnector.send(LargeRead(SCRIPTS["describe"], self, words, partial(settle, answer)))
+        reply = await answer
         error = self._wrong(reply)
         if error is None and reply[0] != b"ok":
             error = self._error(reply, name)
@@ -206,7 +206,7 @@ class Attachment:
                 future.set_exception(error)
 
         words = (number, " ".join(map(str, seen)), *args)
-        self._link.send(ScriptCall(SCRIPTS["change"], self, words, answered))
+        self._reconnector.send(ScriptCall(SCRIPTS["change"], self, words, answered))
         return future
 
     def watch(
@@ -236,7 +236,7 @@ class Attachment:
             raise self._failure(reply)
 
     def _send_leave(self, how: str, answered: Callable[[Any], None]) -> None:
-        self._link.send(ScriptCall(SCRIPTS["leave"], self, (how, *self.tokens), answered))
+        self._reconnector.send(ScriptCall(SCRIPTS["leave"], self, (how, *self.tokens), answered))
 
     def abandon(self) -> None:
         """End a session that `attach` does not return; one that was taken over is detached."""
@@ -254,7 +254,7 @@ class Attachment:
         if not self.over:
             self._end(rules.taken_over(self.path))
             words: tuple[Word, ...] = (self.id, *self.tokens)
-            self._link.send(ScriptCall(SCRIPTS["acknowledge"], None, words, ignore))
+            self._reconnector.send(ScriptCall(SCRIPTS["acknowledge"], None, words, ignore))
 
     def stop(self, error: TenureError) -> None:
         """Stop, because the engine is being closed."""
@@ -301,9 +301,9 @@ class Attachment:
                     await self.look.wait()
 
     async def _ask(self, script: str) -> Any:
-        told: asyncio.Future[Any] = self.loop.create_future()
-        self._link.send(ScriptCall(SCRIPTS[script], self, (), partial(settle, told)))
-        reply = await told
+        answer: asyncio.Future[Any] = self.loop.create_future()
+        self._reconnector.send(ScriptCall(SCRIPTS[script], self, (), partial(settle, answer)))
+        reply = await answer
         self._raise(reply)
         return reply
 

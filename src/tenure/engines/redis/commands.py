@@ -120,7 +120,7 @@ class AttachedSession(Protocol):
     events: SessionEvents
     over: bool
 
-    def told(self, message: bytes) -> None:
+    def handle_push(self, message: bytes) -> None:
         """Handle a push that came with a reply."""
 
 

@@ -27,7 +27,7 @@ _log = logging.getLogger("tenure")
 _PATIENCE = 1.0
 """Seconds in which the replicas confirm."""
 
-Told = Callable[[EngineError | None], None]
+Done = Callable[[EngineError | None], None]
 
 
 class Confirmer:
@@ -39,8 +39,8 @@ class Confirmer:
         self._meta = meta
         self._clock = clock
         self._server: Server | None = None
-        self._wire: RedisConnection | None = None
-        self._granted: list[tuple[AttachedSession, Told]] = []
+        self._connection: RedisConnection | None = None
+        self._granted: list[tuple[AttachedSession, Done]] = []
         self._task: asyncio.Task[None] | None = None
         self._failures = Failures(f"confirming grants on {address.url}", _log)
 
@@ -48,17 +48,17 @@ class Confirmer:
         """Use this server from now on."""
         self._server = server
 
-    def confirm(self, session: AttachedSession, told: Told) -> None:
-        """Call `told` when enough replicas have the grant, or with the error."""
-        self._granted.append((session, told))
+    def confirm(self, session: AttachedSession, done: Done) -> None:
+        """Call `done` when enough replicas have the grant, or with the error."""
+        self._granted.append((session, done))
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def disconnect(self) -> None:
         """Drop the connection; grants under way are not confirmed."""
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.give_up("the connection to the server ended")
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.give_up("the connection to the server ended")
 
     async def aclose(self) -> None:
         """Stop. Safe to call twice."""
@@ -73,9 +73,9 @@ class Confirmer:
             while self._granted:
                 batch, self._granted = self._granted, []
                 error = await self._confirm({session for session, _ in batch})
-                for _, told in batch:
+                for _, done in batch:
                     with self._failures.contained():
-                        told(error)
+                        done(error)
         finally:
             self._task = None
 
@@ -83,11 +83,11 @@ class Confirmer:
         wanted = self._address.min_replicas
         try:
             async with asyncio.timeout(_PATIENCE + self._address.connect_timeout):
-                wire = await self._connected()
+                connection = await self._connected()
                 at = self._clock.now()
                 replies = await asyncio.gather(
-                    *(wire.run("renew", session) for session in sessions),
-                    wire.ask("WAIT", wanted, int(_PATIENCE * 1000)),
+                    *(connection.run("renew", session) for session in sessions),
+                    connection.ask("WAIT", wanted, int(_PATIENCE * 1000)),
                 )
         except Exception as error:  # of any kind: each grantee receives it
             self.disconnect()
@@ -106,25 +106,25 @@ class Confirmer:
         return None
 
     async def _connected(self) -> RedisConnection:
-        if self._wire is None or self._wire.over:
+        if self._connection is None or self._connection.over:
             assert self._server is not None
-            wire = await connect_once(
+            connection = await connect_once(
                 self._address, self._server.place, self._meta, _pushed, self._lost
             )
             try:
-                await greet(wire, self._address, protocol=2)
+                await greet(connection, self._address, protocol=2)
                 if self._address.db:
-                    await wire.ask("SELECT", self._address.db)
-                await wire.ask("SCRIPT", "LOAD", self._witness)
+                    await connection.ask("SELECT", self._address.db)
+                await connection.ask("SCRIPT", "LOAD", self._witness)
             except BaseException:
-                wire.give_up("the greeting failed")
+                connection.give_up("the greeting failed")
                 raise
-            self._wire = wire
-        return self._wire
+            self._connection = connection
+        return self._connection
 
     def _lost(self, why: str, unanswered: list[Command]) -> None:
         assert not unanswered, f"{why}: a command would be sent again"
-        self._wire = None
+        self._connection = None
 
 
 def _pushed(channel: bytes, message: bytes) -> None:

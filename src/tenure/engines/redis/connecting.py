@@ -1,7 +1,7 @@
 """Opening of a connection to the right server: place, greeting, identity, checks of the server.
 
-The sentinels are asked for the master before each connection, and the server that they name must
-itself report that it is the master.
+Each connection begins with a question to the sentinels. The server that they name must itself
+report that it is the master.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ async def connect(
         EngineUnavailable, AuthenticationFailed, Unsupported, EngineError
     """
     place = await master_of(address) if address.service else address.places[0]
-    wire = await connect_once(address, place, meta, pushed, lost)
+    connection = await connect_once(address, place, meta, pushed, lost)
     try:
         async with in_time(address, place):
-            protocol = await greet(wire, address, address.protocol)
+            protocol = await greet(connection, address, address.protocol)
             if address.db:
-                await wire.ask("SELECT", address.db)
-            role = await wire.ask("ROLE")
+                await connection.ask("SELECT", address.db)
+            role = await connection.ask("ROLE")
             if role[0] == b"sentinel":
                 raise EngineUnavailable(
                     f"{address.url}: there is a sentinel at {shown(place)}; write "
@@ -106,23 +106,23 @@ async def connect(
                     f"{address.url}: the server at {shown(place)} is a replica; name its "
                     "master, or the sentinels with redis+sentinel://"
                 )
-            info = await _information(wire, address)
+            info = await _information(connection, address)
             if info.get("loading") == "1":
                 raise Loading(_loading(address, place, info))
             _check(address, info)
-            await wire.load_missing_scripts()
+            await connection.load_missing_scripts()
     except BaseException as error:
-        wire.give_up("the greeting failed")
+        connection.give_up("the greeting failed")
         if isinstance(error, Refusal):
             raise translated(address, error) from error
         raise
-    return wire, Server(place, protocol, info.get("run_id", ""))
+    return connection, Server(place, protocol, info.get("run_id", ""))
 
 
-async def _information(wire: RedisConnection, address: RedisUrl) -> Info:
+async def _information(connection: RedisConnection, address: RedisUrl) -> Info:
     """Read the server's report of itself; empty if this account may not."""
     try:
-        return parse_info(await wire.ask("INFO"))
+        return parse_info(await connection.ask("INFO"))
     except Refusal as refusal:
         if not str(refusal).startswith("NOPERM"):
             raise
@@ -145,32 +145,32 @@ async def connect_once(
 
     async with in_time(address, place):
         if isinstance(place, str):
-            _, wire = await loop.create_unix_connection(new, place)
+            _, connection = await loop.create_unix_connection(new, place)
         else:
             host, port = place
             name = address.server_name or host
-            _, wire = await loop.create_connection(
+            _, connection = await loop.create_connection(
                 new, host, port, ssl=address.tls, server_hostname=name if address.tls else None
             )
-    return wire
+    return connection
 
 
-async def greet(wire: RedisConnection, address: RedisUrl, protocol: int) -> int:
+async def greet(connection: RedisConnection, address: RedisUrl, protocol: int) -> int:
     """Authenticate, and choose the protocol; returns its number."""
     if protocol == 3:
         words = ["HELLO", "3"]
         if address.password:
             words += ["AUTH", address.username or "default", address.password]
         try:
-            await wire.ask(*words, "SETNAME", address.client_name)
+            await connection.ask(*words, "SETNAME", address.client_name)
         except Refusal as refusal:
             if not str(refusal).startswith(("ERR unknown command", "NOPROTO")):
                 raise
         else:
             return 3
     if address.password:
-        await wire.ask("AUTH", *filter(None, (address.username, address.password)))
-    await wire.ask("CLIENT", "SETNAME", address.client_name)
+        await connection.ask("AUTH", *filter(None, (address.username, address.password)))
+    await connection.ask("CLIENT", "SETNAME", address.client_name)
     return 2
 
 
@@ -234,18 +234,18 @@ async def master_of(address: RedisUrl) -> Place:
     troubles = []
     for place in address.places:
         try:
-            wire = await connect_once(address, place, "", _ignore, _ignore)
+            connection = await connect_once(address, place, "", _ignore, _ignore)
         except EngineUnavailable as error:
             troubles.append(str(error))
             continue
         try:
             async with in_time(address, place):
                 if address.sentinel_password:
-                    await wire.ask(
+                    await connection.ask(
                         "AUTH",
                         *filter(None, (address.sentinel_username, address.sentinel_password)),
                     )
-                found = await wire.ask("SENTINEL", "get-master-addr-by-name", address.service)
+                found = await connection.ask("SENTINEL", "get-master-addr-by-name", address.service)
             if found is not None:
                 return found[0].decode(), int(found[1])
             troubles.append(f"the sentinel at {shown(place)} does not know {address.service!r}")
@@ -254,7 +254,7 @@ async def master_of(address: RedisUrl) -> Place:
         except Refusal as refusal:
             troubles.append(f"{shown(place)} is no sentinel, or refuses this client: {refusal}")
         finally:
-            wire.give_up("asked")
+            connection.give_up("answered")
     raise EngineUnavailable(f"{address.url}: no sentinel names a master: {'; '.join(troubles)}")
 
 

@@ -95,7 +95,7 @@ class Batch(Command):
 
     def _push(self, reply: list[Any]) -> None:
         for message in reply[len(self.operations) :]:
-            self.session.told(message)
+            self.session.handle_push(message)
 
 
 class RedisConnection(asyncio.Protocol):

@@ -37,7 +37,7 @@ from tenure.errors import TenureError
 __all__ = ["examine"]
 
 PATIENCE = 10.0
-"""Seconds for all that is asked."""
+"""Seconds for the whole examination."""
 ROUNDS = 20
 SLOW = 0.05
 """Seconds of round trip above which something is wrong."""
@@ -86,13 +86,13 @@ class _Examination:
         place = await master_of(address) if address.service else address.places[0]
         if address.service:
             yield Finding("ok", "sentinels", f"{address.service} is at {shown(place)}")
-        wire = await connect_once(address, place, "", _ignore, _ignore)
+        connection = await connect_once(address, place, "", _ignore, _ignore)
         try:
             at = time.perf_counter()
             async with in_time(address, place):
-                protocol = await greet(wire, address, address.protocol)
+                protocol = await greet(connection, address, address.protocol)
                 if address.db:
-                    await wire.ask("SELECT", address.db)
+                    await connection.ask("SELECT", address.db)
             took = time.perf_counter() - at
             secured = "with TLS" if address.tls else "not encrypted"
             yield Finding(
@@ -100,31 +100,31 @@ class _Examination:
                 "connection",
                 f"{shown(place)}, {secured}, protocol {protocol}, greeted in {took * 1e3:.1f} ms",
             )
-            async for finding in self._server(wire):
+            async for finding in self._server(connection):
                 yield finding
         except Refusal as refusal:
             raise translated(address, refusal) from refusal
         finally:
-            wire.give_up("examined")
+            connection.give_up("examined")
 
-    async def _server(self, wire: RedisConnection) -> AsyncIterator[Finding]:
+    async def _server(self, connection: RedisConnection) -> AsyncIterator[Finding]:
         info = Info()
-        told = await self._told(wire, "INFO")
-        if told is not None:
-            info = parse_info(told)
+        reply = await self._read(connection, "INFO")
+        if reply is not None:
+            info = parse_info(reply)
             for finding in (
                 version(info),
                 role(info),
-                persistence(info, await self._settings(wire, "appendfsync", "save")),
+                persistence(info, await self._settings(connection, "appendfsync", "save")),
                 memory(info, self._address),
                 replicas(info, self._address),
             ):
                 yield finding
-        yield await _round_trip(wire)
-        clock = await self._clock(wire)
+        yield await _round_trip(connection)
+        clock = await self._clock(connection)
         if clock is not None:
             yield clock
-        async for finding in self._namespace(wire):
+        async for finding in self._namespace(connection):
             yield finding
         if self._refused:
             yield Finding(
@@ -134,34 +134,34 @@ class _Examination:
                 "grant it the commands that docs/redis.md names, or see less here",
             )
 
-    async def _told(self, wire: RedisConnection, *words: str | int) -> Any:
+    async def _read(self, connection: RedisConnection, *words: str | int) -> Any:
         """The answer, or nothing where this account may not ask."""
         try:
-            return await wire.ask(*words)
+            return await connection.ask(*words)
         except Refusal as refusal:
             if not str(refusal).startswith(("NOPERM", "ERR unknown command")):
                 raise
             self._refused.append(str(words[0]))
             return None
 
-    async def _settings(self, wire: RedisConnection, *names: str) -> dict[str, str]:
+    async def _settings(self, connection: RedisConnection, *names: str) -> dict[str, str]:
         found: dict[str, str] = {}
         for name in names:
-            told = await self._told(wire, "CONFIG", "GET", name)
-            if told is None:
+            reply = await self._read(connection, "CONFIG", "GET", name)
+            if reply is None:
                 break
-            words = [each for pair in told.items() for each in pair] if _is_map(told) else told
+            words = [each for pair in reply.items() for each in pair] if _is_map(reply) else reply
             texts = [_text(each) for each in words]
             found.update(zip(texts[::2], texts[1::2], strict=True))
         return found
 
-    async def _clock(self, wire: RedisConnection) -> Finding | None:
+    async def _clock(self, connection: RedisConnection) -> Finding | None:
         before = time.time()
-        told = await self._told(wire, "TIME")
-        if told is None:
+        reply = await self._read(connection, "TIME")
+        if reply is None:
             return None
         here = (before + time.time()) / 2
-        ahead = int(told[0]) + int(told[1]) / 1e6 - here
+        ahead = int(reply[0]) + int(reply[1]) / 1e6 - here
         if abs(ahead) < FAR:
             return Finding("ok", "clock", f"within {abs(ahead) * 1e3:,.0f} ms of this machine's")
         return Finding(
@@ -172,13 +172,13 @@ class _Examination:
             "server's clock ends every session",
         )
 
-    async def _namespace(self, wire: RedisConnection) -> AsyncIterator[Finding]:
+    async def _namespace(self, connection: RedisConnection) -> AsyncIterator[Finding]:
         prefix = self._address.prefix
-        meta = await self._told(wire, "HMGET", f"{prefix}meta", "e", "q", "n", "w", "h")
+        meta = await self._read(connection, "HMGET", f"{prefix}meta", "e", "q", "n", "w", "h")
         if meta is None:
             return
         if meta[0] is None:
-            yield await self._first_contact(wire)
+            yield await self._first_contact(connection)
             return
         longest = self._address.max_window
         if meta[3] is not None and float(meta[3]) != longest * 1e6:
@@ -192,8 +192,8 @@ class _Examination:
             )
             return
         yield Finding("ok", "recovery window", f"{longest:g} s at the longest (max_window)")
-        told = await self._told(wire, "TIME")
-        now = time.time() * 1e6 if told is None else int(told[0]) * 1e6 + int(told[1])
+        reply = await self._read(connection, "TIME")
+        now = time.time() * 1e6 if reply is None else int(reply[0]) * 1e6 + int(reply[1])
         left = (float(meta[1] or 0) - now) / 1e6
         if left > 0:
             why = REASONS.get(_text(meta[4] or b""), REASONS["lost"])
@@ -206,16 +206,16 @@ class _Examination:
             )
         else:
             yield Finding("ok", "quarantine", "none")
-        async for finding in self._contents(wire):
+        async for finding in self._contents(connection):
             yield finding
 
-    async def _first_contact(self, wire: RedisConnection) -> Finding:
+    async def _first_contact(self, connection: RedisConnection) -> Finding:
         """Predict what the first client finds in a namespace that does not exist yet."""
         address = self._address
         witnesses = Witnesses(address)
-        there = await self._told(wire, "SCRIPT", "EXISTS", *witnesses.digests)
+        there = await self._read(connection, "SCRIPT", "EXISTS", *witnesses.digests)
         witnessed = 0.0 if there is None else witnesses.longest(there)
-        wait, reason = judge(address, witnessed, await collect(wire))
+        wait, reason = judge(address, witnessed, await collect(connection))
         found = f"{address.prefix[:-1]} is not there yet; the first use makes it"
         if wait <= ROLL_CALL:
             pause = f", and grants nothing for {wait:g} s" if wait else ""
@@ -230,7 +230,7 @@ class _Examination:
             absent=True,
         )
 
-    async def _contents(self, wire: RedisConnection) -> AsyncIterator[Finding]:
+    async def _contents(self, connection: RedisConnection) -> AsyncIterator[Finding]:
         """As any client sees it, whatever the keys look like."""
         prefix = self._address.prefix
         sessions = semaphores = owners = waiters = 0
@@ -255,7 +255,7 @@ class _Examination:
             f"nodes: {len(nodes)}, sessions: {sessions}, semaphores: {semaphores} with {owners} "
             f"owners and {waiters} waiting",
         )
-        endless = await self._endless(wire, lasting)
+        endless = await self._endless(connection, lasting)
         if endless is None:
             return
         if endless:
@@ -269,18 +269,20 @@ class _Examination:
         else:
             yield Finding("ok", "expiry", "everything that belongs to a session or request has one")
 
-    async def _endless(self, wire: RedisConnection, lasting: set[str]) -> list[str] | None:
+    async def _endless(self, connection: RedisConnection, lasting: set[str]) -> list[str] | None:
         """The keys that will never expire, but for those; none where this account may not look."""
         found = []
         cursor, seen = "0", 0
         while seen < MOST_KEYS:
-            told = await self._told(wire, "SCAN", cursor, "MATCH", f"{self._address.prefix}*")
-            if told is None:
+            reply = await self._read(
+                connection, "SCAN", cursor, "MATCH", f"{self._address.prefix}*"
+            )
+            if reply is None:
                 return None
-            cursor = _text(told[0])
-            seen += len(told[1])
-            keys = [key for key in map(_text, told[1]) if key not in lasting]
-            ends = await asyncio.gather(*(wire.ask("PTTL", key) for key in keys))
+            cursor = _text(reply[0])
+            seen += len(reply[1])
+            keys = [key for key in map(_text, reply[1]) if key not in lasting]
+            ends = await asyncio.gather(*(connection.ask("PTTL", key) for key in keys))
             found += [key for key, end in zip(keys, ends, strict=True) if end == -1]
             if cursor == "0":
                 break
@@ -290,11 +292,11 @@ class _Examination:
 # What is tried
 
 
-async def _round_trip(wire: RedisConnection) -> Finding:
+async def _round_trip(connection: RedisConnection) -> Finding:
     took = []
     for _ in range(ROUNDS):
         at = time.perf_counter()
-        await wire.ask("PING")
+        await connection.ask("PING")
         took.append(time.perf_counter() - at)
     middle = median(took)
     found = f"{middle * 1e3:.2f} ms (median of {ROUNDS}, at worst {max(took) * 1e3:.2f} ms)"
@@ -304,8 +306,8 @@ async def _round_trip(wire: RedisConnection) -> Finding:
     return Finding("ok", "round trip", found)
 
 
-def _is_map(told: object) -> bool:
-    return isinstance(told, dict)
+def _is_map(reply: object) -> bool:
+    return isinstance(reply, dict)
 
 
 def _text(word: bytes | str | int) -> str:

@@ -86,7 +86,7 @@ class RedisEngine(Administration):
         self._thread = 0
         self._sessions: dict[str, RedisSession] = {}  # by each token that it may have
         self._watches: Watchers[str, Attachment, _LocalWatch] = Watchers()
-        self._unheard = False  # changes may have been made that the store did not publish
+        self._missed_changes = False  # changes may have been made that the store did not publish
         self._published_until = 0  # by its clock, as far as this engine has seen to that
         self.failures = Failures(f"looking after the sessions on {address.url}", _log)
         self._polled = 0.0
@@ -126,17 +126,17 @@ class RedisEngine(Administration):
         self._channel = self.channel.encode()
         self._closing = None
         now = self.clock.now
-        self._heard = BackgroundQueue(self.loop, now, self._pass_on, self.failures)
+        self._pushes = BackgroundQueue(self.loop, now, self._deliver, self.failures)
         self._timer = BackgroundTimer(self.loop, now, self._tick, self.failures)
-        self.link = RedisReconnector(self._address, self._meta, self)
+        self.reconnector = RedisReconnector(self._address, self._meta, self)
         self.heartbeat = RedisHeartbeat(self._address, self._meta, self.clock, self._witnesses.mine)
         if self._address.min_replicas:
             self.confirmer = Confirmer(self._address, self._meta, self.clock, self._witnesses.mine)
-        self.link.subscribe(self.channel)
+        self.reconnector.subscribe(self.channel)
         try:
-            await self.loop.create_task(self.link.open())
+            await self.loop.create_task(self.reconnector.open())
         except BaseException:
-            await self.link.aclose()
+            await self.reconnector.aclose()
             raise
         self._open = True
 
@@ -160,7 +160,8 @@ class RedisEngine(Administration):
                     await asyncio.wait(late)
                     raise EngineError(
                         f"{self.url} was closed while it could not be reached "
-                        f"({self.link.trouble or 'no answer'}); its sessions end with their windows"
+                        f"({self.reconnector.trouble or 'no answer'}); its sessions end with their "
+                        "windows"
                     )
                 for task in leaving:
                     task.result()
@@ -172,7 +173,7 @@ class RedisEngine(Administration):
             self._sessions.clear()
             self._watches.clear()
             self.fail_awaited()
-            await self.link.aclose()  # first: nothing is granted afterwards
+            await self.reconnector.aclose()  # first: nothing is granted afterwards
             if self.confirmer is not None:
                 await self.confirmer.aclose()
             await self.heartbeat.aclose()
@@ -185,25 +186,25 @@ class RedisEngine(Administration):
 
     def pushed(self, channel: bytes, message: bytes) -> None:
         # Later in this turn: the answer that came before it has been handled by then.
-        self._heard.put(((channel, message),))
+        self._pushes.put(((channel, message),))
 
-    def told(self, message: bytes) -> None:
+    def handle_push(self, message: bytes) -> None:
         """Handle a push that came with a reply."""
-        if self._heard.items:
-            self._heard.put(((self._channel, message),))
+        if self._pushes.items:
+            self._pushes.put(((self._channel, message),))
         else:
-            self._tell(message)
+            self._deliver_own(message)
 
-    def _tell(self, message: bytes) -> None:
+    def _deliver_own(self, message: bytes) -> None:
         kind, token, rest = message.split(b" ", 2)
         session = self._sessions.get(token.decode())
         if session is not None:
             session.push(kind, rest)
 
-    def _pass_on(self, heard: tuple[bytes, bytes]) -> None:
-        channel, message = heard
+    def _deliver(self, push: tuple[bytes, bytes]) -> None:
+        channel, message = push
         if channel == self._channel:
-            self._tell(message)
+            self._deliver_own(message)
         else:
             for watch in self._watches.on(channel.decode()):
                 if message[0] in watch.what and not watch.session.over:
@@ -211,16 +212,16 @@ class RedisEngine(Administration):
 
     def lost(self, why: str) -> None:
         _log.debug("%s: %s; connecting again", self.url, why)
-        cause = self.link.failure
+        cause = self.reconnector.failure
         if self.confirmer is not None:
             self.confirmer.disconnect()
         for session in set(self._sessions.values()):
             session.events.detached(cause)
 
-    async def prepare(self, wire: RedisConnection, server: Server) -> None:
+    async def prepare(self, connection: RedisConnection, server: Server) -> None:
         """Greet the namespace, and attach every session anew."""
         greeting = await greet_namespace(
-            wire, self._address, self._witnesses, server.run_id, self.epoch
+            connection, self._address, self._witnesses, server.run_id, self.epoch
         )
         self.epoch = greeting.epoch
         self.quarantine.update(greeting.left, greeting.reason, may_be_new=greeting.may_be_new)
@@ -228,19 +229,19 @@ class RedisEngine(Administration):
         if self.confirmer is not None:
             self.confirmer.serve(server)
         if self._watches:
-            self._watched(await wire.run("watch", None))
+            self._watched(await connection.run("watch", None))
         self._proofs = []
         sessions = list(dict.fromkeys(self._sessions.values()))
-        await asyncio.gather(*(self._reattach(wire, session) for session in sessions))
+        await asyncio.gather(*(self._reattach(connection, session) for session in sessions))
         self._set_timer(0.0 if greeting.left else _POLL)
 
-    async def _reattach(self, wire: RedisConnection, session: RedisSession) -> None:
+    async def _reattach(self, connection: RedisConnection, session: RedisSession) -> None:
         token = new_token(session.attach_number + len(session.tokens))
         session.tokens.append(token)
         self._sessions[token] = session
         at = self.clock.now()
         args: tuple[str | int, ...] = (session.id, token, self.channel, *session.tokens[:-1])
-        reply = await wire.run("reattach", None, *args)
+        reply = await connection.run("reattach", None, *args)
         if session.over:
             return
         if reply[0] == b"ok":
@@ -266,7 +267,7 @@ class RedisEngine(Administration):
 
     def _look_again(self) -> None:
         """Report changes to all watches, because some may have been missed."""
-        self._unheard = False
+        self._missed_changes = False
         for channel in tuple(self._watches):
             for watch in self._watches.on(channel):
                 watch.changed()
@@ -288,44 +289,46 @@ class RedisEngine(Administration):
         sessions = set(self._sessions.values())
         shortest = min((session.window for session in sessions), default=_POLL * _SIGNS)
         patience = min(self._address.patience, max(shortest / 3, 0.3))
-        if self.link.is_up:
-            self._silent = 0 if self.link.check() else self._silent + 1
+        if self.reconnector.is_up:
+            self._silent = 0 if self.reconnector.check() else self._silent + 1
             if self._silent >= _SIGNS:
                 self._silent = 0
-                self.link.give_up("the server does not answer")
-        if self.link.is_up and not self._silent:
+                self.reconnector.give_up("the server does not answer")
+        if self.reconnector.is_up and not self._silent:
             watching = "1" if self._watches else "0"
             names: set[str] = set()
             if self.quarantine.left > -_POLL:
                 names = {
                     f"{each.path}:{name}" for each in sessions for name in each.waited.values()
                 }
-            self.link.send(ScriptCall(SCRIPTS["tick"], None, (watching, *names), self._ticked))
+            self.reconnector.send(
+                ScriptCall(SCRIPTS["tick"], None, (watching, *names), self._ticked)
+            )
             if now >= self._polled + _POLL:
                 self._polled = now
                 for session in sessions:
                     session.look_up((WAITING,))
-        self._set_timer(patience / _SIGNS if self._silent or self.link.is_up else _POLL)
+        self._set_timer(patience / _SIGNS if self._silent or self.reconnector.is_up else _POLL)
 
     def _ticked(self, reply: Any) -> None:
         if isinstance(reply, list):
             _, epoch, due, quarantine, published, reason = reply
             if epoch.decode() != self.epoch:
-                self.link.give_up("the server has lost its data")
+                self.reconnector.give_up("the server has lost its data")
                 return
             self.quarantine.update(quarantine / 1e6, reason.decode())
             self.expect(due)
             if published:
                 self._watched(published)
-            if self._unheard:
+            if self._missed_changes:
                 self._look_again()
         else:
-            self._unheard = True
+            self._missed_changes = True
 
     # Sessions
 
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
-        return (self.link.failure or self.quarantine.trouble()) if self._open else None
+        return (self.reconnector.failure or self.quarantine.trouble()) if self._open else None
 
     async def attach(self, how: Attach, events: SessionEvents) -> RedisSession:
         self._opened()
@@ -354,21 +357,21 @@ class RedisEngine(Administration):
         channel = f"{self._address.prefix}c:{self.epoch}:{session.path}:{name}"
         watch = _LocalWatch(session, what, changed)
         if channel not in self._watches:
-            self.link.subscribe(channel)
+            self.reconnector.subscribe(channel)
         self._watches.add(channel, session, watch)
-        self.link.send(ScriptCall(SCRIPTS["watch"], None, (), self._watched))
+        self.reconnector.send(ScriptCall(SCRIPTS["watch"], None, (), self._watched))
         return partial(self._unwatch, channel, watch)
 
     def _watched(self, reply: Any) -> None:
         if isinstance(reply, list):
             now, until = reply
             # Changes went unpublished after a standstill of a minute, or a step of that clock.
-            self._unheard = self._unheard or now > self._published_until > 0
+            self._missed_changes = self._missed_changes or now > self._published_until > 0
             self._published_until = until
         else:
-            self._unheard = True
+            self._missed_changes = True
 
     def _unwatch(self, channel: str, watch: _LocalWatch) -> None:
         removed = self._watches.remove(channel, watch.session, watch)
         if removed and channel not in self._watches:
-            self.link.unsubscribe(channel)
+            self.reconnector.unsubscribe(channel)

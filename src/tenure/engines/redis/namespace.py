@@ -157,7 +157,7 @@ class Greeting(NamedTuple):
 
 
 async def greet_namespace(
-    wire: RedisConnection, address: RedisUrl, witnesses: Witnesses, run_id: str, known: str
+    connection: RedisConnection, address: RedisUrl, witnesses: Witnesses, run_id: str, known: str
 ) -> Greeting:
     """Greet the namespace, make it where it is not there, and leave a witness.
 
@@ -173,27 +173,27 @@ async def greet_namespace(
     longest = int(address.max_window * 1e6)
     words = (run_id, int(address.fresh), secrets.token_hex(8), known, longest, address.db)
     while True:
-        reply = await wire.run("hello", None, *words, "", "")
+        reply = await connection.run("hello", None, *words, "", "")
         if reply[0] == b"window":
             raise _other_window(address, int(reply[1]) / 1e6)
         if reply[0] == b"ok":
-            await wire.ask("SCRIPT", "LOAD", witnesses.mine)
+            await connection.ask("SCRIPT", "LOAD", witnesses.mine)
             break
         # Of two clients that come first, one makes the namespace. The other sees its epoch, and
         # never a witness without one, since both come into being in one transaction.
-        await wire.ask("WATCH", meta)
-        witnessed = witnesses.longest(await wire.ask("SCRIPT", "EXISTS", *witnesses.digests))
+        await connection.ask("WATCH", meta)
+        witnessed = witnesses.longest(await connection.ask("SCRIPT", "EXISTS", *witnesses.digests))
         # Asked for after that, or a SCRIPT FLUSH in between would go unnoticed.
-        report = await collect(wire)
+        report = await collect(connection)
         if known:
             verdict = Verdict(max(address.max_window, witnessed), "lost")
         else:
             verdict = judge(address, witnessed, report)
-        await wire.ask("MULTI")
+        await connection.ask("MULTI")
         wait = int(verdict.wait * 1e6)
-        await wire.ask("EVAL", text, 1, meta, *words, wait, verdict.reason)
-        await wire.ask("SCRIPT", "LOAD", witnesses.mine)
-        done = await wire.ask("EXEC")
+        await connection.ask("EVAL", text, 1, meta, *words, wait, verdict.reason)
+        await connection.ask("SCRIPT", "LOAD", witnesses.mine)
+        done = await connection.ask("EXEC")
         if done is None:
             continue
         reply = done[0]
@@ -214,19 +214,19 @@ def _other_window(address: RedisUrl, there: float) -> InvalidArgument:
     )
 
 
-async def collect(wire: RedisConnection) -> Report:
+async def collect(connection: RedisConnection) -> Report:
     """Ask a server for what `judge` considers."""
     info = uptime = None
     apart = 0.0
     try:
-        info = parse_info(await wire.ask("INFO", "everything"))
+        info = parse_info(await connection.ask("INFO", "everything"))
         asked = time.time()
-        told = await wire.ask("TIME")
-        apart = abs(int(told[0]) + int(told[1]) / 1e6 - (asked + time.time()) / 2)
+        reply = await connection.ask("TIME")
+        apart = abs(int(reply[0]) + int(reply[1]) / 1e6 - (asked + time.time()) / 2)
     except Refusal:
         return Report(None, None, 0.0)
     try:
-        uptime = _elapsed(await wire.ask("MEMORY", "MALLOC-STATS"))
+        uptime = _elapsed(await connection.ask("MEMORY", "MALLOC-STATS"))
     except Refusal:
         uptime = None  # another allocator or a narrow account: the wall clock has to do
     return Report(info, uptime, apart)

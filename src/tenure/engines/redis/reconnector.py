@@ -54,7 +54,7 @@ class ReconnectorOwner(Protocol):
     def lost(self, why: str) -> None:
         """Handle the end of the connection; another one is being made."""
 
-    async def prepare(self, wire: RedisConnection, server: Server) -> None:
+    async def prepare(self, connection: RedisConnection, server: Server) -> None:
         """Prepare a new connection, before it is used for commands."""
 
     def resumed(self) -> None:
@@ -74,8 +74,8 @@ class RedisReconnector:
         self._address = address
         self._meta = meta
         self._owner = owner
-        self._wire: RedisConnection | None = None
-        self._ears: RedisConnection | None = None  # receives pushes; often the same connection
+        self._connection: RedisConnection | None = None
+        self._receiver: RedisConnection | None = None  # receives pushes; often the same connection
         self._waiting: deque[Command] = deque()
         self._gates = 0
         self._channels: dict[str, None] = {}
@@ -94,7 +94,7 @@ class RedisReconnector:
     @property
     def failure(self) -> EngineUnavailable | None:
         """Reason why there is no connection now; ``None`` while there is one."""
-        if self._wire is not None:
+        if self._connection is not None:
             return None
         failure = EngineUnavailable(self._why)
         failure.__cause__ = self._error
@@ -102,7 +102,7 @@ class RedisReconnector:
 
     @property
     def is_up(self) -> bool:
-        return self._wire is not None
+        return self._connection is not None
 
     async def open(self) -> None:
         """Connect for the first time. A server that loads its data is waited for.
@@ -131,27 +131,27 @@ class RedisReconnector:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-        wire, self._wire = self._wire, None
-        ears, self._ears = self._ears, None
+        connection, self._connection = self._connection, None
+        receiver, self._receiver = self._receiver, None
         self._route()
-        if wire is not None and ears is not None:
-            wire.give_up("closed")
-            ears.give_up("closed")
+        if connection is not None and receiver is not None:
+            connection.give_up("closed")
+            receiver.give_up("closed")
         self._waiting.clear()
 
     # Sending
 
     def send(self, call: Command) -> None:
         """Send a command, now or when there is a connection."""
-        if self._wire is None or self._gates:
+        if self._connection is None or self._gates:
             self._waiting.append(call)
         else:
-            self._wire.send(call)
+            self._connection.send(call)
 
     def _route(self) -> None:
         """Choose where operations go, without a call in between."""
-        wire = self._wire
-        self.operate = self._operate_later if wire is None or self._gates else wire.operate
+        connection = None if self._gates else self._connection
+        self.operate = self._operate_later if connection is None else connection.operate
 
     def _operate_later(self, operation: Operation[Any]) -> None:
         self._waiting.append(Batch(operation.session, operation))
@@ -159,43 +159,44 @@ class RedisReconnector:
     def subscribe(self, channel: str) -> None:
         """Subscribe to a channel; commands that are sent from now on come later."""
         self._channels[channel] = None
-        ears = self._ears
-        if ears is None:
+        receiver = self._receiver
+        if receiver is None:
             return
-        if ears is not self._wire:
+        if receiver is not self._connection:
             self._gates += 1
             self._route()
-        ears.subscribe(channel).add_done_callback(partial(self._confirmed, ears))
+        receiver.subscribe(channel).add_done_callback(partial(self._confirmed, receiver))
 
     def unsubscribe(self, channel: str) -> None:
         self._channels.pop(channel, None)
-        if self._ears is not None:
-            self._ears.unsubscribe(channel)
+        if self._receiver is not None:
+            self._receiver.unsubscribe(channel)
 
-    def _confirmed(self, ears: RedisConnection, told: asyncio.Future[Any]) -> None:
-        error = told.exception()
-        if ears is not self._ears:
+    def _confirmed(self, receiver: RedisConnection, answer: asyncio.Future[Any]) -> None:
+        error = answer.exception()
+        if receiver is not self._receiver:
             return  # a gate goes with its connection
         if error is not None:
             self.give_up(str(error))
-        elif ears is not self._wire:
+        elif receiver is not self._connection:
             self._gates -= 1
             self._route()
             self._send_waiting()
 
     def _send_waiting(self) -> None:
-        while self._waiting and self._wire is not None and not self._gates:
-            self._wire.send(self._waiting.popleft())
+        while self._waiting and self._connection is not None and not self._gates:
+            self._connection.send(self._waiting.popleft())
 
     def check(self) -> bool:
         """Return false if an answer is due and nothing has arrived since the last call."""
-        if self._wire is None or self._ears is None:
+        if self._connection is None or self._receiver is None:
             return True
-        before, self._progress = self._progress, (self._wire.progress, self._ears.progress)
+        before = self._progress
+        self._progress = (self._connection.progress, self._receiver.progress)
         one, other = (now > then for now, then in zip(self._progress, before, strict=True))
-        alive = (one or not self._wire.waits) and (other or not self._ears.waits)
-        if self._ears is not self._wire and not self._ears.waits:
-            self._ears.subscribe(next(iter(self._channels))).add_done_callback(_heard)
+        alive = (one or not self._connection.waits) and (other or not self._receiver.waits)
+        if self._receiver is not self._connection and not self._receiver.waits:
+            self._receiver.subscribe(next(iter(self._channels))).add_done_callback(_retrieve)
         return alive
 
     # The connections
@@ -203,7 +204,7 @@ class RedisReconnector:
     async def _keep(self) -> None:
         """Keep a connection, until cancelled."""
         while True:
-            if self._wire is not None:
+            if self._connection is not None:
                 await self._gone.wait()
             pause = _FIRST_PAUSE
             while True:
@@ -227,28 +228,28 @@ class RedisReconnector:
 
         def lost(why: str, unanswered: list[Command]) -> None:
             self._waiting.extendleft(reversed(unanswered))
-            if self._wire in made:
+            if self._connection in made:
                 self.give_up(why)
             for each in made:
                 each.give_up(why)
 
         try:
-            wire, server = await connect(self._address, self._meta, self._owner.pushed, lost)
-            made.append(wire)
-            ears = wire
+            connection, server = await connect(self._address, self._meta, self._owner.pushed, lost)
+            made.append(connection)
+            receiver = connection
             if server.protocol == 2:
-                ears = await connect_once(
+                receiver = await connect_once(
                     self._address, server.place, self._meta, self._owner.pushed, lost
                 )
-                made.append(ears)
-            await self._prepare(wire, ears, server)
+                made.append(receiver)
+            await self._prepare(connection, receiver, server)
         except BaseException as error:
             for each in made:
                 each.give_up("it could not be prepared")
             if isinstance(error, OSError) and not isinstance(error, TenureError):
                 raise EngineUnavailable(f"{self._address.url}: {error}") from error
             raise
-        self._wire, self._ears = wire, ears
+        self._connection, self._receiver = connection, receiver
         self._gates = 0
         self._progress = (0, 0)
         self._route()
@@ -259,38 +260,40 @@ class RedisReconnector:
             self.give_up(f"it could not be used: {error!r}")
             raise
 
-    async def _prepare(self, wire: RedisConnection, ears: RedisConnection, server: Server) -> None:
+    async def _prepare(
+        self, connection: RedisConnection, receiver: RedisConnection, server: Server
+    ) -> None:
         try:
             async with asyncio.timeout(self._address.connect_timeout):
-                if ears is not wire:
-                    await greet(ears, self._address, protocol=2)
-                await self._owner.prepare(wire, server)
-                heard: set[str] = set()
-                while missing := [each for each in self._channels if each not in heard]:
-                    heard.update(missing)  # and others may join meanwhile
-                    await ears.subscribe(*missing)
+                if receiver is not connection:
+                    await greet(receiver, self._address, protocol=2)
+                await self._owner.prepare(connection, server)
+                subscribed: set[str] = set()
+                while missing := [each for each in self._channels if each not in subscribed]:
+                    subscribed.update(missing)  # and others may join meanwhile
+                    await receiver.subscribe(*missing)
         except TimeoutError as error:
             raise EngineUnavailable(f"{self._address.url} does not answer") from error
         except Refusal as refusal:
             raise translated(self._address, refusal) from refusal
-        if wire.over or ears.over:
+        if connection.over or receiver.over:
             raise EngineUnavailable(f"{self._address.url} closed the connection")
 
     def give_up(self, why: str) -> None:
         """Drop the connection, and make another one."""
-        wire, ears = self._wire, self._ears
-        if wire is None or ears is None:
+        connection, receiver = self._connection, self._receiver
+        if connection is None or receiver is None:
             return
-        self._wire = self._ears = None
+        self._connection = self._receiver = None
         self._gates = 0
         self._route()
         self._why, self._error = why, None
         self._gone.set()
-        wire.give_up(why)
-        ears.give_up(why)
+        connection.give_up(why)
+        receiver.give_up(why)
         self._owner.lost(why)
 
 
-def _heard(told: asyncio.Future[Any]) -> None:
+def _retrieve(answer: asyncio.Future[Any]) -> None:
     """Retrieve the error of a subscription whose connection has ended."""
-    told.exception()
+    answer.exception()

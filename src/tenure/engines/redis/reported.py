@@ -92,7 +92,7 @@ def memory(info: Info, address: RedisUrl) -> Finding:
 
 
 def replicas(info: Info, address: RedisUrl) -> Finding:
-    """Examine whether there are the replicas that are asked for."""
+    """Examine the number of replicas."""
     count = int(info.get("connected_slaves", 0))
     online = 0
     for number in range(count):

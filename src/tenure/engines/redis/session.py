@@ -161,28 +161,28 @@ class RedisSession(Attachment, SessionDefaults):
         if data != b"":
             rules.check_data(data, self.path, name)
         rules.check_name(name, self.path)
-        asked = EnqueueOperation(self, hold, name, count, data, timeout, ephemeral)
+        operation = EnqueueOperation(self, hold, name, count, data, timeout, ephemeral)
         self.holds[hold] = ASKED
-        self._link.operate(asked)
-        return asked
+        self._reconnector.operate(operation)
+        return operation
 
-    def placed(self, asked: EnqueueOperation, reply: Any) -> None:
+    def placed(self, operation: EnqueueOperation, reply: Any) -> None:
         """Handle the answer to a request."""
-        hold = asked.hold
+        hold = operation.hold
         if type(reply) is int:
             confirmer, holds = self._engine.confirmer, self.holds
             if reply == 0:
                 holds.pop(hold, None)
-                asked.settle(_REFUSED)
+                operation.settle(_REFUSED)
                 return
             self.order_ids.highest = max(self.order_ids.highest, reply)
             if hold in holds:
                 if confirmer is not None:
-                    confirmer.confirm(self, partial(self._confirmed_at_once, asked, reply))
+                    confirmer.confirm(self, partial(self._confirmed_at_once, operation, reply))
                     return
                 holds[hold] = OWNS
-            if not asked.done():
-                asked.set_result(Enqueued(_GRANTED, reply))
+            if not operation.done():
+                operation.set_result(Enqueued(_GRANTED, reply))
             if self._early:
                 self._push_early(hold)
         elif type(reply) is list and type(reply[0]) is int:
@@ -191,52 +191,52 @@ class RedisSession(Attachment, SessionDefaults):
             self._engine.expect(due)
             if hold in self.holds:  # otherwise it has been withdrawn meanwhile
                 self.holds[hold] = WAITING
-                self.waited[hold] = asked.name
+                self.waited[hold] = operation.name
                 if not self._fresh:
                     self.loop.call_soon(self._fresh.clear)
                 self._fresh.add(hold)
-            asked.settle(Enqueued(Place.WAITING, order_id))
+            operation.settle(Enqueued(Place.WAITING, order_id))
             self._push_early(hold)
         elif type(reply) is list and reply[0] == b"quarantined":
-            self._held_up(asked, reply[1] / 1e6)
+            self._held_up(operation, reply[1] / 1e6)
         else:
             self.holds.pop(hold, None)
             error = self._wrong(reply)
-            asked.fail(error or self._error(reply, asked.name, asked.count))
+            operation.fail(error or self._error(reply, operation.name, operation.count))
 
-    def _held_up(self, asked: EnqueueOperation, left: float) -> None:
+    def _held_up(self, operation: EnqueueOperation, left: float) -> None:
         """Retry a request that does not wait at the end of the quarantine, if that is soon."""
         self._engine.quarantine.prolong(left)
         if left <= _SOON and not self.over:
-            self.loop.call_later(left + 0.001, self._try_again, asked)
+            self.loop.call_later(left + 0.001, self._try_again, operation)
         else:
-            self.holds.pop(asked.hold, None)
-            asked.settle(_REFUSED)  # and `Engine.trouble` says why
+            self.holds.pop(operation.hold, None)
+            operation.settle(_REFUSED)  # and `Engine.trouble` says why
 
-    def _try_again(self, asked: EnqueueOperation) -> None:
+    def _try_again(self, operation: EnqueueOperation) -> None:
         if self.over:
-            asked.fail(self._why_over or self._gone())
-        elif asked.hold in self.holds:
-            self._link.operate(asked)
+            operation.fail(self._why_over or self._gone())
+        elif operation.hold in self.holds:
+            self._reconnector.operate(operation)
         else:
-            asked.settle(_REFUSED)  # it was withdrawn meanwhile
+            operation.settle(_REFUSED)  # it was withdrawn meanwhile
 
     def _push_early(self, hold: int) -> None:
         if early := self._early.pop(hold, None):
             self.loop.call_soon(self.push, *early)
 
     def _confirmed_at_once(
-        self, asked: EnqueueOperation, order_id: int, error: EngineError | None
+        self, operation: EnqueueOperation, order_id: int, error: EngineError | None
     ) -> None:
         if error is None:
-            if asked.hold in self.holds:
-                self.holds[asked.hold] = OWNS
-            asked.settle(Enqueued(_GRANTED, order_id))
-            self._push_early(asked.hold)
+            if operation.hold in self.holds:
+                self.holds[operation.hold] = OWNS
+            operation.settle(Enqueued(_GRANTED, order_id))
+            self._push_early(operation.hold)
         else:
-            if self.holds.pop(asked.hold, None) is not None:
-                self._withdraw(asked.hold)
-            asked.fail(error)
+            if self.holds.pop(operation.hold, None) is not None:
+                self._withdraw(operation.hold)
+            operation.fail(error)
 
     def alter(
         self,
@@ -263,25 +263,25 @@ class RedisSession(Attachment, SessionDefaults):
         if self.over:
             self.check()
         self._drop(hold)
-        asked = WithdrawOperation(self, hold)
-        self._link.operate(asked)
-        return asked
+        operation = WithdrawOperation(self, hold)
+        self._reconnector.operate(operation)
+        return operation
 
-    def not_withdrawn(self, asked: WithdrawOperation, reply: Any) -> None:
+    def not_withdrawn(self, operation: WithdrawOperation, reply: Any) -> None:
         """Handle the error of a withdrawal."""
         error = self._wrong(reply)
-        if asked.retried:
+        if operation.retried:
             if not self.over:
-                self._unwanted.add(asked.hold)
-        elif asked.may_have_run and isinstance(error, SessionExpired):
-            asked.settle(True)
+                self._unwanted.add(operation.hold)
+        elif operation.may_have_run and isinstance(error, SessionExpired):
+            operation.settle(True)
         else:
-            asked.fail(error or self._failure(f"it answered {reply!r}"))
+            operation.fail(error or self._failure(f"it answered {reply!r}"))
 
     def _withdraw(self, hold: int) -> None:
         """Take a request out of its queue, without a caller."""
         if not self.over:
-            self._link.operate(WithdrawOperation(self, hold, retried=True))
+            self._reconnector.operate(WithdrawOperation(self, hold, retried=True))
 
     def _drop(self, hold: int) -> None:
         self.holds.pop(hold, None)
@@ -353,7 +353,8 @@ class RedisSession(Attachment, SessionDefaults):
         found = [hold for hold, each in self.holds.items() if each in standings]
         for start in range(0, len(found), _CHUNK):
             holds = tuple(found[start : start + _CHUNK])
-            self._link.send(ScriptCall(SCRIPTS["look"], self, holds, partial(self._found, holds)))
+            look = ScriptCall(SCRIPTS["look"], self, holds, partial(self._found, holds))
+            self._reconnector.send(look)
 
     def _found(self, holds: tuple[int, ...], reply: Any) -> None:
         if self._wrong(reply) is not None or self.over:
@@ -384,7 +385,7 @@ class RedisSession(Attachment, SessionDefaults):
         Args:
             description: the description of the session from now on.
         """
-        told: asyncio.Future[Any] = self.loop.create_future()
+        answer: asyncio.Future[Any] = self.loop.create_future()
 
         def begun(reply: Any) -> None:
             if self._wrong(reply) is None and not self.over:
@@ -396,7 +397,7 @@ class RedisSession(Attachment, SessionDefaults):
                 pushes, self.early_pushes = self.early_pushes or [], None
                 for push in pushes:
                     self.push(*push)
-            settle(told, reply)
+            settle(answer, reply)
 
-        self._link.send(LargeRead(SCRIPTS["begin"], self, (description,), begun))
-        self._raise(await told)
+        self._reconnector.send(LargeRead(SCRIPTS["begin"], self, (description,), begun))
+        self._raise(await answer)

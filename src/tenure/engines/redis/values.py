@@ -73,9 +73,9 @@ def wanted(*, owners: bool, waiters: bool) -> str:
     return "all" if waiters else "owners" if owners else "none"
 
 
-def semaphore(told: list[Any], *, owners: bool, waiters: bool) -> SemaphoreDescription:
-    """Decode a semaphore; `told` as ``describe`` in body.lua has it."""
-    name, data, limit, lasting, held, waiting, now, requests = told
+def semaphore(reply: list[Any], *, owners: bool, waiters: bool) -> SemaphoreDescription:
+    """Decode a semaphore; `reply` as ``describe`` in body.lua has it."""
+    name, data, limit, lasting, held, waiting, now, requests = reply
     owning, queued, total = [], [], 0
     for each in sorted(requests, key=lambda each: int(each[0])):
         owns, request = _request(each, int(now))
@@ -96,8 +96,8 @@ def semaphore(told: list[Any], *, owners: bool, waiters: bool) -> SemaphoreDescr
     )
 
 
-def _request(told: list[Any], now: int) -> tuple[bool, RequestDescription]:
-    order_id, record, data, description, until = told
+def _request(reply: list[Any], now: int) -> tuple[bool, RequestDescription]:
+    order_id, record, data, description, until = reply
     session, _, count, joined, granted, deadline = map(int, record.split())
     return granted > 0, RequestDescription(
         session,
@@ -111,7 +111,7 @@ def _request(told: list[Any], now: int) -> tuple[bool, RequestDescription]:
     )
 
 
-def sessions(path: str, told: Iterable[list[Any]]) -> list[SessionDescription]:
+def sessions(path: str, reply: Iterable[list[Any]]) -> list[SessionDescription]:
     """Decode the sessions of a node, in the order of their ids."""
     found = [
         SessionDescription(
@@ -122,12 +122,12 @@ def sessions(path: str, told: Iterable[list[Any]]) -> list[SessionDescription]:
             attached == b"1",
             max(0.0, int(silent) / 1e6),
         )
-        for number, description, window, attached, silent in told
+        for number, description, window, attached, silent in reply
     ]
     return sorted(found, key=lambda session: session.id)
 
 
-def recovered(told: Iterable[list[Any]]) -> list[Recovered]:
+def recovered(reply: Iterable[list[Any]]) -> list[Recovered]:
     """Decode the requests of a session that was taken over, in the order of their order ids."""
     found = [
         Recovered(
@@ -139,7 +139,7 @@ def recovered(told: Iterable[list[Any]]) -> list[Recovered]:
             not lasting,
             bool(granted),
         )
-        for hold, name, order_id, count, data, lasting, granted in told
+        for hold, name, order_id, count, data, lasting, granted in reply
     ]
     return sorted(found, key=lambda request: request.order_id)
 
