@@ -55,6 +55,7 @@ from tenure.model import (
     SessionDescription,
 )
 from tenure.server.auth.accounts import Account, Accounts
+from tenure.server.auth.guarded_pages import GuardedPages
 from tenure.server.auth.guarded_session import GuardedSession
 from tenure.server.auth.permissions import EVERYTHING, Access
 from tenure.server.auth.stored import Stored
@@ -377,7 +378,7 @@ class GuardedEngine(EngineDefaults):
 
     def pages(self) -> Pages | None:
         pages = self._engine.pages()
-        return None if pages is None else _GuardedPages(self, pages)
+        return None if pages is None else GuardedPages(pages, self.check)
 
     async def end_session(self, path: str, session_id: int) -> bool:
         tally = self._guard.tallies.find(path, session_id)
@@ -390,25 +391,3 @@ class GuardedEngine(EngineDefaults):
     async def evict(self, path: str, name: str, order_id: int) -> bool:
         self.check(path, Access.ADMINISTER)
         return await self._engine.evict(path, name, order_id)
-
-
-class _GuardedPages:
-    """Lists in pages, each of nodes that the identity may read."""
-
-    __slots__ = ("_engine", "_pages")
-
-    def __init__(self, engine: GuardedEngine, pages: Pages) -> None:
-        self._engine = engine
-        self._pages = pages
-
-    async def sessions(self, path: str, *, after: int, most: int) -> Sequence[SessionDescription]:
-        self._engine.check(path, Access.READ)
-        return await self._pages.sessions(path, after=after, most=most)
-
-    async def semaphores(
-        self, path: str, *, owners: bool, waiters: bool, after: str, most: int
-    ) -> Sequence[SemaphoreDescription]:
-        self._engine.check(path, Access.READ)
-        return await self._pages.semaphores(
-            path, owners=owners, waiters=waiters, after=after, most=most
-        )

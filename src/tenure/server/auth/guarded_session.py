@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tenure.engines.contract import (
     Answer,
@@ -29,16 +29,45 @@ from tenure.engines.contract import (
 )
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import UNCHANGED, Recovered, SemaphoreDescription, Unchanged
+from tenure.server.auth.accounts import Account
 from tenure.server.auth.permissions import Access
-from tenure.server.auth.tallies import Tally
+from tenure.server.auth.tallies import Tallies, Tally
 
-if TYPE_CHECKING:
-    from tenure.server.auth.guard import Guard
-
-__all__ = ["GuardedSession"]
+__all__ = ["GuardedSession", "SessionGuard"]
 
 _HOLD = Access.HOLD  # found at once, where it matters
 _REFUSED = Place.REFUSED
+
+
+class SessionGuard(Protocol):
+    """The part of the server's guard that its sessions need."""
+
+    @property
+    def tallies(self) -> Tallies:
+        """The tallies of the server's sessions."""
+        ...
+
+    def now(self) -> float:
+        """Read the store's clock."""
+        ...
+
+    def refusal(
+        self, account: Account, node: str, least: Access, name: str | None = None
+    ) -> TenureError:
+        """Return the error for an identity with too little access."""
+        ...
+
+    async def write(
+        self,
+        account: Account,
+        node: str,
+        name: str,
+        size: int,
+        work: Callable[[], Awaitable[None]],
+        *,
+        keeps: bool = False,
+    ) -> None:
+        """Have a semaphore's data written or deleted, and counted."""
 
 
 class GuardedSession(SessionDefaults):
@@ -70,7 +99,7 @@ class GuardedSession(SessionDefaults):
 
     renew: Callable[[], None]
 
-    def __init__(self, guard: Guard, node: str, tally: Tally, events: SessionEvents) -> None:
+    def __init__(self, guard: SessionGuard, node: str, tally: Tally, events: SessionEvents) -> None:
         self._guard = guard
         self._node = node
         self._tally = tally
