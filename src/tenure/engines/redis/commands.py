@@ -2,8 +2,8 @@
 
 A `ScriptCall` runs one script. Operations of a session (see `Operation`) that are called for
 together become one script call, a batch (`tenure.engines.redis.connection`). When a connection
-breaks before the reply, these commands are sent again on the next connection. A `PlainCommand`, a
-`Subscription` and a `SingleCall` belong to one connection and fail with it.
+breaks before the reply, these commands are sent again on the next connection. A `PlainCommand` and
+a `Subscription` belong to one connection and fail with it.
 
 A script is composed of the files in ``lua/``: ``head.lua`` begins each of them; ``body.lua`` and
 ``rest.lua`` have the functions for unusual cases. A script names the parts that it needs at their
@@ -35,7 +35,6 @@ __all__ = [
     "Refusal",
     "Script",
     "ScriptCall",
-    "SingleCall",
     "Subscription",
     "Word",
     "ignore",
@@ -188,17 +187,7 @@ class LargeRead(ScriptCall):
     call then fails after a few attempts, because it would keep every other command waiting.
     """
 
-    __slots__ = ("_breaks",)
-
-    def __init__(
-        self,
-        script: Script,
-        session: AttachedSession | None,
-        args: tuple[Word, ...],
-        answered: Callable[[Any], None],
-    ) -> None:
-        super().__init__(script, session, args, answered)
-        self._breaks = 0
+    _breaks = 0
 
     def unanswered(self, why: str, *, ran: bool) -> Iterable[Command]:
         self._breaks += ran
@@ -246,7 +235,7 @@ class Operation(Prompt[T]):
 
 
 class PlainCommand(Command):
-    """A command other than a script, and the future of its reply; a refusal is raised."""
+    """A command for one connection, and the future of its reply; a refusal is raised."""
 
     __slots__ = ("reply", "words")
 
@@ -284,25 +273,6 @@ class Subscription(PlainCommand):
         """Note the confirmation of one channel; true if it was the last one."""
         self._left -= 1
         return self._left == 0
-
-
-class SingleCall(PlainCommand):
-    """A call of a script on one connection only."""
-
-    __slots__ = ("_call",)
-
-    def __init__(
-        self,
-        script: Script,
-        session: AttachedSession | None,
-        args: tuple[Word, ...],
-        reply: asyncio.Future[Any],
-    ) -> None:
-        super().__init__((), reply)
-        self._call = ScriptCall(script, session, args, ignore)
-
-    def packed(self, meta: str) -> bytes:
-        return self._call.packed(meta)
 
 
 def ignore(reply: object) -> None:

@@ -86,7 +86,7 @@ class Confirmer:
                 connection = await self._connected()
                 at = self._clock.now()
                 replies = await asyncio.gather(
-                    *(connection.run("renew", session) for session in sessions),
+                    *(connection.run("renew", session.id, session.token) for session in sessions),
                     connection.ask("WAIT", wanted, int(_PATIENCE * 1000)),
                 )
         except Exception as error:  # of any kind: each grantee receives it

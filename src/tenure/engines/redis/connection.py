@@ -34,7 +34,6 @@ from tenure.engines.redis.commands import (
     Operation,
     PlainCommand,
     Refusal,
-    SingleCall,
     Subscription,
     Word,
     pack,
@@ -215,11 +214,9 @@ class RedisConnection(asyncio.Protocol):
         self.send(PlainCommand(words, reply))
         return reply
 
-    def run(self, name: str, session: AttachedSession | None, *args: Word) -> asyncio.Future[Any]:
+    def run(self, name: str, *args: Word) -> asyncio.Future[Any]:
         """Run a script on this connection alone; returns its reply."""
-        reply = self._loop.create_future()
-        self.send(SingleCall(SCRIPTS[name], session, args, reply))
-        return reply
+        return self.ask("EVALSHA", SCRIPTS[name].digest, 1, self._meta, *args)
 
     async def load_missing_scripts(self) -> None:
         """Load the scripts that the server does not have."""

@@ -229,7 +229,7 @@ class RedisEngine(Administration):
         if self.confirmer is not None:
             self.confirmer.serve(server)
         if self._watches:
-            self._watched(await connection.run("watch", None))
+            self._watched(await connection.run("watch"))
         self._proofs = []
         sessions = list(dict.fromkeys(self._sessions.values()))
         await asyncio.gather(*(self._reattach(connection, session) for session in sessions))
@@ -241,7 +241,7 @@ class RedisEngine(Administration):
         self._sessions[token] = session
         at = self.clock.now()
         args: tuple[str | int, ...] = (session.id, token, self.channel, *session.tokens[:-1])
-        reply = await connection.run("reattach", None, *args)
+        reply = await connection.run("reattach", *args)
         if session.over:
             return
         if reply[0] == b"ok":

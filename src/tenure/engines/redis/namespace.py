@@ -173,7 +173,7 @@ async def greet_namespace(
     longest = int(address.max_window * 1e6)
     words = (run_id, int(address.fresh), secrets.token_hex(8), known, longest, address.db)
     while True:
-        reply = await connection.run("hello", None, *words, "", "")
+        reply = await connection.run("hello", *words, "", "")
         if reply[0] == b"window":
             raise _other_window(address, int(reply[1]) / 1e6)
         if reply[0] == b"ok":
