@@ -14,7 +14,7 @@ Rules that hold for every engine:
 * **Outages.** A session reports the loss of its contact (`detached`) and its return (`attached`),
   and `Engine.trouble` names the reason. The client logs both, once for all its sessions; what an
   engine logs about them itself is of level DEBUG.
-* **Identity.** The caller numbers its requests (`hold`: unique within the session, for ever)
+* **Identity.** The caller numbers its requests (`request_id`: unique within the session, for ever)
   before it sends them, so that a request whose answer was never seen can still be withdrawn.
 * **Pushes** arrive through `SessionEvents`, on the loop that called `attach`; an engine
   that hears nothing from its store polls. The answer to `enqueue` precedes every push for
@@ -150,13 +150,13 @@ class SessionEvents(Protocol):
         Said once, before `attach` returns and before any push for one of them.
         """
 
-    def granted(self, hold: int, order_id: int | None) -> None:
+    def granted(self, request_id: int, order_id: int | None) -> None:
         """A waiting request is an owner now.
 
         Where the order id was not known it may come with a second call.
         """
 
-    def removed(self, hold: int, why: Removal) -> None:
+    def removed(self, request_id: int, why: Removal) -> None:
         """A request, waiting or owning, has left its queue."""
 
     def detached(self, cause: BaseException | None = None) -> None:
@@ -256,7 +256,7 @@ class EngineSession(Protocol):
 
     def enqueue(
         self,
-        hold: int,
+        request_id: int,
         name: str,
         count: int,
         data: bytes,
@@ -267,7 +267,7 @@ class EngineSession(Protocol):
         """Add a request at the end of the queue.
 
         Args:
-            hold: the request's number within the session, never used before.
+            request_id: the request's number within the session, never used before.
             timeout: seconds to wait; 0: granted at once or not at all; ``None``: for ever.
             ephemeral: create the semaphore with limit 2^64-1 when missing; it disappears
                 with its last request.
@@ -281,7 +281,7 @@ class EngineSession(Protocol):
 
     def alter(
         self,
-        hold: int,
+        request_id: int,
         *,
         count: int | None,
         data: bytes | None,
@@ -303,7 +303,7 @@ class EngineSession(Protocol):
         """
         ...
 
-    def withdraw(self, hold: int) -> Answer[bool]:
+    def withdraw(self, request_id: int) -> Answer[bool]:
         """Take a request out of its queue: a waiter withdraws, an owner releases.
 
         Idempotent: a request that is not there is no error.

@@ -1,4 +1,6 @@
 """Parts that engines share.
 
-``watchers`` keeps an engine's local watches by name and by session.
+* ``url`` reads a URL by a table of parameters.
+* ``backoff`` has the pauses between attempts.
+* ``watchers`` keeps an engine's local watches by name and by session.
 """

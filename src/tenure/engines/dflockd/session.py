@@ -287,7 +287,7 @@ class DflockdSession:
 
     def enqueue(
         self,
-        hold: int,
+        request_id: int,
         name: str,
         count: int,
         data: bytes,
@@ -304,8 +304,8 @@ class DflockdSession:
             rules.check_data(data, self.node, name)
             raise cannot("carry a request's data", self.node, name)
         limit = self._limit_of(name, count, ephemeral=ephemeral)
-        asked = Hold(self, self._engine.shard_of(name), hold, name, limit, timeout)
-        self.holds[hold] = asked
+        asked = Hold(self, self._engine.shard_of(name), request_id, name, limit, timeout)
+        self.holds[request_id] = asked
         asked.begin()
         return asked.answer
 
@@ -327,14 +327,14 @@ class DflockdSession:
 
     def alter(
         self,
-        hold: int,
+        request_id: int,
         *,
         count: int | None,
         data: bytes | None,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
         self.check()
-        asked = self.holds.get(hold)
+        asked = self.holds.get(request_id)
         if asked is None or asked.is_leaving:
             raise LeaseReleased(f"the request on {self.node} is over", node=self.node)
         if data is not None and data != b"":
@@ -351,14 +351,14 @@ class DflockdSession:
             asked.wait_no_longer_than(timeout)
         return None
 
-    def withdraw(self, hold: int) -> Answer[bool]:
+    def withdraw(self, request_id: int) -> Answer[bool]:
         self.check()
-        asked = self.holds.get(hold)
+        asked = self.holds.get(request_id)
         return False if asked is None else asked.withdraw()
 
-    def token_of(self, hold: int) -> str:
+    def token_of(self, request_id: int) -> str:
         """The token of what is held; empty when it is not."""
-        held = self.holds.get(hold)
+        held = self.holds.get(request_id)
         return "" if held is None else held.token
 
     def watch(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from tenure.clock import Clock
+from tenure.engines._kit.backoff import LONGEST_PAUSE, backoff
 from tenure.engines._kit.url import Endpoint
 from tenure.engines.dflockd.connection import Connection
 from tenure.engines.dflockd.dialing import Kind, dial, kind_of
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Shard"]
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds between two attempts to connect: at first, and at the most."""
 
 IDLE = 10.0
@@ -121,7 +121,7 @@ class Shard:
         self._waiting.pop(hold, None)
 
     async def _keep_connected(self) -> None:
-        pause = FIRST_PAUSE
+        failures = 0
         while True:
             try:
                 connection = await dial(self._address, self._endpoint, self._clock)
@@ -130,15 +130,15 @@ class Shard:
                 )
             except OSError as error:  # all that dialling raises is one
                 self._failed(error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                await asyncio.sleep(backoff(failures))
+                failures += 1
                 continue
             self.failure = None
             began = self._clock.now()
             await self._serve_until_lost(connection)
             lasted = self._clock.now() - began
-            pause = FIRST_PAUSE if lasted > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
-            await asyncio.sleep(pause / 2)
+            failures = 0 if lasted > LONGEST_PAUSE else failures + 1
+            await asyncio.sleep(backoff(failures))
 
     async def _serve_until_lost(self, connection: Connection) -> None:
         self._lost.clear()
@@ -230,15 +230,15 @@ class Shard:
             self._begin(self._dial())
 
     async def _dial(self) -> None:
-        pause = FIRST_PAUSE
+        failures = 0
         try:
             while self._waiting:
                 try:
                     connection = await dial(self._address, self._endpoint, self._clock)
                 except OSError as error:
                     self._failed(error)
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE)
+                    await asyncio.sleep(backoff(failures))
+                    failures += 1
                     continue
                 self.failure = None
                 self._own.add(connection)

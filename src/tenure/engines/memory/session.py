@@ -184,7 +184,7 @@ class MemorySession(SessionDefaults):
 
     def enqueue(
         self,
-        hold: int,
+        request_id: int,
         name: str,
         count: int,
         data: bytes,
@@ -202,7 +202,7 @@ class MemorySession(SessionDefaults):
             last = store.last_order_id
             order_id = rules.next_order_id(last, engine.seen, wall())
             request = store.enqueue(
-                self.state, hold, name, count, data, timeout, ephemeral, now(), order_id
+                self.state, request_id, name, count, data, timeout, ephemeral, now(), order_id
             )
             if store.effects:
                 engine.settle(store)
@@ -219,24 +219,24 @@ class MemorySession(SessionDefaults):
 
     def alter(
         self,
-        hold: int,
+        request_id: int,
         *,
         count: int | None,
         data: bytes | None,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> None:
         with self._lock:
-            self._store.alter(self._alive(), hold, count, data, self._now(), timeout)
+            self._store.alter(self._alive(), request_id, count, data, self._now(), timeout)
             self.engine.settle(self._store)
             if timeout is not UNCHANGED:
                 self.engine.set_timer(self._store)
 
-    def withdraw(self, hold: int) -> bool:
+    def withdraw(self, request_id: int) -> bool:
         store, guard, now = self._store, self._guard, self._now
         if guard is not None:
             guard.acquire()
         try:
-            if self.superseded or not store.withdraw(self.state, hold, now()):
+            if self.superseded or not store.withdraw(self.state, request_id, now()):
                 self._alive()
                 return False
             if not store.effects:

@@ -100,7 +100,7 @@ class Asking(ABC):
 
     def enqueue(
         self,
-        hold: int,
+        request_id: int,
         name: str,
         count: int,
         data: bytes,
@@ -116,10 +116,12 @@ class Asking(ABC):
         data = plain_data(data, node, name)
         count = plain_count(count, "count", node, name)
         rid = self._link.next_rid()
-        self._holds[hold] = inf  # it may be in the queue before the answer is here
+        self._holds[request_id] = inf  # it may be in the queue before the answer is here
         call = self._operations.ask(
             rid,
-            wire.Enqueue(rid, self.channel, hold, name, count, data, timeout, bool(ephemeral)),
+            wire.Enqueue(
+                rid, self.channel, request_id, name, count, data, timeout, bool(ephemeral)
+            ),
         )
         if timeout:
             call.until = self._now() + timeout
@@ -127,7 +129,7 @@ class Asking(ABC):
 
     def alter(
         self,
-        hold: int,
+        request_id: int,
         *,
         count: int | None,
         data: bytes | None,
@@ -140,18 +142,18 @@ class Asking(ABC):
         if count is not None:
             count = plain_count(count, "count", node)
         if isinstance(timeout, Unchanged):
-            return self._ask(wire.Alter, hold, count, data).future
+            return self._ask(wire.Alter, request_id, count, data).future
         timeout = plain_timeout(timeout, node)
-        if self._holds.get(hold, OWNED) != OWNED:
-            self._holds[hold] = inf if timeout is None else self._now() + timeout
-        return self._ask(wire.Alter, hold, count, data, True, timeout).future
+        if self._holds.get(request_id, OWNED) != OWNED:
+            self._holds[request_id] = inf if timeout is None else self._now() + timeout
+        return self._ask(wire.Alter, request_id, count, data, True, timeout).future
 
-    def withdraw(self, hold: int) -> Answer[bool]:
+    def withdraw(self, request_id: int) -> Answer[bool]:
         if self._over or self._leaving is not None:
             raise self._expired()
-        self._holds.pop(hold, None)
+        self._holds.pop(request_id, None)
         rid = self._link.next_rid()
-        return self._operations.ask(rid, wire.Withdraw(rid, self.channel, hold)).future
+        return self._operations.ask(rid, wire.Withdraw(rid, self.channel, request_id)).future
 
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]

@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from tenure.background import Failures
 from tenure.clock import Clock
+from tenure.engines._kit.backoff import LONGEST_PAUSE, backoff
 from tenure.engines._kit.url import Endpoint
 from tenure.engines.advice import on_connecting
 from tenure.engines.native.calls import Call, ConnectionGone
@@ -43,7 +44,6 @@ PATIENCE = 10.0
 
 _DIALLING = (0.5, 5.0)  # seconds that may be spent on one server: the least, and the most
 _SILENCE = 0.5  # seconds of silence before a server is given up, at the least
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _LONGEST_WINDOW = 1800.0
 
 _log = logging.getLogger("tenure")
@@ -212,8 +212,7 @@ class Link:
 
     def pause(self, tries: int) -> float:
         """Seconds before the next try, after so many in vain."""
-        longest = min(_LONGEST_PAUSE, self._shortest_window / 8)
-        return min(longest, _FIRST_PAUSE * 2.0 ** min(tries, 16)) * random.uniform(0.5, 1.0)
+        return backoff(tries, min(LONGEST_PAUSE, self._shortest_window / 8))
 
     # Connecting
 

@@ -66,23 +66,27 @@ def reconcile(holds: Holds, calls: Collection[Call], answer: wire.Attached, now:
         answer: what the server has of it.
     """
     found = {each.hold: each for each in answer.requests}
-    why = {hold: REMOVALS[word] for hold, word in answer.removed}
+    why = {request_id: REMOVALS[word] for request_id, word in answer.removed}
     withdrawn = {call.message.hold for call in calls if isinstance(call.message, wire.Withdraw)}
     plan = Plan({}, [], [], [], [], [] if answer.kept else _made(calls, found), [])
     asked = _compare_calls(plan, calls, found, why, withdrawn)
-    for hold, until in holds.items():
-        if hold in asked:
+    for request_id, until in holds.items():
+        if request_id in asked:
             continue
-        here = found.get(hold)
+        here = found.get(request_id)
         if here is None or (until == OWNED and not here.granted):
             # (What owned and waits now has lost what it owned, whatever came between.)
             late = Removal.TIMED_OUT if until != OWNED and until <= now else Removal.EVICTED
-            plan.removed.append((hold, why.get(hold, late)))
+            plan.removed.append((request_id, why.get(request_id, late)))
             continue
         if here.granted and until != OWNED:
             plan.granted.append(here)
-        plan.holds[hold] = OWNED if here.granted else until
-    plan.orphans.extend(hold for hold in found if hold not in plan.holds and hold not in withdrawn)
+        plan.holds[request_id] = OWNED if here.granted else until
+    plan.orphans.extend(
+        request_id
+        for request_id in found
+        if request_id not in plan.holds and request_id not in withdrawn
+    )
     return plan
 
 
@@ -121,20 +125,20 @@ def _compare_calls(
             if call not in plan.made:
                 plan.again.append(call)
             continue
-        hold, here = message.hold, found.get(message.hold)
-        asked.add(hold)
+        request_id, here = message.hold, found.get(message.hold)
+        asked.add(request_id)
         waits_until = inf if call.until is None else call.until
         if here is not None:
             place = Place.GRANTED if here.granted else Place.WAITING
             plan.placed.append((call, Enqueued(place, here.order_id)))
-        elif call.sent and hold in withdrawn:
+        elif call.sent and request_id in withdrawn:
             plan.placed.append((call, REFUSED))
-        elif call.sent and hold in why:
+        elif call.sent and request_id in why:
             plan.placed.append((call, Enqueued(Place.WAITING, None)))
-            plan.removed.append((hold, why[hold]))
+            plan.removed.append((request_id, why[request_id]))
             continue
         else:
             plan.again.append(call)
-        if hold not in withdrawn:
-            plan.holds[hold] = OWNED if here is not None and here.granted else waits_until
+        if request_id not in withdrawn:
+            plan.holds[request_id] = OWNED if here is not None and here.granted else waits_until
     return asked

@@ -168,14 +168,14 @@ class NativeSession(Asking, SessionDefaults):
             for call in again:
                 call.perhaps_done = call.sent
         operations.go_on(connection, again)
-        for hold in plan.orphans:
-            self._ask(wire.Withdraw, hold)
+        for request_id in plan.orphans:
+            self._ask(wire.Withdraw, request_id)
         if self._leaving is not None:
             return
         for found in plan.granted:
             self._events.granted(found.hold, found.order_id)
-        for hold, why in plan.removed:
-            self._events.removed(hold, why)
+        for request_id, why in plan.removed:
+            self._events.removed(request_id, why)
         self._events.attached()
         self._watches.begin_anew(connection)
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Callable
 
 from tenure.background import Failures
+from tenure.engines._kit.backoff import LONGEST_PAUSE, backoff
 from tenure.engines.ydb.channel import Channel, OutOfReach, Stream
 from tenure.engines.ydb.strand import Strand
 from tenure.errors import AuthenticationFailed
@@ -30,7 +30,6 @@ __all__ = ["Line"]
 
 _log = logging.getLogger("tenure")
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds between two attempts: at first, and at the most."""
 
 LEAST_PATIENCE, MOST_PATIENCE = 0.5, 5.0
@@ -137,7 +136,7 @@ class Line:
     # The task
 
     async def _run(self) -> None:
-        pause = FIRST_PAUSE
+        failures = 0
         while not self._over:
             self._was_attached = self._silent = False
             try:
@@ -149,11 +148,11 @@ class Line:
             finally:
                 self._strand.lost()
             if self._was_attached:
-                pause = FIRST_PAUSE
+                failures = 0
                 if not self._over:
                     self._lost()
-            await self._rest(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, LONGEST_PAUSE, max(self._strand.window / 10, FIRST_PAUSE))
+            await self._rest(backoff(failures, min(self._strand.window / 10, LONGEST_PAUSE)))
+            failures += 1
 
     async def _rest(self, pause: float) -> None:
         """Wait before the next attempt, and for a word of the program if it has been silent."""

@@ -432,7 +432,7 @@ class YdbSession(SessionDefaults):
 
     def enqueue(
         self,
-        hold: int,
+        request_id: int,
         name: str,
         count: int,
         data: bytes,
@@ -441,22 +441,22 @@ class YdbSession(SessionDefaults):
         ephemeral: bool,
     ) -> Answer[Enqueued]:
         self.alive()
-        return self._requests.enqueue(hold, name, count, data, timeout, ephemeral)
+        return self._requests.enqueue(request_id, name, count, data, timeout, ephemeral)
 
     def alter(
         self,
-        hold: int,
+        request_id: int,
         *,
         count: int | None,
         data: bytes | None,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
         self.alive()
-        return self._requests.alter(hold, count, data, timeout)
+        return self._requests.alter(request_id, count, data, timeout)
 
-    def withdraw(self, hold: int) -> Answer[bool]:
+    def withdraw(self, request_id: int) -> Answer[bool]:
         self.alive()
-        return self._requests.withdraw(hold)
+        return self._requests.withdraw(request_id)
 
     def granted(self, hold: Hold) -> None:
         """A request owns, and the program has been told."""

@@ -1,0 +1,23 @@
+"""Pauses between attempts."""
+
+from __future__ import annotations
+
+import random
+
+__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "backoff"]
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+
+
+def backoff(failures: int, longest: float = LONGEST_PAUSE) -> float:
+    """Return the seconds before the next attempt.
+
+    Pauses double up to a limit. They are drawn at random, so that programs that lost one server
+    do not come back at the same moment.
+
+    Args:
+        failures: the attempts in a row that failed before the last one.
+        longest: seconds, the limit; at least the first pause.
+    """
+    pause = FIRST_PAUSE * 2.0 ** min(failures, 16)
+    return min(pause, max(longest, FIRST_PAUSE)) * random.uniform(0.5, 1.0)
