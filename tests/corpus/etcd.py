@@ -10,10 +10,11 @@ import pytest
 
 import tenure
 from tenure.engines.etcd import semaphores, transactions, wire
-from tenure.engines.etcd.answers import Event
-from tenure.engines.etcd.request import Request
+from tenure.engines.etcd.answers import WatchEvent
+from tenure.engines.etcd.request import EtcdRequest
+from tenure.engines.etcd.session import EtcdSession
 from tenure.engines.etcd.waiting import Waiting
-from tenure.engines.etcd.watching import Watch, Watching
+from tenure.engines.etcd.watching import EtcdWatch, Watching
 
 __all__ = [
     "create_whatever_is_there",
@@ -24,13 +25,14 @@ __all__ = [
 ]
 
 
-def numbered_by_the_hour(self: Waiting, request: Request) -> int:
+def numbered_by_the_hour(self: Waiting, request: EtcdRequest) -> int:
     """An order id."""
     return int(self._engine.clock.wall() // 3600)
 
 
-def grant_the_last(self: Waiting, request: Request) -> None:
+def grant_the_last(self: Waiting, request: EtcdRequest) -> None:
     """Tell the last of those who wait that it owns."""
+    assert isinstance(self._session, EtcdSession)
     requests = self._session.requests._requests
     waiting = [each for each in requests.values() if not (each.owns or each.gone)]
     if waiting:
@@ -55,7 +57,7 @@ class _WireWithoutLeases:
 
 
 def plant_requests_under_no_lease(patch: pytest.MonkeyPatch) -> None:
-    """Requests stay when their session is over."""
+    """EtcdRequests stay when their session is over."""
     patch.setattr(transactions, "wire", _WireWithoutLeases())
 
 
@@ -78,13 +80,13 @@ def plant_forgetful_watches(patch: pytest.MonkeyPatch) -> None:
         key: bytes,
         end: bytes,
         following: int,
-        happened: Callable[[Sequence[Event]], None],
+        happened: Callable[[Sequence[WatchEvent]], None],
         *more: Any,
         **named: Any,
-    ) -> Watch:
+    ) -> EtcdWatch:
         told = itertools.count()
 
-        def happened_once(events: Sequence[Event]) -> None:
+        def happened_once(events: Sequence[WatchEvent]) -> None:
             if next(told) == 0:
                 happened(events)
 

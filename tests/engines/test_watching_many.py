@@ -19,7 +19,7 @@ import pytest
 from tenure.clock import SystemClock
 from tenure.core import node
 from tenure.engines.contract import Attach, Engine, EngineSession
-from tenure.engines.etcd import lookout
+from tenure.engines.etcd import watch_cache
 from tenure.engines.redis import engine as redis
 from tenure.engines.sqlite import news
 from tenure.engines.ydb import watches
@@ -37,7 +37,7 @@ ENGINES = [
     pytest.param(MEMORY_IN_REAL_TIME, node.Watch, id="memory"),
     pytest.param(SQLITE, news.Watch, id="sqlite"),
     pytest.param(REDIS, redis._LocalWatch, id="redis"),
-    pytest.param(ETCD, lookout.Watcher, id="etcd"),
+    pytest.param(ETCD, watch_cache.CacheWatcher, id="etcd"),
 ]
 YDB = pytest.param(stores_of(in_memory), watches._Listener, id="ydb")
 

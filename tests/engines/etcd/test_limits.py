@@ -6,13 +6,13 @@ import pytest
 
 import tenure
 from tenure.core import rules
-from tenure.engines.etcd import limits
+from tenure.engines.etcd import semaphores
 from tests.engines.etcd.servers import a_prefix
 
 
 async def test_a_node_has_only_so_many_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "SESSIONS_PER_NODE", 2)
-    monkeypatch.setattr(limits, "_PAGE", 2)
+    monkeypatch.setattr(semaphores, "_PAGE", 2)
     with a_prefix() as url:
         async with tenure.connect(url) as client:
             await client.create_node("/full")
@@ -28,7 +28,7 @@ async def test_a_node_has_only_so_many_sessions(monkeypatch: pytest.MonkeyPatch)
 
 async def test_a_node_has_only_so_many_semaphores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "SEMAPHORES_PER_NODE", 2)
-    monkeypatch.setattr(limits, "_PAGE", 2)
+    monkeypatch.setattr(semaphores, "_PAGE", 2)
     with a_prefix() as url:
         async with tenure.connect(url) as client, client.session() as session:
             await session.semaphore("pool").create(1)

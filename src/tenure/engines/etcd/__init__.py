@@ -4,13 +4,18 @@ The keys of etcd are the truth, and its transactions the only way in which they 
 is a lease. A request is a key under it, and its place in the queue the revision at which that was
 created. Who waits watches what stands before it.
 
-From the bottom up: ``url`` says where the members are, ``wire`` what is said to them and
-``answers`` what they say, ``keys`` where everything lies; ``frames``, ``http2`` and ``calls`` are
-as much of gRPC as that needs, ``channel`` is the way to one member and ``members`` are all of them,
-``watching`` is the one stream of watches, and ``renewing`` keeps leases alive; ``requests``,
-``semaphores`` and ``lookout`` are what a session does, ``session`` is one attachment, ``attaching``
-how one comes about; ``admin`` is for nodes and administrators, ``doctor`` for examinations, and
-``engine`` holds it all together.
+From the bottom up:
+
+* ``url`` names the members; ``wire`` encodes commands, ``answers`` decodes what comes back, and
+  ``keys`` has the layout of the store.
+* ``frames``, ``http2`` and ``calls`` are a small gRPC client without I/O; ``channel`` is the
+  connection to one member, and ``members`` are all of them.
+* ``watching`` has the one stream of watches, ``renewing`` keeps leases alive, ``late`` takes out
+  waiters of programs that are gone; ``cluster`` is what all sessions of an engine share.
+* ``attachment`` is a session's lease, key and commands; ``turns`` orders its operations;
+  ``transactions``, ``waiting`` and ``requests`` are its requests, ``semaphores`` the rest of what
+  it does, and ``watch_cache`` its watches; ``session`` joins them, ``attaching`` begins one.
+* ``admin`` is for nodes and administrators, ``doctor`` for examinations, ``engine`` the contract.
 
 Rules:
 

@@ -9,79 +9,40 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from tenure.core import rules
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.answers import KeyValue
-from tenure.engines.etcd.joining import not_found
-from tenure.engines.etcd.keys import EVICTED, Entry, Record, config, config_text, name_in, queues
+from tenure.engines.etcd.cluster import EtcdCluster, PatientReader, no_node, not_found
+from tenure.engines.etcd.keys import (
+    EVICTED,
+    Entry,
+    Record,
+    config,
+    config_text,
+    name_in,
+    note,
+    queues,
+)
 from tenure.engines.etcd.members import Lost, Refused
 from tenure.engines.etcd.semaphores import all_under, describe, described, descriptions
-from tenure.engines.etcd.transactions import note
-from tenure.errors import EngineError, NodeBusy, NodeExists, NodeNotFound, SemaphoreNotFound
+from tenure.errors import NodeBusy, NodeExists, SemaphoreNotFound
 from tenure.model import NodeConfig, NodeDescription, SemaphoreDescription, SessionDescription
 
-if TYPE_CHECKING:
-    from tenure.engines.etcd.engine import EtcdEngine
-
-__all__ = ["Patient", "no_node"]
+__all__: list[str] = []
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 _MOST_ASKED_ABOUT = 256
 """How many leases are asked about when sessions are listed."""
 
 
-class Patient:
-    """Asks until there is an answer, or it has taken too long."""
-
-    def __init__(self, engine: EtcdEngine, node: str | None) -> None:
-        self._engine = engine
-        self._node = node
-        self._until = engine.clock.now() + engine.address.connect_timeout + engine.patience
-        self._pause = _FIRST_PAUSE
-
-    async def read(self, *parts: bytes) -> answers.Answer:
-        """Read at one revision of a majority. Raises `Refused`, `EngineError`."""
-        while True:
-            answer = await self.try_(wire.txn((), parts))
-            if answer is not None:
-                return answer
-
-    async def try_(self, request: bytes) -> answers.Answer | None:
-        """Send a transaction; ``None``, after a pause, if it was not answered."""
-        try:
-            return await self._engine.txn(request, self._engine.patience)
-        except Lost as lost:
-            await self._wait(lost)
-            return None
-
-    async def _wait(self, lost: Lost) -> None:
-        """Wait a moment; raises `EngineError` if it has taken too long."""
-        if self._engine.clock.now() + self._pause >= self._until:
-            raise EngineError(
-                f"{self._engine.url} did not answer ({lost})", node=self._node
-            ) from lost
-        await asyncio.sleep(self._pause)
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-
-
-def no_node(path: str) -> NodeNotFound:
-    """The error for a path without a node."""
-    return NodeNotFound(
-        f"there is no node {path}; create it with client.create_node({path!r}) or "
-        f"'tenure node create {path}'",
-        node=path,
-    )
-
-
 # Nodes
 
 
-async def create_node(engine: EtcdEngine, path: str, given: NodeConfig, *, exist_ok: bool) -> None:
+async def create_node(engine: EtcdCluster, path: str, given: NodeConfig, *, exist_ok: bool) -> None:
     rules.check_path(path)
     key, serial, nonce = engine.keys.node(path), engine.keys.serial, secrets.token_hex(8)
-    patient = Patient(engine, path)
+    patient = PatientReader(engine, path)
     while True:
         read = await patient.read(wire.get(wire.range_(key)), wire.get(wire.range_(serial)))
         found, last = (part.first for part in read.parts)
@@ -103,9 +64,9 @@ async def create_node(engine: EtcdEngine, path: str, given: NodeConfig, *, exist
             return
 
 
-async def alter_node(engine: EtcdEngine, path: str, given: NodeConfig) -> None:
+async def alter_node(engine: EtcdCluster, path: str, given: NodeConfig) -> None:
     rules.check_path(path)
-    patient = Patient(engine, path)
+    patient = PatientReader(engine, path)
     while True:
         kv = await _node(engine, patient, path)
         old, nonce = config(kv.value)
@@ -118,7 +79,7 @@ async def alter_node(engine: EtcdEngine, path: str, given: NodeConfig) -> None:
             return
 
 
-async def _node(engine: EtcdEngine, patient: Patient, path: str) -> KeyValue:
+async def _node(engine: EtcdCluster, patient: PatientReader, path: str) -> KeyValue:
     read = await patient.read(wire.get(wire.range_(engine.keys.node(path))))
     kv = read.parts[0].first
     if kv is None:
@@ -126,10 +87,10 @@ async def _node(engine: EtcdEngine, patient: Patient, path: str) -> KeyValue:
     return kv
 
 
-async def drop_node(engine: EtcdEngine, path: str, *, force: bool) -> None:
+async def drop_node(engine: EtcdCluster, path: str, *, force: bool) -> None:
     rules.check_path(path)
     rules.check_droppable(path)
-    keys, patient = engine.keys, Patient(engine, path)
+    keys, patient = engine.keys, PatientReader(engine, path)
     key, sessions = keys.node(path), keys.sessions(path)
     created: int | None = None
     while True:
@@ -162,11 +123,11 @@ async def drop_node(engine: EtcdEngine, path: str, *, force: bool) -> None:
             return
 
 
-async def describe_node(engine: EtcdEngine, path: str) -> NodeDescription:
+async def describe_node(engine: EtcdCluster, path: str) -> NodeDescription:
     rules.check_path(path)
     keys = engine.keys
     sessions, names = keys.sessions(path), keys.queues(path)
-    read = await Patient(engine, path).read(
+    read = await PatientReader(engine, path).read(
         wire.get(wire.range_(keys.node(path))),
         wire.get(wire.range_(sessions, wire.after(sessions), keys_only=True)),
         wire.get(wire.range_(names, wire.after(names), keys_only=True)),
@@ -182,18 +143,18 @@ async def describe_node(engine: EtcdEngine, path: str) -> NodeDescription:
     )
 
 
-async def list_nodes(engine: EtcdEngine) -> Sequence[str]:
+async def list_nodes(engine: EtcdCluster) -> Sequence[str]:
     nodes = engine.keys.nodes
     range_ = wire.range_(nodes, wire.after(nodes), keys_only=True)
-    read = await Patient(engine, None).read(wire.get(range_))
+    read = await PatientReader(engine, None).read(wire.get(range_))
     return sorted(engine.keys.path(kv.key) for kv in read.parts[0].found)
 
 
 async def list_semaphores(
-    engine: EtcdEngine, path: str, *, owners: bool, waiters: bool
+    engine: EtcdCluster, path: str, *, owners: bool, waiters: bool
 ) -> Sequence[SemaphoreDescription]:
     rules.check_path(path)
-    keys, patient = engine.keys, Patient(engine, path)
+    keys, patient = engine.keys, PatientReader(engine, path)
     prefix, of_names, of_requests = keys.queues(path), keys.data(path), keys.request_data(path)
     sessions = keys.sessions(path)
     while True:
@@ -227,11 +188,11 @@ async def list_semaphores(
 
 
 async def describe_semaphore(
-    engine: EtcdEngine, path: str, name: str, *, owners: bool, waiters: bool
+    engine: EtcdCluster, path: str, name: str, *, owners: bool, waiters: bool
 ) -> SemaphoreDescription:
     rules.check_path(path)
     rules.check_name(name, path)
-    patient, keys = Patient(engine, path), engine.name(path, name)
+    patient, keys = PatientReader(engine, path), engine.name(path, name)
     try:
         return await describe(patient, engine, keys, owners=owners, waiters=waiters)
     except SemaphoreNotFound:
@@ -254,9 +215,9 @@ def _records(found: Sequence[KeyValue], prefix: bytes) -> list[tuple[int, Record
     ]
 
 
-async def list_sessions(engine: EtcdEngine, path: str) -> Sequence[SessionDescription]:
+async def list_sessions(engine: EtcdCluster, path: str) -> Sequence[SessionDescription]:
     rules.check_path(path)
-    patient, prefix = Patient(engine, path), engine.keys.sessions(path)
+    patient, prefix = PatientReader(engine, path), engine.keys.sessions(path)
     node = wire.get(wire.range_(engine.keys.node(path)))
     read = await patient.read(node, _everything(prefix))
     if not read.parts[0].found:
@@ -277,7 +238,7 @@ async def list_sessions(engine: EtcdEngine, path: str) -> Sequence[SessionDescri
     ]
 
 
-def _silence(engine: EtcdEngine) -> Callable[[int], asyncio.Task[float | None]]:
+def _silence(engine: EtcdCluster) -> Callable[[int], asyncio.Task[float | None]]:
     async def silence(number: int) -> float | None:
         """Seconds since a lease was renewed; etcd tells whole ones."""
         try:
@@ -292,11 +253,11 @@ def _silence(engine: EtcdEngine) -> Callable[[int], asyncio.Task[float | None]]:
     return lambda number: engine.spawn(silence(number))
 
 
-async def end_session(engine: EtcdEngine, path: str, number: int) -> bool:
+async def end_session(engine: EtcdCluster, path: str, number: int) -> bool:
     rules.check_path(path)
     node = wire.get(wire.range_(engine.keys.node(path)))
     session = wire.get(wire.range_(engine.keys.session(path, number)))
-    read = await Patient(engine, path).read(node, session)
+    read = await PatientReader(engine, path).read(node, session)
     if not read.parts[0].found:
         raise no_node(path)
     if not read.parts[1].found:
@@ -305,9 +266,9 @@ async def end_session(engine: EtcdEngine, path: str, number: int) -> bool:
     return True
 
 
-async def evict(engine: EtcdEngine, path: str, name: str, order_id: int) -> bool:
+async def evict(engine: EtcdCluster, path: str, name: str, order_id: int) -> bool:
     rules.check_path(path)
-    patient, tried = Patient(engine, path), False
+    patient, tried = PatientReader(engine, path), False
     node = wire.get(wire.range_(engine.keys.node(path)))
     found = engine.name(path, name)
     while True:

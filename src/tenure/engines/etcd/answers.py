@@ -14,10 +14,10 @@ from tenure.errors import EngineError
 
 __all__ = [
     "Answer",
-    "Event",
+    "EtcdLease",
     "KeyValue",
-    "Lease",
     "WatchAnswer",
+    "WatchEvent",
     "read_answer",
     "read_lease",
     "read_range",
@@ -227,7 +227,7 @@ def _revision(header: bytes) -> int:
     return 0
 
 
-class Lease:
+class EtcdLease:
     """The number of a lease, the seconds that it still has, and those that it was granted."""
 
     __slots__ = ("granted", "left", "number")
@@ -239,9 +239,9 @@ class Lease:
 
 
 @_of_etcd
-def read_lease(data: bytes) -> Lease:
+def read_lease(data: bytes) -> EtcdLease:
     """A LeaseGrantResponse, LeaseKeepAliveResponse or LeaseTimeToLiveResponse."""
-    lease = Lease()
+    lease = EtcdLease()
     for field, value in _fields(data):
         if isinstance(value, int):
             if field == 2:
@@ -263,7 +263,7 @@ def read_string(data: bytes, wanted: int) -> str:
     return ""
 
 
-class Event:
+class WatchEvent:
     """A key that was put, or deleted (then it has a key and a revision, and nothing else)."""
 
     __slots__ = ("deleted", "kv")
@@ -287,7 +287,7 @@ class WatchAnswer:
         self.number = self.revision = self.compacted = 0
         self.created = self.canceled = False
         self.reason = ""
-        self.events: list[Event] = []
+        self.events: list[WatchEvent] = []
 
 
 @_of_etcd
@@ -297,7 +297,7 @@ def read_watch(data: bytes) -> WatchAnswer:
     for field, value in _fields(data):
         if field == 11:
             assert isinstance(value, bytes)
-            answer.events.append(Event(value))
+            answer.events.append(WatchEvent(value))
         elif field == 1:
             assert isinstance(value, bytes)
             answer.revision = _revision(value)

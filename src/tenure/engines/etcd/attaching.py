@@ -14,22 +14,18 @@ import asyncio
 import contextlib
 import math
 import secrets
-from typing import TYPE_CHECKING
 
 from tenure.core import rules
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.etcd import answers, wire
-from tenure.engines.etcd.admin import no_node
+from tenure.engines.etcd.cluster import EtcdCluster, no_node
 from tenure.engines.etcd.keys import Record, queues
-from tenure.engines.etcd.limits import check_sessions, count
 from tenure.engines.etcd.members import Lost, Refused
-from tenure.engines.etcd.semaphores import all_under
+from tenure.engines.etcd.semaphores import all_under, check_sessions, count
 from tenure.engines.etcd.session import EtcdSession
+from tenure.engines.etcd.watch_cache import WatchCaches
 from tenure.errors import EngineUnavailable, SessionClosed, TenureError
 from tenure.identity import retold
-
-if TYPE_CHECKING:
-    from tenure.engines.etcd.engine import EtcdEngine
 
 __all__ = ["attach"]
 
@@ -38,7 +34,9 @@ _LEAST_TTL = 2
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 
 
-async def attach(engine: EtcdEngine, how: Attach, events: SessionEvents) -> EtcdSession:
+async def attach(
+    engine: EtcdCluster, caches: WatchCaches, how: Attach, events: SessionEvents
+) -> EtcdSession:
     """Attach a session.
 
     Raises:
@@ -51,8 +49,8 @@ async def attach(engine: EtcdEngine, how: Attach, events: SessionEvents) -> Etcd
         rules.check_key(how.key, how.node)
     try:
         if how.session_id is None:
-            return await _begin(engine, how, events)
-        return await _take_over(engine, how, how.session_id, events)
+            return await _begin(engine, caches, how, events)
+        return await _take_over(engine, caches, how, how.session_id, events)
     except Refused as refused:
         raise engine.failure(refused, how.node) from refused
 
@@ -60,7 +58,7 @@ async def attach(engine: EtcdEngine, how: Attach, events: SessionEvents) -> Etcd
 class _Trying:
     """Tries until it takes too long."""
 
-    def __init__(self, engine: EtcdEngine, node: str) -> None:
+    def __init__(self, engine: EtcdCluster, node: str) -> None:
         self._engine = engine
         self._node = node
         self._until = engine.clock.now() + engine.address.connect_timeout
@@ -89,7 +87,9 @@ class _Trying:
 # A new one
 
 
-async def _begin(engine: EtcdEngine, how: Attach, events: SessionEvents) -> EtcdSession:
+async def _begin(
+    engine: EtcdCluster, caches: WatchCaches, how: Attach, events: SessionEvents
+) -> EtcdSession:
     trying = _Trying(engine, how.node)
     record = Record(
         secrets.token_hex(8), True, how.recovery_window, how.description, how.liveness, how.key
@@ -111,7 +111,7 @@ async def _begin(engine: EtcdEngine, how: Attach, events: SessionEvents) -> Etcd
         session: EtcdSession | None = None
         try:
             await engine.call(wire.LEASE_GRANT, wire.grant(number, seconds), engine.patience)
-            session = await _put(engine, how.node, number, record, events)
+            session = await _put(engine, caches, how.node, number, record, events)
             session.prove(at)
             return session
         except Refused as refused:
@@ -125,9 +125,14 @@ async def _begin(engine: EtcdEngine, how: Attach, events: SessionEvents) -> Etcd
 
 
 async def _put(
-    engine: EtcdEngine, node: str, number: int, record: Record, events: SessionEvents
+    engine: EtcdCluster,
+    caches: WatchCaches,
+    node: str,
+    number: int,
+    record: Record,
+    events: SessionEvents,
 ) -> EtcdSession:
-    session = EtcdSession(engine, node, number, record, 1, events)
+    session = EtcdSession(engine, caches, node, number, record, 1, events)
     answer = await engine.txn(
         wire.txn(
             (wire.exists(engine.keys.node(node)),),
@@ -140,12 +145,12 @@ async def _put(
     )
     if not answer.ok:
         raise no_node(node)
-    engine.remember(session)
+    engine.sessions.add(session)
     session.listen(answer.revision)
     return session
 
 
-async def _drop_lease(engine: EtcdEngine, number: int) -> None:
+async def _drop_lease(engine: EtcdCluster, number: int) -> None:
     """Revoke a lease that may have been granted to no session."""
     with contextlib.suppress(TenureError):
         await engine.revoke(number, engine.patience)
@@ -155,10 +160,10 @@ async def _drop_lease(engine: EtcdEngine, number: int) -> None:
 
 
 async def _take_over(
-    engine: EtcdEngine, how: Attach, number: int, events: SessionEvents
+    engine: EtcdCluster, caches: WatchCaches, how: Attach, number: int, events: SessionEvents
 ) -> EtcdSession:
     unwanted = asyncio.Event()
-    swapping = engine.spawn(_swap(engine, how, number, events, unwanted))
+    swapping = engine.spawn(_swap(engine, caches, how, number, events, unwanted))
     try:
         session, believing = await asyncio.shield(swapping)
     except asyncio.CancelledError:
@@ -185,7 +190,12 @@ def _abandon(swapping: asyncio.Task[tuple[EtcdSession, set[bytes]]]) -> None:
 
 
 async def _swap(
-    engine: EtcdEngine, how: Attach, number: int, events: SessionEvents, unwanted: asyncio.Event
+    engine: EtcdCluster,
+    caches: WatchCaches,
+    how: Attach,
+    number: int,
+    events: SessionEvents,
+    unwanted: asyncio.Event,
 ) -> tuple[EtcdSession, set[bytes]]:
     """Raise the number of the attachment; also returns the keys of those who may believe.
 
@@ -232,15 +242,17 @@ async def _swap(
             if answer is None or not answer.ok:
                 continue
             version, revision = version + 1, answer.revision
-        session = EtcdSession(engine, how.node, number, record, version, events, taken_over=True)
-        engine.remember(session)
+        session = EtcdSession(
+            engine, caches, how.node, number, record, version, events, taken_over=True
+        )
+        engine.sessions.add(session)
         session.listen(revision)
         return session, {each for each in by_key if each[len(key) :].startswith(b"/b/")} - {
             session.believes
         }
 
 
-async def _unheard_for(engine: EtcdEngine, number: int) -> float:
+async def _unheard_for(engine: EtcdCluster, number: int) -> float:
     """Seconds for which a lease has not been renewed, at the least."""
     try:
         answer = await engine.call(wire.TIME_TO_LIVE, wire.time_to_live(number), engine.patience)
@@ -251,7 +263,7 @@ async def _unheard_for(engine: EtcdEngine, number: int) -> float:
 
 
 async def _until_others_acknowledged(
-    engine: EtcdEngine, session: EtcdSession, believing: set[bytes], until: float
+    engine: EtcdCluster, session: EtcdSession, believing: set[bytes], until: float
 ) -> None:
     """Return when no attachment before this one can believe that it holds anything.
 
@@ -274,7 +286,7 @@ async def _until_others_acknowledged(
         session.check()
 
 
-async def _go_on(engine: EtcdEngine, session: EtcdSession) -> None:
+async def _go_on(engine: EtcdCluster, session: EtcdSession) -> None:
     """The take-over is complete: tell what was found, and then what has happened since."""
     at = engine.clock.now()
     while True:

@@ -1,7 +1,6 @@
-"""One engine: one program's way to one etcd cluster, on one event loop.
+"""The engine of one program for one etcd cluster, on one event loop.
 
-It holds what all sessions share: the members, the stream of watches, renewals, the base of the
-order ids, and every task begun for a caller, which `aclose` waits for.
+It opens and closes what the sessions share (`EtcdCluster`), and implements the contract.
 """
 
 from __future__ import annotations
@@ -9,23 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from tenure.clock import Clock
-from tenure.engines._kit.watchers import Watchers
 from tenure.engines.contract import Attach, EngineDefaults, Finding, SessionEvents
 from tenure.engines.etcd import admin, answers, attaching, wire
-from tenure.engines.etcd.admin import Patient
-from tenure.engines.etcd.keys import Keys, Name, config_text
-from tenure.engines.etcd.late import LateWaiters
-from tenure.engines.etcd.lookout import Lookout, Watcher
+from tenure.engines.etcd.cluster import EtcdCluster
+from tenure.engines.etcd.keys import config_text
 from tenure.engines.etcd.members import Lost, Members, Refused, failure
-from tenure.engines.etcd.renewing import Renewer, Rounds
-from tenure.engines.etcd.request import Request
 from tenure.engines.etcd.session import EtcdSession
 from tenure.engines.etcd.url import EtcdUrl
+from tenure.engines.etcd.watch_cache import WatchCaches
 from tenure.engines.etcd.watching import Watching
 from tenure.errors import EngineError, EngineUnavailable, TenureError, Unsupported
 from tenure.model import (
@@ -45,48 +39,21 @@ _log = logging.getLogger("tenure")
 _LEAVING = 2.0
 """Seconds that closing waits for the cluster."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
-_NAMES = 4096
-"""How many names are remembered, with what is prepared for them."""
 _OLDEST = (3, 4)
 
 
-class EtcdEngine(EngineDefaults):
-    """The `Engine` of one etcd cluster.
-
-    Attributes:
-        keys: where everything lies.
-        base: what is added to a create revision to make an order id.
-        revision: the highest that a member has told of.
-        local: the requests of all sessions here, by their keys.
-        patience: seconds after which an unanswered call is asked of another member, at the most.
-    """
+class EtcdEngine(EtcdCluster, EngineDefaults):
+    """The `Engine` of one etcd cluster."""
 
     capabilities = Capabilities(
         resume=True, durable=True, since=False, waiter_timeout=False, store_time=False
     )
 
-    loop: asyncio.AbstractEventLoop
-    watching: Watching
-
     def __init__(self, address: EtcdUrl, clock: Clock, members: Members | None = None) -> None:
-        self.url = address.url
-        self.clock = clock
-        self.keys = Keys(address.prefix)
-        self.base = 0
-        self.revision = 0
-        self.patience = address.timeout
-        self.address = address
-        self._members = Members(address) if members is None else members
+        super().__init__(address, clock, members)
+        self._caches = WatchCaches(self)
         self._is_open = False
         self._closing: asyncio.Task[None] | None = None
-        self._thread = 0
-        self._sessions: set[EtcdSession] = set()
-        self.local: dict[bytes, Request] = {}
-        self.late = LateWaiters(self)
-        self._names: dict[tuple[str, str], Name] = {}
-        self._lookouts: dict[tuple[str, str], Lookout] = {}
-        self._watchers: Watchers[Lookout, EtcdSession, Watcher] = Watchers()
-        self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def guarantees(self) -> str:
@@ -109,12 +76,8 @@ class EtcdEngine(EngineDefaults):
     async def open(self) -> None:
         if self._is_open:
             return
-        self.loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
         self._closing = None
-        self._members.open()
-        self._rounds = Rounds(self._members, self.clock, self.spawn)
-        self._renewer = Renewer(self.address, self.clock, self.loop)
+        self._open_services()
         self.watching = Watching(self._members, self.keys.base, self.patience, self._up, self._down)
         self._members.moved = self.watching.moved
         try:
@@ -181,7 +144,7 @@ class EtcdEngine(EngineDefaults):
 
     async def _close(self) -> None:
         self._is_open = False
-        sessions = list(self._sessions)
+        sessions = list(self.sessions)
         leaving = [self.loop.create_task(session.close()) for session in sessions]
         late: set[asyncio.Task[None]] = set()
         try:
@@ -215,13 +178,6 @@ class EtcdEngine(EngineDefaults):
             await asyncio.wait(list(self._tasks), timeout=_LEAVING)
             cancel = True
 
-    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begin a task that `aclose` waits for."""
-        task = self.loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     def check_open(self) -> None:
         """Raise `EngineUnavailable` if it is not open."""
         if not self._is_open:
@@ -230,13 +186,13 @@ class EtcdEngine(EngineDefaults):
     # Whether there is contact
 
     def _up(self) -> None:
-        for session in list(self._sessions):
+        for session in list(self.sessions):
             session.contact(True)
 
     def _down(self, why: str) -> None:
         _log.debug("%s: %s; asking another member", self.url, why)
         cause = EngineUnavailable(why)
-        for session in list(self._sessions):
+        for session in list(self.sessions):
             session.contact(False, cause)
 
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
@@ -244,124 +200,11 @@ class EtcdEngine(EngineDefaults):
             return None
         return EngineUnavailable(self._members.trouble)
 
-    # Asking
-
-    async def txn(self, request: bytes, timeout: float) -> answers.Answer:
-        """Send a transaction. Raises `Lost`, `Refused`, `AuthenticationFailed`."""
-        answer = answers.read_answer(await self._members.call(wire.TXN, request, timeout))
-        self.revision = max(self.revision, answer.revision)
-        return answer
-
-    async def call(self, method: str, request: bytes, timeout: float) -> bytes:
-        """Call the current member. Raises `Lost`, `Refused`, `AuthenticationFailed`."""
-        return await self._members.call(method, request, timeout)
-
-    def reader(self, node: str) -> Patient:
-        """Return a reader that repeats its calls until the engine's patience is over."""
-        return Patient(self, node)
-
-    def failure(self, refused: Refused, node: str | None, name: str | None = None) -> TenureError:
-        """Make an error of a refusal."""
-        return failure(self.url, refused, node=node, name=name)
-
-    async def eventually(self, request: bytes, within: float, what: str) -> None:
-        """See to it that something is done that may be done twice."""
-        until, pause = self.clock.now() + within, _FIRST_PAUSE
-        while self.clock.now() < until:
-            try:
-                await self.txn(request, self.patience)
-            except Lost:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-            except (Refused, TenureError) as error:
-                _log.debug("%s: %s was not written: %s", self.url, what, error)
-                return
-            else:
-                return
-
-    # Leases
-
-    def renew(self, session: EtcdSession) -> None:
-        """Have a session's lease kept alive. From any thread."""
-        if threading.get_ident() == self._thread:
-            self._rounds.renew(session)
-        else:
-            self._renewer.renew(session)
-
-    async def keep_alive(self, session: EtcdSession) -> None:
-        """Keep a lease alive, for one who leaves it or is taking it over. Raises `Lost`."""
-        turn = self._members.turn
-        try:
-            async with asyncio.timeout(session.patience):
-                await self._rounds.keep_alive(turn, [session])
-        except (Lost, TimeoutError) as error:
-            self._members.leave(turn, str(error) or "a lease was not renewed in time")
-            raise Lost(str(error)) from error
-
-    async def revoke(self, number: int, within: float) -> None:
-        """Revoke a lease, with everything under it."""
-        until, pause = self.clock.now() + within, _FIRST_PAUSE
-        while self.clock.now() < until:
-            try:
-                await self.call(wire.LEASE_REVOKE, wire.lease(number), self.patience)
-            except Lost:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-            except Refused as refused:
-                if refused.no_lease:
-                    return
-                raise self.failure(refused, None) from refused
-            else:
-                return
-
-    # What sessions share
-
-    def remember(self, session: EtcdSession) -> None:
-        """A session is attached."""
-        self._sessions.add(session)
-
-    def forget(self, session: EtcdSession) -> None:
-        """A session is over."""
-        self._sessions.discard(session)
-        for lookout, watcher in self._watchers.of(session):
-            lookout.remove(watcher)
-
-    def name(self, path: str, name: str) -> Name:
-        """The keys of a semaphore."""
-        found = self._names.get((path, name))
-        if found is None:
-            if len(self._names) >= _NAMES:
-                del self._names[next(iter(self._names))]
-            found = self._names[path, name] = self.keys.name(path, name)
-        return found
-
-    def look_out(
-        self,
-        session: EtcdSession,
-        name: Name,
-        data: bool,
-        owners: bool,
-        changed: Callable[[], None],
-    ) -> Callable[[], None]:
-        """Watch a semaphore; returns what ends that."""
-        key = (name.path, name.name)
-        lookout = self._lookouts.get(key)
-        if lookout is None:
-            lookout = self._lookouts[key] = Lookout(self, name, self._watchers)
-        stop = lookout.add(session, data, owners, changed)
-        session.turns.wait_for(self.spawn(lookout.in_place()))
-        return stop
-
-    def look_away(self, name: Name, lookout: Lookout) -> None:
-        """Forget a watch cache without watchers."""
-        if self._lookouts.get((name.path, name.name)) is lookout:
-            del self._lookouts[name.path, name.name]
-
     # The contract
 
     async def attach(self, how: Attach, events: SessionEvents) -> EtcdSession:
         self.check_open()
-        attaching_ = self.spawn(attaching.attach(self, how, events))
+        attaching_ = self.spawn(attaching.attach(self, self._caches, how, events))
         try:
             return await asyncio.shield(attaching_)
         except asyncio.CancelledError:

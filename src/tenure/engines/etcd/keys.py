@@ -44,6 +44,7 @@ __all__ = [
     "limit_of",
     "limit_value",
     "name_in",
+    "note",
     "number_owning",
     "queues",
     "request_value",
@@ -225,7 +226,7 @@ def limit_of(stored: bytes) -> int:
     return int.from_bytes(stored[:8], "big")
 
 
-# Requests
+# EtcdRequests
 
 
 class Entry:
@@ -305,3 +306,8 @@ def number_owning(queue: Sequence[Entry], limit: int) -> int:
         held += entry.count
         whole = entry.count == limit
     return len(queue)
+
+
+def note(session_key: bytes, entry: Entry, why: bytes = DELETED) -> bytes:
+    """To tell a session that one of its requests was taken out."""
+    return wire.put(session_key + b"/h/%x" % entry.hold, why, entry.session)

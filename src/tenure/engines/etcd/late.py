@@ -17,17 +17,23 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
+from tenure.clock import Clock
 from tenure.engines.etcd import wire
-from tenure.engines.etcd.keys import TIMED_OUT, Entry, Name, entries, limit_of, number_owning
+from tenure.engines.etcd.answers import Answer
+from tenure.engines.etcd.keys import (
+    TIMED_OUT,
+    Entry,
+    Keys,
+    Name,
+    entries,
+    limit_of,
+    note,
+    number_owning,
+)
 from tenure.engines.etcd.members import Lost, Refused
-from tenure.engines.etcd.transactions import note
 from tenure.model import EPHEMERAL_LIMIT
-
-if TYPE_CHECKING:
-    from tenure.engines.etcd.engine import EtcdEngine
 
 __all__ = ["LateWaiters"]
 
@@ -37,23 +43,40 @@ _MOST_COMPARED = 100  # etcd takes 128 comparisons by default
 
 
 class LateWaiters:
-    """The timeouts of other programs' requests, as one engine sees them."""
+    """The timeouts of other programs' requests, as one engine sees them.
 
-    def __init__(self, engine: EtcdEngine) -> None:
-        self._engine = engine
+    Args:
+        local: the requests of this engine, by their keys.
+        txn: sends a transaction to the store.
+        patience: seconds in which it is answered.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        clock: Clock,
+        local: Mapping[bytes, object],
+        txn: Callable[[bytes, float], Awaitable[Answer]],
+        patience: float,
+    ) -> None:
+        self._keys = keys
+        self._clock = clock
+        self._local = local
+        self._txn = txn
+        self._patience = patience
         self._seen: dict[bytes, tuple[int, float]] = {}  # key: (modified, when first seen)
 
     def next_due(self, queue: Iterable[Entry]) -> float | None:
         """Return when the first of these that waits with a timeout is to be taken out, if any."""
         due: float | None = None
         for entry in queue:
-            if entry.timeout is not None and entry.key not in self._engine.local:
+            if entry.timeout is not None and entry.key not in self._local:
                 at = self._due(entry, entry.timeout)
                 due = at if due is None else min(due, at)
         return due
 
     def _due(self, entry: Entry, timeout: float) -> float:
-        now = self._engine.clock.now()
+        now = self._clock.now()
         modified, first = self._seen.get(entry.key, (0, now))
         if modified != entry.modified:
             if len(self._seen) >= _MOST_SEEN:
@@ -68,9 +91,9 @@ class LateWaiters:
         Raises:
             Lost, Refused, AuthenticationFailed
         """
-        engine, found = self._engine, False
+        found = False
         while True:
-            read = await engine.txn(wire.txn((), (name.get_limit, name.queue)), engine.patience)
+            read = await self._txn(wire.txn((), (name.get_limit, name.queue)), self._patience)
             limit, queue = read.parts[0].first, entries(read.parts[1].found)
             most = EPHEMERAL_LIMIT if limit is None else limit_of(limit.value)
             owning = number_owning(queue, most)
@@ -91,18 +114,17 @@ class LateWaiters:
 
     def _is_late(self, entry: Entry) -> bool:
         due = self.next_due([entry])
-        return due is not None and due <= self._engine.clock.now()
+        return due is not None and due <= self._clock.now()
 
     async def _take_out(self, name: Name, late: Entry, before: Sequence[Entry]) -> bool:
-        engine = self._engine
         compares = tuple(wire.modified_at(each.key, each.modified) for each in (late, *before))
         gone = (
             wire.delete(late.key),
             wire.delete(name.request_data + late.key[len(name.requests) :]),
         )
-        tell = note(engine.keys.session(name.path, late.session), late, TIMED_OUT)
+        tell = note(self._keys.session(name.path, late.session), late, TIMED_OUT)
         try:
-            answer = await engine.txn(wire.txn(compares, (*gone, tell)), engine.patience)
+            answer = await self._txn(wire.txn(compares, (*gone, tell)), self._patience)
         except Refused as refused:
             if refused.no_lease:
                 return True  # its session has just ended

@@ -24,21 +24,19 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tenure.background import BackgroundThread, Failures
 from tenure.clock import Clock
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.allowance import give_time
+from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.calls import CallFailed
 from tenure.engines.etcd.members import Lost, Members, Refused, trouble_of
 from tenure.engines.etcd.url import EtcdUrl
 from tenure.errors import TenureError
 
-if TYPE_CHECKING:
-    from tenure.engines.etcd.session import EtcdSession
-
-__all__ = ["Renewer", "Rounds"]
+__all__ = ["Renewable", "Renewer", "Rounds"]
 
 _log = logging.getLogger("tenure")
 
@@ -51,7 +49,31 @@ _ATTEMPTS = 2
 _SILENT = "a lease was not renewed in time"
 
 
-def _patience(session: EtcdSession) -> float:
+class Renewable(Protocol):
+    """A session, as it is renewed."""
+
+    id: int
+    key: bytes
+    window: float
+    resumable: bool
+    patience: float
+    proven_at: float
+    over: bool
+
+    def prove(self, at: float) -> None:
+        """Note that the lease was extended, in answer to what was sent then. From any thread."""
+
+    def is_mine(self, kv: KeyValue | None) -> bool:
+        """Return true if the key, as it was read, names this attachment."""
+
+    def judge(self, kv: KeyValue | None) -> bool:
+        """Act on the session's key as it was read; true if the session goes on."""
+
+    def end(self, why: str) -> None:
+        """End by the store's word."""
+
+
+def _patience(session: Renewable) -> float:
     return max(session.window / 6, _LEAST_PATIENCE)
 
 
@@ -64,13 +86,13 @@ class Rounds:
         self._members = members
         self._clock = clock
         self._spawn = spawn
-        self._due: dict[EtcdSession, tuple[int, float]] = {}
+        self._due: dict[Renewable, tuple[int, float]] = {}
 
-    def renew(self, session: EtcdSession) -> None:
+    def renew(self, session: Renewable) -> None:
         """Have a session renewed in the next round. At once."""
         self._put(session, 0, self._clock.now())
 
-    def _put(self, session: EtcdSession, attempt: int, asked: float) -> None:
+    def _put(self, session: Renewable, attempt: int, asked: float) -> None:
         if not self._due:
             asyncio.get_running_loop().call_soon(self._begin)
         self._due[session] = attempt, asked
@@ -93,15 +115,15 @@ class Rounds:
             for other in range(1, len(self._members)):
                 self._spawn(self._round(turn + other, late))
 
-    def _settled(self, session: EtcdSession, asked: float) -> bool:
+    def _settled(self, session: Renewable, asked: float) -> bool:
         """Return true if a session has been proven since, or needs no proof."""
         return session.over or session.proven_at >= asked or not len(self._members)
 
-    def _again(self, session: EtcdSession, attempt: int, asked: float) -> None:
+    def _again(self, session: Renewable, attempt: int, asked: float) -> None:
         if not self._settled(session, asked):
             self._put(session, attempt, asked)
 
-    async def _round(self, turn: int, sessions: list[EtcdSession]) -> None:
+    async def _round(self, turn: int, sessions: list[Renewable]) -> None:
         # No longer than the sessions live, without an answer.
         within = max(session.window for session in sessions)
         try:
@@ -110,13 +132,13 @@ class Rounds:
         except (Lost, Refused, TimeoutError, TenureError) as error:
             _log.debug("renewing through member %d failed: %s", turn, error)
 
-    async def keep_alive(self, turn: int, sessions: Iterable[EtcdSession]) -> None:
+    async def keep_alive(self, turn: int, sessions: Iterable[Renewable]) -> None:
         """Renew sessions through one member, and tell them what comes of it.
 
         Raises:
             Lost, Refused, AuthenticationFailed
         """
-        asked: dict[int, tuple[EtcdSession, float]] = {}
+        asked: dict[int, tuple[Renewable, float]] = {}
         call = await self._members.converse(turn, wire.KEEP_ALIVE)
         try:
             for session in sessions:
@@ -142,7 +164,7 @@ class Rounds:
         finally:
             call.cancel()
 
-    async def _check_attached(self, turn: int, session: EtcdSession, at: float) -> None:
+    async def _check_attached(self, turn: int, session: Renewable, at: float) -> None:
         request = wire.range_(session.key)
         answer = await self._members.call_member(turn, wire.RANGE, request, _patience(session))
         if session.judge(answers.read_range(answer).first):
@@ -157,7 +179,7 @@ class Renewer:
         self._clock = clock
         self._loop = loop
         self._lock = threading.Lock()  # of what both threads use, down to `_stop`
-        self._wanted: dict[EtcdSession, None] = {}
+        self._wanted: dict[Renewable, None] = {}
         self._failures = Failures(f"renewing beside the loop on {address.url}", _log)
         self._thread = BackgroundThread("tenure-etcd-renewer", self._run)
         self._closing = False
@@ -165,7 +187,7 @@ class Renewer:
         self._stop: Callable[[], object] | None = None
         self._first = 0
 
-    def renew(self, session: EtcdSession) -> None:
+    def renew(self, session: Renewable) -> None:
         """Have a session renewed. From any thread; at once."""
         with self._lock:
             if self._closing:
@@ -216,10 +238,10 @@ class Renewer:
         finally:
             await members.aclose()
 
-    async def _renew(self, members: Members, sessions: Sequence[EtcdSession]) -> None:
+    async def _renew(self, members: Members, sessions: Sequence[Renewable]) -> None:
         turn, last = self._first, self._first + len(self._address.endpoints)
         while sessions and turn < last:
-            proven: set[EtcdSession] = set()
+            proven: set[Renewable] = set()
             try:
                 if not len(members):
                     members.open()
@@ -236,8 +258,8 @@ class Renewer:
         self,
         members: Members,
         turn: int,
-        sessions: Sequence[EtcdSession],
-        proven: set[EtcdSession],
+        sessions: Sequence[Renewable],
+        proven: set[Renewable],
     ) -> None:
         asked = {session.id: session for session in sessions}
         call = await members.converse(turn, wire.KEEP_ALIVE)

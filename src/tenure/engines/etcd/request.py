@@ -1,26 +1,29 @@
-"""One request: what is known of it, and who says so.
+"""One request of a session: its state, and which module changes it.
 
-`joining` makes it, and sets `created`; `waiting` concludes that it owns, and has its watch and its
-poll; `requests` has its timer, and says that it is gone. What it wants (`count`, `data`) changes
-when etcd has taken the change.
+`waiting` sets `created`, concludes that it owns, and has its watch and its poll. `requests`
+has its timer, and sets `gone`. `count` and `data` change when etcd has confirmed the change.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tenure.engines.etcd.keys import Name
-from tenure.engines.etcd.watching import Watch
+from tenure.engines.etcd.watching import EtcdWatch
 from tenure.model import EPHEMERAL_LIMIT
 
-if TYPE_CHECKING:
-    from tenure.engines.etcd.waiting import Waiting
-
-__all__ = ["Request"]
+__all__ = ["EtcdRequest"]
 
 
-class Request:
+class Looker(Protocol):
+    """The waiting requests of a session."""
+
+    def look_soon(self, request: EtcdRequest) -> None:
+        """Look at the queue of a request."""
+
+
+class EtcdRequest:
     """One request of a session.
 
     Attributes:
@@ -65,7 +68,7 @@ class Request:
 
     def __init__(
         self,
-        waiting: Waiting,
+        waiting: Looker,
         session: int,
         hold: int,
         name: Name,
@@ -87,13 +90,13 @@ class Request:
         self.owns = self.gone = self.left = self.marked = self.looking = self.look_again = False
         self.near = True
         self.perhaps_left = False
-        self.followers: list[Request] = []
+        self.followers: list[EtcdRequest] = []
         self.early: bytes | None = None
         self.timeout: float | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.late: asyncio.TimerHandle | None = None
         self.poll: asyncio.TimerHandle | None = None
-        self.watch: Watch | None = None
+        self.watch: EtcdWatch | None = None
         self.watched: frozenset[bytes] = frozenset()
 
     @property

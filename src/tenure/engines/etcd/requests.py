@@ -1,7 +1,7 @@
 """The requests of one session, and their lives.
 
-A request is asked (its transaction is under way), waits, owns, or is gone. How it joins is told in
-`joining`, how it learns that it owns in `waiting`, what is said to etcd in `transactions`.
+A request is asked (its transaction is under way), waits, owns, or is gone. `waiting` joins a queue
+and finds out that a request owns; `transactions` builds the commands.
 
 Rules:
 
@@ -22,23 +22,19 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from tenure.core import rules
 from tenure.engines.contract import Answer, Enqueued, Place, Removal
 from tenure.engines.etcd.answers import KeyValue
-from tenure.engines.etcd.joining import Joining
+from tenure.engines.etcd.attachment import Attachment
 from tenure.engines.etcd.keys import DELETED, EVICTED, TIMED_OUT, Name, Queue
-from tenure.engines.etcd.request import Request
+from tenure.engines.etcd.request import EtcdRequest
 from tenure.engines.etcd.transactions import LARGE, Transactions
 from tenure.engines.etcd.waiting import Waiting, heard
 from tenure.errors import LeaseReleased, SessionExpired
 from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, Recovered, Unchanged
 
-if TYPE_CHECKING:
-    from tenure.engines.etcd.session import EtcdSession
-
-__all__ = ["Requests"]
+__all__ = ["EtcdRequests"]
 
 _log = logging.getLogger("tenure")
 
@@ -54,40 +50,39 @@ _AGAIN = 2.0
 """Seconds until a request leaves once more, which was refused that."""
 
 
-class Requests:
+class EtcdRequests:
     """All of one session's."""
 
-    def __init__(self, session: EtcdSession) -> None:
+    def __init__(self, session: Attachment) -> None:
         self._session = session
         self._engine = session.engine
-        self._requests: dict[int, Request] = {}
+        self._requests: dict[int, EtcdRequest] = {}
         self._leaving: dict[int, asyncio.Future[bool]] = {}
-        self._left_in: dict[int, Request] = {}  # of whose leaving etcd would not hear
+        self._left_in: dict[int, EtcdRequest] = {}  # of whose leaving etcd would not hear
         self._transactions = Transactions(session)
         self._waiting = Waiting(session, self._transactions, self.taken_out)
-        self._joining = Joining(session, self._transactions, self._waiting)
 
     # Joining
 
     def enqueue(
         self, hold: int, name: Name, count: int, data: bytes, timeout: float | None, ephemeral: bool
     ) -> asyncio.Future[Enqueued]:
-        request = Request(self._waiting, self._session.id, hold, name, count, data, ephemeral)
+        request = EtcdRequest(self._waiting, self._session.id, hold, name, count, data, ephemeral)
         request.timeout = timeout
         self._requests[hold] = request
         return self._session.turns.take(name.name, lambda: self._enqueue(request, timeout))
 
-    async def _enqueue(self, request: Request, timeout: float | None) -> Enqueued:
+    async def _enqueue(self, request: EtcdRequest, timeout: float | None) -> Enqueued:
         leaving = self._session.turns.leaves_next(request.name.name)
-        placed: Request | None = None
+        placed: EtcdRequest | None = None
         try:
             if leaving is not None and timeout != 0 and _may_relieve(request, leaving):
-                relieved, head = await self._joining.relieve(request, leaving)
+                relieved, head = await self._waiting.relieve(request, leaving)
                 if relieved:
                     placed = request
                     self._is_out(leaving, head, joined=request)
             if placed is None:
-                placed = await self._joining.join(request, timeout == 0)
+                placed = await self._waiting.join(request, timeout == 0)
         except BaseException:
             if self._requests.pop(request.hold, None) is not None and request.created:
                 self._leave(request).add_done_callback(heard)  # there is no caller to withdraw it
@@ -126,7 +121,7 @@ class Requests:
 
     async def _alter(
         self,
-        request: Request,
+        request: EtcdRequest,
         count: int | None,
         data: bytes | None,
         timeout: float | Unchanged | None,
@@ -164,7 +159,7 @@ class Requests:
         if timeout is not UNCHANGED:
             self._set_timer(request, timeout)
 
-    def _tell_if_granted(self, request: Request) -> None:
+    def _tell_if_granted(self, request: EtcdRequest) -> None:
         if request.owns and not (request.gone or self._session.over):
             self._waiting.granted(request)
 
@@ -176,7 +171,7 @@ class Requests:
             return self._leaving.get(hold, False)
         return self._leave(request)
 
-    def _leave(self, request: Request) -> asyncio.Future[bool]:
+    def _leave(self, request: EtcdRequest) -> asyncio.Future[bool]:
         request.gone = True
         self._waiting.stop(request)
         name = request.name.name
@@ -185,7 +180,7 @@ class Requests:
         future.add_done_callback(partial(self._left, request))
         return future
 
-    def _left(self, request: Request, left: asyncio.Future[bool]) -> None:
+    def _left(self, request: EtcdRequest, left: asyncio.Future[bool]) -> None:
         del self._leaving[request.hold]
         if not (self._session.over or left.cancelled() or left.exception() is None):
             self._left_in[request.hold] = request
@@ -194,7 +189,7 @@ class Requests:
     def _leave_again(self, hold: int) -> None:
         self._leave(self._left_in.pop(hold)).add_done_callback(heard)
 
-    async def _delete(self, request: Request) -> bool:
+    async def _delete(self, request: EtcdRequest) -> bool:
         """Take it out; false if etcd says that it was in no queue."""
         if request.left:
             return True
@@ -217,7 +212,11 @@ class Requests:
         return answer.parts[0].count > 0 or request.perhaps_left
 
     def _is_out(
-        self, request: Request, head: KeyValue | None = None, *, joined: Request | None = None
+        self,
+        request: EtcdRequest,
+        head: KeyValue | None = None,
+        *,
+        joined: EtcdRequest | None = None,
     ) -> None:
         """It is out of its queue.
 
@@ -234,14 +233,14 @@ class Requests:
                 self._waiting.granted(each)
         self._waiting.gone(request)
 
-    def _set_timer(self, request: Request, timeout: float | None) -> None:
+    def _set_timer(self, request: EtcdRequest, timeout: float | None) -> None:
         if request.timer is not None:
             request.timer.cancel()
             request.timer = None
         if timeout is not None and not request.decided:
             request.timer = self._engine.loop.call_later(timeout, self._give_up, request)
 
-    def _give_up(self, request: Request) -> None:
+    def _give_up(self, request: EtcdRequest) -> None:
         """It has waited for as long as it wanted to."""
         if not request.decided:
             self._requests.pop(request.hold, None)
@@ -282,13 +281,13 @@ class Requests:
 
     def recover(self, queues: Sequence[Queue], data: dict[bytes, bytes]) -> list[Recovered]:
         """Go on with what the session has in queues, and tell it, in the order of the queues."""
-        mine: list[Request] = []
+        mine: list[EtcdRequest] = []
         for found in queues:
             name = self._session.name(found.name)
             for number, entry in enumerate(found.requests):
                 if entry.session != self._session.id:
                     continue
-                request = Request(
+                request = EtcdRequest(
                     *(self._waiting, entry.session, entry.hold, name),
                     *(entry.count, b"", found.limit_kv is None),
                 )
@@ -316,7 +315,7 @@ class Requests:
         ]
 
 
-def _may_relieve(request: Request, leaving: Request) -> bool:
+def _may_relieve(request: EtcdRequest, leaving: EtcdRequest) -> bool:
     """Return true if one may join in the transaction that takes the other one out."""
     return (
         leaving.owns

@@ -3,20 +3,27 @@
 Changes are compare-and-swap: read, then a transaction that holds only if what was read is still so.
 A change that was not answered is not made twice: who finds the trace of it, or that the key was
 changed after it had been read, is done; somebody may have changed it once more since.
+
+A transaction of etcd's can count keys, but not compare how many there are. So the keys are counted
+first, which costs little as long as they are few; only where they may be too many are the things
+themselves counted. Those who begin at the same moment may exceed a limit together, by as many as
+they are. Ephemeral semaphores are not counted when they are made: that would slow every lock down.
+They count for those who create a lasting one.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tenure.core import rules
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.answers import KeyValue
-from tenure.engines.etcd.joining import not_found
+from tenure.engines.etcd.attachment import Attachment
+from tenure.engines.etcd.cluster import EtcdCluster, not_found
 from tenure.engines.etcd.keys import (
     Entry,
     Name,
@@ -24,21 +31,19 @@ from tenure.engines.etcd.keys import (
     Record,
     entries,
     limit_value,
+    note,
     queues,
 )
-from tenure.engines.etcd.limits import check_semaphores
 from tenure.engines.etcd.members import Refused
-from tenure.engines.etcd.transactions import note
-from tenure.errors import SemaphoreBusy, SemaphoreExists
+from tenure.errors import InvalidArgument, SemaphoreBusy, SemaphoreExists
 from tenure.model import RequestDescription, SemaphoreDescription
-
-if TYPE_CHECKING:
-    from tenure.engines.etcd.engine import EtcdEngine
-    from tenure.engines.etcd.session import EtcdSession
 
 __all__ = [
     "Reader",
     "all_under",
+    "check_semaphores",
+    "check_sessions",
+    "count",
     "create",
     "delete",
     "describe",
@@ -54,6 +59,9 @@ _MOST_KEYS = 100
 _FIRST_PAGE, _MOST_IN_PAGE, _SMALL_PAGE = 8, 4096, 256 * 1024
 
 
+_PAGE = 4096
+
+
 class Reader(Protocol):
     """A session or an engine, as a reader."""
 
@@ -63,7 +71,7 @@ class Reader(Protocol):
 
 
 async def create(
-    session: EtcdSession, name: Name, limit: int, data: bytes, *, exist_ok: bool
+    session: Attachment, name: Name, limit: int, data: bytes, *, exist_ok: bool
 ) -> None:
     """Create a lasting semaphore."""
     await check_semaphores(session.engine, session, name)
@@ -89,7 +97,7 @@ async def create(
             )
 
 
-async def update(session: EtcdSession, name: Name, data: bytes) -> None:
+async def update(session: Attachment, name: Name, data: bytes) -> None:
     """Replace a semaphore's data, if it is not that already."""
     get_data = wire.get(wire.range_(name.data))
     while True:
@@ -111,7 +119,7 @@ async def update(session: EtcdSession, name: Name, data: bytes) -> None:
 
 
 def _updating(
-    session: EtcdSession, there: KeyValue, name: Name, modified: int, data: bytes
+    session: Attachment, there: KeyValue, name: Name, modified: int, data: bytes
 ) -> bytes:
     """Replace the data, if the semaphore and the data are still those that were read."""
     compares = (
@@ -123,7 +131,7 @@ def _updating(
     return wire.txn(compares, (wire.put(name.data, data),), (session.get, get_data))
 
 
-async def delete(session: EtcdSession, name: Name, *, force: bool) -> None:
+async def delete(session: Attachment, name: Name, *, force: bool) -> None:
     """Delete a semaphore; by force with everything in its queue."""
     tried: int | None = None  # when what we may have deleted was created
     while True:
@@ -155,7 +163,7 @@ async def delete(session: EtcdSession, name: Name, *, force: bool) -> None:
         tried = created if again or answer.ok else tried
 
 
-def _deleting(session: EtcdSession, name: Name, queue: Queue, revision: int) -> bytes:
+def _deleting(session: Attachment, name: Name, queue: Queue, revision: int) -> bytes:
     """Build the transaction that deletes a semaphore with its queue, or the end of a long queue."""
     compares = (
         session.mine,
@@ -181,7 +189,7 @@ def _data_key(name: Name, entry: Entry) -> bytes:
 
 
 async def describe(
-    reader: Reader, engine: EtcdEngine, name: Name, *, owners: bool, waiters: bool
+    reader: Reader, engine: EtcdCluster, name: Name, *, owners: bool, waiters: bool
 ) -> SemaphoreDescription:
     """Describe one semaphore, in two reads unless its queue is long."""
     sessions = engine.keys.sessions(name.path)
@@ -300,3 +308,56 @@ def described(
         waiters=requests(waiting) if waiters else (),
         waiting=len(waiting),
     )
+
+
+# Limits of a node
+
+
+def count(prefix: bytes) -> bytes:
+    """To read how many keys there are under a prefix."""
+    return wire.get(wire.range_(prefix, wire.after(prefix), count_only=True))
+
+
+async def check_sessions(engine: EtcdCluster, path: str, keys: int) -> None:
+    """Raise `InvalidArgument` if a node, under whose sessions so many keys are, is full."""
+    most = rules.SESSIONS_PER_NODE
+    if keys < most:
+        return
+    prefix = engine.keys.sessions(path)
+    there = await _count_those(
+        engine.reader(path), prefix, lambda rest: rest if b"/" not in rest else None
+    )
+    if there >= most:
+        raise InvalidArgument(f"the node {path} has {most} sessions, which is the most", node=path)
+
+
+async def check_semaphores(engine: EtcdCluster, reader: Reader, name: Name) -> None:
+    """Raise `InvalidArgument` if there is no such semaphore, and its node has no room for it."""
+    most, prefix = rules.SEMAPHORES_PER_NODE, engine.keys.queues(name.path)
+    keys, *there = (await reader.read(count(prefix), name.get_limit, name.first_request)).parts
+    if keys.count < most or any(part.found for part in there):
+        return
+    if await _count_those(reader, prefix, lambda rest: rest.partition(b"/")[0]) >= most:
+        raise InvalidArgument(
+            f"the node {name.path} has {most} semaphores, which is the most",
+            node=name.path,
+            name=name.name,
+        )
+
+
+async def _count_those(
+    reader: Reader, prefix: bytes, thing: Callable[[bytes], bytes | None]
+) -> int:
+    """Count the different things that the keys under a prefix belong to."""
+    start, end = prefix, wire.after(prefix)
+    number, last = 0, None
+    while True:
+        page = wire.get(wire.range_(start, end, limit=_PAGE, keys_only=True))
+        found = (await reader.read(page)).parts[0].found
+        for kv in found:
+            this = thing(kv.key[len(prefix) :])
+            if this is not None and this != last:
+                number, last = number + 1, this
+        if len(found) < _PAGE:
+            return number
+        start = found[-1].key + b"\0"

@@ -1,18 +1,9 @@
-"""One attachment of a session: a lease, its key, and what is asked in its name.
+"""A session of the etcd engine: the contract's methods, what a watch tells, and the end.
 
-Rules:
-
-* **The attach number** is the version of the session's key. Every attachment puts the key, and
-  every command compares the version, so that etcd refuses whatever an older attachment still
-  sends.
-* **Unknown outcomes.** What was not answered may have been done, or may be done yet. The session
-  is attached anew first, under the next number: from then on what is still under way is refused.
-  Then it is asked again, by an operation that knows that it may find its own traces.
-* **Order**: see `turns`.
-* **The end** comes once. By etcd's word: the key is gone, or another attachment has it; then the
-  program is told, pending operations fail, and a taken-over attachment says that it does not
-  believe any more. By the program: nothing new is taken, what is under way is finished or given up
-  within the engine's patience, and then it is left: see `leaving`.
+The end comes once. By etcd's word: the key is gone, or another attachment has it; then the program
+is notified, pending operations fail, and a taken-over attachment acknowledges that it is over. By
+the program: no new operation is accepted, those under way are finished or cancelled within the
+engine's patience, and then the session is left.
 """
 
 from __future__ import annotations
@@ -20,22 +11,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenure.core import rules
 from tenure.engines.contract import Answer, Enqueued, SessionDefaults, SessionEvents
-from tenure.engines.etcd import answers, leaving, semaphores, wire
-from tenure.engines.etcd.answers import Event, KeyValue
-from tenure.engines.etcd.keys import Name, Queue, Record
-from tenure.engines.etcd.members import Lost, Refused, failure
-from tenure.engines.etcd.requests import Requests
-from tenure.engines.etcd.turns import Turns
+from tenure.engines.etcd import semaphores, wire
+from tenure.engines.etcd.answers import WatchEvent
+from tenure.engines.etcd.attachment import Attachment
+from tenure.engines.etcd.cluster import EtcdCluster
+from tenure.engines.etcd.keys import Queue, Record
+from tenure.engines.etcd.members import Refused
+from tenure.engines.etcd.requests import EtcdRequests
+from tenure.engines.etcd.watch_cache import WatchCaches
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
-
-if TYPE_CHECKING:
-    from tenure.engines.etcd.engine import EtcdEngine
-    from tenure.engines.etcd.request import Request
 
 __all__ = ["EtcdSession"]
 
@@ -45,26 +34,18 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 _LEAST_PATIENCE = 0.5
 
 
-class EtcdSession(SessionDefaults):
+class EtcdSession(Attachment, SessionDefaults):
     """The `EngineSession` of one attachment.
 
     Attributes:
-        key: the session's key.
-        record: what stands there.
-        version: of the key; the attach number.
-        mine: what every command compares.
-        window: seconds that it survives without contact.
-        resumable: whether another program may take it over.
-        proven_at: when the latest renewal that was answered was sent.
-        over: it has ended, or been left; nothing is told about it any more.
         look: set when something has happened that a take-over waits for.
-        turns: its operations.
         put_by: the notes that came while its take-over is not complete; ``None`` when it is.
     """
 
     def __init__(
         self,
-        engine: EtcdEngine,
+        engine: EtcdCluster,
+        caches: WatchCaches,
         path: str,
         number: int,
         record: Record,
@@ -73,40 +54,15 @@ class EtcdSession(SessionDefaults):
         *,
         taken_over: bool = False,
     ) -> None:
-        self.engine = engine
-        self.path = path
-        self.id = number
-        self.key = engine.keys.session(path, number)
-        self.record = record
-        self.window = record.window
-        self.resumable = record.liveness == "window"
-        self.events = events
-        self.patience = min(engine.patience, max(record.window / 6, _LEAST_PATIENCE))
-        self.get = wire.get(wire.range_(self.key))
-        self.believes = self.key + b"/b/" + record.token.encode()
-        self.proven_at = float("-inf")
-        self.over = False
+        super().__init__(engine, path, number, record, version, events)
         self.look = asyncio.Event()
         self.put_by: list[tuple[int, bytes]] | None = [] if taken_over else None
         self._was_taken_over = taken_over
-        self.turns = Turns(engine.spawn, self._told)
-        self.requests = Requests(self)
-        self.became(version)
-        self._why_over: TenureError | None = None
-        self._closing = False
+        self.requests = EtcdRequests(self)
         self._in_contact = True
         self._leaving: asyncio.Task[None] | None = None
-        self._attaching = asyncio.Lock()
+        self._caches = caches
         self._watch: Any = None
-
-    @property
-    def attach_number(self) -> int:
-        return self.version
-
-    def became(self, version: int) -> None:
-        """The number of the attachment is another one."""
-        self.version = version
-        self.mine = wire.version_is(self.key, version)
 
     def listen(self, revision: int) -> None:
         """Hear of what happens to it after that revision."""
@@ -120,108 +76,9 @@ class EtcdSession(SessionDefaults):
         if not self.over:
             self.engine.renew(self)
 
-    def prove(self, at: float) -> None:
-        """The lease was extended, in answer to what was sent then. From any thread."""
-        if not self.over and not self._closing:
-            self.proven_at = max(self.proven_at, at)
-            self.events.proven(at)
-
-    def is_mine(self, kv: KeyValue | None) -> bool:
-        """Return true if the key, as it was read, names this attachment."""
-        return kv is not None and Record.read(kv.value).token == self.record.token
-
-    def judge(self, kv: KeyValue | None) -> bool:
-        """Act on the session's key as it was read; whether the session goes on."""
-        if kv is None:
-            self.end("its window has passed in the store, or an administrator ended it")
-        elif not self.is_mine(kv):
-            self.superseded()
-        elif kv.version > self.version:
-            self.became(kv.version)
-        return not self.over
-
-    # Asking
-
-    async def ask(
-        self, build: Callable[[], bytes], leaving: Request | None = None
-    ) -> tuple[answers.Answer, bool]:
-        """Send a transaction; returns its answer, and whether it may have been carried out before.
-
-        It compares `mine`, and reads the session's key first where something does not hold.
-
-        Args:
-            leaving: the request that the transaction deletes.
-
-        Raises:
-            SessionExpired: the session is over.
-            Refused: it was refused.
-        """
-        again = False
-        while True:
-            self.check()
-            version = self.version
-            try:
-                answer = await self.engine.txn(build(), self.patience)
-            except Lost:
-                again = True
-                if leaving is not None:
-                    leaving.perhaps_left = True
-                await self.attach_anew(version)
-                continue
-            if answer.ok:
-                return answer, again
-            kv = answer.parts[0].first
-            if kv is not None and kv.version == version and self.is_mine(kv):
-                return answer, again
-            self.judge(kv)
-
-    def _told(self, error: Refused | asyncio.CancelledError, name: str) -> TenureError:
-        """Make the caller's error of a refusal or a cancellation."""
-        if isinstance(error, Refused):
-            if not error.no_lease:
-                return failure(self.engine.url, error, node=self.path, name=name)
-            self.end("its lease has run out, or was revoked")
-        return self._why_over or self._gone()
-
-    async def read(self, *parts: bytes) -> answers.Answer:
-        """Read at one revision of a majority; repeated until it is answered.
-
-        Raises:
-            SessionExpired: the session is over.
-            Refused: it was refused.
-        """
-        pause = _FIRST_PAUSE
-        while True:
-            self.check()
-            try:
-                return await self.engine.txn(wire.txn((), parts), self.patience)
-            except Lost:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-
-    async def attach_anew(self, version: int) -> None:
-        """See to it that the number of the attachment is above that one."""
-        async with self._attaching:
-            pause = _FIRST_PAUSE
-            while self.version == version:
-                self.check()
-                put = wire.put(self.key, self.record.value(), self.id)
-                try:
-                    answer = await self.engine.txn(
-                        wire.txn((self.mine,), (put,), (self.get,)), self.patience
-                    )
-                except Lost:
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, _LONGEST_PAUSE)
-                else:
-                    if answer.ok:
-                        self.became(version + 1)
-                    else:
-                        self.judge(answer.parts[0].first)
-
     # What is heard
 
-    def _happened(self, events: Sequence[Event]) -> None:
+    def _happened(self, events: Sequence[WatchEvent]) -> None:
         for event in events:
             if self.over:
                 return
@@ -305,7 +162,10 @@ class EtcdSession(SessionDefaults):
         await self.turns.finish(self.patience)
         if not self.over:
             self._forget()
-            await leaving.leave(self, detach=detach)
+            if (detach or self.resumable) and not await self.give_back():
+                return
+            if not detach:
+                await self.engine.revoke(self.id, self.window)
 
     def end(self, why: str) -> None:
         """The store says that it is over."""
@@ -315,7 +175,7 @@ class EtcdSession(SessionDefaults):
         """Another attachment has taken over. It is told so, and the store then that it was."""
         if not self.over:
             self._end(rules.taken_over(self.path))
-            self.engine.spawn(leaving.acknowledge(self))
+            self.engine.spawn(self.acknowledge())
 
     def stop(self, error: TenureError) -> None:
         """The engine is being closed."""
@@ -336,31 +196,15 @@ class EtcdSession(SessionDefaults):
         self.requests.stop()
         if self._watch is not None:
             self.engine.watching.remove(self._watch)
-        self.engine.forget(self)
+        self.engine.sessions.discard(self)
+        self._caches.forget(self)
         self.turns.cut_off(finish_leaving=finish_leaving)
-
-    def check(self) -> None:
-        """Raise why it is over, if it is."""
-        if self.over:
-            raise self._why_over or self._gone()
-
-    def expired(self) -> SessionExpired:
-        """The error for a session whose window has passed without an answer."""
-        path = self.path
-        return SessionExpired(f"the session on {path} could not be renewed in time", node=path)
-
-    def _gone(self) -> SessionExpired:
-        return SessionExpired(f"the session on {self.path} is over", node=self.path)
 
     def _open(self) -> None:
         if self.over or self._closing:
             raise self._why_over or self._gone()
 
     # Semaphores
-
-    def name(self, name: str) -> Name:
-        """The keys of a semaphore on its node."""
-        return self.engine.name(self.path, name)
 
     async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
         self._open()
@@ -395,7 +239,7 @@ class EtcdSession(SessionDefaults):
             ),
         )
 
-    # Requests
+    # EtcdRequests
 
     def enqueue(
         self,
@@ -438,4 +282,6 @@ class EtcdSession(SessionDefaults):
     ) -> Callable[[], None]:
         self._open()
         rules.check_name(name, self.path)
-        return self.engine.look_out(self, self.name(name), data, owners, changed)
+        stop, in_place = self._caches.watch(self, self.name(name), data, owners, changed)
+        self.turns.wait_for(in_place)
+        return stop

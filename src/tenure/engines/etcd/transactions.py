@@ -7,16 +7,12 @@ name, as long as the attachment has the same number.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tenure.engines.etcd import wire
-from tenure.engines.etcd.keys import DELETED, Entry, request_value
-from tenure.engines.etcd.request import Request
+from tenure.engines.etcd.attachment import Attachment
+from tenure.engines.etcd.keys import request_value
+from tenure.engines.etcd.request import EtcdRequest
 
-if TYPE_CHECKING:
-    from tenure.engines.etcd.session import EtcdSession
-
-__all__ = ["LARGE", "Transactions", "note"]
+__all__ = ["LARGE", "Transactions"]
 
 LARGE = 64 * 1024
 """Bytes of data; more are sent but once, at the price of reading the queue though it be empty."""
@@ -29,14 +25,14 @@ _MOST_TEMPLATES = 4096
 class Transactions:
     """Builder of the transactions of one session."""
 
-    def __init__(self, session: EtcdSession) -> None:
+    def __init__(self, session: Attachment) -> None:
         self._session = session
         self._any_hold = b"%016x-" % session.id + _ANY_HOLD
         self._templates: dict[tuple[object, ...], bytes] = {}
         self._prepared_for = 0
 
     def joining(
-        self, request: Request, condition: bytes, whole: bool, at_once: bool, newest: int
+        self, request: EtcdRequest, condition: bytes, whole: bool, at_once: bool, newest: int
     ) -> bytes:
         """Join the queue.
 
@@ -84,7 +80,7 @@ class Transactions:
         return wire.txn((session.mine, condition, room), then, otherwise)
 
     def joining_as_before(
-        self, request: Request, condition: bytes, whole: bool, at_once: bool
+        self, request: EtcdRequest, condition: bytes, whole: bool, at_once: bool
     ) -> bytes:
         """The same for one without data: only the number of the hold is another one."""
         if request.hold > _LAST_HOLD:
@@ -106,7 +102,7 @@ class Transactions:
             self._templates.clear()
         return self._templates.get(what)
 
-    def looking(self, request: Request) -> bytes:
+    def looking(self, request: EtcdRequest) -> bytes:
         """Read what stands before a request; of one that wants the whole, its predecessor."""
         session, name = self._session, request.name
         whole = request.count == request.limit
@@ -126,7 +122,7 @@ class Transactions:
             (session.get, note),
         )
 
-    def changing(self, request: Request, count: int, data: bytes | None) -> bytes:
+    def changing(self, request: EtcdRequest, count: int, data: bytes | None) -> bytes:
         """Put a request again; the data is left alone if it is ``None``."""
         session = self._session
         value = request_value(count, marked=request.marked, timeout=request.timeout)
@@ -141,13 +137,13 @@ class Transactions:
             (session.get,),
         )
 
-    def handing_over(self, request: Request) -> bytes:
+    def handing_over(self, request: EtcdRequest) -> bytes:
         """Delete a request, and read who is the first then."""
         session = self._session
         then = (wire.delete(request.key), wire.delete(request.data_key), request.name.head)
         return wire.txn((session.mine,), then, (session.get,))
 
-    def relieving(self, request: Request, leaving: Request) -> bytes:
+    def relieving(self, request: EtcdRequest, leaving: EtcdRequest) -> bytes:
         """Join the queue behind an owner of the whole, read what stands before, and then delete it.
 
         It is read who is the first then.
@@ -170,7 +166,7 @@ class Transactions:
             (session.get, wire.get(wire.range_(request.key))),
         )
 
-    def deleting(self, request: Request) -> bytes:
+    def deleting(self, request: EtcdRequest) -> bytes:
         """Delete a request."""
         session, key = self._session, request.key
         if request.data or request.hold > _LAST_HOLD:
@@ -182,8 +178,3 @@ class Transactions:
             template = wire.txn((session.mine,), (wire.delete(key),), (session.get,))
             self._templates[request.name.name,] = template
         return template.replace(_ANY_HOLD, request.key[-16:])
-
-
-def note(session_key: bytes, entry: Entry, why: bytes = DELETED) -> bytes:
-    """To tell a session that one of its requests was taken out."""
-    return wire.put(session_key + b"/h/%x" % entry.hold, why, entry.session)

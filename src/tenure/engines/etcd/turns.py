@@ -18,14 +18,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tenure.engines.etcd.members import Refused
+from tenure.engines.etcd.request import EtcdRequest
 from tenure.engines.prompt import Prompt
 from tenure.errors import TenureError
-
-if TYPE_CHECKING:
-    from tenure.engines.etcd.request import Request
 
 __all__ = ["Turns"]
 
@@ -78,7 +76,7 @@ class Turns:
         self._loop = asyncio.get_running_loop()
         self._spawn = spawn
         self._told = told
-        self._lines: dict[str, deque[tuple[asyncio.Task[None], Request | None]]] = {}
+        self._lines: dict[str, deque[tuple[asyncio.Task[None], EtcdRequest | None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._awaited: set[asyncio.Task[None]] = set()
 
@@ -86,7 +84,7 @@ class Turns:
         self,
         name: str,
         operation: Callable[[], Coroutine[Any, Any, T]],
-        leaving: Request | None = None,
+        leaving: EtcdRequest | None = None,
     ) -> asyncio.Future[T]:
         """Carry out an operation on a name after those that were called before it."""
         future: Prompt[T] = Prompt(self._loop)
@@ -99,7 +97,7 @@ class Turns:
         task.add_done_callback(partial(self._carried_out, name, begun, future))
         return future
 
-    def leaves_next(self, name: str) -> Request | None:
+    def leaves_next(self, name: str) -> EtcdRequest | None:
         """The request that the operation after the one under way takes out, if it is such a one."""
         line = self._lines.get(name)
         return line[1][1] if line is not None and len(line) > 1 else None

@@ -24,12 +24,12 @@ from collections.abc import Callable, Sequence
 
 from tenure.background import Failures
 from tenure.engines.etcd import answers, wire
-from tenure.engines.etcd.answers import Event, WatchAnswer
+from tenure.engines.etcd.answers import WatchAnswer, WatchEvent
 from tenure.engines.etcd.calls import CallFailed, Code, StreamCall
 from tenure.engines.etcd.members import Lost, Members, trouble_of
 from tenure.errors import TenureError
 
-__all__ = ["Watch", "Watching"]
+__all__ = ["EtcdWatch", "Watching"]
 
 _log = logging.getLogger("tenure")
 
@@ -40,7 +40,7 @@ _MOST_SPENT = 512
 """How many watches of keys that are gone a stream may carry before another one takes its place."""
 
 
-class Watch:
+class EtcdWatch:
     """One watch.
 
     Attributes:
@@ -72,7 +72,7 @@ class Watch:
         known: int,
         puts: bool,
         once: bool,
-        happened: Callable[[Sequence[Event]], None],
+        happened: Callable[[Sequence[WatchEvent]], None],
         missed: Callable[[], None],
     ) -> None:
         self.number = number
@@ -113,7 +113,7 @@ class Watching:
         self._down = down
         self._sentinel = wire.watch(_SENTINEL, sentinel, b"", 0, puts=True)
         self._numbers = itertools.count(_SENTINEL + 1)
-        self._watches: dict[int, Watch] = {}
+        self._watches: dict[int, EtcdWatch] = {}
         self._call: StreamCall | None = None
         self._turn = -1
         self._spent = 0
@@ -140,14 +140,14 @@ class Watching:
         key: bytes,
         end: bytes,
         following: int,
-        happened: Callable[[Sequence[Event]], None],
+        happened: Callable[[Sequence[WatchEvent]], None],
         missed: Callable[[], None],
         *,
         puts: bool = True,
         at_once: bool = False,
         once: bool = False,
-    ) -> Watch:
-        """Watch a key, or a range, from the revision `following` on.
+    ) -> EtcdWatch:
+        """EtcdWatch a key, or a range, from the revision `following` on.
 
         One that begins in the past is a tenth of a second late until it has caught up. With
         `at_once` it begins in the present instead, and that something is missed is told if
@@ -155,12 +155,12 @@ class Watching:
         """
         number = next(self._numbers)
         known, following = (following - 1, 0) if at_once else (0, following)
-        watch = Watch(number, key, end, following, known, puts, once, happened, missed)
+        watch = EtcdWatch(number, key, end, following, known, puts, once, happened, missed)
         self._watches[watch.number] = watch
         self._say(watch.request())
         return watch
 
-    def remove(self, watch: Watch) -> None:
+    def remove(self, watch: EtcdWatch) -> None:
         """End a watch. Safe to call twice."""
         if self._watches.pop(watch.number, None) is None:
             return
@@ -251,7 +251,7 @@ class Watching:
             watch.following = answer.events[-1].kv.modified + 1  # what failed is heard again
         return False
 
-    def _end_of(self, watch: Watch | None, answer: WatchAnswer) -> None:
+    def _end_of(self, watch: EtcdWatch | None, answer: WatchAnswer) -> None:
         """The member has ended a watch."""
         if watch is None or not answer.compacted:
             self._members.expire()

@@ -1,6 +1,6 @@
 """Watches of semaphores: a copy of what their keys say, kept up to date, and who is told of what.
 
-One lookout for each name that this engine watches, for however many watch it. It begins with the
+One cache for each name that this engine watches, for however many watch it. It begins with the
 state as it is read then, and hears of every key of the semaphore that is put or deleted after it;
 what the session does next is answered when it does. The prefix rule, over the copy after each
 revision, says whether owners have changed: requests that come, wait and go without owning concern
@@ -13,36 +13,33 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from tenure.engines._kit.watchers import Watchers
 from tenure.engines.etcd import wire
-from tenure.engines.etcd.answers import Event
+from tenure.engines.etcd.answers import WatchEvent
+from tenure.engines.etcd.cluster import EtcdCluster
 from tenure.engines.etcd.keys import Entry, Name, limit_of, number_owning, queues
 from tenure.engines.etcd.members import Refused
-from tenure.engines.etcd.watching import Watch
+from tenure.engines.etcd.watching import EtcdWatch
 from tenure.errors import TenureError
 from tenure.model import EPHEMERAL_LIMIT
 
-if TYPE_CHECKING:
-    from tenure.engines.etcd.engine import EtcdEngine
-    from tenure.engines.etcd.session import EtcdSession
-
-__all__ = ["Lookout", "Watcher"]
+__all__ = ["CacheWatcher", "WatchCache", "WatchCaches"]
 
 _log = logging.getLogger("tenure")
 
 _PAUSE = 0.5
 
 
-class Watcher:
+class CacheWatcher:
     """One watch of a session."""
 
     __slots__ = ("changed", "data", "owners", "session", "stopped")
 
     def __init__(
-        self, session: EtcdSession, data: bool, owners: bool, changed: Callable[[], None]
+        self, session: object, data: bool, owners: bool, changed: Callable[[], None]
     ) -> None:
         self.session = session
         self.data = data
@@ -51,46 +48,48 @@ class Watcher:
         self.stopped = False
 
 
-class Lookout:
+class WatchCache:
     """The watchers of a name, and the copy."""
 
     def __init__(
         self,
-        engine: EtcdEngine,
+        cluster: EtcdCluster,
         name: Name,
-        watchers: Watchers[Lookout, EtcdSession, Watcher],
+        watchers: Watchers[WatchCache, object, CacheWatcher],
+        unwatched: Callable[[WatchCache], None],
     ) -> None:
-        self._engine = engine
+        self._cluster = cluster
         self._name = name
         self._watchers = watchers
+        self._unwatched = unwatched
         self._limit: tuple[int, int] | None = None  # when it was created, and what it is
         self._queue: dict[bytes, Entry] = {}
         self._owners: dict[bytes, tuple[int, int]] = {}  # when created, and the count
-        self._watches: list[Watch] = []
+        self._watches: list[EtcdWatch] = []
         self._loading: asyncio.Task[None] | None = None
 
     async def in_place(self) -> None:
         """Return when everything that happens from now on will be heard of."""
         if self._loading is None and not self._watches:
-            self._loading = self._engine.spawn(self._load())
+            self._loading = self._cluster.spawn(self._load())
         if self._loading is not None:
             await asyncio.wait([self._loading])
 
     def add(
-        self, session: EtcdSession, data: bool, owners: bool, changed: Callable[[], None]
+        self, session: object, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
         """One more that watches; returns what ends that."""
-        watcher = Watcher(session, data, owners, changed)
+        watcher = CacheWatcher(session, data, owners, changed)
         self._watchers.add(self, session, watcher)
         return lambda: self.remove(watcher)
 
-    def remove(self, watcher: Watcher) -> None:
+    def remove(self, watcher: CacheWatcher) -> None:
         """End a watch."""
         watcher.stopped = True
         self._watchers.remove(self, watcher.session, watcher)
         if not self._is_watched:
             self._stop()
-            self._engine.look_away(self._name, self)
+            self._unwatched(self)
 
     @property
     def _is_watched(self) -> bool:
@@ -103,24 +102,24 @@ class Lookout:
         name = self._name
         try:
             everything = wire.get(wire.range_(name.all, wire.after(name.all)))
-            read = await self._engine.reader(name.path).read(everything)
+            read = await self._cluster.reader(name.path).read(everything)
         except (TenureError, Refused) as error:
             if self._is_watched:
-                _log.warning("%s: watching %r: %s", self._engine.url, name.name, error)
-                self._engine.loop.call_later(_PAUSE, self._missed)
+                _log.warning("%s: watching %r: %s", self._cluster.url, name.name, error)
+                self._cluster.loop.call_later(_PAUSE, self._missed)
             return
         finally:
             self._loading = None
         if not self._is_watched:
             return
         self._limit, self._queue = None, {}
-        for found in queues(read.parts[0].found, self._engine.keys.queues(name.path)):
+        for found in queues(read.parts[0].found, self._cluster.keys.queues(name.path)):
             if found.limit_kv is not None:
                 self._limit = (found.limit_kv.created, found.limit)
             self._queue = {each.key: each for each in found.requests}
         self._owners = self._owning()
         self._watches = [
-            self._engine.watching.add(key, end, read.revision + 1, happened, self._missed)
+            self._cluster.watching.add(key, end, read.revision + 1, happened, self._missed)
             for key, end, happened in (
                 (name.all, wire.after(name.all), self._happened),
                 (name.data, b"", self._data_happened),
@@ -132,12 +131,12 @@ class Lookout:
         """Load the copy again after a gap, and notify all watchers."""
         self._stop()
         if self._is_watched and self._loading is None:
-            self._loading = self._engine.spawn(self._load())
+            self._loading = self._cluster.spawn(self._load())
             self._loading.add_done_callback(lambda _: self._tell(data=True, owners=True))
 
     def _stop(self) -> None:
         for watch in self._watches:
-            self._engine.watching.remove(watch)
+            self._cluster.watching.remove(watch)
         self._watches = []
 
     def _owning(self) -> dict[bytes, tuple[int, int]]:
@@ -148,7 +147,7 @@ class Lookout:
 
     # What happens
 
-    def _happened(self, events: Sequence[Event]) -> None:
+    def _happened(self, events: Sequence[WatchEvent]) -> None:
         is_other = owners = False
         for _, at_once in groupby(events, lambda event: event.kv.modified):
             before, identity = self._owners, self._identity()
@@ -164,7 +163,7 @@ class Lookout:
     def _identity(self) -> object:
         return self._limit or bool(self._queue)
 
-    def _apply(self, event: Event) -> bool:
+    def _apply(self, event: WatchEvent) -> bool:
         """Apply an event; true if a request has joined the queue, at its end."""
         kv = event.kv
         if kv.key == self._name.limit:
@@ -177,10 +176,10 @@ class Lookout:
             return joined
         return False
 
-    def _data_happened(self, _: Sequence[Event]) -> None:
+    def _data_happened(self, _: Sequence[WatchEvent]) -> None:
         self._tell(data=True, owners=False)
 
-    def _request_data_happened(self, events: Sequence[Event]) -> None:
+    def _request_data_happened(self, events: Sequence[WatchEvent]) -> None:
         name = self._name
         if any(
             name.requests + event.kv.key[len(name.request_data) :] in self._owners
@@ -193,3 +192,44 @@ class Lookout:
             concerns = (data and watcher.data) or (owners and watcher.owners)
             if concerns and not watcher.stopped:
                 watcher.changed()
+
+
+class WatchCaches:
+    """The watch caches of an engine, by name."""
+
+    def __init__(self, cluster: EtcdCluster) -> None:
+        self._cluster = cluster
+        self._caches: dict[tuple[str, str], WatchCache] = {}
+        self._watchers: Watchers[WatchCache, object, CacheWatcher] = Watchers()
+
+    def watch(
+        self,
+        session: object,
+        name: Name,
+        data: bool,
+        owners: bool,
+        changed: Callable[[], None],
+    ) -> tuple[Callable[[], None], asyncio.Task[None]]:
+        """EtcdWatch a semaphore.
+
+        Returns:
+            ends the watch; the task that is done when the watch is in place.
+        """
+        key = (name.path, name.name)
+        cache = self._caches.get(key)
+        if cache is None:
+            unwatched = partial(self._remove, key)
+            cache = WatchCache(self._cluster, name, self._watchers, unwatched)
+            self._caches[key] = cache
+        stop = cache.add(session, data, owners, changed)
+        return stop, self._cluster.spawn(cache.in_place())
+
+    def _remove(self, key: tuple[str, str], cache: WatchCache) -> None:
+        """Forget a cache without watchers."""
+        if self._caches.get(key) is cache:
+            del self._caches[key]
+
+    def forget(self, session: object) -> None:
+        """End all watches of a session that is over."""
+        for cache, watcher in self._watchers.of(session):
+            cache.remove(watcher)

@@ -1,0 +1,218 @@
+"""An etcd cluster, as all sessions of an engine share it: members, watches, renewals and tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
+
+from tenure.clock import Clock
+from tenure.engines.etcd import answers, wire
+from tenure.engines.etcd.keys import Keys, Name
+from tenure.engines.etcd.late import LateWaiters
+from tenure.engines.etcd.members import Lost, Members, Refused, failure
+from tenure.engines.etcd.renewing import Renewable, Renewer, Rounds
+from tenure.engines.etcd.request import EtcdRequest
+from tenure.engines.etcd.url import EtcdUrl
+from tenure.engines.etcd.watching import Watching
+from tenure.errors import EngineError, NodeNotFound, SemaphoreNotFound, TenureError
+
+__all__ = ["EtcdCluster", "PatientReader", "no_node", "not_found"]
+
+T = TypeVar("T")
+_log = logging.getLogger("tenure")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+_NAMES = 4096
+"""The number of names that are remembered, with what is prepared for them."""
+
+
+class EndableSession(Renewable, Protocol):
+    """A session, as its engine ends it."""
+
+    def contact(self, there: bool, cause: TenureError | None = None) -> None:
+        """Report to the program that a member is reached, or why none is."""
+
+    def stop(self, error: TenureError) -> None:
+        """End with the engine."""
+
+    async def close(self) -> None:
+        """Close the session."""
+
+
+class EtcdCluster:
+    """Services for the sessions of one engine.
+
+    Attributes:
+        keys: where everything lies.
+        base: what is added to a create revision to make an order id.
+        revision: the highest that a member has told of.
+        sessions: those that are attached.
+        local: the requests of all sessions here, by their keys.
+        patience: seconds after which an unanswered call is sent to another member, at the most.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    watching: Watching
+
+    def __init__(self, address: EtcdUrl, clock: Clock, members: Members | None = None) -> None:
+        self.url = address.url
+        self.clock = clock
+        self.keys = Keys(address.prefix)
+        self.base = 0
+        self.revision = 0
+        self.patience = address.timeout
+        self.address = address
+        self.sessions: set[EndableSession] = set()
+        self.local: dict[bytes, EtcdRequest] = {}
+        self.late = LateWaiters(self.keys, clock, self.local, self.txn, self.patience)
+        self._members = Members(address) if members is None else members
+        self._thread = 0
+        self._names: dict[tuple[str, str], Name] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def _open_services(self) -> None:
+        """Open what is shared, on the running loop."""
+        self.loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._members.open()
+        self._rounds = Rounds(self._members, self.clock, self.spawn)
+        self._renewer = Renewer(self.address, self.clock, self.loop)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin a task that `aclose` waits for."""
+        task = self.loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # Asking
+
+    async def txn(self, request: bytes, timeout: float) -> answers.Answer:
+        """Send a transaction. Raises `Lost`, `Refused`, `AuthenticationFailed`."""
+        answer = answers.read_answer(await self._members.call(wire.TXN, request, timeout))
+        self.revision = max(self.revision, answer.revision)
+        return answer
+
+    async def call(self, method: str, request: bytes, timeout: float) -> bytes:
+        """Call the current member. Raises `Lost`, `Refused`, `AuthenticationFailed`."""
+        return await self._members.call(method, request, timeout)
+
+    def reader(self, node: str) -> PatientReader:
+        """Return a reader that repeats its calls until the engine's patience is over."""
+        return PatientReader(self, node)
+
+    def failure(self, refused: Refused, node: str | None, name: str | None = None) -> TenureError:
+        """Make an error of a refusal."""
+        return failure(self.url, refused, node=node, name=name)
+
+    async def eventually(self, request: bytes, within: float, what: str) -> None:
+        """See to it that something is done that may be done twice."""
+        until, pause = self.clock.now() + within, _FIRST_PAUSE
+        while self.clock.now() < until:
+            try:
+                await self.txn(request, self.patience)
+            except Lost:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            except (Refused, TenureError) as error:
+                _log.debug("%s: %s was not written: %s", self.url, what, error)
+                return
+            else:
+                return
+
+    # Leases
+
+    def renew(self, session: Renewable) -> None:
+        """Have a session's lease kept alive. From any thread."""
+        if threading.get_ident() == self._thread:
+            self._rounds.renew(session)
+        else:
+            self._renewer.renew(session)
+
+    async def keep_alive(self, session: Renewable) -> None:
+        """Keep a lease alive, for one who leaves it or is taking it over. Raises `Lost`."""
+        turn = self._members.turn
+        try:
+            async with asyncio.timeout(session.patience):
+                await self._rounds.keep_alive(turn, [session])
+        except (Lost, TimeoutError) as error:
+            self._members.leave(turn, str(error) or "a lease was not renewed in time")
+            raise Lost(str(error)) from error
+
+    async def revoke(self, number: int, within: float) -> None:
+        """Revoke a lease, with everything under it."""
+        until, pause = self.clock.now() + within, _FIRST_PAUSE
+        while self.clock.now() < until:
+            try:
+                await self.call(wire.LEASE_REVOKE, wire.lease(number), self.patience)
+            except Lost:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            except Refused as refused:
+                if refused.no_lease:
+                    return
+                raise self.failure(refused, None) from refused
+            else:
+                return
+
+    def name(self, path: str, name: str) -> Name:
+        """The keys of a semaphore."""
+        found = self._names.get((path, name))
+        if found is None:
+            if len(self._names) >= _NAMES:
+                del self._names[next(iter(self._names))]
+            found = self._names[path, name] = self.keys.name(path, name)
+        return found
+
+
+class PatientReader:
+    """Asks until there is an answer, or it has taken too long."""
+
+    def __init__(self, engine: EtcdCluster, node: str | None) -> None:
+        self._engine = engine
+        self._node = node
+        self._until = engine.clock.now() + engine.address.connect_timeout + engine.patience
+        self._pause = _FIRST_PAUSE
+
+    async def read(self, *parts: bytes) -> answers.Answer:
+        """Read at one revision of a majority. Raises `Refused`, `EngineError`."""
+        while True:
+            answer = await self.try_(wire.txn((), parts))
+            if answer is not None:
+                return answer
+
+    async def try_(self, request: bytes) -> answers.Answer | None:
+        """Send a transaction; ``None``, after a pause, if it was not answered."""
+        try:
+            return await self._engine.txn(request, self._engine.patience)
+        except Lost as lost:
+            await self._wait(lost)
+            return None
+
+    async def _wait(self, lost: Lost) -> None:
+        """Wait a moment; raises `EngineError` if it has taken too long."""
+        if self._engine.clock.now() + self._pause >= self._until:
+            raise EngineError(
+                f"{self._engine.url} did not answer ({lost})", node=self._node
+            ) from lost
+        await asyncio.sleep(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+
+def no_node(path: str) -> NodeNotFound:
+    """The error for a path without a node."""
+    return NodeNotFound(
+        f"there is no node {path}; create it with client.create_node({path!r}) or "
+        f"'tenure node create {path}'",
+        node=path,
+    )
+
+
+def not_found(name: str, path: str) -> SemaphoreNotFound:
+    """The error for a name that no semaphore has."""
+    return SemaphoreNotFound(
+        f"there is no semaphore {name!r} on {path}; create it first", node=path, name=name
+    )
