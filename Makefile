@@ -7,7 +7,7 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := $(wildcard src tests benchmarks chaos examples)
+SOURCES := $(wildcard src tests benchmarks chaos examples tools)
 
 # The whole suite must cover the core and the primitives; a part of it, chosen by ARGS, need not.
 COVERAGE := $(if $(strip $(ARGS)),,--cov --cov-report=term)
@@ -33,7 +33,7 @@ READY_bench := demo dev bench
 READY_mutation := demo dev mutation
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check chaos fuzz format guarantees bench mutate venv clean
+.PHONY: help demo test quick check sync chaos fuzz format guarantees bench mutate venv clean
 .NOTPARALLEL:
 
 help:  ## show this list
@@ -48,12 +48,16 @@ test: $(VENV)/.ready-dev $(VENV)/.servers-tried $(VENV)/.node-tried  ## run the 
 quick: $(VENV)/.ready-dev  ## run the quick part of the tests, in a minute or two (ARGS=-x, for example)
 	@$(BIN)/python -m pytest -n 2 $(QUICK) $(ARGS)
 
-check: $(VENV)/.ready-dev  ## check style, formatting and types
+check: $(VENV)/.ready-dev  ## check style, formatting, types and what is generated
 	@failed=0; \
 	$(BIN)/ruff check $(SOURCES) || failed=1; \
 	$(BIN)/ruff format --check $(SOURCES) || failed=1; \
 	$(BIN)/mypy $(SOURCES) || failed=1; \
+	$(BIN)/python -m tools.sync --check || failed=1; \
 	exit $$failed
+
+sync: $(VENV)/.ready-dev  ## write the generated part of tenure.blocking
+	@$(BIN)/python -m tools.sync
 
 fuzz: $(VENV)/.ready-dev  ## fuzz all parsers for a minute (ARGS='--seconds 600 urls')
 	@$(BIN)/python -m tests.fuzzing $(ARGS)

@@ -178,5 +178,9 @@ class EventStream(AsyncHandle):
             await self._wake.wait()
         return self._events.popleft()
 
+    def _put_back(self, event: Event) -> None:
+        """Give an event again, whose reader was interrupted."""
+        self._events.appendleft(event)
+
 
 publish("tenure", ["EventStream"], globals())

@@ -29,5 +29,6 @@ def publish(package: str, names: Iterable[str], namespace: Mapping[str, object])
             thing.__module__ = package
 
 
-_PACKAGES = frozenset({"tenure", "tenure.blocking", "tenure.recipes", "tenure.fencing"})
+_RECIPES = ("tenure.recipes", "tenure.blocking.recipes")
+_PACKAGES = frozenset({"tenure", "tenure.blocking", "tenure.fencing", *_RECIPES})
 """The packages that publish names of other modules."""

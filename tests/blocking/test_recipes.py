@@ -127,8 +127,8 @@ def test_what_an_interruption_kept_from_the_thread_is_told_again(client: blockin
     with group.join(b"a"), group.changes() as changes, group.watch() as states:
         change, state = next(changes), next(states)
         # As a call does that is interrupted when it has its result already.
-        client._portal.run(changes._twin._untold.appendleft, change)
-        client._portal.run(states._tell_again, state)
+        client._portal.run(changes._wrapped._untold.appendleft, change)
+        client._portal.run(states._wrapped._put_back, state)
         assert (next(changes), next(states)) == (change, state)
 
 

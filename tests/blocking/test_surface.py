@@ -2,14 +2,19 @@
 
 Every class here is compared with its twin: public names, and for each of them the parameters with
 their kinds, defaults and annotations, what it gives, and whether it is documented. The only
-differences are those that `tenure.blocking.mirror` lists.
+differences are those that are listed here. `tools.sync` generates most of it from the source.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FunctionType
 
 import pytest
@@ -31,16 +36,15 @@ from tenure._client import watch as watches
 from tenure._client.handles import AsyncHandle
 from tenure._client.keeper import Kept
 from tenure.blocking import recipes
-from tenure.blocking.mirror import BACK, DIFFERENT, RENAMED, Mirror
-from tenure.blocking.session import Attempts
-from tenure.blocking.watch import EventStream, Watch
+from tenure.blocking.wrapper import SyncWrapper
 from tenure.engines.contract import SessionEvents
+from tools import sync, sync_table
 
 PAIRS: dict[type, type] = {
     client.Client: blocking.Client,
     election.Election: blocking.Election,
     election.Leadership: blocking.Leadership,
-    events.EventStream: EventStream,
+    events.EventStream: blocking.EventStream,
     lease.Lease: blocking.Lease,
     mutex.Mutex: blocking.Mutex,
     runs.RunLease: blocking.RunLease,
@@ -48,8 +52,8 @@ PAIRS: dict[type, type] = {
     semaphore.Ticket: blocking.Ticket,
     session.Session: blocking.Session,
     sessions.Attempt: blocking.Attempt,
-    sessions.Attempts: Attempts,
-    watches.Watch: Watch,
+    sessions.Attempts: blocking.Attempts,
+    watches.Watch: blocking.Watch,
     recipe_twins.Barrier: recipes.Barrier,
     recipe_twins.Changes: recipes.Changes,
     recipe_twins.Group: recipes.Group,
@@ -60,6 +64,24 @@ PAIRS: dict[type, type] = {
 }
 
 ASYNC_ONLY = {"Once"}
+
+RENAMED = {
+    "aclose": "close",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
+    "__anext__": "__next__",
+}
+"""What has another name, by the name in the asynchronous API."""
+
+BACK = {here: there for there, here in RENAMED.items()}
+
+DIFFERENT = {
+    "Changes.__next__": "is inherited from what all streams share",
+    "EventStream.__next__": "is inherited from what all streams share",
+    "Lease.wait_lost": "takes a timeout, since a thread cannot be cancelled; None when it is over",
+}
+"""What has other parameters, or another result, and why."""
 
 # What an object of the asynchronous API keeps as a plain attribute is a property here.
 ATTRIBUTE = re.compile(r"^        self\.([a-z]\w*) = ", re.MULTILINE)
@@ -97,7 +119,7 @@ def names_here(kind: type) -> dict[str, object]:
     return {
         name: thing
         for part in reversed(kind.__mro__[:-1])
-        if part not in Mirror.__mro__ and part.__module__.startswith("tenure")
+        if part not in SyncWrapper.__mro__ and part.__module__.startswith("tenure")
         for name, thing in vars(part).items()
         if is_public(name)
     }
@@ -109,13 +131,16 @@ def gives(annotation: str) -> str:
     return re.sub(r"Awaitable\[(\w+)\]", r"\1", annotation)
 
 
-def shape(function: Callable[..., object]) -> list[tuple[object, ...]]:
+def shape(function: Callable[..., object], kind: type | None = None) -> list[tuple[object, ...]]:
+    """The parameters and the result; an object of the class itself is ``Self``."""
     signature = inspect.signature(function)
     parameters = [
         (each.name, each.kind, each.default, gives(str(each.annotation)))
         for each in signature.parameters.values()
     ]
-    return [*parameters, ("->", gives(str(signature.return_annotation)))]
+    result = gives(str(signature.return_annotation))
+    selves = {base.__name__ for base in kind.__mro__} if kind is not None else set()
+    return [*parameters, ("->", "Self" if result.partition("[")[0] in selves else result)]
 
 
 def methods(there: type, here: type) -> Iterator[tuple[str, FunctionType, FunctionType]]:
@@ -159,8 +184,8 @@ def test_it_has_the_same_public_names(there: type, here: type) -> None:
 @both
 def test_a_method_takes_and_gives_the_same(there: type, here: type) -> None:
     for name, theirs, mine in methods(there, here):
-        if mine.__qualname__ not in DIFFERENT:
-            assert shape(mine) == shape(theirs), f"{here.__name__}.{name}"
+        if not any(f"{kind.__name__}.{name}" in DIFFERENT for kind in here.__mro__):
+            assert shape(mine, here) == shape(theirs, there), f"{here.__name__}.{name}"
 
 
 @both
@@ -191,8 +216,9 @@ def test_it_is_documented_for_threads(there: type, here: type) -> None:
 def test_what_is_said_to_be_different_is_so() -> None:
     for path in DIFFERENT:
         kind, name = path.split(".")
-        theirs = getattr(getattr(tenure, kind), BACK.get(name, name))
-        assert shape(getattr(getattr(blocking, kind), name)) != shape(theirs), path
+        there, here = next(pair for pair in PAIRS.items() if pair[0].__name__ == kind)
+        theirs = getattr(there, BACK.get(name, name))
+        assert shape(getattr(here, name), here) != shape(theirs, there), path
 
 
 @pytest.mark.parametrize(("name", "side"), [("newcomer", "there"), ("newcomer", "here")])
@@ -212,3 +238,46 @@ def test_a_parameter_that_one_side_lacks_is_found(monkeypatch: pytest.MonkeyPatc
 
 def print_it(self: object, more: str = "") -> None:
     """For the tests of this test."""
+
+
+# What is generated
+
+
+def test_the_source_is_what_make_sync_writes() -> None:
+    for name, file in sync_table.FILES.items():
+        source = (sync.SOURCE / name).read_text(encoding="utf-8")
+        assert source == sync.generate(file), f"run 'make sync': {name}"
+
+
+def test_the_check_finds_what_was_edited_by_hand(tmp_path: Path) -> None:
+    without = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(sync.SOURCE, tmp_path / "src" / "tenure", ignore=without)
+    shutil.copytree(sync.ROOT / "tools", tmp_path / "tools")
+    shutil.copy(sync.ROOT / "pyproject.toml", tmp_path)
+    check = [sys.executable, "-m", "tools.sync", "--check"]
+    assert subprocess.run(check, cwd=tmp_path, check=False).returncode == 0
+    edited = tmp_path / "src" / "tenure" / "blocking" / "lease.py"
+    edited.write_text(edited.read_text(encoding="utf-8") + "# mine\n", encoding="utf-8")
+    found = subprocess.run(check, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert found.returncode == 1
+    assert "blocking/lease.py" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        ("``async with m.lock() as lease``, or ``await`` it.", "``with m.lock() as lease``."),
+        ("``async with`` it, or ``await`` it.", "``with`` it."),
+        ("x = await call()", "x = call()"),
+        ("the calling task; call `aclose`", "the calling thread; call `close`"),
+    ],
+)
+def test_documentation_is_put_in_words_for_threads(there: str, here: str) -> None:
+    assert sync.documentation(there) == here
+
+
+def test_every_public_name_is_documented_in_the_source() -> None:
+    for path in (sync.SOURCE / "blocking").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                assert ast.get_docstring(node), f"{path.name}: {node.name}"

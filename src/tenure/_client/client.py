@@ -17,7 +17,7 @@ import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, TypeVar
 
 from tenure import fork
 from tenure._client.attaching import Asked, attach
@@ -357,30 +357,6 @@ class Client(Nodes, Jobs, AsyncHandle):
         """
         asked = Asked.of(path, recovery_window, description, on_loss, max_stall)
         return Attempts(lambda: attach(self, asked))
-
-    @overload
-    async def run(
-        self,
-        work: Callable[[Session], Awaitable[T]],
-        /,
-        *,
-        recovery_window: Duration = DEFAULT_WINDOW,
-        description: str = "",
-        on_loss: OnLoss = "cancel",
-        max_stall: Duration | None = None,
-    ) -> T: ...
-
-    @overload
-    async def run(
-        self,
-        path: str,
-        work: Callable[[Session], Awaitable[T]],
-        *,
-        recovery_window: Duration = DEFAULT_WINDOW,
-        description: str = "",
-        on_loss: OnLoss = "cancel",
-        max_stall: Duration | None = None,
-    ) -> T: ...
 
     async def run(
         self,

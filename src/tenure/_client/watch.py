@@ -133,6 +133,11 @@ class Watch(AsyncHandle, Generic[T]):
                 self._told = seen
                 return self._view(session, described)
 
+    def _put_back(self, _state: T) -> None:
+        """Give a state again, whose reader was interrupted."""
+        self._told = None
+        self._changed.set()
+
     def _what_is_watched(self, described: SemaphoreDescription) -> object:
         owners = [(owner.order_id, owner.count, owner.data) for owner in described.owners]
         return (described.data if self._data else None, owners)

@@ -4,22 +4,20 @@ Start with `connect`. What is awaited there is simply called here: ``client.mute
 gives a held lease, to be entered with ``with`` or released. Any number of threads may share a
 client; for code that runs in an event loop there is `tenure` itself.
 
-What is different is said in `tenure.blocking.mirror`: `close` stands for ``aclose``, and a thread,
-which nobody can cancel, is told of a loss by the next call that it makes.
+Differences: `close` stands for ``aclose``; a thread cannot be cancelled, so inside the block of a
+lost lease its next call raises. The wrappers are generated from the asynchronous classes.
 """
 
 from tenure._client.client import default_url
 from tenure._client.leading import Retry
 from tenure._client.loss import LOSS_EXIT_STATUS, OnLoss
 from tenure._client.session import SessionState
+from tenure.blocking.attempts import Attempt, Attempts
 from tenure.blocking.client import Client, connect
-from tenure.blocking.election import Election, Leadership
-from tenure.blocking.lease import Lease
-from tenure.blocking.mutex import Mutex
-from tenure.blocking.runs import RunLease
-from tenure.blocking.semaphore import Semaphore, Ticket
-from tenure.blocking.session import Attempt, Attempts, Session
-from tenure.blocking.watch import EventStream, Watch
+from tenure.blocking.lease import Election, Leadership, Lease, RunLease, Ticket
+from tenure.blocking.primitives import Mutex, Semaphore
+from tenure.blocking.session import Session
+from tenure.blocking.streams import EventStream, Watch
 from tenure.clock import Clock
 from tenure.durations import Duration
 from tenure.errors import (

@@ -1,37 +1,27 @@
-"""The mirror of `tenure._client.client`."""
+"""The client, for threads: its life, and the calls in which it runs a program's work.
+
+`tools.sync` generates its other calls, in `tenure.blocking.calls`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from types import TracebackType
-from typing import TypeVar, overload
+from typing import TypeVar
 
-from tenure._client import client as twins
+from tenure._client import client as async_client
 from tenure._client.client import DEFAULT_WINDOW
 from tenure._client.leading import Retry, Supervision, pause
 from tenure._client.loss import OnLoss
-from tenure._client.nodes import Nodes
 from tenure._client.scope import note_failure
 from tenure._client.sessions import path_and_work
-from tenure.blocking.election import Election, Leadership
-from tenure.blocking.mirror import mirrors
-from tenure.blocking.mutex import Mutex
+from tenure.blocking.calls import ClientCalls
+from tenure.blocking.lease import Leadership
 from tenure.blocking.portal import the_portal
-from tenure.blocking.runs import Jobs
-from tenure.blocking.semaphore import Semaphore
-from tenure.blocking.session import Attempts, Session, abandon
-from tenure.blocking.watch import EventStream
+from tenure.blocking.session import Session
 from tenure.clock import Clock
 from tenure.durations import Duration
-from tenure.model import (
-    DEFAULT_NODE,
-    Capabilities,
-    NodeConfig,
-    NodeDescription,
-    SemaphoreDescription,
-    SessionDescription,
-)
+from tenure.model import DEFAULT_NODE
 
 __all__ = ["Client", "connect"]
 
@@ -62,39 +52,20 @@ def connect(
     """
     portal = the_portal()
     portal.check_caller()
-    twin = twins.connect(url, clock=clock, identify=identify)
-    client = Client(portal, twin)
-    portal.serve(twin)
+    wrapped = async_client.connect(url, clock=clock, identify=identify)
+    client = Client(portal, wrapped)
+    portal.serve(wrapped)
     return client
 
 
-@mirrors(Nodes)
-@mirrors(twins.Client)
-class Client(Jobs[twins.Client]):
-    """`tenure.Client`, for threads: any number of them may use it at once."""
+class Client(ClientCalls):
+    """A program's way to one store. `connect` makes one. Any number of threads share it."""
 
     __slots__ = ()
 
-    @property
-    def clock(self) -> Clock:
-        """What its deadlines are measured on."""
-        return self._twin.clock
-
-    @property
-    def url(self) -> str:
-        return self._twin.url
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._twin.capabilities
-
-    @property
-    def guarantees(self) -> str:
-        return self._twin.guarantees
-
     def __enter__(self) -> Client:
         try:
-            self._portal.call(self._twin.__aenter__)
+            self._portal.call(self._wrapped.__aenter__)
         except BaseException as error:
             try:
                 self.close()
@@ -110,83 +81,23 @@ class Client(Jobs[twins.Client]):
         trace: TracebackType | None,
     ) -> None:
         try:
-            self._portal.leave(self._twin.__aexit__, kind, error, trace)
+            self._portal.leave(self._wrapped.__aexit__, kind, error, trace)
         finally:
-            self._portal.let_go(self._twin)
+            self._portal.let_go(self._wrapped)
 
     def close(self) -> None:
+        """Close every session, then the connection. Safe to call twice, and when interrupted.
+
+        Leases that threads are inside are lost: the next call in such a block raises, and so does
+        its end.
+
+        Raises:
+            EngineError: the store failed; it will end the sessions when their windows are over.
+        """
         try:
-            self._portal.give_back(self._twin.aclose)
+            self._portal.give_back(self._wrapped.aclose)
         finally:
-            self._portal.let_go(self._twin)
-
-    def session(
-        self,
-        path: str = DEFAULT_NODE,
-        *,
-        recovery_window: Duration = DEFAULT_WINDOW,
-        description: str = "",
-        on_loss: OnLoss = "cancel",
-        max_stall: Duration | None = None,
-        resumable: bool = False,
-        resume: str | None = None,
-        assume_dead: bool = False,
-    ) -> Session:
-        return self._portal.obtain(
-            Session,
-            partial(abandon, detach=resume is not None),
-            self._twin.session,
-            path,
-            recovery_window=recovery_window,
-            description=description,
-            on_loss=on_loss,
-            max_stall=max_stall,
-            resumable=resumable,
-            resume=resume,
-            assume_dead=assume_dead,
-        )
-
-    def sessions(
-        self,
-        path: str = DEFAULT_NODE,
-        *,
-        recovery_window: Duration = DEFAULT_WINDOW,
-        description: str = "",
-        on_loss: OnLoss = "cancel",
-        max_stall: Duration | None = None,
-    ) -> Attempts:
-        attempts = self._twin.sessions(
-            path,
-            recovery_window=recovery_window,
-            description=description,
-            on_loss=on_loss,
-            max_stall=max_stall,
-        )
-        return Attempts(self._portal, attempts)
-
-    @overload
-    def run(
-        self,
-        work: Callable[[Session], T],
-        /,
-        *,
-        recovery_window: Duration = DEFAULT_WINDOW,
-        description: str = "",
-        on_loss: OnLoss = "cancel",
-        max_stall: Duration | None = None,
-    ) -> T: ...
-
-    @overload
-    def run(
-        self,
-        path: str,
-        work: Callable[[Session], T],
-        *,
-        recovery_window: Duration = DEFAULT_WINDOW,
-        description: str = "",
-        on_loss: OnLoss = "cancel",
-        max_stall: Duration | None = None,
-    ) -> T: ...
+            self._portal.let_go(self._wrapped)
 
     def run(
         self,
@@ -198,6 +109,14 @@ class Client(Jobs[twins.Client]):
         on_loss: OnLoss = "cancel",
         max_stall: Duration | None = None,
     ) -> T:
+        """Call `work` with a session, again with a new one whenever that expires (`sessions`).
+
+        ``client.run(work)`` uses the default node, ``client.run("/billing", work)`` another one.
+        The other arguments are those of `session`.
+
+        Returns:
+            The result of `work`.
+        """
         path, work = path_and_work(path, work)
         result: list[T] = []
         for attempt in self.sessions(
@@ -275,56 +194,4 @@ class Client(Jobs[twins.Client]):
                 return result
             except Exception as error:
                 length = supervision.failed(error)
-            self._portal.call(pause, self._twin, length)
-
-    def mutex(self, name: str) -> Mutex:
-        return Mutex(self._portal, self._twin.mutex(name))
-
-    def semaphore(self, name: str, *, ephemeral: bool = False) -> Semaphore:
-        return Semaphore(self._portal, self._twin.semaphore(name, ephemeral=ephemeral))
-
-    def election(self, name: str) -> Election:
-        return Election(self._portal, self._twin.election(name))
-
-    def events(self, size: int = 1024) -> EventStream:
-        return EventStream(self._portal, self._portal.run(self._twin.events, size))
-
-    # Nodes
-
-    def create_node(
-        self, path: str, config: NodeConfig | None = None, *, exist_ok: bool = False
-    ) -> None:
-        self._portal.call(self._twin.create_node, path, config, exist_ok=exist_ok)
-
-    def alter_node(self, path: str, config: NodeConfig) -> None:
-        self._portal.call(self._twin.alter_node, path, config)
-
-    def drop_node(self, path: str, *, force: bool = False) -> None:
-        self._portal.call(self._twin.drop_node, path, force=force)
-
-    def describe_node(self, path: str = DEFAULT_NODE) -> NodeDescription:
-        return self._portal.call(self._twin.describe_node, path)
-
-    def list_nodes(self) -> Sequence[str]:
-        return self._portal.call(self._twin.list_nodes)
-
-    def list_semaphores(
-        self, path: str = DEFAULT_NODE, *, owners: bool = False, waiters: bool = False
-    ) -> Sequence[SemaphoreDescription]:
-        return self._portal.call(self._twin.list_semaphores, path, owners=owners, waiters=waiters)
-
-    def describe_semaphore(
-        self, name: str, path: str = DEFAULT_NODE, *, owners: bool = True, waiters: bool = True
-    ) -> SemaphoreDescription:
-        return self._portal.call(
-            self._twin.describe_semaphore, name, path, owners=owners, waiters=waiters
-        )
-
-    def list_sessions(self, path: str = DEFAULT_NODE) -> Sequence[SessionDescription]:
-        return self._portal.call(self._twin.list_sessions, path)
-
-    def end_session(self, path: str, session_id: int) -> bool:
-        return self._portal.call(self._twin.end_session, path, session_id)
-
-    def evict(self, path: str, name: str, order_id: int) -> bool:
-        return self._portal.call(self._twin.evict, path, name, order_id)
+            self._portal.call(pause, self._wrapped, length)

@@ -68,7 +68,8 @@ class Served(Protocol):
 
     _closing: asyncio.Task[None] | None
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Close it, and remember the task that does so."""
 
 
 class _Mine:
@@ -214,6 +215,7 @@ class Portal:
         """Have a plain function called on the loop, for what may be touched only there."""
 
         async def run() -> T:
+            """Call the function, as the portal expects of a coroutine."""
             return function(*args, **kwargs)
 
         return self.call(run)

@@ -39,6 +39,7 @@ class Loop(asyncio.SelectorEventLoop):
         super().__init__()
 
     def close(self) -> None:
+        """Close the loop, except in a forked child, which shares its selector."""
         if fork.generation() == self._born:
             super().close()
 
@@ -74,6 +75,7 @@ class LoopThread(threading.Thread):
             return self._begun
 
     def run(self) -> None:
+        """Run the loop until this thread is told to end."""
         if not self.begins(True):
             return
         if self._before is not None:

@@ -56,6 +56,7 @@ class _Program:
         self._closing: asyncio.Task[None] | None = None
 
     def check_open(self) -> None:
+        """Raise `SessionClosed` unless the connection is open."""
         if self._closing is not None:
             raise SessionClosed("the connection to Redis has been closed")
 
@@ -72,6 +73,7 @@ class _Program:
             task.exception()  # who is inside hears of it at the end of its block
 
     async def aclose(self) -> None:
+        """Release what is held, and close the connection."""
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.wait([self._closing])

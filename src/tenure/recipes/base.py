@@ -67,3 +67,8 @@ class States(Generic[T]):
                 raise
             self._prepare = None
         return self._view(await anext(self._watch))
+
+    def _put_back(self, _state: T) -> None:
+        """Give a state again, whose reader was interrupted."""
+        self._watch._told = None
+        self._watch._changed.set()

@@ -155,6 +155,10 @@ class Changes:
             self._compare(await anext(self._states))
         return self._untold.popleft()
 
+    def _put_back(self, change: Change) -> None:
+        """Give a change again, whose reader was interrupted."""
+        self._untold.appendleft(change)
+
     def _compare(self, members: tuple[Member, ...]) -> None:
         before, self._known = self._known, {member.token: member for member in members}
         self._untold += [Left(was) for token, was in before.items() if token not in self._known]

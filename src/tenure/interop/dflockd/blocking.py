@@ -33,6 +33,7 @@ class _Program:
         self._closing: asyncio.Task[None] | None = None
 
     async def aclose(self) -> None:
+        """Close the asynchronous lock."""
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._twin.close())
         await asyncio.wait([self._closing])

@@ -127,7 +127,7 @@ class Journal:
             recovers: the label of the request of a resumed session that this one continues.
             label: one of your own.
         """
-        twin: Any = getattr(primitive, "_twin", primitive)
+        twin: Any = getattr(primitive, "_wrapped", primitive)
         if isinstance(twin, Mutex):
             count = limit = EPHEMERAL_LIMIT
         elif isinstance(twin, Election):
@@ -300,7 +300,7 @@ class Journal:
 
         ``with journal.call(config, "read") as call: call.result = (await config.describe()).data``
         """
-        twin: Any = getattr(semaphore, "_twin", semaphore)
+        twin: Any = getattr(semaphore, "_wrapped", semaphore)
         label = self.label()
         node, name = twin._source.node, twin.name
         self.record(Called(self.now(), self.process, label, node, name, op, argument))
@@ -344,7 +344,7 @@ class Journal:
         self, observer: str, primitive: Primitive, value: bytes | tuple[int, ...] | None
     ) -> None:
         """A watch has shown the data, the owners' order ids, or that there is none (``None``)."""
-        twin: Any = getattr(primitive, "_twin", primitive)
+        twin: Any = getattr(primitive, "_wrapped", primitive)
         node, name = twin._source.node, twin.name
         self.record(Observed(self.now(), self.process, observer, node, name, value))
 

@@ -1,0 +1,224 @@
+"""Blocks of `tenure.blocking`: how wrappers are entered and left, and undo functions.
+
+`tools.sync` generates the rest of the classes for which these are bases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from tenure._client import lease as async_lease
+from tenure._client import semaphore as async_semaphore
+from tenure._client import session as async_session
+from tenure.blocking.portal import Portal, as_it_is
+from tenure.blocking.wrapper import SyncWrapper
+from tenure.durations import Duration, timeout_seconds
+from tenure.errors import LeaseLost, TenureError
+
+__all__ = [
+    "LeaseBlock",
+    "SessionBlock",
+    "Stream",
+    "TicketBlock",
+    "abandon_session",
+    "abandon_ticket",
+    "give_up",
+    "perhaps",
+]
+
+A = TypeVar("A")
+L = TypeVar("L")
+R = TypeVar("R")
+T = TypeVar("T")
+
+# Of two threads that enter one lease, one gets an error. A signal handler may enter one, too.
+_entering = threading.RLock()
+
+
+def give_up(lease: async_lease.Lease | None) -> None:
+    """Undo the acquisition of a lease."""
+    if lease is not None:
+        lease._give_up()
+
+
+def abandon_ticket(ticket: async_semaphore.Ticket[Any]) -> None:
+    """Undo the making of a ticket, or its entering."""
+    if ticket._scope is not None:
+        ticket._scope.exit(None)
+    give_up(ticket._lease)
+
+
+def abandon_session(session: async_session.Session, *, detach: bool = False) -> None:
+    """Undo the attaching of a session, or its entering."""
+    if session._scope is not None:
+        session._scope.exit(None)
+    session._ending.by_program(detach=detach)
+
+
+def perhaps(handle: Callable[[Portal, Any], R]) -> Callable[[Portal, Any], R | None]:
+    """Return a function that makes a wrapper of what may be ``None``."""
+    return lambda portal, wrapped: None if wrapped is None else handle(portal, wrapped)
+
+
+class LeaseBlock(SyncWrapper[async_lease.Lease]):
+    """Entering, leaving and waiting for the loss of a lease."""
+
+    __slots__ = ()
+
+    def __init__(self, portal: Portal, wrapped: async_lease.Lease) -> None:
+        super().__init__(portal, wrapped)
+
+    def check(self) -> None:
+        """Raise unless the lease is held. For loops and threads.
+
+        Raises:
+            LeaseLost: it was lost, or a lease whose block the calling thread is inside was.
+            LeaseReleased: it was released.
+        """
+        self._portal.check_blocks()
+        self._wrapped.check()
+
+    def wait_lost(self, timeout: Duration | None = None) -> LeaseLost | None:
+        """Wait until the lease is lost, and return the loss; ``None`` when `timeout` is over first.
+
+        Args:
+            timeout: seconds; ``None`` waits for as long as it takes.
+
+        Raises:
+            LeaseReleased: it was released instead.
+        """
+        return self._portal.call(_wait_lost, self._wrapped, timeout_seconds(timeout))
+
+    def __enter__(self) -> Self:
+        portal, wrapped, may_enter = self._portal, self._wrapped, False
+        try:
+            portal.check_caller()
+            portal.check_blocks()
+            task = portal.task()
+            with _entering:
+                wrapped._check_enterable()
+                may_enter = True
+                wrapped._enter(task)
+            return self
+        except TenureError:
+            raise  # a refusal leaves the lease as it was
+        except BaseException as interruption:
+            # The block will not be left, because no thread came to be inside it.
+            scope = wrapped._scope
+            if scope is None or scope.task is None:
+                portal.give_back(wrapped.release)
+            elif may_enter:
+                portal.leave(wrapped.__aexit__, type(interruption), interruption, None)
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._portal.leave(self._wrapped.__aexit__, kind, error, trace)
+
+
+class TicketBlock(SyncWrapper["async_semaphore.Ticket[Any]"], Generic[L]):
+    """Entering and leaving a ticket.
+
+    Args:
+        portal: the way to the event loop.
+        wrapped: the asynchronous ticket.
+        handle: the wrapper class of its lease.
+    """
+
+    __slots__ = ("_handle",)
+
+    def __init__(
+        self,
+        portal: Portal,
+        wrapped: async_semaphore.Ticket[Any],
+        handle: Callable[[Portal, Any], L],
+    ) -> None:
+        super().__init__(portal, wrapped)
+        self._handle = handle
+
+    def __enter__(self) -> Self:
+        return self._portal.obtain(lambda *_: self, abandon_ticket, self._wrapped.__aenter__)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._portal.leave(self._wrapped.__aexit__, kind, error, trace)
+
+
+class SessionBlock(SyncWrapper[async_session.Session]):
+    """Entering and leaving a session."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        return self._portal.obtain(lambda *_: self, abandon_session, self._wrapped.__aenter__)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._portal.leave(self._wrapped.__aexit__, kind, error, trace)
+
+
+class _AsyncStream(Protocol[T]):  # noqa: PYI046  it is named in a base, as text
+    async def __anext__(self) -> T: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def _put_back(self, item: T) -> None: ...
+
+
+class Stream(SyncWrapper["_AsyncStream[T]"], Generic[T]):
+    """Iterating over a stream, and leaving its block."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._portal.leave(self._wrapped.__aexit__, kind, error, trace)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        wrapped = self._wrapped
+        try:
+            return self._portal.obtain(as_it_is, wrapped._put_back, wrapped.__anext__)
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+
+async def _wait_lost(lease: async_lease.Lease, timeout: float | None) -> LeaseLost | None:
+    expiry = asyncio.timeout(timeout)
+    try:
+        async with expiry:
+            return await lease.wait_lost()
+    except TimeoutError:
+        if not expiry.expired():
+            raise
+        return None

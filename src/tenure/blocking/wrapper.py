@@ -1,0 +1,60 @@
+"""Base of the sync wrappers.
+
+A sync wrapper keeps an object of the asynchronous API and the portal, and nothing else. All state
+is that object's, so two wrappers of one object are equal and do the same. A method passes its
+arguments to the object's method of the same name, through the portal wherever that method is
+awaited or touches what belongs to the event loop.
+
+``make sync`` generates the wrappers' public methods from the asynchronous classes (`tools.sync`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from tenure._client.handles import Handle
+from tenure.blocking.portal import Portal
+from tenure.errors import Misuse
+
+__all__ = ["SyncWrapper", "wrap"]
+
+_classes: dict[str, type[SyncWrapper[Any]]] = {}
+"""The wrapper classes, by the name that they share with the asynchronous class."""
+
+T = TypeVar("T")
+
+
+class SyncWrapper(Handle, Generic[T]):
+    """A thread's handle on an object of the asynchronous API."""
+
+    __slots__ = ("__weakref__", "_portal", "_wrapped")
+
+    def __init_subclass__(cls) -> None:
+        _classes.setdefault(cls.__name__, cls)
+
+    def __init__(self, portal: Portal, wrapped: T) -> None:
+        self._portal = portal
+        self._wrapped = wrapped
+
+    def __repr__(self) -> str:
+        return f"<blocking {repr(self._wrapped).removeprefix('<')}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SyncWrapper) and other._wrapped is self._wrapped
+
+    def __hash__(self) -> int:
+        return hash(id(self._wrapped))
+
+    # Type checkers do not see these two, so that they report the mistake themselves.
+    if not TYPE_CHECKING:
+
+        async def __aenter__(self):
+            raise Misuse(f"{self!r} is entered with 'with'; for 'async with', import tenure")
+
+        async def __aexit__(self, *_):
+            """Never called, since entering raises; Python looks for it first."""
+
+
+def wrap(portal: Portal, wrapped: object) -> Any:
+    """Return a wrapper of an object whose wrapper class the caller cannot import."""
+    return _classes[type(wrapped).__name__](portal, wrapped)

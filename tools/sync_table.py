@@ -1,0 +1,342 @@
+"""The differences between the asynchronous classes and the sync wrappers that `sync` writes.
+
+All else follows from the source: a public method of an asynchronous class is one of its wrapper,
+with the same parameters and documentation. `RULES` chooses the body by the annotation of what it
+returns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["DOCS", "FILES", "GIVE_BACK", "PHRASES", "RULES", "UNDO", "File", "Wrapper"]
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """One generated class.
+
+    Attributes:
+        name: of the class.
+        module: the module of the asynchronous class, below `tenure`; with ":" and its name, if that
+            differs.
+        base: of the wrapper, hand-written.
+        parts: other classes whose members it has: "module:class".
+        attributes: annotations of plain attributes of the asynchronous object.
+        by_hand: members that the base has.
+        object: annotation of the asynchronous object, where it is narrower than the base's.
+        makes: arguments of the asynchronous constructor, for a class that programs construct.
+    """
+
+    name: str
+    module: str
+    base: str
+    parts: tuple[str, ...] = ()
+    attributes: dict[str, str] = field(default_factory=dict)
+    by_hand: frozenset[str] = frozenset()
+    object: str = ""
+    makes: str = ""
+
+
+@dataclass(frozen=True)
+class File:
+    """One generated module."""
+
+    title: str
+    imports: str
+    wrappers: tuple[Wrapper, ...]
+    exports: tuple[str, ...] = ()
+    after_imports: str = ""
+
+
+RULES = {
+    "Once[Lease]": ("Lease", "obtain:Lease:give_up"),
+    "Once[Leadership]": ("Leadership", "obtain:Leadership:give_up"),
+    "Once[Session]": ("Session", "obtain:Session:abandon_session"),
+    "Once[RunLease | None]": ("RunLease | None", "obtain:perhaps(RunLease):give_up"),
+    "Lease | None": ("Lease | None", "obtain:perhaps(Lease):give_up"),
+    "Once[Ticket[Lease]]": (
+        "Ticket[Lease]",
+        "obtain:lambda portal, ticket: Ticket(portal, ticket, Lease):abandon_ticket",
+    ),
+    "Ticket[Lease] | None": ("Ticket[Lease] | None", "ticket:Lease"),
+    "Ticket[Leadership] | None": ("Ticket[Leadership] | None", "ticket:Leadership"),
+    "EventStream": ("EventStream", "stream"),
+    "L": ("L", "granted"),
+}
+"""What a method returns here, and how it is called, by its annotation there."""
+
+WRAPPED = {"Attempts", "Changes", "Election", "Mutex", "Semaphore", "States", "Watch"}
+"""Classes whose objects a plain method of the asynchronous API returns."""
+
+GIVE_BACK = {"aclose", "detach", "release", "resign", "withdraw"}
+"""Methods that are carried out even inside the block of a lost lease."""
+
+UNDO = {"ClientCalls.session": "partial(abandon_session, detach=resume is not None)"}
+"""How to undo an interrupted call, where the rule's function is not enough."""
+
+DOCS = {
+    "Lease": """A granted request: what a program holds.
+
+    A thread cannot be cancelled. Inside the block of a lost lease, the next call of this library
+    raises `LeaseLost`, except for calls that give something back; so does the end of the block.
+    Long computations call `check` now and then.
+
+    A lease is always true; read `held` instead.
+    """,
+    "Session": """A program's session on a node. `Client.session` makes one.
+
+    ``with client.session(...) as session`` closes it at the end of the block. A session that is
+    not entered is closed with `close`.
+
+    A thread cannot be cancelled. Inside the block of an expired session, the next call of this
+    library raises `SessionExpired`, except for calls that give something back; so does the end of
+    the block.
+    """,
+    "ClientCalls": "The calls of a client that the asynchronous one has, too.",
+    "Watch": """A stream of states: an iterator and a context manager.
+
+    It starts with the current state, and equal states are given once. It ends with
+    `SemaphoreNotFound` when the semaphore is deleted (an ephemeral one comes and goes with its
+    requests; while it is absent its state is an empty one), and with the session's error when the
+    session is over. Any thread may close it, which ends the iteration.
+    """,
+}
+"""Documentation that is not the asynchronous one in other words."""
+
+PHRASES = (
+    (r",? or ``?await``?\s+it(?=[.`])", ""),
+    (r"\s*\(?, or (``)?await\1? it\)?", ""),
+    (r"\basync(?= with| for)\s+|\basync (?=def)|\bawait\s+", ""),
+    (r"\baclose\b", "close"),
+    (r"\btask(s?)\b", r"thread\1"),
+    (r"An async iterator and an async context", "An iterator and a context"),
+    (r"an async iterator and an async context", "an iterator and a context"),
+    (r"Awaited again", "Called again"),
+    (r"\bwhen cancelled\b", "when interrupted"),
+    (r"Who is cancelled, or out of time", "A party that is interrupted, or out of time"),
+    (r"Cancelled, it keeps", "Interrupted, it keeps"),
+    (r"A `wait` that times out or is cancelled\b", "A `wait` that times out or is interrupted"),
+    (r"a `wait` that times out or is cancelled\b", "a `wait` that times out or is interrupted"),
+    (r"needs to stop after its\s+cancellation", "needs to stop after the loss"),
+    (
+        (
+            r"Leases that other threads are inside are lost, and\s+their bodies cancelled; a block "
+            r"that the\s+calling thread itself is inside raises at its end\."
+        ),
+        (
+            "Leases that threads are inside are lost: the next call in such a\n        "
+            "block raises, and so does its end."
+        ),
+    ),
+)
+"""Patterns in the asynchronous documentation, and what stands for them here."""
+
+_COMMON = """
+from tenure._client.loss import OnLoss
+from tenure.durations import Duration
+"""
+
+_NAME = {"name": "str"}
+
+FILES = {
+    "blocking/lease.py": File(
+        "Leases, tickets for them, and elections.",
+        _COMMON
+        + """
+from typing import Generic, TYPE_CHECKING, TypeVar
+from tenure._client import election as async_election
+from tenure._client import runs as async_runs
+from tenure.blocking.blocks import LeaseBlock, TicketBlock, give_up
+from tenure.blocking.streams import Watch
+from tenure.blocking.wrapper import SyncWrapper, wrap
+from tenure.errors import LeaseLost
+from tenure.model import Leader, SemaphoreDescription
+if TYPE_CHECKING:
+    from tenure.blocking.session import Session
+""",
+        (
+            Wrapper(
+                "Lease",
+                "_client.lease",
+                "LeaseBlock",
+                ("_client.requested:Requested",),
+                {"session": "Session", "name": "str"},
+                frozenset({"check", "wait_lost"}),
+            ),
+            Wrapper("Leadership", "_client.election", "Lease", object="async_election.Leadership"),
+            Wrapper("RunLease", "_client.runs", "Lease", object="async_runs.RunLease"),
+            Wrapper("Ticket", "_client.semaphore", "TicketBlock[L], Generic[L]"),
+            Wrapper(
+                "Election", "_client.election", "SyncWrapper[async_election.Election]", (), _NAME
+            ),
+        ),
+        after_imports='L = TypeVar("L", bound="Lease")',
+    ),
+    "blocking/primitives.py": File(
+        "Mutexes and semaphores.",
+        _COMMON
+        + """
+from tenure._client import mutex as async_mutex
+from tenure._client import semaphore as async_semaphore
+from tenure.blocking.blocks import give_up, abandon_ticket, perhaps
+from tenure.blocking.lease import Lease, Ticket
+from tenure.blocking.streams import Watch
+from tenure.blocking.wrapper import SyncWrapper
+from tenure.model import MutexHolder, SemaphoreDescription
+""",
+        (
+            Wrapper("Mutex", "_client.mutex", "SyncWrapper[async_mutex.Mutex]", (), _NAME),
+            Wrapper(
+                "Semaphore",
+                "_client.semaphore",
+                "SyncWrapper[async_semaphore.Semaphore]",
+                (),
+                {"name": "str", "ephemeral": "bool"},
+            ),
+        ),
+    ),
+    "blocking/session.py": File(
+        "Sessions.",
+        _COMMON
+        + """
+from tenure._client.session import SessionState
+from tenure.blocking.blocks import SessionBlock, give_up, perhaps
+from tenure.blocking.lease import Election, RunLease
+from tenure.blocking.primitives import Mutex, Semaphore
+from tenure.model import LastRun, Recovered
+""",
+        (
+            Wrapper(
+                "Session",
+                "_client.session",
+                "SessionBlock",
+                ("_client.runs:Jobs",),
+                {"node": "str", "recovery_window": "float", "max_stall": "float"},
+            ),
+        ),
+    ),
+    "blocking/calls.py": File(
+        "Calls of the client.",
+        _COMMON
+        + """
+from collections.abc import Sequence
+from functools import partial
+from tenure._client import client as async_client
+from tenure._client.client import DEFAULT_WINDOW
+from tenure.blocking.attempts import Attempts
+from tenure.blocking.blocks import abandon_session, give_up, perhaps
+from tenure.blocking.lease import Election, RunLease
+from tenure.blocking.primitives import Mutex, Semaphore
+from tenure.blocking.session import Session
+from tenure.blocking.streams import EventStream
+from tenure.blocking.wrapper import SyncWrapper
+from tenure.clock import Clock
+from tenure.model import DEFAULT_NODE, Capabilities, LastRun, NodeConfig, NodeDescription
+from tenure.model import SemaphoreDescription, SessionDescription
+""",
+        (
+            Wrapper(
+                "ClientCalls",
+                "_client.client:Client",
+                "SyncWrapper[async_client.Client]",
+                ("_client.runs:Jobs", "_client.nodes:Nodes"),
+                {"clock": "Clock"},
+                frozenset({"aclose", "run", "lead"}),
+            ),
+        ),
+    ),
+    "blocking/streams.py": File(
+        "Streams of states and events.",
+        """
+from typing import TypeVar
+from tenure import events as async_events
+from tenure._client import watch as async_watch
+from tenure.blocking.blocks import Stream
+from tenure.events import Event
+""",
+        (
+            Wrapper("Watch", "_client.watch", "Stream[T]", object="async_watch.Watch[T]"),
+            Wrapper(
+                "EventStream",
+                "events",
+                "Stream[Event]",
+                attributes={"dropped": "int"},
+                object="async_events.EventStream",
+            ),
+        ),
+        after_imports='T = TypeVar("T")',
+    ),
+    "blocking/recipes/streams.py": File(
+        "Streams of the recipes.",
+        """
+from typing import TypeVar
+from tenure import recipes as async_recipes
+from tenure.blocking.blocks import Stream
+from tenure.recipes import Change
+""",
+        (
+            Wrapper("States", "recipes.base", "Stream[T]", object="async_recipes.States[T]"),
+            Wrapper("Changes", "recipes.group", "Stream[Change]", object="async_recipes.Changes"),
+        ),
+        after_imports='T = TypeVar("T")',
+    ),
+    "blocking/recipes/wrappers.py": File(
+        "Recipes, each made from a session or a client of `tenure.blocking`.",
+        _COMMON
+        + """
+from typing import Generic, TypeAlias, TypeVar
+from tenure import recipes as async_recipes
+from tenure.blocking.blocks import give_up, perhaps
+from tenure.blocking.client import Client
+from tenure.blocking.lease import Lease
+from tenure.blocking.recipes.streams import Changes, States
+from tenure.blocking.session import Session
+from tenure.blocking.wrapper import SyncWrapper
+from tenure.recipes import Codec, Endpoint, Member, json_codec
+""",
+        (
+            Wrapper(
+                "RWLock",
+                "recipes.rwlock",
+                "SyncWrapper[async_recipes.RWLock]",
+                attributes=_NAME,
+                makes="name",
+            ),
+            Wrapper(
+                "SharedConfig",
+                "recipes.config",
+                'SyncWrapper["async_recipes.SharedConfig[T]"], Generic[T]',
+                attributes=_NAME,
+                makes="name, codec=codec",
+            ),
+            Wrapper(
+                "ServiceRegistry",
+                "recipes.registry",
+                "SyncWrapper[async_recipes.ServiceRegistry]",
+                attributes=_NAME,
+                makes="name",
+            ),
+            Wrapper(
+                "Group",
+                "recipes.group",
+                "SyncWrapper[async_recipes.Group]",
+                attributes=_NAME,
+                makes="name",
+            ),
+            Wrapper(
+                "Barrier",
+                "recipes.barrier",
+                "SyncWrapper[async_recipes.Barrier]",
+                attributes={"name": "str", "parties": "int"},
+                makes="name, parties",
+            ),
+        ),
+        exports=("Source",),
+        after_imports='''T = TypeVar("T")
+
+Source: TypeAlias = "Client | Session"
+"""What a recipe is made from: a session, or a client for its implicit session."""''',
+    ),
+}
+"""The generated modules, by their paths below `tenure`."""
