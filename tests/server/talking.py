@@ -21,7 +21,7 @@ from tenure.server.accept import Greeting
 from tenure.server.context import Anybody, Authenticator, Context
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
-from tenure.server.native_connection import Connection
+from tenure.server.native_connection import NativeServerConnection
 from tenure.wire.frames import FrameReader, FrameWriter
 from tenure.wire.messages import (
     VERSION,
@@ -269,7 +269,7 @@ class Direct(Caller):
         self.reads = True
         self.half_open = False
         self.gone = False
-        self.connection = Connection(listener, Greeting(listener.context, "memory"))
+        self.connection = NativeServerConnection(listener, Greeting(listener.context, "memory"))
         self.way = _InMemory(self)
         self.connection.connection_made(self.way)
 

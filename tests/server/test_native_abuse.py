@@ -29,7 +29,7 @@ from tenure.server.auth.authenticator import Anybody
 from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
-from tenure.server.native_connection import Connection
+from tenure.server.native_connection import NativeServerConnection
 from tenure.server.tls import TlsFiles, server_context
 from tenure.testing import VirtualClock
 from tenure.testing.clock import run
@@ -421,7 +421,7 @@ async def test_thousands_of_connections_come_and_go_and_leave_nothing() -> None:
                 await is_well(other, 99)
         assert counts.connections.taken == 1
         gc.collect()
-        alive = [each for each in gc.get_objects() if isinstance(each, Connection)]
+        alive = [each for each in gc.get_objects() if isinstance(each, NativeServerConnection)]
         assert len(alive) == 1
 
 

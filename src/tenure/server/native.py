@@ -31,7 +31,7 @@ from tenure.server.context import Context
 from tenure.server.hosting import Hosting
 from tenure.server.limits import LimitReached
 from tenure.server.listener import end_in_slices
-from tenure.server.native_connection import Connection
+from tenure.server.native_connection import NativeServerConnection
 from tenure.server.sockets import SocketFile, bind_ports
 from tenure.wire.errors import to_wire
 from tenure.wire.frames import FrameWriter
@@ -70,7 +70,7 @@ class NativeListener:
         self._door: Door | None = None
         self._socket_file: SocketFile | None = None  # of a Unix socket, until it drains
         self._unreachable = False  # the log has told that its file is gone, and cannot be made
-        self._connections: set[Connection] = set()
+        self._connections: set[NativeServerConnection] = set()
         self.farewell: EngineUnavailable | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._failures = Failures("looking after connections", self.context.logger)
@@ -91,7 +91,11 @@ class NativeListener:
         self._url = _bound_url(self._address, sockets[0])
         self.hosting = Hosting.share(self.context)
         self._door = Door(
-            self.context, sockets, lambda each: Connection(self, each), self._tls, _refusal
+            self.context,
+            sockets,
+            lambda each: NativeServerConnection(self, each),
+            self._tls,
+            _refusal,
         )
         self._door.open()
         self._tick()
@@ -147,13 +151,13 @@ class NativeListener:
 
     # What connections say
 
-    def joined(self, connection: Connection) -> None:
+    def joined(self, connection: NativeServerConnection) -> None:
         """There is one more."""
         self._connections.add(connection)
         if self._door is None:
             connection.cut_off()
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: NativeServerConnection) -> None:
         """There is one less."""
         self._connections.discard(connection)
 

@@ -36,7 +36,7 @@ from tenure.server.hosted import Hosted
 from tenure.server.limits import LimitReached
 from tenure.server.native_operations import COMMANDS, ask_audited
 from tenure.server.native_reads import READS
-from tenure.server.native_stream import HEARTBEAT, OutOfOrder, Stage, Stream
+from tenure.server.native_stream import HEARTBEAT, ConnectionStage, NativeServerStream, OutOfOrder
 from tenure.server.reads import PRICE, Reader, reader_of
 from tenure.server.session_operations import SESSION_HANDLERS
 from tenure.wire.errors import to_wire
@@ -65,12 +65,12 @@ from tenure.wire.values import Abilities
 if TYPE_CHECKING:
     from tenure.server.native import NativeListener
 
-__all__ = ["Connection"]
+__all__ = ["NativeServerConnection"]
 
 _PONG = Pong()
 
 
-class Connection(Stream):
+class NativeServerConnection(NativeServerStream):
     """The server's end of one connection.
 
     Attributes:
@@ -126,16 +126,18 @@ class Connection(Stream):
             task.cancel()
         self._listener.left(self)
         self.gone.set_result(None)
-        if was is not Stage.GREETING:
+        if was is not ConnectionStage.GREETING:
             self._context.log(
                 logging.DEBUG, "connection lost", peer=self.peer, why=exc, sessions=len(channels)
             )
 
     def end_unless_valid(self, verdict: Verdict) -> bool:
         """End the connection if its identity may not go on; its sessions are detached."""
-        if self.stage > Stage.OPEN:
+        if self.stage > ConnectionStage.OPEN:
             return False
-        why = verdict(None if self.stage is Stage.GREETING else self.identity, self._shown)
+        why = verdict(
+            None if self.stage is ConnectionStage.GREETING else self.identity, self._shown
+        )
         if why is None:
             return False
         self._context.log(
@@ -162,7 +164,7 @@ class Connection(Stream):
 
     def _carry_out(self, message: Struct) -> None:
         kind = type(message)
-        if self.stage is Stage.GREETING:
+        if self.stage is ConnectionStage.GREETING:
             if self._refusing is not None:
                 return  # whatever a refused client sends
             if kind is not Hello:
@@ -224,7 +226,7 @@ class Connection(Stream):
         self.reader = reader_of(context.reads, identity, self._greeting.source)
         self._engine = context.guard.engine(identity)
         self._hosting.connected(hello.program)
-        self.stage = Stage.OPEN
+        self.stage = ConnectionStage.OPEN
         self._reader.largest = self._limits.message_bytes
         context.log(logging.DEBUG, "connection greeted", peer=self.peer, identity=identity)
         self.send(
@@ -307,7 +309,7 @@ class Connection(Stream):
             else:
                 self.send(Failed(message.rid, error))
 
-    _others: dict[type[Struct], Callable[[Connection, Any], None]] = {  # noqa: RUF012
+    _others: dict[type[Struct], Callable[[NativeServerConnection, Any], None]] = {  # noqa: RUF012
         Attach: _attach,
         Heard: _heard,
         Hello: _again_hello,

@@ -1,6 +1,6 @@
 """One connection of the native protocol, as frames that come and go: what to do about them is left.
 
-States (`Stage`)::
+States (`ConnectionStage`)::
 
     GREETING ──Hello──► OPEN ──bad input, drain's end──► LEAVING ──► GONE
         └── too late, wrong, refused ──────────────────────┘
@@ -41,7 +41,7 @@ from tenure.wire.errors import to_wire
 from tenure.wire.frames import HEADER_BYTES, FrameReader, FrameTooLong, FrameWriter
 from tenure.wire.messages import GREETING_BYTES, Bye, Failed, client_message
 
-__all__ = ["HEARTBEAT", "OutOfOrder", "Stage", "Stream"]
+__all__ = ["HEARTBEAT", "ConnectionStage", "NativeServerStream", "OutOfOrder"]
 
 HEARTBEAT = 5.0
 """Seconds without a message after which a client says `Ping`; three of them are silence."""
@@ -55,7 +55,7 @@ _MUCH = 512  # bytes that are written before the turn is over: several answers
 _decode = client_message().decode
 
 
-class Stage(IntEnum):
+class ConnectionStage(IntEnum):
     """Where a connection stands."""
 
     GREETING = 0
@@ -68,7 +68,7 @@ class OutOfOrder(Exception):
     """A message that may not be sent then."""
 
 
-class Stream(asyncio.Protocol, ABC):
+class NativeServerStream(asyncio.Protocol, ABC):
     """A connection whose messages are carried out by who derives from it.
 
     Attributes:
@@ -78,7 +78,7 @@ class Stream(asyncio.Protocol, ABC):
 
     def __init__(self, context: Context, greeting: Greeting) -> None:
         self.peer = greeting.peer
-        self.stage = Stage.GREETING
+        self.stage = ConnectionStage.GREETING
         self._context = context
         self._limits = context.limits
         self._now = context.clock.now
@@ -126,7 +126,7 @@ class Stream(asyncio.Protocol, ABC):
         self._heard_at = self._now()
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        self.stage = Stage.GONE
+        self.stage = ConnectionStage.GONE
         self._greeting.over()
         self._share.close()
         self._frames = None
@@ -171,7 +171,7 @@ class Stream(asyncio.Protocol, ABC):
     @property
     def _may_go_on(self) -> bool:
         return (
-            self.stage <= Stage.OPEN
+            self.stage <= ConnectionStage.OPEN
             and self._blocked_at is None
             and self._in_flight < self._limits.operations_in_flight
         )
@@ -204,7 +204,7 @@ class Stream(asyncio.Protocol, ABC):
                     raise DecodeError(str(error)) from error
                 self._carry_out(message)
                 count += 1
-                if self._in_flight >= most or self.stage > Stage.OPEN:
+                if self._in_flight >= most or self.stage > ConnectionStage.OPEN:
                     return
                 if self._blocked_at is not None:
                     return
@@ -221,7 +221,7 @@ class Stream(asyncio.Protocol, ABC):
     def _settle_reading(self) -> None:
         """Read from the client if there is nothing left to do first, and it reads too."""
         reading = self._frames is None and self._blocked_at is None
-        if reading is self._reading or self.stage > Stage.OPEN:
+        if reading is self._reading or self.stage > ConnectionStage.OPEN:
             return
         self._reading = reading
         assert self._transport is not None
@@ -233,7 +233,7 @@ class Stream(asyncio.Protocol, ABC):
 
     def _refuse_to_go_on(self, error: Exception) -> None:
         """What arrives makes no sense: the client is told, and nothing more is read from it."""
-        if self.stage is Stage.GREETING and isinstance(error, FrameTooLong):
+        if self.stage is ConnectionStage.GREETING and isinstance(error, FrameTooLong):
             found = foreign(error.length.to_bytes(HEADER_BYTES, "big"))
             if found is not None:
                 self._send_away(found)
@@ -246,7 +246,7 @@ class Stream(asyncio.Protocol, ABC):
         """Close a connection whose client speaks another protocol."""
         self._context.log(logging.WARNING, explain(found), peer=self.peer)
         assert self._transport is not None
-        self.stage = Stage.LEAVING
+        self.stage = ConnectionStage.LEAVING
         self._deadline = self._now() + _FAREWELL
         self._transport.write(answer(found, "tenure's native protocol"))
         self._transport.close()
@@ -278,7 +278,7 @@ class Stream(asyncio.Protocol, ABC):
 
     def send(self, message: Struct) -> None:
         """Say something, in this turn of the loop or when the client reads."""
-        if self.stage > Stage.OPEN:
+        if self.stage > ConnectionStage.OPEN:
             return
         try:
             self._unwritten += self._writer.add(message)
@@ -306,7 +306,7 @@ class Stream(asyncio.Protocol, ABC):
 
     def _flush(self) -> None:
         self._flushing = False
-        if self._blocked_at is not None or self.stage is Stage.GONE:
+        if self._blocked_at is not None or self.stage is ConnectionStage.GONE:
             return
         if self._changed:
             self._say_changed()
@@ -337,7 +337,7 @@ class Stream(asyncio.Protocol, ABC):
 
     async def _writable(self) -> None:
         """Return when the client reads, or the connection is lost."""
-        while self._blocked_at is not None and self.stage is not Stage.GONE:
+        while self._blocked_at is not None and self.stage is not ConnectionStage.GONE:
             if self._drained is None or self._drained.done():
                 self._drained = self._loop.create_future()
             await asyncio.shield(self._drained)
@@ -350,9 +350,9 @@ class Stream(asyncio.Protocol, ABC):
 
     def bye(self, error: TenureError, *, again: bool = False) -> None:
         """Say why the connection is closed, and close it."""
-        if self.stage < Stage.LEAVING:
+        if self.stage < ConnectionStage.LEAVING:
             self.say_bye(error, again=again)
-            self.stage = Stage.LEAVING
+            self.stage = ConnectionStage.LEAVING
             self._deadline = self._now() + _FAREWELL
             self._flush()
             assert self._transport is not None
@@ -360,7 +360,7 @@ class Stream(asyncio.Protocol, ABC):
 
     def say_bye(self, error: TenureError, *, again: bool) -> None:
         """Tell the client to go elsewhere; the connection serves it until it does."""
-        if self.stage is Stage.OPEN or self.stage is Stage.GREETING:
+        if self.stage is ConnectionStage.OPEN or self.stage is ConnectionStage.GREETING:
             self.send(Bye(to_wire(error), again))
 
     def _yield_slot(self, error: LimitReached) -> None:
@@ -369,8 +369,8 @@ class Stream(asyncio.Protocol, ABC):
 
     def cut_off(self) -> None:
         """Close the connection at once."""
-        if self.stage is not Stage.GONE and self._transport is not None:
-            self.stage = Stage.LEAVING
+        if self.stage is not ConnectionStage.GONE and self._transport is not None:
+            self.stage = ConnectionStage.LEAVING
             self._transport.abort()
 
     def _cut_off_slow(self, why: str) -> None:
@@ -379,9 +379,9 @@ class Stream(asyncio.Protocol, ABC):
 
     def tick(self, now: float) -> None:
         """Look at the deadlines."""
-        if self.stage is Stage.GREETING or self.stage is Stage.LEAVING:
+        if self.stage is ConnectionStage.GREETING or self.stage is ConnectionStage.LEAVING:
             if now >= self._deadline:
-                if self.stage is Stage.GREETING:
+                if self.stage is ConnectionStage.GREETING:
                     self._context.log(
                         logging.WARNING,
                         "connection cut off",

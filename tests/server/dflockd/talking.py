@@ -26,7 +26,7 @@ from tenure.engines.contract import Engine
 from tenure.engines.memory import MemoryEngine
 from tenure.server.accept import Greeting
 from tenure.server.context import Anybody, Authenticator, Context
-from tenure.server.dflockd.connection import Connection
+from tenure.server.dflockd.connection import DflockdServerConnection
 from tenure.server.dflockd.listener import DflockdListener
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.limits import Limits
@@ -86,7 +86,9 @@ class Client(asyncio.Transport):
         self.gone = False
         self._loop = asyncio.get_running_loop()
         self._kept = b""
-        self.connection: Connection = listener._connection(Greeting(listener.context, peer))
+        self.connection: DflockdServerConnection = listener._connection(
+            Greeting(listener.context, peer)
+        )
         self.connection.connection_made(self)
 
     # What it does

@@ -24,7 +24,7 @@ from tenure.server.context import Anybody, Context
 from tenure.server.hosting import Hosting
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
-from tenure.server.native_connection import Connection
+from tenure.server.native_connection import NativeServerConnection
 from tenure.testing.simulation.plan import Plan
 from tenure.testing.simulation.process import Incarnation
 from tenure.testing.simulation.world import World
@@ -54,7 +54,7 @@ class ServedWorld(World):
 
     def connection(self, peer: str) -> asyncio.Protocol:
         """The server's part of a connection that is made."""
-        return Connection(self.listener, Greeting(self.listener.context, peer))
+        return NativeServerConnection(self.listener, Greeting(self.listener.context, peer))
 
     def reach(self, life: Incarnation) -> SimulatedClient:
         return SimulatedClient(self, life)
@@ -66,7 +66,7 @@ class Doorless(NativeListener):
     async def open(self) -> None:
         self.hosting = Hosting.share(self.context)
         self._door = Door(
-            self.context, [], lambda each: Connection(self, each), None, lambda _: b""
+            self.context, [], lambda each: NativeServerConnection(self, each), None, lambda _: b""
         )
         self._tick()
 

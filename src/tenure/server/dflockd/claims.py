@@ -19,7 +19,18 @@ from tenure.server.dflockd.names import stored_name
 if TYPE_CHECKING:
     from tenure.server.dflockd.holder import Holder
 
-__all__ = ["ASKED", "HELD", "MARK", "OVER", "WAITING", "Claim", "Key", "Record", "Stage", "sealed"]
+__all__ = [
+    "ASKED",
+    "HELD",
+    "MARK",
+    "OVER",
+    "WAITING",
+    "Claim",
+    "ClaimStage",
+    "Key",
+    "Record",
+    "sealed",
+]
 
 MARK = b"dflockd"
 """The data of a semaphore that was made for a key, and may be deleted when nobody uses it."""
@@ -72,7 +83,7 @@ class Record(NamedTuple):
         return cls(sealed(salt.decode(), name), int(lease), int(until))
 
 
-class Stage(IntEnum):
+class ClaimStage(IntEnum):
     """Where a claim stands."""
 
     ASKED = 0  # the store has not answered
@@ -81,7 +92,7 @@ class Stage(IntEnum):
     OVER = 3
 
 
-ASKED, WAITING, HELD, OVER = Stage  # found at once, where it matters
+ASKED, WAITING, HELD, OVER = ClaimStage  # found at once, where it matters
 
 
 class Key:

@@ -29,11 +29,11 @@ from tenure.wire.lines.requests import acquire_terms, enqueue_terms, renew_terms
 from tenure.wire.lines.rules import is_key
 
 if TYPE_CHECKING:
-    from tenure.server.dflockd.connection import Connection
+    from tenure.server.dflockd.connection import DflockdServerConnection
 
 __all__ = ["COMMANDS", "Command"]
 
-Command: TypeAlias = "Callable[[Connection, str, str, float], bytes | None]"
+Command: TypeAlias = "Callable[[DflockdServerConnection, str, str, float], bytes | None]"
 
 
 # Clients ask with a few timeouts and leases, again and again.
@@ -41,7 +41,7 @@ _lock_terms = lru_cache(maxsize=1024)(partial(acquire_terms, counted=False))
 _semaphore_terms = lru_cache(maxsize=1024)(partial(acquire_terms, counted=True))
 
 
-def _lock(conn: Connection, name: str, argument: str, now: float) -> bytes | None:
+def _lock(conn: DflockdServerConnection, name: str, argument: str, now: float) -> bytes | None:
     terms = _lock_terms(argument)
     if terms is None:
         return ERROR
@@ -49,7 +49,9 @@ def _lock(conn: Connection, name: str, argument: str, now: float) -> bytes | Non
     return _claim(conn, name, limit, lease, timeout, now)
 
 
-def _semaphore_lock(conn: Connection, name: str, argument: str, now: float) -> bytes | None:
+def _semaphore_lock(
+    conn: DflockdServerConnection, name: str, argument: str, now: float
+) -> bytes | None:
     terms = _semaphore_terms(argument)
     if terms is None:
         return ERROR
@@ -58,7 +60,7 @@ def _semaphore_lock(conn: Connection, name: str, argument: str, now: float) -> b
 
 
 def _enqueue(
-    conn: Connection, name: str, argument: str, now: float, *, counted: bool = False
+    conn: DflockdServerConnection, name: str, argument: str, now: float, *, counted: bool = False
 ) -> bytes | None:
     terms = enqueue_terms(argument, counted=counted)
     if terms is None:
@@ -74,7 +76,12 @@ def _enqueue(
 
 
 def _claim(
-    conn: Connection, name: str, limit: int, lease: int | None, timeout: float | None, now: float
+    conn: DflockdServerConnection,
+    name: str,
+    limit: int,
+    lease: int | None,
+    timeout: float | None,
+    now: float,
 ) -> bytes | None:
     """Get a place in the queue, and unless there is no timeout wait there."""
     locks = conn.locks
@@ -112,7 +119,7 @@ def _claim(
     return conn.outcome(claim, enqueued=timeout is None)
 
 
-def _wait(conn: Connection, name: str, argument: str, now: float) -> bytes | None:
+def _wait(conn: DflockdServerConnection, name: str, argument: str, now: float) -> bytes | None:
     timeout = wait_terms(argument)
     if timeout is None or not is_key(name):
         return ERROR
@@ -143,7 +150,7 @@ def _wait(conn: Connection, name: str, argument: str, now: float) -> bytes | Non
     return None
 
 
-def _release(conn: Connection, name: str, argument: str, now: float) -> bytes | None:
+def _release(conn: DflockdServerConnection, name: str, argument: str, now: float) -> bytes | None:
     locks = conn.locks
     claim = locks.find(name, argument)
     if claim is None:
@@ -162,7 +169,7 @@ def _release(conn: Connection, name: str, argument: str, now: float) -> bytes | 
     return conn.settle(answer, OK)
 
 
-def _renew(conn: Connection, name: str, argument: str, now: float) -> bytes | None:
+def _renew(conn: DflockdServerConnection, name: str, argument: str, now: float) -> bytes | None:
     terms = renew_terms(argument)
     if terms is None:
         return ERROR
@@ -185,12 +192,12 @@ def _renew(conn: Connection, name: str, argument: str, now: float) -> bytes | No
     return conn.settle(answer, b"ok %d\n" % lease, claim)
 
 
-def _stats(conn: Connection, name: str, argument: str, now: float) -> bytes | None:  # noqa: ARG001
+def _stats(conn: DflockdServerConnection, name: str, argument: str, now: float) -> bytes | None:  # noqa: ARG001
     conn.put_off(stats(conn.locks, conn.connections, conn.reader))
     return None
 
 
-def _ping(conn: Connection, name: str, argument: str, now: float) -> bytes | None:  # noqa: ARG001
+def _ping(conn: DflockdServerConnection, name: str, argument: str, now: float) -> bytes | None:  # noqa: ARG001
     return OK
 
 

@@ -4,13 +4,14 @@ States: *greeting* (a token is required and was not shown), *open*, *leaving* (a
 closed), *gone*; and while it is open, *busy* with one request or not. Requests are carried out one
 after the other; a busy connection keeps what arrives, and others are not held up.
 
-`Stream` reads, keeps order and writes; here is what requests have to wait for, and how it all ends.
+`DflockdServerStream` reads, keeps order and writes. Here is what requests have to wait for, and how
+it all ends.
 
 * **Deadlines** are looked at by `tick`: of the greeting, of the client's silence (counted from a
   line's end, and not while it is busy), of its not reading.
-* **Disconnect** (the end of what the client sends may be one, see `Stream`): its waiting is over,
-  and what it holds is released at once, or kept for its lease, as `DflockdOptions.auto_release`
-  says. A background task of its own, if it has one, is cancelled.
+* **Disconnect** (the end of what the client sends may be one, see `DflockdServerStream`): its
+  waiting is over, and what it holds is released at once, or kept for its lease, as
+  `DflockdOptions.auto_release` says. A background task of its own, if it has one, is cancelled.
 * **Close.** `cut_off` closes at once; `leave` after a last word.
 """
 
@@ -34,7 +35,7 @@ from tenure.server.dflockd.claims import ASKED, HELD, MARK, OVER, WAITING, Claim
 from tenure.server.dflockd.commands import COMMANDS
 from tenure.server.dflockd.ends import is_gone, is_read, probe
 from tenure.server.dflockd.holder import Holder, attached
-from tenure.server.dflockd.stream import Stream
+from tenure.server.dflockd.stream import DflockdServerStream
 from tenure.server.limits import LimitReached
 from tenure.server.reads import Reader, reader_of
 from tenure.wire.lines.replies import ERROR, ERROR_AUTH, ERROR_DRAINING, OK, QUEUED, fence_of, grant
@@ -43,14 +44,14 @@ from tenure.wire.lines.requests import RawRequest
 if TYPE_CHECKING:
     from tenure.server.dflockd.listener import DflockdListener
 
-__all__ = ["Connection"]
+__all__ = ["DflockdServerConnection"]
 
 _FAREWELL = 5.0  # seconds for a client to read its last word
 _TOGETHER = 1.0  # seconds between a request and the end of input of a client that half-closes
 _DELIVERY = 0.02  # seconds between two looks whether a last reply has arrived
 
 
-class Connection(Stream):
+class DflockdServerConnection(DflockdServerStream):
     """The server's end.
 
     Attributes:

@@ -33,7 +33,7 @@ from tenure.wire.lines.replies import ERROR, OK, fence_of
 from tenure.wire.lines.rules import is_key
 
 if TYPE_CHECKING:
-    from tenure.server.dflockd.connection import Connection
+    from tenure.server.dflockd.connection import DflockdServerConnection
     from tenure.server.dflockd.holder import Holder
     from tenure.server.dflockd.locks import Locks
     from tenure.server.dflockd.orphans import Orphans
@@ -62,7 +62,7 @@ class Elsewhere:
         self._engine = locks.context.engine
         self._node = locks.options.node
 
-    async def release(self, conn: Connection, name: str, token: str) -> bytes:
+    async def release(self, conn: DflockdServerConnection, name: str, token: str) -> bytes:
         """Release a claim; returns the reply. Raises what the store raises."""
         owner = await self._find(conn, name, token)
         if owner is None:
@@ -70,7 +70,9 @@ class Elsewhere:
         evicted = await self._engine.evict(self._node, stored_name(name), owner.order_id)
         return OK if evicted else ERROR
 
-    async def renew(self, conn: Connection, name: str, token: str, lease: int) -> bytes:
+    async def renew(
+        self, conn: DflockdServerConnection, name: str, token: str, lease: int
+    ) -> bytes:
         """Renew a claim.
 
         Returns:
@@ -92,7 +94,9 @@ class Elsewhere:
         await self._orphans.take_over()
         return ERROR if self._locks.find(name, token) is None else b""
 
-    async def _find(self, conn: Connection, name: str, token: str) -> RequestDescription | None:
+    async def _find(
+        self, conn: DflockdServerConnection, name: str, token: str
+    ) -> RequestDescription | None:
         """The request of a token that is valid, and another listener's."""
         fence = fence_of(token)
         if fence is None or not is_key(name):

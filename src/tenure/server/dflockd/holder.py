@@ -25,7 +25,7 @@ from tenure.server.dflockd.claims import HELD, WAITING, Claim
 from tenure.wire.lines.replies import ERROR, ERROR_NOT_ENQUEUED, TIMEOUT
 
 if TYPE_CHECKING:
-    from tenure.server.dflockd.connection import Connection
+    from tenure.server.dflockd.connection import DflockdServerConnection
     from tenure.server.dflockd.locks import Locks
 
 __all__ = ["LAPSED", "Holder", "attached"]
@@ -68,7 +68,9 @@ class Holder:
         "window",
     )
 
-    def __init__(self, locks: Locks, window: float, connection: Connection | None) -> None:
+    def __init__(
+        self, locks: Locks, window: float, connection: DflockdServerConnection | None
+    ) -> None:
         self.locks = locks
         self.window = window
         self.connection = connection
@@ -171,7 +173,7 @@ class Holder:
             self.connection.news(claim)
 
 
-async def attached(connection: Connection, lease: int, description: str) -> Holder:
+async def attached(connection: DflockdServerConnection, lease: int, description: str) -> Holder:
     """A holder for a connection, whose first claim is for such a lease.
 
     Raises what the store raises, and `LimitReached`.

@@ -32,7 +32,7 @@ from tenure.server.accept import Door, Greeting, peer_host
 from tenure.server.addresses import parse
 from tenure.server.auth import Verdict
 from tenure.server.context import Context
-from tenure.server.dflockd.connection import Connection
+from tenure.server.dflockd.connection import DflockdServerConnection
 from tenure.server.dflockd.elsewhere import Elsewhere
 from tenure.server.dflockd.holder import LAPSED
 from tenure.server.dflockd.housekeeping import collect, know_leftovers
@@ -88,7 +88,7 @@ class DflockdListener:
         self._port = self._address.port
         self._given = list(sockets)
         self._door: Door | None = None
-        self._connections: set[Connection] = set()
+        self._connections: set[DflockdServerConnection] = set()
         self._accepted = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._keeping: asyncio.Task[None] | None = None
@@ -232,17 +232,17 @@ class DflockdListener:
 
     # What connections say
 
-    def _connection(self, greeting: Greeting) -> Connection:
+    def _connection(self, greeting: Greeting) -> DflockdServerConnection:
         self._accepted += 1
-        return Connection(self, greeting, self._accepted)
+        return DflockdServerConnection(self, greeting, self._accepted)
 
-    def joined(self, connection: Connection) -> None:
+    def joined(self, connection: DflockdServerConnection) -> None:
         """There is one more."""
         self._connections.add(connection)
         if self._door is None:
             connection.cut_off()
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: DflockdServerConnection) -> None:
         """There is one less."""
         self._connections.discard(connection)
 

@@ -28,7 +28,7 @@ from tenure.server.foreign import Foreign, answer, explain, foreign, is_http
 from tenure.wire.lines.replies import ERROR
 from tenure.wire.lines.requests import RawRequest, RequestReader
 
-__all__ = ["Stream"]
+__all__ = ["DflockdServerStream"]
 
 _TURN = 2 * 1024  # bytes that are cut into requests at a time
 _LOOK = 8  # requests after which it is seen whether its share is used up
@@ -37,7 +37,7 @@ _MUCH = 64 * 1024  # unread bytes with which it is not read from
 _TOO_MUCH = 512 * 1024  # unread bytes of a client that waits for a lock
 
 
-class Stream(asyncio.Protocol):
+class DflockdServerStream(asyncio.Protocol):
     """What a connection is made on.
 
     Args:
