@@ -2,10 +2,10 @@
 
 From the bottom up: `frames`, `http2`, `transport` and `calls` (HTTP/2 and gRPC, with their limits),
 `messages` (YDB's), `core` (a session's conversation, without I/O, with `requests`, `watches`,
-`scripts`, `operations`, `turns`, `answers`, `long_replies`), `session` (a stream: a conversation
-and its store, with its `output` and `pings`) with `attaching`, `registry` (the sessions that
-the listener knows), `returning` (their clients) and `departures` (sessions that a client leaves),
-`nodes` (the other calls), `listener`.
+`operations`, `turns`, `answers`, `long_replies`), `session` (a stream: a conversation and its
+store, with its `output` and `pings`) with `attaching`, `registry` (the sessions that the listener
+knows), `returning` (their clients) and `departures` (sessions that a client leaves), `nodes` (the
+other calls), `listener`.
 """
 
 from tenure.server.ydb.listener import YdbListener

@@ -32,21 +32,19 @@ from tenure.server.ydb.long_replies import LongReplies
 from tenure.server.ydb.messages import Response, Status, failure, status_of
 from tenure.server.ydb.operations import (
     Answered,
+    Books,
     CreateOperation,
     DeleteOperation,
     DescribeOperation,
     Operation,
-    Settled,
-    UpdateOperation,
-)
-from tenure.server.ydb.requests import ConversationRequests
-from tenure.server.ydb.scripts import (
-    Books,
     Script,
+    Settled,
     StartWatch,
+    UpdateOperation,
     no_semaphore,
     what_is_wrong,
 )
+from tenure.server.ydb.requests import ConversationRequests
 from tenure.server.ydb.turns import Turn, Turns
 from tenure.server.ydb.watches import OneTimeWatches
 

@@ -1,29 +1,43 @@
-"""Operations of a conversation at its session's store.
+"""Operations of a conversation at its session's store, and the scripts that yield them.
 
-Each is made by `tenure.server.ydb.core`, which knows no session, and carried out by
-`tenure.server.ydb.session`, which does not know the reason.
+A *script* carries out one request of a client. It is a generator that yields the operations it
+needs, one at a time, is sent the answer of each, or has the error thrown in, and puts its replies
+into the conversation's. Scripts of one name run one after the other (`tenure.server.ydb.core`), so
+that the state of the name does not change between two steps of one script.
+
+`tenure.server.ydb.core` makes operations, and knows no session. `tenure.server.ydb.session` carries
+them out, and does not know the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+from tenure.core import rules
 from tenure.engines.contract import Answer, EngineSession, Enqueued
+from tenure.errors import InvalidArgument
 from tenure.model import SemaphoreDescription
+from tenure.server.limits import Limits
 
 __all__ = [
     "AlterOperation",
     "Answered",
+    "Books",
     "CreateOperation",
     "DeleteOperation",
     "DescribeOperation",
     "EnqueueOperation",
     "Operation",
+    "Script",
     "Settled",
+    "StartWatch",
     "UpdateOperation",
     "WithdrawOperation",
+    "data_fit",
+    "no_semaphore",
+    "what_is_wrong",
 ]
 
 
@@ -156,3 +170,46 @@ Operation: TypeAlias = (
     | DeleteOperation
     | DescribeOperation
 )
+
+Script: TypeAlias = Generator[Operation | Settled | Answered, Any, None]
+
+StartWatch: TypeAlias = Callable[[str, bool, bool, Callable[[], None]], Callable[[], None]]
+"""``start(name, data, owners, changed)``: watch, as the contract says; returns its end."""
+
+
+class Books(Protocol):
+    """Counts of requests against the server's limits."""
+
+    def join(self, node: str, name: str, *, ephemeral: bool) -> None:
+        """Raises `LimitReached`."""
+
+    def rejoin(self, node: str, name: str, *, ephemeral: bool) -> None: ...
+
+    def leave(self, node: str, name: str) -> None: ...
+
+
+def what_is_wrong(name: str, data: bytes, node: str, limits: Limits) -> str:
+    """Return an error in a name or data, or nothing."""
+    try:
+        rules.check_name(name, node)
+    except InvalidArgument as error:
+        return str(error)
+    if not data_fit(data, limits):
+        return (
+            f"data has at most {limits.data_bytes} bytes (limit data_bytes), this has {len(data)}"
+        )
+    return ""
+
+
+def data_fit(data: bytes, limits: Limits) -> bool:
+    """Tell whether data are not too long."""
+    return len(data) <= limits.data_bytes
+
+
+def no_semaphore(name: str) -> str:
+    """Return why there can be no semaphore of that name, or nothing."""
+    try:
+        rules.check_name(name)
+    except InvalidArgument as error:
+        return f"there is no such semaphore: {error}"
+    return ""

@@ -19,13 +19,16 @@ from tenure.server.ydb import answers
 from tenure.server.ydb.messages import Status, status_of
 from tenure.server.ydb.operations import (
     AlterOperation,
+    Books,
     DescribeOperation,
     EnqueueOperation,
     Operation,
+    Script,
     Settled,
     WithdrawOperation,
+    data_fit,
+    what_is_wrong,
 )
-from tenure.server.ydb.scripts import Books, Script, data_fit, what_is_wrong
 
 __all__ = ["FOREVER", "ConversationRequests"]
 

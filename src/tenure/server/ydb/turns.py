@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from tenure.server.ydb.scripts import Script
+from tenure.server.ydb.operations import Script
 
 __all__ = ["Turn", "Turns"]
 

@@ -15,8 +15,13 @@ from tenure.server.limits import LimitReached, Limits
 from tenure.server.ydb import answers
 from tenure.server.ydb.long_replies import LongReplies, size_of
 from tenure.server.ydb.messages import Status, status_of
-from tenure.server.ydb.operations import Answered, DescribeOperation
-from tenure.server.ydb.scripts import Script, StartWatch, no_semaphore
+from tenure.server.ydb.operations import (
+    Answered,
+    DescribeOperation,
+    Script,
+    StartWatch,
+    no_semaphore,
+)
 
 __all__ = ["OneTimeWatch", "OneTimeWatches"]
 
