@@ -528,7 +528,7 @@ async def test_statistics_that_are_too_long_are_refused(clock: VirtualClock) -> 
         client = Client(listener)
         account = listener.context.guard.engine(ANONYMOUS).account
         for number in range(20_000):
-            listener.locks.add(f"{number:0200d}", 2, clock.now(), account)
+            listener.locks.keys.add(f"{number:0200d}", 2, clock.now(), account)
         client.ask("stats")
         await asyncio.sleep(1)
         assert await client.hears() == "error\n"

@@ -91,7 +91,7 @@ def _claim(
             return ERROR
         if locks.draining:
             return ERROR_DRAINING
-        key = locks.add(name, limit, now, conn.engine.account)
+        key = locks.keys.add(name, limit, now, conn.engine.account)
         if key is None:
             return ERROR_MAX_LOCKS
     elif key.limit != limit:
@@ -111,7 +111,7 @@ def _claim(
     if len(holder.claims) >= conn.most_claims:
         return ERROR_MAX_LOCKS
     if limit > 1 and not key.made:
-        conn.put_off(locks.make(key, holder, MARK, conn.engine.account))
+        conn.put_off(locks.keys.make(key, holder.session, MARK, conn.engine.account))
         return None
     claim = locks.claim(key, holder, lease, timeout, now)
     if timeout is not None and claim.stage is HELD:

@@ -179,7 +179,7 @@ class DflockdServerConnection(DflockdServerStream):
             if claim.verdict or self.holder is None:
                 return claim.verdict or ERROR
             self.put_off(
-                self.locks.make(claim.key, self.holder, MARK, self.engine.account)
+                self.locks.keys.make(claim.key, self.holder.session, MARK, self.engine.account)
             )  # once more
             return None
         if stage is WAITING and enqueued:

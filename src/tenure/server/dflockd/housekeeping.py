@@ -42,7 +42,7 @@ async def collect(locks: Locks, description: str) -> None:
     idle = [key for key in locks.keys.values() if not key.claims and key.used_at <= deadline]
     for key in idle:
         if key.limit == 1 or not key.made:
-            locks.forget(key)
+            locks.keys.forget(key)
     made = [key for key in idle if key.made]
     if made:
         node = locks.options.node
@@ -66,7 +66,7 @@ async def collect(locks: Locks, description: str) -> None:
                 except SemaphoreNotFound:
                     pass
                 key.made = False
-                locks.forget(key)
+                locks.keys.forget(key)
         finally:
             await session.close()
 
@@ -82,4 +82,4 @@ async def know_leftovers(locks: Locks) -> None:
                 if not each.ephemeral and each.data == MARK:
                     key = key_of(each.name)
                     if key is not None and key not in locks.keys:
-                        locks.found(key, each.limit, now)
+                        locks.keys.found(key, each.limit, now)

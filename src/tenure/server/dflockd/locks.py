@@ -27,10 +27,10 @@ from typing import Any
 from tenure.engines.contract import Answer, Enqueued, Place
 from tenure.errors import InvalidArgument, SemaphoreNotFound, SessionExpired, TenureError
 from tenure.model import EPHEMERAL_LIMIT
-from tenure.server.auth.accounts import Account
 from tenure.server.context import Context
 from tenure.server.dflockd.claims import HELD, OVER, WAITING, Claim, Key, Record, sealed
 from tenure.server.dflockd.holder import LAPSED, Holder
+from tenure.server.dflockd.keys import KeyTable
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.limits import LimitReached
 from tenure.wire.lines.replies import (
@@ -72,73 +72,18 @@ class Locks:
         self.context = context
         self.options = options
         self.now = context.clock.now
-        self.keys: dict[str, Key] = {}
+        self.keys = KeyTable(context, options)
         self.held: dict[str | tuple[int, str], Claim] = {}
         self.holders: set[Holder] = set()
         self.draining = False
         self.leaving = False
-        self.max_locks = options.max_locks or context.limits.semaphores
         self.max_waiters = (
             context.limits.queue_length if options.max_waiters is None else options.max_waiters
         )
         self._wall = context.clock.wall
         self._start = start
-        self._semaphores = context.counts.semaphores
         self._salts: list[str] = []
         self._unwanted: list[Claim] = []  # dropped, and not out of the store's queues yet
-
-    # Keys
-
-    def add(self, name: str, limit: int, now: float, account: Account) -> Key | None:
-        """A key that was not known; ``None`` if there are as many as may be."""
-        if len(self.keys) >= self.max_locks and (
-            self.options.max_locks is not None or account.semaphores.alone
-        ):
-            return None
-        key = Key(name, limit, now)
-        if limit == 1:
-            try:
-                self._semaphores.join(
-                    self.options.node, key.stored, ephemeral=True, account=account
-                )
-            except LimitReached as error:
-                self.context.log(logging.WARNING, "lock refused", limit=error.limit)
-                return None
-        self.keys[name] = key
-        return key
-
-    def found(self, name: str, limit: int, now: float) -> Key:
-        """A key that is used already, and so cannot be refused."""
-        self.keys[name] = key = Key(name, limit, now)
-        if limit == 1:
-            self._semaphores.rejoin(self.options.node, key.stored, ephemeral=True)
-        else:
-            key.made = True
-        return key
-
-    def forget(self, key: Key) -> None:
-        """Nobody uses it, and it is not in the store, or not ours to know."""
-        if self.keys.get(key.name) is key and not key.claims:
-            del self.keys[key.name]
-            if key.limit == 1:
-                self._semaphores.leave(self.options.node, key.stored)
-
-    async def make(self, key: Key, holder: Holder, mark: bytes, account: Account) -> bytes:
-        """See to it that its lasting semaphore is there; returns what to reply if it cannot be."""
-        node, name = self.options.node, key.stored
-        try:
-            await self._semaphores.create(node, name, account)
-            await holder.session.create_semaphore(name, key.limit, mark, exist_ok=True)
-        except LimitReached as error:
-            self.context.log(logging.WARNING, "lock refused", limit=error.limit)
-            self.forget(key)
-            return ERROR_MAX_LOCKS
-        except InvalidArgument:
-            self.forget(key)  # somebody has it as a mutex, or with another limit
-            return ERROR_LIMIT_MISMATCH
-        self._semaphores.created(node, name, account)
-        key.made = True
-        return b""
 
     # Claims
 
@@ -234,7 +179,7 @@ class Locks:
             self.context.log(logging.ERROR, "the store failed", error=repr(error))
         self.drop(claim, verdict, self.now())
         if verdict == ERROR_LIMIT_MISMATCH:
-            self.forget(key)
+            self.keys.forget(key)
 
     def _placed(self, claim: Claim, answer: Enqueued, now: float) -> None:
         place, order_id = answer

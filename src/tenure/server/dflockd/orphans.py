@@ -213,7 +213,7 @@ def _keep(
     limit = 1 if request.ephemeral else semaphore.limit
     key = locks.keys.get(name)
     if key is None:
-        key = locks.found(name, limit, now)
+        key = locks.keys.found(name, limit, now)
     claim = Claim(key, holder, request.hold, record.lease, record.seal)
     left = record.until / 1000 - locks.context.clock.wall()
     since = next((o.since for o in semaphore.owners if o.order_id == request.order_id), None)

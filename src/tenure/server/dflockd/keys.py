@@ -1,0 +1,88 @@
+"""Table of the keys of one dflockd listener, which counts them against the server's limits.
+
+A key of limit 1 is an ephemeral semaphore, counted from its first claim on. A key of another limit
+is a lasting one, counted when it is created in the store (`KeyTable.make`).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tenure.engines.contract import EngineSession
+from tenure.errors import InvalidArgument
+from tenure.server.auth.accounts import Account
+from tenure.server.context import Context
+from tenure.server.dflockd.claims import Key
+from tenure.server.dflockd.options import DflockdOptions
+from tenure.server.limits import LimitReached
+from tenure.wire.lines.replies import ERROR_LIMIT_MISMATCH, ERROR_MAX_LOCKS
+
+__all__ = ["KeyTable"]
+
+
+class KeyTable(dict[str, Key]):
+    """Keys by their names.
+
+    Args:
+        context: the server's.
+        options: the listener's.
+    """
+
+    def __init__(self, context: Context, options: DflockdOptions) -> None:
+        super().__init__()
+        self._context = context
+        self._node = options.node
+        self._limited = options.max_locks is not None
+        self._most = options.max_locks or context.limits.semaphores
+        self._semaphores = context.counts.semaphores
+
+    def add(self, name: str, limit: int, now: float, account: Account) -> Key | None:
+        """Add a key that was not known; returns ``None`` if there are as many as may be."""
+        if len(self) >= self._most and (self._limited or account.semaphores.alone):
+            return None
+        key = Key(name, limit, now)
+        if limit == 1:
+            try:
+                self._semaphores.join(self._node, key.stored, ephemeral=True, account=account)
+            except LimitReached as error:
+                self._context.log(logging.WARNING, "lock refused", limit=error.limit)
+                return None
+        self[name] = key
+        return key
+
+    def found(self, name: str, limit: int, now: float) -> Key:
+        """Add a key that is used already, and so cannot be refused."""
+        self[name] = key = Key(name, limit, now)
+        if limit == 1:
+            self._semaphores.rejoin(self._node, key.stored, ephemeral=True)
+        else:
+            key.made = True
+        return key
+
+    def forget(self, key: Key) -> None:
+        """Remove a key that has no claims, and is not in the store, or not ours to know."""
+        if self.get(key.name) is key and not key.claims:
+            del self[key.name]
+            if key.limit == 1:
+                self._semaphores.leave(self._node, key.stored)
+
+    async def make(self, key: Key, session: EngineSession, mark: bytes, account: Account) -> bytes:
+        """Create a key's lasting semaphore, unless it exists.
+
+        Returns:
+            the reply if it cannot be; else nothing.
+        """
+        node, name = self._node, key.stored
+        try:
+            await self._semaphores.create(node, name, account)
+            await session.create_semaphore(name, key.limit, mark, exist_ok=True)
+        except LimitReached as error:
+            self._context.log(logging.WARNING, "lock refused", limit=error.limit)
+            self.forget(key)
+            return ERROR_MAX_LOCKS
+        except InvalidArgument:
+            self.forget(key)  # it exists as a mutex, or with another limit
+            return ERROR_LIMIT_MISMATCH
+        self._semaphores.created(node, name, account)
+        key.made = True
+        return b""
