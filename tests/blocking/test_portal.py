@@ -64,7 +64,7 @@ def test_close_ends_the_thread_even_when_the_loop_lags_behind_the_caller(
             lagged.set()
         portal._finished(call)
 
-    agent = portal._mine().next()
+    agent = portal._agents.mine().next()
     monkeypatch.setattr(agent, "_finished", lag)
     client.close()
     assert loop_threads() == 0
@@ -170,11 +170,11 @@ def test_calls_that_race_with_the_last_close_are_answered(url: str) -> None:
 def test_a_thread_that_has_ended_leaves_no_agent(client: blocking.Client) -> None:
     client.list_nodes()
     serving = the_portal()
-    before = len(serving._agents)
+    before = len(serving._agents.all)
     for _ in range(5):
         Thread(client.list_nodes).result()
     gc.collect()
-    until(lambda: client.list_nodes() and len(serving._agents) <= before)
+    until(lambda: client.list_nodes() and len(serving._agents.all) <= before)
 
 
 def test_a_result_is_not_kept_alive_by_how_it_came(client: blocking.Client) -> None:

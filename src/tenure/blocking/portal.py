@@ -1,21 +1,18 @@
-"""The way from threads to the event loop behind `tenure.blocking`.
+"""Portal: the way from threads to the event loop behind `tenure.blocking`.
 
-One portal serves a process. It owns an event loop, and a thread that turns the loop as long as
-anybody needs it: while a client is open, and while a call is under way. A call after that (to
-release what was lost with the client, say) starts the thread once more, so that it gets the
-answer that it would get in async code.
+One portal serves a process. It owns an event loop and a thread that runs the loop while a client is
+open or a call is under way. A late call, such as a release after the last close, starts the thread
+again, so that it gets the answer that it would get in async code.
 
 Rules:
 
-* `call` and its like are the only way in. They refuse to be used from the portal's own thread and
-  from a forked child (`tenure.blocking.callers`).
+* `call` and its like are the only way in. They refuse the portal's own thread and a forked child
+  (`tenure.blocking.callers`).
 * A call announces itself in `_calls` before it looks for the thread, which ends when there is no
-  call and no client (`tenure.blocking.turning`). One that comes while the thread ends may be
-  carried out by its last turn: then it needs no other.
-* The interpreter's exit closes what is open (`_at_exit`), within `EXIT_PATIENCE`: a client
-  that somebody forgot cannot hang the exit.
-* After a fork the child forgets the parent's portal, and never closes its loop, whose selector
-  it shares with the parent.
+  call and no client (`tenure.blocking.turning`). A call that comes while the thread ends may be
+  carried out by its last iteration; then it needs no other.
+* The interpreter's exit closes what is open (`_at_exit`), for at most `EXIT_PATIENCE`.
+* A forked child forgets the portal, and never closes its loop: it shares the parent's selector.
 """
 
 from __future__ import annotations
@@ -34,8 +31,9 @@ from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from tenure import fork
 from tenure._client.scope import note_failure
-from tenure.background import BackgroundQueue, BackgroundTimer, Failures
+from tenure.background import BackgroundQueue, Failures
 from tenure.blocking.agent import Agent, Call, loss_around
+from tenure.blocking.agents import Agents
 from tenure.blocking.bell import Bell
 from tenure.blocking.callers import check_event_loop, check_threads
 from tenure.blocking.turning import Loop, Turning
@@ -54,48 +52,18 @@ __all__ = ["EXIT_PATIENCE", "Portal", "Served", "as_it_is", "the_portal"]
 EXIT_PATIENCE = 5.0
 """Seconds for which the exit of the interpreter waits for clients to be closed."""
 
-REMINDER = 1.0
-"""Seconds after which the main thread, if it waits, looks for signals again."""
-
 _log = logging.getLogger("tenure")
 
-_Received: TypeAlias = tuple[Callable[[Call], object], Call]
-"""An item of the inbox: the function that takes the call, and the call."""
+_Received: TypeAlias = tuple[Callable[[Call], object], Call]  # what takes the call, and the call
 
 
 class Served(Protocol):
-    """What the loop turns for until it is closed: a client, for example."""
+    """A client, or another object for which the loop runs until it is closed."""
 
     _closing: asyncio.Task[None] | None
 
     async def aclose(self) -> None:
         """Close it, and remember the task that does so."""
-
-
-class _Mine:
-    """A thread's agents: one, and another for each call that a signal handler makes meanwhile."""
-
-    def __init__(self, portal: Portal) -> None:
-        self._portal = portal
-        self._all: list[Agent] = []
-        self.free: list[Agent] = []
-
-    def next(self) -> Agent:
-        """Who carries out the next call; it stays among the free ones."""
-        if not self.free:
-            agent = self._portal._new_agent()
-            self._all.append(agent)
-            self.free.append(agent)
-        return self.free[-1]
-
-    def __del__(self) -> None:
-        # The thread has ended; or this was interrupted while it was made.
-        for agent in getattr(self, "_all", ()):
-            self._portal._post(self._portal._dismiss, agent)
-
-
-class _Thread(threading.local):
-    mine: _Mine | None = None
 
 
 class Portal:
@@ -107,23 +75,20 @@ class Portal:
         self._turning = Turning(self._loop, self._is_needed)
         self._clients: set[Served] = set()
         self._calls: set[Call] = set()
-        self._agents: set[Agent] = set()
         self._background: set[asyncio.Task[Any]] = set()
         self._inbox: deque[_Received] = deque()
         self._failures = Failures("taking a call into the event loop", _log)
         self._again = BackgroundQueue(self._loop, self._loop.time, self._receive, self._failures)
-        self._reminder = BackgroundTimer(
-            self._loop, self._loop.time, self._remind, Failures("reminding the main thread", _log)
-        )
+        reminding = Failures("reminding the main thread", _log)
+        self._agents = Agents(self._loop, self._finished, self._post, reminding)
         self._bell = Bell()
         self._loop.add_reader(self._bell, self._hear)
-        self._local = _Thread()
         atexit.register(self._at_exit)
 
-    # Whom it serves
+    # The clients
 
     def serve(self, client: Served) -> None:
-        """Turn the loop until that client is closed, and `let_go`."""
+        """Run the loop until that client is closed, and `let_go`."""
         self.check_caller()
         try:
             self._clients.add(client)
@@ -133,10 +98,7 @@ class Portal:
             raise
 
     def let_go(self, client: Served) -> None:
-        """The client is closed, or is being closed; with the last one the thread ends.
-
-        Does nothing for a client that nobody has begun to close.
-        """
+        """Forget a client that is closed, or being closed; with the last one the thread ends."""
         closing = client._closing
         if closing is None:
             return
@@ -188,14 +150,12 @@ class Portal:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> R:
-        """The same for what the caller must have, or nobody: a lease, for example.
+        """Call as `call` does, and undo the result if the caller will never have it.
 
         Args:
             handle: makes what the caller gets of what the function gives.
-            undo: called on the loop with a result that the caller will never have, because an
-                exception has interrupted the wait.
-            function: the coroutine function.
-            args, kwargs: its arguments.
+            undo: called on the loop with the result, after an exception interrupted the wait.
+            function, args, kwargs: the coroutine function and its arguments.
         """
         # No call stands between the end of `_call` and the caller: no signal is handled there.
         given: R = self._call(function, args, kwargs, undo=undo, handle=handle)
@@ -204,7 +164,7 @@ class Portal:
     def give_back(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """The same for what is done even inside the block of a lost lease.
+        """Call as `call` does, even inside the block of a lost lease.
 
         It is begun even if an interruption comes before the loop has heard of it.
         """
@@ -212,7 +172,7 @@ class Portal:
         return given
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Have a plain function called on the loop, for what may be touched only there."""
+        """Call a plain function on the loop, for objects that belong to the loop."""
 
         async def run() -> T:
             """Call the function, as the portal expects of a coroutine."""
@@ -256,7 +216,7 @@ class Portal:
         try:
             self.check_caller()
             call = Call(partial(function, *args, **kwargs), undo=undo, gives_back=gives_back)
-            mine = self._mine()
+            mine = self._agents.mine()
             agent = mine.next()
             mine.free.remove(agent)
             self._calls.add(call)
@@ -274,10 +234,10 @@ class Portal:
         except BaseException as interruption:
             if gives_back and agent is None and self._may_call():
                 call = call or Call(partial(function, *args, **kwargs), gives_back=True)
-                agent = self._mine().next()
+                agent = self._agents.mine().next()
             if call is not None and agent is not None:
                 self._abandon(agent, call, interruption)
-                free = self._mine().free
+                free = self._agents.mine().free
                 if agent not in free:
                     free.append(agent)
             raise
@@ -321,57 +281,23 @@ class Portal:
 
     # What a thread is inside
 
-    def _mine(self) -> _Mine:
-        mine = self._local.mine
-        if mine is None:
-            mine = self._local.mine = _Mine(self)
-        return mine
-
     def task(self) -> asyncio.Task[None]:
         """The calling thread's task, for a block that it enters."""
-        mine = self._local.mine
-        if mine is None or not mine.free or mine.free[-1].task is None:
+        task = self._agents.task()
+        if task is None:
             self.call(asyncio.sleep, 0)  # whose agent it is does not matter: now there is one
-            mine = self._local.mine
-        assert mine is not None
-        task = mine.free[-1].task
+            task = self._agents.task()
         assert task is not None
         return task
 
     def check_blocks(self) -> None:
         """Raise the loss of a block that the calling thread is inside, if there is one."""
-        mine = self._local.mine
-        task = mine.free[-1].task if mine is not None and mine.free else None
+        task = self._agents.task()
         loss = None if task is None else loss_around(task)
         if loss is not None:
             raise loss
 
     # On the loop, or on the way to it
-
-    def _new_agent(self) -> Agent:
-        in_main = threading.current_thread() is threading.main_thread()
-        agent = Agent(self._finished, self._remind_later if in_main else None)
-        self._agents.add(agent)
-        return agent
-
-    def _dismiss(self, agent: Agent) -> None:
-        agent.end()
-        self._agents.discard(agent)
-        agent.bell.close()  # here, because it is here that it is rung
-
-    def _remind_later(self) -> None:
-        if not self._reminder.armed:
-            self._reminder.by(self._loop.time() + REMINDER)
-
-    def _remind(self) -> None:
-        """Have the main thread, if it waits, handle the signals that came as it began to wait.
-
-        Python handles a signal between two instructions of the main thread, and a system call is
-        ended by one that comes during it. What comes just before the call waits for its end.
-        """
-        reminded = [agent for agent in self._agents if agent.remind()]
-        if reminded:
-            self._remind_later()
 
     def _hear(self) -> None:
         """Threads have put something into the inbox."""
@@ -408,7 +334,7 @@ class Portal:
     # The end
 
     def _at_exit(self) -> None:
-        """The interpreter exits: close what somebody forgot to close."""
+        """Close the clients that are still open when the interpreter exits."""
         if fork.generation() != self._born:
             return
         thread = self._turning.last()
@@ -424,8 +350,7 @@ class Portal:
     def _forget(self) -> None:
         """In a forked child: be silent about what is not the child's to close."""
         self._turning.forget()
-        for agent in self._agents:
-            agent.forget()
+        self._agents.forget()
 
     async def _close_all(self) -> None:
         for client in list(self._clients):
@@ -436,14 +361,11 @@ class Portal:
             self._discard(client)
 
     async def _end_agents(self) -> None:
-        for agent in self._agents:
-            agent.stop()
-        tasks = [agent.task for agent in self._agents if agent.task is not None]
-        await asyncio.gather(*tasks, *self._background)
+        await asyncio.gather(*self._agents.stop(), *self._background)
 
 
 def as_it_is(_portal: Portal, given: T) -> T:
-    """The handle on what needs none."""
+    """Return a result that needs no wrapper."""
     return given
 
 
