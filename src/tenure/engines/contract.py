@@ -1,4 +1,4 @@
-"""What an engine is: the whole of what the primitives ask of a store.
+"""Contract between the primitives and an engine.
 
 Rules that hold for every engine:
 
@@ -79,7 +79,7 @@ Answer: TypeAlias = "T | asyncio.Future[T]"
 
 
 class Place(Enum):
-    """Where a request stands after `enqueue`."""
+    """Place of a request after `enqueue`."""
 
     GRANTED = "granted"
     WAITING = "waiting"
@@ -94,7 +94,7 @@ class Enqueued(NamedTuple):
 
 
 class Removal(Enum):
-    """Why a request left its queue without its session asking for it."""
+    """Reason for which a request left its queue without a call of its session."""
 
     TIMED_OUT = "timed out"
     DELETED = "the semaphore was deleted"
@@ -106,7 +106,7 @@ class Removal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """How a session is to be attached.
+    """Options of `Engine.attach`.
 
     Attributes:
         node: the path of the node.
@@ -135,7 +135,7 @@ class Attach:
 
 
 class SessionEvents(Protocol):
-    """What an engine tells the session above it.
+    """Callbacks from an engine to the session above it.
 
     Called on the loop that called `attach`, except `proven`, which may come from any thread.
     None of them raises, blocks or awaits. After `ended` nothing more is said.
@@ -145,7 +145,7 @@ class SessionEvents(Protocol):
         """The store had extended the session's expiry in answer to what was sent at `at`."""
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
-        """What a session that was taken over has in queues, in the order of the order ids.
+        """Report the requests of a session that was taken over, by order id.
 
         Said once, before `attach` returns and before any push for one of them.
         """
@@ -234,7 +234,7 @@ class EngineSession(Protocol):
         """
 
     async def update_semaphore(self, name: str, data: bytes) -> None:
-        """Replace a semaphore's data. Equal bytes notify nobody.
+        """Replace a semaphore's data. Equal bytes notify no watch.
 
         Raises:
             SemaphoreNotFound: there is none.
@@ -375,7 +375,7 @@ class EngineDefaults:
 
     @property
     def guarantees(self) -> str:
-        """What the store leaves to chance, in a few sentences for people; else empty."""
+        """Weak points of the store in a few sentences for people; empty if there are none."""
         return ""
 
     def liveness_fd(self) -> int | None:
@@ -416,7 +416,7 @@ class Engine(Protocol):
 
     @property
     def url(self) -> str:
-        """Where the store is, without secrets; messages and descriptions use it."""
+        """URL of the store without secrets, for messages and descriptions."""
         ...
 
     @property
@@ -465,7 +465,7 @@ class Engine(Protocol):
 
         Raises:
             NodeNotFound: there is no such node.
-            SessionExpired: the session to take over is over, or somebody else has taken it over.
+            SessionExpired: the session to take over ended, or another program has taken it over.
             AuthenticationFailed: the session to take over has another key.
             InvalidArgument: the session to take over is of liveness ``"process"``.
             Unsupported: the engine has no sessions of liveness ``"window"``.

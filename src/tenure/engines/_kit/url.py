@@ -161,7 +161,7 @@ class Endpoint:
 
     @property
     def local(self) -> bool:
-        """Whether what is sent there stays on this machine."""
+        """True if what is sent there stays on this machine."""
         return is_local(self.host, self.path)
 
 

@@ -17,7 +17,7 @@ Rules:
 * A closed connection is the loss of all that was held on it, at once. Who waited joins again.
 * Requests of one program for one key reach the server in the order in which they were made: each
   step of the one is answered before the next is sent.
-* A grant is told with a proof that is fresh: one for which somebody waited is renewed first.
+* A grant is told with a proof that is fresh: that of a waiter is renewed first.
 * A connection that is idle says something before the server takes it for dead, which renews
   nothing.
 """

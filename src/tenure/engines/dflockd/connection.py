@@ -40,7 +40,7 @@ _WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSL
 
 
 class User(Protocol):
-    """Who has something on a connection."""
+    """User of a connection."""
 
     def cut(self, why: str) -> None:
         """The connection is lost, with all that was on it."""
@@ -135,7 +135,7 @@ class Connection:
             self.users.pop(waiting, None)
 
     def is_silent(self, patience: float) -> bool:
-        """Whether an answer is overdue."""
+        """Return true if an answer is overdue."""
         with self._lock:
             if not self._expected or self._expected[0].blocking:
                 return False
@@ -143,13 +143,13 @@ class Connection:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the server is in a blocking wait, and reads nothing."""
+        """True while the server is in a blocking wait, and reads nothing."""
         with self._lock:
             return bool(self._expected) and self._expected[0].blocking
 
     @property
     def is_resting(self) -> bool:
-        """Whether every request has its reply."""
+        """True if every request has its reply."""
         with self._lock:
             return not self._expected and not self._arrived
 
@@ -239,7 +239,7 @@ class Connection:
     # The end
 
     def lose(self, why: str) -> None:
-        """It is of no use any more; whoever uses it is told. On the loop; once."""
+        """Mark it as useless and notify its users. On the loop; once."""
         if self.lost:
             return
         users = list(self.users)
@@ -248,7 +248,7 @@ class Connection:
             user.cut(why)
 
     def hang_up(self) -> None:
-        """Close it, and tell nobody. On the loop; safe to call twice."""
+        """Close it without notifying its users. On the loop; safe to call twice."""
         if self.lost:
             return
         self.users.clear()

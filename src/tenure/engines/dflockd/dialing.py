@@ -1,4 +1,4 @@
-"""How a connection comes about: dialled, encrypted, introduced; and what the server is.
+"""Opening a connection: TCP, TLS, the token, and the kind of the server.
 
 dflockd tells no version. What a server is shows in what it answers: `PING` since 2.0, whose tokens
 begin with a fencing token; `STATS` since 1.0, which has semaphores; and neither before. A request
@@ -29,7 +29,7 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 class Kind(Enum):
-    """What a server can do."""
+    """Features of a server."""
 
     FENCING = "with fencing tokens"  # dflockd 2.x, and tenure's own server
     COUNTING = "with semaphores, and without fencing tokens"  # dflockd 1.x
@@ -63,7 +63,7 @@ async def dial(address: DflockdUrl, endpoint: Endpoint, clock: Clock) -> Connect
 async def kind_of(
     address: DflockdUrl, endpoint: Endpoint, clock: Clock, dialled: Connection
 ) -> tuple[Kind, Connection]:
-    """What a server is, and a connection that is good for use, perhaps the one that was given."""
+    """Return the kind of a server, and a usable connection, perhaps the given one."""
     connection = dialled
     try:
         for request, kind in ((asking.PING, Kind.FENCING), (asking.STATS, Kind.COUNTING)):

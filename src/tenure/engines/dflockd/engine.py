@@ -92,7 +92,7 @@ class DflockdEngine(EngineDefaults):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What these servers can; fencing is known once they have been reached."""
+        """Features of these servers; fencing is known once they have been reached."""
         kinds = {shard.kind for shard in self._shards} - {None}
         return Capabilities(
             fencing=kinds == {Kind.FENCING},
@@ -113,7 +113,7 @@ class DflockdEngine(EngineDefaults):
 
     @property
     def guarantees(self) -> str:
-        """What is left to chance, for people."""
+        """Weak points of these servers, for people."""
         fenced = "" if self.capabilities.fencing else " These servers give no fencing tokens."
         return (
             "A hold lives and dies with its connection: when that breaks, the server gives the "
@@ -131,7 +131,7 @@ class DflockdEngine(EngineDefaults):
             self.address = replace(self.address, tls=tls)
 
     def is_in_loop(self) -> bool:
-        """Whether this is the thread of the loop."""
+        """Return true on the thread of the loop."""
         return threading.get_ident() == self._thread
 
     def shard_of(self, name: str) -> Shard:
@@ -262,7 +262,7 @@ class DflockdEngine(EngineDefaults):
         return session
 
     async def _proof_of_life(self, node: str) -> float:
-        """When a server was asked that answered."""
+        """Return the time of the question that a server answered."""
         patience = self.address.connect_timeout + self.address.patience
         waiting = [asyncio.ensure_future(self._ask_for_life(shard)) for shard in self._shards]
         try:
@@ -373,7 +373,7 @@ class DflockdEngine(EngineDefaults):
         raise SemaphoreNotFound(f"there is no {name!r} on {path}", node=path, name=name)
 
     async def stats_of(self, shard: Shard) -> list[SemaphoreDescription]:
-        """What one server has."""
+        """Contents of one server."""
         if shard.kind is Kind.PLAIN:
             raise cannot(f"see what a server before dflockd 1.0 has ({shard})", DEFAULT_NODE)
         if shard.shared is None:
@@ -402,7 +402,7 @@ class DflockdEngine(EngineDefaults):
 
 
 def _lost(shards: Sequence[Shard]) -> EngineUnavailable | None:
-    """Why the first server that is not connected is not; ``None`` when all are."""
+    """Return the failure of the first unconnected server; ``None`` if there is none."""
     for shard in shards:
         if shard.shared is None:
             lost = EngineUnavailable(f"{shard}: {_words(shard.failure)}")
@@ -412,7 +412,7 @@ def _lost(shards: Sequence[Shard]) -> EngineUnavailable | None:
 
 
 def _mutex(name: str, held: int, waiting: int) -> SemaphoreDescription:
-    """A key of limit 1, which is a mutex unless somebody means it otherwise."""
+    """A key of limit 1, which is a mutex unless a client uses it as a semaphore."""
     whole = EPHEMERAL_LIMIT
     return SemaphoreDescription(
         name, b"", whole, held * whole, ephemeral=True, waiting=int(waiting)

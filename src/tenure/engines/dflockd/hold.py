@@ -41,14 +41,14 @@ FOR_EVER = 1_000_000_000
 """Seconds; the protocol has no waiting without an end."""
 
 REJOIN_PAUSE = 0.25
-"""Seconds before somebody joins again whom the server has sent away."""
+"""Seconds before a request joins again that the server has sent away."""
 
 PARTING = 1.0
 """Seconds within which a server notices that a waiter has left."""
 
 
 class Standing(Enum):
-    """Where a request is in its life; the module's text has the transitions."""
+    """State of a request; the module's text has the transitions."""
 
     NEW = "new"
     TRYING = "trying"
@@ -175,7 +175,7 @@ class Hold:
             self._shard.want_own(self)
 
     def _again(self) -> None:
-        """What had been granted is not any more, and nobody has been told."""
+        """Ask again after the loss of a grant that was not reported."""
         if self._at_once:
             self.go()
         else:
@@ -246,7 +246,7 @@ class Hold:
             return
         if reply.status == "ok":
             self._grant()
-        else:  # it was over before anybody was told
+        else:  # it was over before it was reported
             self.token = ""
             connection = self._disuse()
             if connection is not self._shard.shared:
@@ -269,7 +269,7 @@ class Hold:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it is given up."""
+        """True if it is withdrawn."""
         return self._unwanted or self.standing is GONE
 
     # Answers
@@ -326,7 +326,7 @@ class Hold:
         return gone.result() if gone.done() else gone
 
     def _waits_for_a_connection(self) -> bool:
-        """Whether it, or who stands in line before it, does not get on without one."""
+        """True if it, or a request in line before it, needs a connection."""
         first = self._shard.lines.first(self.name)
         return isinstance(first, Hold) and first.connection is None
 

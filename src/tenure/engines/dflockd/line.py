@@ -14,7 +14,7 @@ __all__ = ["Lines", "Step"]
 
 
 class Step(Protocol):
-    """What is to be done in its turn."""
+    """Work that is to be done in its turn."""
 
     def turn(self) -> None:
         """Begin. `Lines.done` is called when it is answered, perhaps before this returns."""
@@ -39,7 +39,7 @@ class Lines:
         step.turn()
 
     def has_begun(self, key: Hashable, step: Step) -> bool:
-        """Whether that step is under way."""
+        """Return true if that step is under way."""
         return self._lines.get(key, {}).get(step, False)
 
     def first(self, key: Hashable) -> Step | None:
@@ -47,7 +47,7 @@ class Lines:
         return next(iter(self._lines.get(key, {})), None)
 
     def done(self, key: Hashable, step: Step) -> None:
-        """That step is over, or not wanted any more; the next one's turn may have come."""
+        """Remove a step that is over or cancelled, and begin the next one."""
         line = self._lines.get(key)
         if line is not None and step in line:
             del line[step]

@@ -1,4 +1,4 @@
-"""What this engine cannot do, and says so."""
+"""Errors for operations that dflockd's protocol does not have."""
 
 from __future__ import annotations
 

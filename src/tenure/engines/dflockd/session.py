@@ -45,7 +45,7 @@ _KEY_BYTES = 255
 
 
 class DflockdSession:
-    """What the contract calls a session.
+    """The `EngineSession` of dflockd servers.
 
     Attributes:
         holds: its requests that are not over.
@@ -88,7 +88,7 @@ class DflockdSession:
             self.events.proven(at - self._older)
 
     def covers(self, sent: float) -> bool:
-        """Whether what was granted in answer to what was sent then is as fresh as the proof."""
+        """Return true if a grant in answer to a request of that time is as fresh as the proof."""
         return sent >= self._asked and self.clock.now() - sent < self.window / 6
 
     def renew(self) -> None:
@@ -139,7 +139,7 @@ class DflockdSession:
 
     @property
     def expires_at(self) -> float:
-        """When it is over unless it is renewed."""
+        """Time at which it expires unless it is renewed."""
         return self._proved + self.window
 
     def expire(self) -> None:
@@ -155,7 +155,7 @@ class DflockdSession:
     # Contact
 
     def contact(self, trouble: TenureError | None) -> None:
-        """Whether all servers can be reached, and if not, why."""
+        """Report whether all servers can be reached, with the cause if not."""
         if self._in_contact == (trouble is None) or self.over or self._detached:
             return
         self._in_contact = trouble is None
@@ -373,7 +373,7 @@ class DflockdSession:
 
 
 class _Renewal:
-    """What was sent at one time to prove a session, and how much of it has not been answered."""
+    """Renewals sent at one time to prove a session, with the number of missing answers."""
 
     def __init__(self, session: DflockdSession, at: float, unanswered: int) -> None:
         self._session = session
@@ -382,7 +382,7 @@ class _Renewal:
         self._lock = threading.Lock()
 
     def heard(self, hold: Hold, token: str, reply: Reply) -> None:
-        """What a server says of one hold, or that its connection is lost. From any thread."""
+        """Process a server's answer about one hold, or a lost connection. From any thread."""
         if reply.status.startswith("error"):
             self._session.loop.call_soon_threadsafe(hold.forgotten, token)
         self.answered()

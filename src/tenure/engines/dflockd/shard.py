@@ -80,7 +80,7 @@ class Shard:
 
     @property
     def own(self) -> int:
-        """How many connections there are beside the shared one."""
+        """Number of connections beside the shared one."""
         return len(self._own)
 
     def start(self) -> None:
@@ -251,7 +251,7 @@ class Shard:
     # Upkeep
 
     def look_after(self) -> None:
-        """Give up who does not answer, and keep alive whoever would be taken for dead."""
+        """Drop connections that do not answer, and keep idle ones alive."""
         now, quiet = self._clock.now(), self._address.read_timeout / 3.3
         for connection in self.connections():
             if connection.is_silent(self._address.patience):
@@ -277,4 +277,4 @@ class Shard:
 
 
 def _ignore(reply: Reply) -> None:
-    """That there is one is all that counts."""
+    """Ignore the reply: its arrival is the proof of life."""

@@ -1,4 +1,4 @@
-"""What a program asks for, made fit to be sent.
+"""Arguments of a program's calls, checked and converted for the wire.
 
 What could not be put into a message is refused here, with the error that every engine has for it;
 everything else is the server's to judge. A message has plain values, whatever they derive from.
@@ -36,7 +36,7 @@ def plain_data(data: bytes, node: str, name: str | None = None) -> bytes:
 
 
 def plain_timeout(timeout: float | None, node: str, name: str | None = None) -> float | None:
-    """How long to wait."""
+    """Return the seconds to wait."""
     if timeout is None:
         return None
     rules.check_timeout(timeout, node, name)

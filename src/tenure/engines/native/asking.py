@@ -1,4 +1,4 @@
-"""What a program asks of its session, made into messages."""
+"""Operations of a session as messages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Asking(ABC):
 
     @abstractmethod
     def _expired(self) -> SessionExpired:
-        """That it is over, to be raised."""
+        """Return the error of a session that is over."""
 
     def _check(self) -> None:
         if self._over or self._leaving is not None:

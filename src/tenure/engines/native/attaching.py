@@ -48,7 +48,7 @@ async def attach(link: Link, session: NativeSession) -> None:
 
 
 def _ask_elsewhere(link: Link, error: BaseException, refusals: int) -> bool:
-    """Whether another server is asked: if this one is the reason, and nobody else needs it."""
+    """Return true to try another server: this one is the reason, and no session needs it."""
     return (
         isinstance(error, EngineError | EngineUnavailable)
         and refusals < len(link.address.endpoints)
@@ -78,12 +78,12 @@ async def _until_proven(session: NativeSession) -> None:
 
 
 def _lost(session: NativeSession) -> TenureError:
-    """What to say of a session that ended before it was proven: of a new one, what else it is."""
+    """Return the error for a session that ended before its first proof."""
     assert session.why_over is not None
     if session.is_resumed:
         return session.why_over
     return EngineUnavailable(
-        f"the server attached a session on {session.node}, and it was over before anybody could "
+        f"the server attached a session on {session.node}, and it was over before a client could "
         f"prove that it lives: {session.why_over}",
         node=session.node,
     )

@@ -1,4 +1,4 @@
-"""What a client has asked and not been answered."""
+"""A client's operations without an answer."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class Call:
         self.perhaps_done = self.cut_off = False
 
     def succeed(self, result: object) -> None:
-        """That is the answer."""
+        """Settle it with its answer."""
         if not self.future.done():
             self.future.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """It could not be done. Nobody is reproached for not looking."""
+        """Fail. No warning is logged if the caller does not read the error."""
         if not self.future.done():
             self.future.set_exception(error)
             self.future.exception()

@@ -206,7 +206,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         if transport.get_extra_info("sslcontext") is None:
             # What is written goes out at once, so that the server answers the first requests
-            # while others are made. (In TLS this would say that nobody reads.)
+            # while others are made. (In TLS this would say that there is no reader.)
             self._transport.set_write_buffer_limits(high=0)
         if self.why:  # it was given up meanwhile
             self._transport.abort()
@@ -245,7 +245,7 @@ class Connection(asyncio.Protocol):
             self.gone.set_result(None)
 
     def _welcomed(self, welcome: wire.Welcome) -> None:
-        if self.greeting.done():  # nobody waits for it any more
+        if self.greeting.done():  # its waiter has left
             self.abort("it was too late")
             return
         if welcome.version != wire.VERSION:
@@ -315,6 +315,6 @@ class Connection(asyncio.Protocol):
 
 
 def _look_at(greeting: asyncio.Future[wire.Welcome]) -> None:
-    """Who does not wait for a greeting any more is not told of its failure."""
+    """Read the failure of a greeting whose waiter has left."""
     if not greeting.cancelled():
         greeting.exception()

@@ -17,7 +17,7 @@ Dial: TypeAlias = Callable[[Endpoint, asyncio.Protocol], Awaitable[None]]
 
 
 def dialler(address: NativeUrl, tls: ssl.SSLContext | None) -> Dial:
-    """What dials over TCP, TLS or a Unix socket, as the address says."""
+    """Return a dialler for TCP, TLS or a Unix socket, as the address says."""
 
     async def dial(endpoint: Endpoint, protocol: asyncio.Protocol) -> None:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""What a server says, and whom it concerns."""
+"""Dispatch of a server's messages to sessions and calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Handlers: TypeAlias = dict[type[Struct], Callable[[Any], None]]
 
 
 def hearing(link: Link, connection: Connection) -> Handlers:
-    """What is to be done about each message that arrives over a connection."""
+    """Return the handler of each message of a connection."""
     return _answers(link, connection) | _pushes(link, connection)
 
 
@@ -117,7 +117,7 @@ def _pushes(link: Link, connection: Connection) -> Handlers:
         connection.send(wire.Heard(push.channel))
 
     def nothing(_: Struct) -> None:
-        """That it was heard is all it says."""
+        """Ignore a message whose arrival is all that counts."""
 
     return {
         wire.Granted: to(NativeSession.granted),

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["PATIENCE", "Link"]
 
 PATIENCE = 10.0
-"""Seconds for which somebody who needs a connection waits for one, if not told otherwise."""
+"""Seconds for which a call waits for a connection, by default."""
 
 _DIALLING = (0.5, 5.0)  # seconds that may be spent on one server: the least, and the most
 _SILENCE = 0.5  # seconds of silence before a server is given up, at the least
@@ -56,7 +56,7 @@ class Link:
         sessions: those that are attached, are being attached, or are to be attached again, by
             their channels.
         connection: the one that can be used; ``None`` while there is none.
-        patience: seconds for which somebody who needs a connection waits for one.
+        patience: seconds for which a call waits for a connection.
     """
 
     def __init__(self, address: NativeUrl, clock: Clock, program: bytes, dial: Dial) -> None:
@@ -148,7 +148,7 @@ class Link:
 
     @property
     def failure(self) -> TenureError | None:
-        """Why there is no connection at this moment; ``None`` while there is one."""
+        """Cause of the lack of a connection; ``None`` while there is one."""
         return self._trouble if self.connection is None else None
 
     def next_rid(self) -> int:
@@ -167,13 +167,13 @@ class Link:
         return self._last_channel
 
     def add(self, session: NativeSession) -> None:
-        """There is one more; a server must not be silent for longer than it can bear."""
+        """Add a session; it limits the silence of a server."""
         self.sessions[session.channel] = session
         if self.connection is not None:
             self.connection.look_sooner()
 
     def disown(self, attach: Struct, channel: int, connection: Connection | None) -> None:
-        """Nobody wants the new session that this may have begun: have it closed, now or later.
+        """Close the abandoned new session that this may have begun, now or later.
 
         Where the answer is lost with the connection, both are said again over the next one.
         """
@@ -199,7 +199,7 @@ class Link:
 
     @property
     def several(self) -> bool:
-        """Whether there is another server to try."""
+        """True if there is another server to try."""
         return len(self._endpoints) > 1
 
     def silence_limit(self, heartbeat: float) -> float:
@@ -294,7 +294,7 @@ class Link:
             connection.abort("it could not be made")
             refused = isinstance(error, ConnectionRefusedError | FileNotFoundError)
             raise EngineUnavailable(
-                f"nobody listens at {endpoint}; see whether 'tenure serve' runs there"
+                f"there is no listener at {endpoint}; see whether 'tenure serve' runs there"
                 if refused
                 else f"{endpoint} cannot be reached: {error}{on_connecting(error, 'tenure')}"
             ) from error
@@ -346,7 +346,7 @@ class Link:
 
 
 def _worst(troubles: list[TenureError]) -> TenureError:
-    """What to tell of several servers: what one that was reached has said, or else all of it."""
+    """Return the error of several servers: that of one that was reached, or else all of them."""
     for each in troubles:
         if not isinstance(each, EngineUnavailable):
             return each

@@ -1,4 +1,4 @@
-"""What a session has asked of the server and not been answered, through all its connections.
+"""A session's operations without an answer, through all its connections.
 
 Rules:
 
@@ -101,7 +101,7 @@ class Operations:
             call.cut_off = call.sent
 
     def go_on(self, connection: Connection, again: Iterable[Call] = ()) -> None:
-        """There is a connection: ask these again, the oldest of all that are unanswered first."""
+        """Send these again on a new connection, the oldest of all unanswered ones first."""
         self._connection = connection
         self._kept = connection.welcome.kept_answers
         oldest = next(iter(self.calls.values()), None)

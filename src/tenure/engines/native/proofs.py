@@ -1,4 +1,4 @@
-"""When a session was last proven to live, and which renewals are on their way."""
+"""Last proof of a session, and its renewals that are under way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Proofs:
         self._number = 0
 
     def fresh(self, now: float) -> bool:
-        """Whether there is a proof that leaves most of the window."""
+        """True if there is a proof that leaves most of the window."""
         return self.last is not None and now - self.last <= self._window / 3
 
     def send(self, now: float) -> int:

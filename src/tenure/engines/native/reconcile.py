@@ -1,4 +1,4 @@
-"""What a session that is attached again has to do: from what it knew and what the server says.
+"""Reconciliation of a reattached session's state with the server's.
 
 A pure function of what both sides have written down. A server that has had the session all the
 time would answer every operation that is sent again; even then the list of requests is believed
@@ -35,14 +35,14 @@ REMOVALS: Mapping[str, Removal] = {
 
 
 class Plan(NamedTuple):
-    """What is to be done, in this order.
+    """Steps of a reconciliation, in this order.
 
     Attributes:
         holds: what the session has in queues now.
         placed: `Enqueue`s that need not be asked again, and their answers.
         granted: requests that have become owners.
         removed: requests that are out of their queues, and why.
-        orphans: the holds of requests that nobody here wants any more, to be withdrawn.
+        orphans: the ids of abandoned requests, to be withdrawn.
         made: changes of requests that need not be asked again.
         again: operations to be asked again, in order.
     """

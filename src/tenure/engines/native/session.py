@@ -54,7 +54,7 @@ _GRANTED, _WAITING = Place.GRANTED, Place.WAITING  # an enumeration's attributes
 
 
 class NativeSession(Asking, SessionDefaults):
-    """What the contract calls a session.
+    """The `EngineSession` of a tenure server.
 
     Attributes:
         id, attach_number: as the store has them.
@@ -75,7 +75,7 @@ class NativeSession(Asking, SessionDefaults):
         self.window = float(how.recovery_window)
         self.channel = link.next_channel()
         self.node = how.node
-        # Without a key anybody could attach it; one that is to be resumed has its own.
+        # Without a key any client could attach it; one that is to be resumed has its own.
         self._drawn = how.liveness == "process" and how.session_id is None and not how.key
         self.key = os.urandom(rules.ATTACH_KEY_BYTES) if self._drawn else how.key
         self.begun = False
@@ -106,7 +106,7 @@ class NativeSession(Asking, SessionDefaults):
 
     @property
     def is_resumed(self) -> bool:
-        """Whether it was there before, and is taken over."""
+        """True if it existed before, and is taken over."""
         return self._how.session_id is not None
 
     def ask_to_attach(self, rid: int, connection: Connection) -> Call:
@@ -208,7 +208,7 @@ class NativeSession(Asking, SessionDefaults):
             self._events.detached(self._link.failure)
 
     def reattach(self, connection: Connection) -> None:
-        """There is a connection: attach it again, if it is to be.
+        """Reattach it on a new connection, unless it is over.
 
         Once its window has passed somebody else may have resumed it, from whom attaching would
         take it. The timer that watches over that may be late, or may not count a suspension.
@@ -237,7 +237,7 @@ class NativeSession(Asking, SessionDefaults):
             self._retry = self._loop.call_later(pause, self.reattach, connection)
 
     def _give_up(self) -> None:
-        """Its window has passed: nobody can believe any more that it lives."""
+        """Expire it: its window has passed."""
         self._window_ends = None
         self._end(
             SessionExpired(
@@ -256,7 +256,7 @@ class NativeSession(Asking, SessionDefaults):
     # Proof
 
     def is_fresh(self) -> bool:
-        """Whether there is a proof that leaves most of the window."""
+        """True if there is a proof that leaves most of the window."""
         return self.proofs.fresh(self._now())
 
     def renew(self) -> None:
@@ -294,7 +294,7 @@ class NativeSession(Asking, SessionDefaults):
         await self._leave(wire.Detach)
 
     async def _leave(self, how: type[wire.Close | wire.Detach]) -> None:
-        """Have it ended, or left; whoever is cancelled meanwhile does not stop that."""
+        """End or detach it; a cancelled caller does not stop that."""
         if self._leaving is None:
             if self._over:
                 return

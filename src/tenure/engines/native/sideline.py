@@ -118,7 +118,7 @@ class _Aside:
 
 
 class Sideline:
-    """What renews an engine's sessions beside its loop."""
+    """Heartbeat thread that renews an engine's sessions beside its loop."""
 
     def __init__(
         self, address: NativeUrl, tls: ssl.SSLContext | None, clock: Clock, program: bytes
@@ -211,7 +211,7 @@ class Sideline:
     def _ask(
         self, endpoint: Endpoint, session: NativeSession, patience: float
     ) -> tuple[float, float | None]:
-        """When it was asked and how old its proof is; over a new connection if the old is dead."""
+        """Return the time of the question and the age of the proof; reconnect if needed."""
         for _ in range(2):
             aside = self._asides.get(endpoint)
             made_now = aside is None

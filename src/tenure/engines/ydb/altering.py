@@ -23,7 +23,7 @@ __all__ = ["Altering", "released"]
 
 
 def released(node: str) -> LeaseReleased:
-    """What is to be altered is in no queue."""
+    """The request to alter is in no queue."""
     return LeaseReleased(f"the request on {node} is over", node=node)
 
 

@@ -103,7 +103,7 @@ class Stream:
         return message
 
     def connection_heard_since(self, instant: float) -> bool:
-        """Whether anything has come over the connection since then, on the loop's clock."""
+        """Return true if anything has come over the connection since then, on the loop's clock."""
         return self._channel.heard_at[self._connection] >= instant
 
     async def half_close(self) -> None:
@@ -143,7 +143,7 @@ class Channel:
         """Connect.
 
         Raises:
-            OutOfReach: nobody answers there.
+            OutOfReach: there is no answer.
             AuthenticationFailed: the server wants other credentials.
             InvalidArgument: a file that the URL names cannot be read.
         """
@@ -162,7 +162,7 @@ class Channel:
             finally:
                 await self.aclose()
             why = _brief(details) or str(error)
-            within = f"nobody answered within {self._address.connect_timeout:g} s"
+            within = f"no answer within {self._address.connect_timeout:g} s"
             raise OutOfReach(why or within) from error
         except BaseException:
             self.cut_off = True
@@ -292,7 +292,7 @@ class _InThread(Credentials):
                 raise wrong from error
             if isinstance(wrong, issues.Unimplemented):
                 raise issues.Unauthenticated(
-                    "it logs nobody in with a password; show it a token"
+                    "it has no login with a password; show it a token"
                 ) from error
             raise
         return cast("Iterable[tuple[str, str]]", found)
@@ -380,7 +380,7 @@ def _code_of(error: BaseException | None) -> grpc.StatusCode | None:
 
 
 def _broken(error: BaseException | None) -> bool:
-    """Whether it is the connection, and not the one call."""
+    """Return true if the connection failed, and not the one call."""
     return _code_of(error) is grpc.StatusCode.UNAVAILABLE
 
 

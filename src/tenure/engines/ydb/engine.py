@@ -84,7 +84,7 @@ class YdbEngine(EngineDefaults):
         return self.address.database + node
 
     def see_through(self, ending: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Carry it out before the engine is closed, whoever waits for it."""
+        """Carry it out before the engine is closed, with or without its caller."""
         task = asyncio.create_task(ending, name="tenure-ydb-ending")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)

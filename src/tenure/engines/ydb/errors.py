@@ -1,4 +1,4 @@
-"""What a status means: the error that it becomes, with the node and the name that it is about."""
+"""Errors for YDB's statuses, with the node and the name that they are about."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def expired(node: str, failure: Message) -> SessionExpired:
-    """How a session ended by the store's word."""
+    """Return the error of a session that the store ended."""
     if failure.status == Status.BAD_SESSION:
         return rules.taken_over(node)
     return SessionExpired(
@@ -33,7 +33,7 @@ def expired(node: str, failure: Message) -> SessionExpired:
 
 
 def attach_error(node: str, failure: Message) -> TenureError | None:
-    """Why a session cannot be attached at all; ``None`` for what may pass."""
+    """Return the error of a refused attachment; ``None`` for a failure that may pass."""
     reason = messages.reason(failure)
     match failure.status:
         case Status.NOT_FOUND | Status.SCHEME_ERROR:
@@ -53,7 +53,7 @@ def attach_error(node: str, failure: Message) -> TenureError | None:
 
 
 def semaphore_error(node: str, name: str, body: Message) -> TenureError:
-    """Why an operation on a semaphore failed."""
+    """Return the error of a failed operation on a semaphore."""
     reason = messages.reason(body)
     match body.status:
         case Status.NOT_FOUND:

@@ -20,7 +20,7 @@ LONGEST_WAIT = 24 * 3600.0
 
 
 class State(Enum):
-    """Where a request stands, as far as has been heard."""
+    """Last known state of a request."""
 
     ASKED = "asked"  # no answer yet
     WAITS = "waits"
@@ -116,7 +116,7 @@ class Hold:
 
 
 def settle(answer: asyncio.Future[None], error: TenureError | None = None) -> None:
-    """That is the answer, unless there is one already, or nobody wants it any more."""
+    """Settle the answer, unless it is settled or abandoned."""
     if answer.done():
         return
     if error is None:

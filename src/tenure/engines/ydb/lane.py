@@ -66,12 +66,12 @@ class Lane:
         self.move()
 
     def free_for(self, strand: Hashable) -> bool:
-        """Whether everything asked on other strands has been answered."""
+        """Return true if everything sent on other strands has been answered."""
         return all(each == strand for each in self._unanswered)
 
     @property
     def idle(self) -> bool:
-        """Whether everything asked on any strand has been answered."""
+        """True if everything sent on any strand has been answered."""
         return not self._unanswered
 
     def begin(self, strand: Hashable) -> None:

@@ -39,7 +39,7 @@ MOST_EXCUSED = 2
 """How many times more a server may take as long, if its connection is heard of."""
 
 LINGER = 0.2
-"""Seconds after the window before it is asked whether a session is over of which nobody speaks."""
+"""Delay after the recovery window before checking whether a silent session expired."""
 
 
 class Line:
@@ -87,7 +87,7 @@ class Line:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a stream, so that the server may have heard of something."""
+        """True if there is a stream, so that the server may have received something."""
         return self._stream is not None
 
     def outgoing(self) -> None:
@@ -227,7 +227,7 @@ class Line:
 
     @property
     def _waits(self) -> bool:
-        """Whether the server owes an answer."""
+        """True if the server owes an answer."""
         if self._stream is None or self._over:
             return False
         return self._strand.waits_for_proof or not self._was_attached
@@ -253,7 +253,7 @@ class Line:
 
     def _look_for_silence(self) -> None:
         self._silence = None
-        assert self._stream is not None  # or else nobody would wait
+        assert self._stream is not None  # or else there would be no waiter
         if self._loop.time() - self._silence_due > self.patience / 2:
             self._mind_silence()  # it was this loop that stood still, and not the server
             return

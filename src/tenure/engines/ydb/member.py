@@ -26,7 +26,7 @@ class Member:
         holds: the requests, by name.
         detached: its contact was lost, and is not back.
         stopping: it is to end, and takes no more requests.
-        over: done when the session on the server has ended, or nobody waits for that any more.
+        over: done when the session on the server has ended, or has no waiters left.
         idle_since: when its last request left, on the clock.
     """
 

@@ -164,7 +164,7 @@ def kind_of(message: Message) -> tuple[str, Message]:
 
 
 def reason(body: Message) -> str:
-    """What a failure says of itself: its status by name, and its issues in a line."""
+    """Return a failure as text: its status by name, and its issues in a line."""
     try:
         status = Status(body.status).name
     except ValueError:
@@ -219,7 +219,7 @@ def node_request(call: str, path: str, config: NodeConfig | None = None) -> Mess
 
 
 def node_result(operation: Message) -> Message:
-    """What `DescribeNode` found."""
+    """Return the description of a node."""
     result = pb.DescribeNodeResult()
     operation.result.Unpack(result)
     return result

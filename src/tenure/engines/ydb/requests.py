@@ -200,7 +200,7 @@ class Requests:
         _answer(hold, Enqueued(Place.WAITING, None))
 
     def result(self, hold: Hold, body: Message) -> None:
-        """What has become of a request that was asked for, or waited.
+        """Process the answer to a request that was sent, or waited.
 
         It may be leaving already; then only the answer to `enqueue` is still to be told.
         """
@@ -427,7 +427,7 @@ class Requests:
         """It has left its queue, though the program did not ask for it.
 
         Args:
-            release: the server has another request in its place now, which nobody asked for.
+            release: the server has another request in its place now, which no caller made.
         """
         hold.lost = True
         if release:
@@ -492,7 +492,7 @@ class Requests:
 
 
 def _is_count(count: int) -> bool:
-    """Whether the protocol can say it at all."""
+    """Check that the protocol can express it."""
     return isinstance(count, int) and 1 <= count <= EPHEMERAL_LIMIT
 
 

@@ -57,13 +57,13 @@ T = TypeVar("T")
 
 
 class YdbSession(SessionDefaults):
-    """What the contract calls a session.
+    """The `EngineSession` on a coordination node.
 
     Attributes:
         node: the path of its node, as tenure says it.
         main: the session on the server that gives it its id.
         lanes: the order of its operations, on each name.
-        told: who is told what happens; nobody any more when it is over.
+        told: the receiver of its events; none after its end.
     """
 
     def __init__(self, engine: YdbEngine, how: Attach, events: SessionEvents) -> None:
@@ -108,7 +108,7 @@ class YdbSession(SessionDefaults):
 
     @property
     def failure(self) -> EngineUnavailable | None:
-        """Why the contact is broken; ``None`` while it is not."""
+        """Cause of a broken contact; ``None`` while there is none."""
         return EngineUnavailable(self._why_not) if self._broken else None
 
     # Attaching
@@ -177,7 +177,7 @@ class YdbSession(SessionDefaults):
                 self.told.attached()
 
     def member_proven(self) -> None:
-        """There is a new proof of one of them."""
+        """Process a new proof of one of them."""
         at = min(each.strand.last_proof for each in self.members if each.id)
         if at > self._proven and self.told is not None:
             self._proven = at
@@ -316,7 +316,7 @@ class YdbSession(SessionDefaults):
     # Asking
 
     def future(self) -> asyncio.Future[Any]:
-        """What will be answered, at the latest when the session ends."""
+        """Return a future that is settled at the latest when the session ends."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._pending.add(future)
         future.add_done_callback(self._heed)
@@ -325,7 +325,7 @@ class YdbSession(SessionDefaults):
     def _heed(self, future: asyncio.Future[Any]) -> None:
         self._pending.discard(future)
         if not future.cancelled():
-            future.exception()  # whoever has lost interest in it is not told
+            future.exception()  # a caller that has left does not need it
 
     async def ask(self, name: str, make: Callable[[int], Message]) -> tuple[Message, bool]:
         """The answer to what is asked about a name through the main session, in its order.
@@ -468,7 +468,7 @@ class YdbSession(SessionDefaults):
         self._watches.appeared(hold.name)
 
     def owned(self, name: str) -> list[Hold]:
-        """What the program owns of that semaphore."""
+        """Return the program's owners of that semaphore."""
         return [each for each in self._requests.of(name) if each.state is State.OWNS]
 
     def all_owned(self) -> list[str]:

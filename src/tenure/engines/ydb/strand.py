@@ -41,10 +41,10 @@ _OVER = frozenset({Status.SESSION_EXPIRED, Status.BAD_SESSION})
 
 
 class StrandEvents(Protocol):
-    """What a strand tells."""
+    """Events of a strand."""
 
     def outgoing(self) -> None:
-        """There is something to write."""
+        """Report that there is something to write."""
 
     def started(self) -> None:
         """The session is attached: anew, or again."""
@@ -83,7 +83,7 @@ class Ask:
         self.again = self._sent
 
     def message(self) -> Message:
-        """What to send now."""
+        """Return the messages to send now."""
         self._sent = True
         return self._make(self.req_id)
 
@@ -110,7 +110,7 @@ class Strand:
         id: the session's, 0 before it has been attached.
         seq_no: the number of the last attachment, or attempt.
         attached: whether the server has said so on the stream that there is.
-        outgoing: what is to be written, in order; whoever writes takes it from the left.
+        outgoing: what is to be written, in order; the writer takes it from the left.
         window: seconds.
         last_word: when the program was last heard of.
         last_proof: when what the last proof is an answer to was sent.
@@ -145,12 +145,12 @@ class Strand:
 
     @property
     def heard_of(self) -> bool:
-        """Whether the program was, within the window."""
+        """True if the program was active within the window."""
         return self._now() < self.last_word + self.window
 
     @property
     def wants_contact(self) -> bool:
-        """Whether attaching would not keep a session alive that nobody speaks for."""
+        """True if attaching would not keep an abandoned session alive."""
         return self._stopping or self.heard_of
 
     @property
@@ -160,7 +160,7 @@ class Strand:
 
     @property
     def waits_for_proof(self) -> bool:
-        """Whether a proof was asked for and has not come."""
+        """True if a proof is under way."""
         return bool(self._probes)
 
     # Asking

@@ -1,4 +1,4 @@
-"""What is watched through a session: one watch on the server for each name, however many watch.
+"""Watches of a session: one on the server for each name, however many there are here.
 
 The server tells once of each watch, and then it is asked for anew. Everybody who is concerned is
 told when the new watch has described what it begins with: of what the old one had told, and of what
@@ -6,7 +6,7 @@ differs from the last description, so that nothing falls between the two.
 
 Rules:
 
-* What the program owns is watched too, from a moment after its grant on: nobody else tells an
+* What the program owns is watched too, from a moment after its grant on: no other message tells an
   owner that its semaphore was deleted by force, or its request evicted. Of a semaphore with many
   owners only the data is watched for that (deletion counts as a change of it), or else each of
   them would hear of every other's grants; the owners are then looked up at every renewal.
@@ -73,7 +73,7 @@ class _Arm:
 
 
 class _Name:
-    """What is watched, and who watches.
+    """A watched name with its watchers.
 
     Attributes:
         arm: the watch on the server.
@@ -173,7 +173,7 @@ class Watches:
                 self._look_up(name)
 
     def close(self) -> None:
-        """Nobody is told anything any more."""
+        """End all watches."""
         self._over = True
         self._names.clear()
         for timer in (self._again, self._settled):
@@ -181,7 +181,7 @@ class Watches:
                 timer.cancel()
 
     def want(self, name: str) -> None:
-        """See to it that the server watches what somebody wants to know."""
+        """Have the server watch what there are watches for."""
         watched = self._names.get(name)
         if watched is None or self._over:
             return
@@ -239,7 +239,7 @@ class Watches:
                 self.check_owned(name, None, arm.step)
                 watched.note(None, None)
             else:
-                watched.news = [True, True]  # it cannot be watched: whoever watches has to look
+                watched.news = [True, True]  # it cannot be watched: the watchers have to look
             if self._again is None:
                 self._again = self._loop.call_later(LOOK_AGAIN, self._look_again)
         self._tell(watched)
