@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from tenure.core import rules
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.answers import KeyValue
-from tenure.engines.etcd.cluster import EtcdCluster, PatientReader, no_node, not_found
+from tenure.engines.etcd.cluster import Attempts, EtcdCluster, no_node, not_found
 from tenure.engines.etcd.keys import (
     EVICTED,
     Entry,
@@ -31,7 +31,6 @@ from tenure.model import NodeConfig, NodeDescription, SemaphoreDescription, Sess
 
 __all__: list[str] = []
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 _MOST_ASKED_ABOUT = 256
 """How many leases are asked about when sessions are listed."""
 
@@ -42,7 +41,7 @@ _MOST_ASKED_ABOUT = 256
 async def create_node(engine: EtcdCluster, path: str, given: NodeConfig, *, exist_ok: bool) -> None:
     rules.check_path(path)
     key, serial, nonce = engine.keys.node(path), engine.keys.serial, secrets.token_hex(8)
-    patient = PatientReader(engine, path)
+    patient = engine.reader(path)
     while True:
         read = await patient.read(wire.get(wire.range_(key)), wire.get(wire.range_(serial)))
         found, last = (part.first for part in read.parts)
@@ -51,7 +50,7 @@ async def create_node(engine: EtcdCluster, path: str, given: NodeConfig, *, exis
                 return
             raise NodeExists(f"the node {path} exists already", node=path)
         # With the serial, so that an attempt that comes late finds that it is.
-        answer = await patient.try_(
+        answer = await patient.txn(
             wire.txn(
                 (
                     wire.created_at(key, wire.ABSENT),
@@ -66,7 +65,7 @@ async def create_node(engine: EtcdCluster, path: str, given: NodeConfig, *, exis
 
 async def alter_node(engine: EtcdCluster, path: str, given: NodeConfig) -> None:
     rules.check_path(path)
-    patient = PatientReader(engine, path)
+    patient = engine.reader(path)
     while True:
         kv = await _node(engine, patient, path)
         old, nonce = config(kv.value)
@@ -74,12 +73,12 @@ async def alter_node(engine: EtcdCluster, path: str, given: NodeConfig) -> None:
         if new == kv.value:
             return
         put = wire.put(kv.key, new)
-        answer = await patient.try_(wire.txn((wire.modified_at(kv.key, kv.modified),), (put,)))
+        answer = await patient.txn(wire.txn((wire.modified_at(kv.key, kv.modified),), (put,)))
         if answer is not None and answer.ok:
             return
 
 
-async def _node(engine: EtcdCluster, patient: PatientReader, path: str) -> KeyValue:
+async def _node(engine: EtcdCluster, patient: Attempts, path: str) -> KeyValue:
     read = await patient.read(wire.get(wire.range_(engine.keys.node(path))))
     kv = read.parts[0].first
     if kv is None:
@@ -90,7 +89,7 @@ async def _node(engine: EtcdCluster, patient: PatientReader, path: str) -> KeyVa
 async def drop_node(engine: EtcdCluster, path: str, *, force: bool) -> None:
     rules.check_path(path)
     rules.check_droppable(path)
-    keys, patient = engine.keys, PatientReader(engine, path)
+    keys, patient = engine.keys, engine.reader(path)
     key, sessions = keys.node(path), keys.sessions(path)
     created: int | None = None
     while True:
@@ -110,7 +109,7 @@ async def drop_node(engine: EtcdCluster, path: str, *, force: bool) -> None:
                 node=path,
             )
         prefixes = (sessions, keys.queues(path), keys.data(path), keys.request_data(path))
-        answer = await patient.try_(
+        answer = await patient.txn(
             wire.txn(
                 (wire.created_at(key, created), wire.modified_before(sessions, read.revision + 1)),
                 (wire.delete(key), *(wire.delete(each, wire.after(each)) for each in prefixes)),
@@ -127,7 +126,7 @@ async def describe_node(engine: EtcdCluster, path: str) -> NodeDescription:
     rules.check_path(path)
     keys = engine.keys
     sessions, names = keys.sessions(path), keys.queues(path)
-    read = await PatientReader(engine, path).read(
+    read = await engine.reader(path).read(
         wire.get(wire.range_(keys.node(path))),
         wire.get(wire.range_(sessions, wire.after(sessions), keys_only=True)),
         wire.get(wire.range_(names, wire.after(names), keys_only=True)),
@@ -146,7 +145,7 @@ async def describe_node(engine: EtcdCluster, path: str) -> NodeDescription:
 async def list_nodes(engine: EtcdCluster) -> Sequence[str]:
     nodes = engine.keys.nodes
     range_ = wire.range_(nodes, wire.after(nodes), keys_only=True)
-    read = await PatientReader(engine, None).read(wire.get(range_))
+    read = await engine.reader(None).read(wire.get(range_))
     return sorted(engine.keys.path(kv.key) for kv in read.parts[0].found)
 
 
@@ -154,7 +153,7 @@ async def list_semaphores(
     engine: EtcdCluster, path: str, *, owners: bool, waiters: bool
 ) -> Sequence[SemaphoreDescription]:
     rules.check_path(path)
-    keys, patient = engine.keys, PatientReader(engine, path)
+    keys, patient = engine.keys, engine.reader(path)
     prefix, of_names, of_requests = keys.queues(path), keys.data(path), keys.request_data(path)
     sessions = keys.sessions(path)
     while True:
@@ -192,7 +191,7 @@ async def describe_semaphore(
 ) -> SemaphoreDescription:
     rules.check_path(path)
     rules.check_name(name, path)
-    patient, keys = PatientReader(engine, path), engine.name(path, name)
+    patient, keys = engine.reader(path), engine.name(path, name)
     try:
         return await describe(patient, engine, keys, owners=owners, waiters=waiters)
     except SemaphoreNotFound:
@@ -217,7 +216,7 @@ def _records(found: Sequence[KeyValue], prefix: bytes) -> list[tuple[int, Record
 
 async def list_sessions(engine: EtcdCluster, path: str) -> Sequence[SessionDescription]:
     rules.check_path(path)
-    patient, prefix = PatientReader(engine, path), engine.keys.sessions(path)
+    patient, prefix = engine.reader(path), engine.keys.sessions(path)
     node = wire.get(wire.range_(engine.keys.node(path)))
     read = await patient.read(node, _everything(prefix))
     if not read.parts[0].found:
@@ -257,7 +256,7 @@ async def end_session(engine: EtcdCluster, path: str, number: int) -> bool:
     rules.check_path(path)
     node = wire.get(wire.range_(engine.keys.node(path)))
     session = wire.get(wire.range_(engine.keys.session(path, number)))
-    read = await PatientReader(engine, path).read(node, session)
+    read = await engine.reader(path).read(node, session)
     if not read.parts[0].found:
         raise no_node(path)
     if not read.parts[1].found:
@@ -268,7 +267,7 @@ async def end_session(engine: EtcdCluster, path: str, number: int) -> bool:
 
 async def evict(engine: EtcdCluster, path: str, name: str, order_id: int) -> bool:
     rules.check_path(path)
-    patient, tried = PatientReader(engine, path), False
+    patient, tried = engine.reader(path), False
     node = wire.get(wire.range_(engine.keys.node(path)))
     found = engine.name(path, name)
     while True:
@@ -296,7 +295,7 @@ async def evict(engine: EtcdCluster, path: str, name: str, order_id: int) -> boo
             ),
         )
         try:
-            answer = await patient.try_(request)
+            answer = await patient.txn(request)
         except Refused as refused:
             if refused.no_lease:
                 continue  # its session has just ended

@@ -18,7 +18,7 @@ import secrets
 from tenure.core import rules
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.etcd import answers, wire
-from tenure.engines.etcd.cluster import EtcdCluster, no_node
+from tenure.engines.etcd.cluster import Attempts, EtcdCluster, no_node
 from tenure.engines.etcd.keys import Record, queues
 from tenure.engines.etcd.members import Lost, Refused
 from tenure.engines.etcd.semaphores import all_under, check_sessions, count
@@ -31,7 +31,7 @@ __all__ = ["attach"]
 
 _LEAST_TTL = 2
 """Seconds; etcd gives no lease for less."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+_FIRST_PAUSE = 0.01
 
 
 async def attach(
@@ -55,33 +55,18 @@ async def attach(
         raise engine.failure(refused, how.node) from refused
 
 
-class _Trying:
-    """Tries until it takes too long."""
+class _Attaching(Attempts):
+    """Attempts to attach a session."""
 
     def __init__(self, engine: EtcdCluster, node: str) -> None:
-        self._engine = engine
-        self._node = node
-        self._until = engine.clock.now() + engine.address.connect_timeout
-        self._pause = _FIRST_PAUSE
+        super().__init__(engine, node, engine.address.connect_timeout)
 
-    async def again(self, lost: Lost) -> None:
-        """Wait a moment. Raises `EngineUnavailable`."""
-        if self._engine.clock.now() + self._pause >= self._until:
-            raise EngineUnavailable(
-                f"no session was attached on {self._node}: {self._engine.url} did not answer "
-                f"within {self._engine.address.connect_timeout:g} s ({lost})",
-                node=self._node,
-            ) from lost
-        await asyncio.sleep(self._pause)
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-
-    async def txn(self, request: bytes) -> answers.Answer | None:
-        """Send a transaction; ``None``, after a pause, if it was not answered."""
-        try:
-            return await self._engine.txn(request, self._engine.patience)
-        except Lost as lost:
-            await self.again(lost)
-            return None
+    def error(self, lost: Lost) -> EngineUnavailable:
+        return EngineUnavailable(
+            f"no session was attached on {self._node}: {self._engine.url} did not answer "
+            f"within {self._within:g} s ({lost})",
+            node=self._node,
+        )
 
 
 # A new one
@@ -90,7 +75,7 @@ class _Trying:
 async def _begin(
     engine: EtcdCluster, caches: WatchCaches, how: Attach, events: SessionEvents
 ) -> EtcdSession:
-    trying = _Trying(engine, how.node)
+    trying = _Attaching(engine, how.node)
     record = Record(
         secrets.token_hex(8), True, how.recovery_window, how.description, how.liveness, how.key
     )
@@ -202,7 +187,7 @@ async def _swap(
     Once it is unwanted, it finds out whether it was done, and does not do it any more: another
     program may have the session by then.
     """
-    trying, key = _Trying(engine, how.node), engine.keys.session(how.node, number)
+    trying, key = _Attaching(engine, how.node), engine.keys.session(how.node, number)
     token = secrets.token_hex(8)
     read = wire.txn(
         (),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from tenure.clock import Clock
@@ -19,7 +19,7 @@ from tenure.engines.etcd.url import EtcdUrl
 from tenure.engines.etcd.watching import Watching
 from tenure.errors import EngineError, NodeNotFound, SemaphoreNotFound, TenureError
 
-__all__ = ["EtcdCluster", "PatientReader", "no_node", "not_found"]
+__all__ = ["Attempts", "EtcdCluster", "no_node", "not_found"]
 
 T = TypeVar("T")
 _log = logging.getLogger("tenure")
@@ -100,9 +100,9 @@ class EtcdCluster:
         """Call the current member. Raises `Lost`, `Refused`, `AuthenticationFailed`."""
         return await self._members.call(method, request, timeout)
 
-    def reader(self, node: str) -> PatientReader:
+    def reader(self, node: str | None) -> Attempts:
         """Return a reader that repeats its calls until the engine's patience is over."""
-        return PatientReader(self, node)
+        return Attempts(self, node, self.address.connect_timeout + self.patience)
 
     def failure(self, refused: Refused, node: str | None, name: str | None = None) -> TenureError:
         """Make an error of a refusal."""
@@ -110,16 +110,20 @@ class EtcdCluster:
 
     async def eventually(self, request: bytes, within: float, what: str) -> None:
         """See to it that something is done that may be done twice."""
+        try:
+            await self._repeat(lambda: self.txn(request, self.patience), within)
+        except (Refused, TenureError) as error:
+            _log.debug("%s: %s was not written: %s", self.url, what, error)
+
+    async def _repeat(self, call: Callable[[], Awaitable[object]], within: float) -> None:
+        """Call until there is an answer, or the time is over."""
         until, pause = self.clock.now() + within, _FIRST_PAUSE
         while self.clock.now() < until:
             try:
-                await self.txn(request, self.patience)
+                await call()
             except Lost:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
-            except (Refused, TenureError) as error:
-                _log.debug("%s: %s was not written: %s", self.url, what, error)
-                return
             else:
                 return
 
@@ -144,19 +148,12 @@ class EtcdCluster:
 
     async def revoke(self, number: int, within: float) -> None:
         """Revoke a lease, with everything under it."""
-        until, pause = self.clock.now() + within, _FIRST_PAUSE
-        while self.clock.now() < until:
-            try:
-                await self.call(wire.LEASE_REVOKE, wire.lease(number), self.patience)
-            except Lost:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-            except Refused as refused:
-                if refused.no_lease:
-                    return
+        request = wire.lease(number)
+        try:
+            await self._repeat(lambda: self.call(wire.LEASE_REVOKE, request, self.patience), within)
+        except Refused as refused:
+            if not refused.no_lease:
                 raise self.failure(refused, None) from refused
-            else:
-                return
 
     def name(self, path: str, name: str) -> Name:
         """The keys of a semaphore."""
@@ -168,38 +165,45 @@ class EtcdCluster:
         return found
 
 
-class PatientReader:
-    """Asks until there is an answer, or it has taken too long."""
+class Attempts:
+    """Repeated calls, until there is an answer or they have taken too long.
 
-    def __init__(self, engine: EtcdCluster, node: str | None) -> None:
+    Args:
+        within: seconds.
+    """
+
+    def __init__(self, engine: EtcdCluster, node: str | None, within: float) -> None:
         self._engine = engine
         self._node = node
-        self._until = engine.clock.now() + engine.address.connect_timeout + engine.patience
+        self._within = within
+        self._until = engine.clock.now() + within
         self._pause = _FIRST_PAUSE
 
     async def read(self, *parts: bytes) -> answers.Answer:
         """Read at one revision of a majority. Raises `Refused`, `EngineError`."""
         while True:
-            answer = await self.try_(wire.txn((), parts))
+            answer = await self.txn(wire.txn((), parts))
             if answer is not None:
                 return answer
 
-    async def try_(self, request: bytes) -> answers.Answer | None:
+    async def txn(self, request: bytes) -> answers.Answer | None:
         """Send a transaction; ``None``, after a pause, if it was not answered."""
         try:
             return await self._engine.txn(request, self._engine.patience)
         except Lost as lost:
-            await self._wait(lost)
+            await self.again(lost)
             return None
 
-    async def _wait(self, lost: Lost) -> None:
+    async def again(self, lost: Lost) -> None:
         """Wait a moment; raises `EngineError` if it has taken too long."""
         if self._engine.clock.now() + self._pause >= self._until:
-            raise EngineError(
-                f"{self._engine.url} did not answer ({lost})", node=self._node
-            ) from lost
+            raise self.error(lost) from lost
         await asyncio.sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    def error(self, lost: Lost) -> TenureError:
+        """Make the error for calls that have taken too long."""
+        return EngineError(f"{self._engine.url} did not answer ({lost})", node=self._node)
 
 
 def no_node(path: str) -> NodeNotFound:

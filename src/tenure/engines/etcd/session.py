@@ -30,9 +30,6 @@ __all__ = ["EtcdSession"]
 
 _log = logging.getLogger("tenure")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
-_LEAST_PATIENCE = 0.5
-
 
 class EtcdSession(Attachment, SessionDefaults):
     """The `EngineSession` of one attachment.
