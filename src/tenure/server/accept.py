@@ -355,7 +355,7 @@ def peer_host(peer: str) -> str | None:
 
 
 def peer_name(address: object) -> str:
-    """Where a connection comes from, in words."""
+    """Return the origin of a connection, in words."""
     if isinstance(address, tuple) and len(address) >= 2:
         host, port = address[:2]
         return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""What a ``--listen`` URL says: which protocol, where, and whether inside TLS.
+"""Addresses of ``--listen`` URLs: protocol, place, and TLS.
 
     tenure://127.0.0.1:7070             tenure's own protocol
     tenures://0.0.0.0:7070              the same inside TLS
@@ -76,7 +76,7 @@ class Address:
 
     @property
     def local(self) -> bool:
-        """Whether only this machine can reach it."""
+        """True if only this machine can reach it."""
         return is_local(self.host, self.path)
 
 

@@ -1,4 +1,4 @@
-"""That what a session's holder asks for is done once only, however often it is asked.
+"""Kept answers: each operation of a session's holder is carried out once, however often it is sent.
 
 The answer to what changes something is kept, by its rid, until the holder acknowledges it; what is
 sent again meanwhile gets the same answer. How many are kept is limited.
@@ -36,7 +36,7 @@ class Answers:
         self._last_rid = 0
 
     def is_new(self, rid: int, say: Callable[[Struct], None]) -> bool:
-        """Whether an operation has not been seen yet. If it has, it is answered as it was."""
+        """Return true if an operation is new. Otherwise it is answered as it was before."""
         if rid > self._last_rid:
             self._last_rid = rid
         else:

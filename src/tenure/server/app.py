@@ -89,7 +89,7 @@ class Server:
 
     @property
     def addresses(self) -> list[str]:
-        """Where it can be reached, once it is open."""
+        """The addresses at which it can be reached, once it is open."""
         return [listener.address for listener in self._listeners]
 
     async def open(self) -> None:
@@ -161,12 +161,12 @@ class Server:
         return limits
 
     async def drain(self) -> None:
-        """Accept nobody any more, and tell who is connected to go elsewhere."""
+        """Accept no client any more, and tell the connected ones to go elsewhere."""
         for listener in self._listeners:
             await listener.drain()
 
     async def aclose(self) -> None:
-        """Cut everybody off, then close the store. No session ends."""
+        """Cut all clients off, then close the store. No session ends."""
         self._is_open = False
         await self._reloader.aclose()
         if self._expiry is not None:

@@ -1,4 +1,4 @@
-"""How sessions come to a server: begun, fetched from the store, or taken over by another program.
+"""Arrival of sessions at a server: begun, fetched from the store, or taken over by another program.
 
 **Who may believe.** A former program that was hosted here believes until it has said `Heard`,
 `Detach` or `Close`, or until the window has passed since the last proof that this server can have

@@ -120,7 +120,7 @@ class Audit:
             self.record("login refused", None, source, why=str(why), **facts)
 
     def _is_seldom(self, event: str, identity: Identity | None, source: str | None) -> bool:
-        """Whether a failure is to be recorded by itself; else it is counted, for `event`."""
+        """Return true if a failure is to be recorded by itself; else it is counted, for `event`."""
         now = time.monotonic()
         if now - self._counting_since >= _PERIOD:
             self._record_counts()

@@ -1,4 +1,4 @@
-"""What the listeners of one server share.
+"""State shared by the listeners of one server.
 
 That is the store, the limits and what counts against them, who may come in, and the log. Rules:
 
@@ -46,7 +46,7 @@ class Authenticator(Protocol):
 
     @property
     def required(self) -> bool:
-        """Whether a client has to show a token."""
+        """True if a client has to show a token."""
         ...
 
     def authenticate(self, token: str, peer: Peer = UNKNOWN_PEER) -> Identity:
@@ -106,7 +106,7 @@ class Semaphores:
 
     @property
     def taken(self) -> int:
-        """How many semaphores there are, as far as this server knows."""
+        """Number of semaphores, as far as this server knows."""
         return self._ephemeral + len(self._lasting)
 
     async def count_once(self) -> None:
@@ -268,7 +268,7 @@ class AccountSemaphores:
 
 
 class Counts:
-    """What there is at the moment, over all listeners of a server."""
+    """Current counts over all listeners of a server."""
 
     def __init__(self, engine: Engine, limits: Limits, reads: Reads, guard: Guard) -> None:
         self.connections = Count("connections", limits.connections)
@@ -278,7 +278,7 @@ class Counts:
 
 
 class Context:
-    """What every listener gets.
+    """State that every listener gets.
 
     Args:
         engine: the store, opened; the server that opened it closes it, after the listeners.

@@ -1,4 +1,4 @@
-"""Whether the settings will do: what `tenure serve --check` finds out, and a start makes sure of.
+"""Examination of the settings, for `tenure serve --check` and for a start.
 
 Nothing listens for it, and no store is made: one that is not there yet is left so.
 """
@@ -133,7 +133,7 @@ def _revocation_lists(path: str) -> Iterator[Finding]:
 
 
 async def examine_store(settings: Settings) -> AsyncIterator[Finding]:
-    """Whether the store can be opened, and is one for a server. Raises nothing."""
+    """Examine whether the store can be opened, and is one for a server. Raises nothing."""
     absent = broken = False
     try:
         engine = connect_engine(settings.store, SystemClock())

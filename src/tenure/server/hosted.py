@@ -73,7 +73,7 @@ _Handler: TypeAlias = "Callable[[Hosted, Any], None]"
 
 
 class State(Enum):
-    """Where a hosted session stands."""
+    """Stage of a hosted session."""
 
     ARRIVING = "the store is asked for it"
     ATTACHED = "its holder is connected"

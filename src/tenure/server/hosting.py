@@ -198,7 +198,7 @@ class Hosting:
             del self._connections[program]
 
     def lets_in_anyway(self, program: bytes) -> bool:
-        """Whether a connection is let in though there are as many as may be.
+        """Return true if a connection is let in though there are as many as may be.
 
         That is so where a program has sessions here and comes back for them, also when its former
         connections are half open and count still.

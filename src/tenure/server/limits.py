@@ -1,4 +1,4 @@
-"""What a client can make the server hold or do, and how much of it at most.
+"""Limits of what a client can make the server hold or do.
 
 Every limit has one name: in this class, in the configuration, in the refusal that a client gets
 and in the line that is logged. Counts are for this server: another one on the same store counts
@@ -121,7 +121,7 @@ class Limits:
 
 
 class Count:
-    """How many of something there are, and at most may be.
+    """Count of something, and its limit.
 
     Args:
         limit: the name of the limit that says so.

@@ -1,4 +1,4 @@
-"""What a listener is: one way into the server.
+"""Listener: one way into the server.
 
 A listener is made without I/O, then opened, drained and closed by the server that runs it. It
 binds the address in its URL, where port 0 means any free port, or serves the sockets that it is
@@ -91,7 +91,7 @@ class Listener(Protocol):
 
 
 class ListenerFactory(Protocol):
-    """How a listener is made of a URL of its scheme."""
+    """Factory of listeners for URLs of one scheme."""
 
     def __call__(
         self,

@@ -41,7 +41,7 @@ class LoadedFiles:
     authorities: Mapping[Address, frozenset[bytes]] = field(default_factory=dict)
 
     def distrusted(self, address: Address, before: LoadedFiles) -> bool:
-        """Whether an authority of this address was trusted before and is no more."""
+        """Return true if an authority of this address was trusted before and is no more."""
         former = before.authorities.get(address, frozenset())
         return bool(former - self.authorities.get(address, frozenset()))
 

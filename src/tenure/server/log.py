@@ -1,4 +1,4 @@
-"""What the server says: one line an event, for people or for machines.
+"""Log of the server: one line for each event, for people or for machines.
 
 An event is a few fixed words, and *facts*: names with values. ``tell(log, level, "listening",
 address=...)`` writes

@@ -81,7 +81,7 @@ class NativeListener:
 
     @property
     def connections(self) -> int:
-        """How many there are, greetings that have spoken no word yet included."""
+        """Number of connections, silent greetings included."""
         return len(self._connections)
 
     async def open(self) -> None:
@@ -152,13 +152,13 @@ class NativeListener:
     # What connections say
 
     def joined(self, connection: NativeServerConnection) -> None:
-        """There is one more."""
+        """Add a connection."""
         self._connections.add(connection)
         if self._door is None:
             connection.cut_off()
 
     def left(self, connection: NativeServerConnection) -> None:
-        """There is one less."""
+        """Remove a connection."""
         self._connections.discard(connection)
 
     def _tick(self) -> None:

@@ -288,7 +288,7 @@ class NativeServerConnection(NativeServerStream):
             session.disbelieve()
 
     def _without_session(self, message: Any, session: Hosted | Arrival | None) -> None:
-        """What is for a session that is over, is not attached yet, or never was."""
+        """Answer a message for a session that is over, is not attached yet, or never was."""
         kind = type(message)
         if kind is Close or kind is Detach:
             if isinstance(session, Arrival):

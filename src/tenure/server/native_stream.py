@@ -56,7 +56,7 @@ _decode = client_message().decode
 
 
 class ConnectionStage(IntEnum):
-    """Where a connection stands."""
+    """Stage of a connection."""
 
     GREETING = 0
     OPEN = 1
@@ -232,7 +232,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
             self._transport.pause_reading()
 
     def _refuse_to_go_on(self, error: Exception) -> None:
-        """What arrives makes no sense: the client is told, and nothing more is read from it."""
+        """Tell the client that its input makes no sense, and read nothing more from it."""
         if self.stage is ConnectionStage.GREETING and isinstance(error, FrameTooLong):
             found = foreign(error.length.to_bytes(HEADER_BYTES, "big"))
             if found is not None:

@@ -1,4 +1,4 @@
-"""What a hosted session has in queues, and why requests of it have left theirs."""
+"""Requests of a hosted session, and the reasons why some have left their queues."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Places:
         self._recovered = False
 
     def found(self) -> list[Found]:
-        """What is in queues, in the order of the order ids."""
+        """Return the requests in queues, in the order of the order ids."""
         placed = [
             Found(
                 hold,
@@ -136,7 +136,7 @@ class Places:
 
 
 def error_of(answer: asyncio.Future[Any]) -> BaseException | None:
-    """What a future of the engine's has failed with, a cancellation included."""
+    """Return the error of an engine's future, a cancellation included."""
     if answer.cancelled():
         return asyncio.CancelledError()
     return answer.exception()

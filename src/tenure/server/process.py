@@ -43,7 +43,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the server came to its end.
+    """End of a server's run.
 
     Attributes:
         in_order: all that had to be done was done; else something is left that still runs, and the
@@ -56,7 +56,7 @@ class Ending:
 
 
 async def examine(settings: Settings) -> tuple[list[Finding], list[Finding]]:
-    """What is found out beyond the settings themselves: of what they name, and of the store.
+    """Examine what the settings name, and the store.
 
     Raises nothing.
     """
@@ -80,7 +80,7 @@ async def examine(settings: Settings) -> tuple[list[Finding], list[Finding]]:
 
 
 def _tls_of(address: Address) -> ssl.SSLContext | None:
-    """What stands for an address's TLS where nobody will speak it."""
+    """Return a placeholder for an address's TLS, for checks without connections."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if address.tls else None
 
 
@@ -109,7 +109,7 @@ def run(settings: Settings, environment: MutableMapping[str, str]) -> Ending:
 
 
 def loop_factory(settings: Settings) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """What makes the event loop; ``None`` for asyncio's own.
+    """Return the factory of the event loop; ``None`` for asyncio's own.
 
     Raises:
         Unsupported: uvloop is asked for, and not installed.

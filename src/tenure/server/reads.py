@@ -73,7 +73,7 @@ class Reads:
 
     @property
     def waiting(self) -> int:
-        """How many slices wait for their turn."""
+        """Number of slices that wait for their turn."""
         lines = [*self._waiting.values(), *self._busy.values()]
         turns = [turn for line in lines for each in line.values() for turn in each]
         return sum(not turn.done() for turn in turns)

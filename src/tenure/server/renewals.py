@@ -41,7 +41,7 @@ class Renewals:
         self._waiting: deque[tuple[Link, int, int, float]] = deque()
 
     def age(self, asked: float) -> float | None:
-        """How old the server's own proof was when it was asked; ``None`` if it is none now."""
+        """Return the age of the server's own proof at the renewal; ``None`` if it is none now."""
         if self._now() - self.proof > self._worth:
             return None
         return max(0.0, asked - self.proof)

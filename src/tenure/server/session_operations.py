@@ -1,4 +1,4 @@
-"""What the holder of a hosted session asks for: one function for each message.
+"""Operations on a hosted session: one function for each message of its holder.
 
 Each begins what it is asked within the call, so that the store hears of everything in the order in
 which it came, and answers at once where the engine does. See `tenure.server.hosted` for what

@@ -1,4 +1,4 @@
-"""What `tenure serve` is told, and by whom.
+"""Settings of `tenure serve`, and their sources.
 
 Every setting has one name. As an option it is ``--max-connections``, in the environment
 ``TENURE_SERVE_MAX_CONNECTIONS``, in the file (TOML) ``max-connections``; `sources` reads them.
@@ -205,7 +205,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the server is to do.
+    """Settings of one server.
 
     Attributes:
         given: every setting's value by its name, with its origin.
@@ -324,7 +324,7 @@ def _tls_files(address: Address, given: Mapping[str, Given], faults: list[str]) 
 
 
 def _check_effect(addresses: list[Address], given: Mapping[str, Given], faults: list[str]) -> None:
-    """What is set, and would have no effect."""
+    """Report settings that would have no effect."""
     if not any(address.tls for address in addresses):
         faults += (
             f"{given[name].origin}: {name} is set, and no listener has TLS; write tenures://, "

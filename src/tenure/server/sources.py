@@ -1,4 +1,4 @@
-"""Where the values of settings come from: options, the environment, a file of TOML.
+"""Sources of the settings' values: options, the environment, a file of TOML.
 
 An option counts more than the environment, that more than the file, that more than the default.
 `load` reads them all, and says all at once what is wrong with them.

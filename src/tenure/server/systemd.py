@@ -1,4 +1,4 @@
-"""What systemd is told, and what it hands over: a few lines of its protocols, without a library.
+"""Protocols of systemd, without a library: notifications, and sockets that it passes.
 
 Telling is one datagram to the socket that ``NOTIFY_SOCKET`` names; without it, nothing is told.
 Sockets that systemd has opened (``LISTEN_FDS``) belong to whoever takes them here, once.

@@ -39,7 +39,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What a person wants to know of a certificate.
+    """Facts about a certificate, for people.
 
     Attributes:
         names: the hosts that it is for; without them, its subject.
@@ -51,7 +51,7 @@ class Certificate:
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """What a listener needs to speak TLS.
+    """Return a listener's TLS context.
 
     Raises:
         InvalidArgument: a file cannot be read or is not what it should be, or certificate and
@@ -125,7 +125,7 @@ def _fault(files: TlsFiles, error: ssl.SSLError) -> str:
 
 
 def certificate_of(files: TlsFiles) -> Certificate:
-    """What a client is shown, found out by a handshake in memory.
+    """Return what a client is shown, found out by a handshake in memory.
 
     Raises:
         InvalidArgument: as `server_context`; or no client could accept it, because it has

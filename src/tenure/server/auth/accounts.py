@@ -181,7 +181,7 @@ class _Unowned(Share):
 
 
 class Account:
-    """What one identity may do, and has.
+    """Rights and holdings of one identity.
 
     Attributes:
         identity: its name.

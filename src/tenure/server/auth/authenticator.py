@@ -43,7 +43,7 @@ class Anybody:
 
     @property
     def required(self) -> bool:
-        """Whether a client has to show something."""
+        """True if a client has to show something."""
         return False
 
     def authenticate(self, token: str, peer: Peer = UNKNOWN_PEER) -> Identity:  # noqa: ARG002  (the protocol's)
@@ -84,7 +84,7 @@ class Authenticator(Anybody):
 
     @property
     def next_expiry(self) -> datetime | None:
-        """When the next of the valid tokens expires."""
+        """Time at which the next of the valid tokens expires."""
         now = self._utc()
         ends = [token.expires for token, _ in self._tokens.values() if token.expires is not None]
         return min((each for each in ends if each > now), default=None)

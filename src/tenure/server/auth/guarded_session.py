@@ -280,7 +280,7 @@ class GuardedSession(SessionDefaults):
 
 
 class _Watch:
-    """What ends a watch, and counts it no more. Safe to call twice."""
+    """End of a watch, which counts it no more. Safe to call twice."""
 
     __slots__ = ("_stop", "_tally")
 

@@ -1,4 +1,4 @@
-"""What a transport shows about its client: a certificate, or a Unix user id."""
+"""Facts that a transport shows about its client: a certificate, or a Unix user id."""
 
 from __future__ import annotations
 

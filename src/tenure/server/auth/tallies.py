@@ -21,7 +21,7 @@ _MANY = 64  # entries that are not worth looking through
 
 
 class Tally:
-    """What one session has counted against its account.
+    """Count of one session against its account.
 
     Attributes:
         account: whose session it is.

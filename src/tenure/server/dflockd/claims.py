@@ -1,4 +1,4 @@
-"""What there is of a key: who has it, who waits for it, and what the store keeps of that.
+"""Keys and their claims: owners, waiters, and the record of them in the store.
 
 A *claim* is one request in a key's queue. The request's data is a `Record` of its lease and its
 deadline, so that another server can go on with it. Any client can read that data, and a token is
@@ -84,7 +84,7 @@ class Record(NamedTuple):
 
 
 class ClaimStage(IntEnum):
-    """Where a claim stands."""
+    """Stage of a claim."""
 
     ASKED = 0  # the store has not answered
     WAITING = 1

@@ -1,4 +1,4 @@
-"""What each request does, and what is replied.
+"""Commands of the protocol, and their replies.
 
 A command is a function of the connection, the key, the argument and the time. It returns the reply,
 or ``None`` when the connection is *busy* with it: then the reply comes through the connection's

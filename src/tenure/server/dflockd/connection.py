@@ -119,7 +119,7 @@ class DflockdServerConnection(DflockdServerStream):
 
     @property
     def connections(self) -> int:
-        """How many the listener has."""
+        """Number of the listener's connections."""
         return self._listener.connections
 
     # asyncio.Protocol
@@ -168,7 +168,7 @@ class DflockdServerConnection(DflockdServerStream):
     # Being busy
 
     def outcome(self, claim: Claim, *, enqueued: bool) -> bytes | None:
-        """What there is to reply about a claim; ``None`` if that is not known yet."""
+        """Return the reply about a claim; ``None`` if it is not known yet."""
         stage = claim.stage
         if stage is HELD:
             if enqueued:

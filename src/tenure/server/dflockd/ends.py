@@ -30,7 +30,7 @@ def probe(transport: asyncio.Transport) -> None:
 
 
 def is_gone(transport: asyncio.Transport) -> bool:
-    """Whether the client is known to read nothing any more."""
+    """Return true if the client is known to read nothing any more."""
     sock = transport.get_extra_info("socket")
     if sock is None:
         return False
@@ -40,7 +40,7 @@ def is_gone(transport: asyncio.Transport) -> bool:
 
 
 def is_read(transport: asyncio.Transport) -> bool:
-    """Whether all that was written has reached the client's kernel."""
+    """Return true if all that was written has reached the client's kernel."""
     sock = transport.get_extra_info("socket")
     if transport.get_write_buffer_size():
         return False

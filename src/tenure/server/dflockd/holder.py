@@ -94,11 +94,11 @@ class Holder:
             self.session.renew()
 
     def lapsed(self, now: float) -> bool:
-        """Whether the store may have ended it without our hearing of it."""
+        """Return true if the store may have ended it without an event here."""
         return now - self.proof > self.window * 0.95
 
     def doubts(self, now: float) -> bool:
-        """Whether another listener may have taken it over: what the store says may be old news.
+        """Return true if another listener may have taken it over: the store's events may be old.
 
         That takes half a window of silence.
         """
@@ -110,7 +110,7 @@ class Holder:
         self.session.renew()
 
     def can_promise(self, lease: int, now: float) -> bool:
-        """Whether it will live for so long, even if the store were lost now."""
+        """Return true if it will live for so long, even if the store were lost now."""
         return now + min(lease, self.window / 2) <= self.proof + self.window
 
     # What the store says

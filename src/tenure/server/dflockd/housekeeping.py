@@ -19,7 +19,7 @@ _WINDOW = 30.0
 
 
 class Deaf:
-    """What the store says of a session that holds nothing (`SessionEvents`)."""
+    """Events of a session that holds nothing (`SessionEvents`), all ignored."""
 
     def proven(self, at: float) -> None: ...
 

@@ -117,7 +117,7 @@ class DflockdListener:
 
     @property
     def connections(self) -> int:
-        """How many there are."""
+        """Number of connections."""
         return len(self._connections)
 
     def describe(self, peer: str) -> str:
@@ -237,13 +237,13 @@ class DflockdListener:
         return DflockdServerConnection(self, greeting, self._accepted)
 
     def joined(self, connection: DflockdServerConnection) -> None:
-        """There is one more."""
+        """Add a connection."""
         self._connections.add(connection)
         if self._door is None:
             connection.cut_off()
 
     def left(self, connection: DflockdServerConnection) -> None:
-        """There is one less."""
+        """Remove a connection."""
         self._connections.discard(connection)
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -1,4 +1,4 @@
-"""What a listener for dflockd's clients can be told; a dflockd server has the same."""
+"""Options of a listener for dflockd's clients; a dflockd server has the same."""
 
 from __future__ import annotations
 

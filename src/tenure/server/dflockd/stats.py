@@ -1,4 +1,4 @@
-"""What this server's clients have, as the reply to `stats`."""
+"""Reply to `stats`: the holdings of this server's clients."""
 
 from __future__ import annotations
 

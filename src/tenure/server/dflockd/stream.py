@@ -272,13 +272,13 @@ class DflockdServerStream(asyncio.Protocol):
             self.end()
 
     def _waits_for_nobody(self) -> bool:
-        """Whether it waits for a lock, and its client has ended in the middle of a request."""
+        """Return true if it waits for a lock, and its input ended in the middle of a request."""
         claim = self._awaited
         waits = self._over and claim is not None and claim.stage is WAITING
         return waits and self._is_cut_short()
 
     def _is_cut_short(self) -> bool:
-        """Whether what has arrived ends in the middle of a request."""
+        """Return true if what has arrived ends in the middle of a request."""
         unread = self._unread
         if not unread:
             return not self._reader.between
