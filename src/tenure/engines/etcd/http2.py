@@ -76,8 +76,7 @@ class Http2Connection:
     def __init__(self, speak: Callable[[], None]) -> None:
         self._speak = speak
         self._out: list[bytes] = []
-        self.ready = False
-        self.draining = False
+        self.ready = self.draining = False
         self.over = ""
         self.streams: dict[int, Http2Stream] = {}
         self.owed = b""
@@ -90,7 +89,6 @@ class Http2Connection:
         self._frame_size = _FRAME_SIZE
         self._window = FIRST_WINDOW
         self._room = ROOM_FOR_ALL
-        # What has been read.
         self._rest = bytearray()
         self._wanted = FRAME.size
         self._blocks = Blocks()
@@ -108,6 +106,10 @@ class Http2Connection:
         if len(self._out) == 1:
             self._speak()
 
+    def _send(self, kind: int, flags: int, number: int, payload: bytes = b"") -> None:
+        size = len(payload)
+        self._put(FRAME.pack(size >> 8, size & 0xFF, kind, flags, number) + payload)
+
     def begin(self, stream: Http2Stream) -> None:
         """Open a stream, as soon as the peer allows one more. Not when `draining` or `over`."""
         stream.connection = self
@@ -120,12 +122,12 @@ class Http2Connection:
         self._next = number + 2
         block = stream.head
         if len(block) <= self._frame_size:
-            self._put(frame(HEADERS, END_HEADERS, number, block))
+            self._send(HEADERS, END_HEADERS, number, block)
         else:
             kind, size = HEADERS, self._frame_size
             for at in range(0, len(block), size):
                 flags = END_HEADERS if at + size >= len(block) else 0
-                self._put(frame(kind, flags, number, block[at : at + size]))
+                self._send(kind, flags, number, block[at : at + size])
                 kind = CONTINUATION
         if stream.pending or stream.ends:
             self.push(stream)
@@ -146,9 +148,7 @@ class Http2Connection:
             stream.window -= part
             self._window -= part
             is_last = stream.ends and at + part == size
-            self._put(
-                frame(DATA, END_STREAM if is_last else 0, stream.number, data[at : at + part])
-            )
+            self._send(DATA, END_STREAM if is_last else 0, stream.number, data[at : at + part])
             at += part
             if at == size:
                 stream.pending = b""
@@ -158,7 +158,7 @@ class Http2Connection:
     def reset(self, stream: Http2Stream, code: Trouble) -> None:
         """End a stream, and tell the peer, if it knows of it."""
         if stream.number:
-            self._put(frame(RST_STREAM, 0, stream.number, NUMBER.pack(code)))
+            self._send(RST_STREAM, 0, stream.number, NUMBER.pack(code))
         else:
             self._waiting.remove(stream)
         self._forget(stream)
@@ -171,7 +171,7 @@ class Http2Connection:
 
     def ping(self) -> None:
         """Have the peer show that it is there."""
-        self._put(frame(PING, 0, 0, bytes(8)))
+        self._send(PING, 0, 0, bytes(8))
 
     def close(self, why: str) -> None:
         """Say that it is over: by our will, and without an error."""
@@ -195,7 +195,7 @@ class Http2Connection:
 
     def _end(self, code: Trouble, why: str) -> None:
         if not self.over:
-            self._put(frame(GOAWAY, 0, 0, NUMBER.pack(0) + NUMBER.pack(code) + why.encode()))
+            self._send(GOAWAY, 0, 0, NUMBER.pack(0) + NUMBER.pack(code) + why.encode())
             self.fail(why)
 
     # What streams there are
@@ -210,7 +210,7 @@ class Http2Connection:
     def _ended(self, stream: Http2Stream) -> None:
         """The peer has ended it; if it does not know how our side ends, it need not."""
         if not stream.ends or stream.pending:
-            self._put(frame(RST_STREAM, 0, stream.number, NUMBER.pack(Trouble.CANCEL)))
+            self._send(RST_STREAM, 0, stream.number, NUMBER.pack(Trouble.CANCEL))
         self._forget(stream)
 
     def _drain(self, why: str, last: int) -> None:
@@ -289,7 +289,7 @@ class Http2Connection:
     def _more_room(self, number: int, size: int, left: int) -> int:
         if left < 0:
             raise Violation(Trouble.FLOW_CONTROL_ERROR, "there is more data than was allowed")
-        self._put(frame(WINDOW_UPDATE, 0, number, NUMBER.pack(size)))
+        self._send(WINDOW_UPDATE, 0, number, NUMBER.pack(size))
         return size
 
     def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
@@ -325,7 +325,7 @@ class Http2Connection:
         for name, value in SETTING.iter_unpack(payload):
             self._set(name, value)
         self.ready = True
-        self._put(frame(SETTINGS, ACK, 0, b""))
+        self._send(SETTINGS, ACK, 0, b"")
         while self._waiting and len(self.streams) < self._most_streams:
             self.begin(self._waiting.popleft())
         self._unblock()
