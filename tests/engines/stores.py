@@ -15,6 +15,7 @@ from tests.server.served import served
 
 __all__ = [
     "DURABLE_SQLITE",
+    "ENGINES",
     "ETCD",
     "MEMORY",
     "MEMORY_IN_REAL_TIME",
@@ -66,3 +67,15 @@ SERVED_SQLITE = Stores(a_server_on_a_file)
 REDIS = Stores(a_namespace)
 ETCD = Stores(a_prefix)
 REDIS_RESP2 = Stores(partial(a_namespace, "&protocol=2"))
+
+ENGINES = {
+    "memory": MEMORY_IN_REAL_TIME,
+    "sqlite": SQLITE,
+    "sqlite-full": DURABLE_SQLITE,
+    "redis": REDIS,
+    "redis-resp2": REDIS_RESP2,
+    "etcd": ETCD,
+    "tenure-memory": SERVED_MEMORY,
+    "tenure-sqlite": SERVED_SQLITE,
+}
+"""Engines and their variants in real time, for tests of what is the same on all of them."""

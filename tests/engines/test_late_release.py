@@ -11,16 +11,7 @@ from typing import Any
 import pytest
 
 import tenure
-from tests.engines.stores import (
-    DURABLE_SQLITE,
-    ETCD,
-    MEMORY_IN_REAL_TIME,
-    REDIS,
-    REDIS_RESP2,
-    SERVED_MEMORY,
-    SERVED_SQLITE,
-    SQLITE,
-)
+from tests.engines.stores import ENGINES
 from tests.engines.ydb.behind import Server, in_a_file, in_memory
 
 Urls = tuple[str, str]
@@ -51,14 +42,7 @@ def _ydb(empty: Callable[[], AbstractContextManager[str]]) -> Callable[[], Any]:
 
 
 _STORES = {
-    "memory": _same(MEMORY_IN_REAL_TIME.empty),
-    "sqlite": _same(SQLITE.empty),
-    "sqlite-full": _same(DURABLE_SQLITE.empty),
-    "redis": _same(REDIS.empty),
-    "redis-resp2": _same(REDIS_RESP2.empty),
-    "etcd": _same(ETCD.empty),
-    "tenure-memory": _same(SERVED_MEMORY.empty),
-    "tenure-sqlite": _same(SERVED_SQLITE.empty),
+    **{name: _same(stores.empty) for name, stores in ENGINES.items()},
     "ydb-memory": _ydb(in_memory),
     "ydb-sqlite": _ydb(in_a_file),
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tenure.engines import BUILT_IN
 from tenure.engines._kit.url import Parameter, StoreUrl, Tls, number, text
 from tenure.errors import InvalidArgument
 
@@ -33,13 +34,10 @@ URLS = {
     "dflockds": ("dflockds://one.example.org", "dflockds"),
 }
 ENCRYPTED = sorted({secure for _, secure in URLS.values() if secure})
-FOLDERS = {"rediss": "redis", "etcds": "etcd", "ydbs": "ydb", "dflockds": "dflockd"}
 
 
 def module(scheme: str) -> Any:
-    scheme = scheme.partition("+")[0]
-    folder = "native" if scheme.startswith("tenure") else FOLDERS.get(scheme, scheme)
-    return import_module(f"tenure.engines.{folder}.url")
+    return import_module(f"{BUILT_IN[scheme]}.url")
 
 
 def parse(url: str) -> Any:
@@ -57,6 +55,10 @@ PARAMETERS: list[tuple[str, Parameter[Any]]] = [
     for scheme in ("sqlite", "redis", "etcd", "tenure", "ydb", "dflockd")
     for each in module(scheme).PARAMETERS
 ]
+
+
+def test_every_scheme_is_in_the_table() -> None:
+    assert set(URLS) == set(BUILT_IN) - {"memory"}
 
 
 def test_one_name_means_one_thing() -> None:
