@@ -16,14 +16,15 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-import random
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
 from tenure.background import Failures, supervise
+from tenure.engines._kit.backoff import backoff
 from tenure.engines.redis.commands import Command, Operation, Refusal
 from tenure.engines.redis.connecting import (
     Loading,
@@ -41,7 +42,6 @@ __all__ = ["ReconnectorOwner", "RedisReconnector"]
 
 _log = logging.getLogger("tenure")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 2.0
 _LONGEST_LOADING_PAUSE = 0.5
 
 
@@ -110,20 +110,17 @@ class RedisReconnector:
         Raises:
             EngineUnavailable, AuthenticationFailed, Unsupported, EngineError, InvalidArgument
         """
-        pause = _FIRST_PAUSE
-        warned = False
-        while True:
+        for failures in itertools.count():
             try:
                 await self._connect()
                 break
             except Loading as error:
-                level = logging.DEBUG if warned else logging.WARNING
+                level = logging.DEBUG if failures else logging.WARNING
                 _log.log(level, "%s; waiting until it has", error)
-                warned, self._why = True, str(error)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(pause * 2, _LONGEST_LOADING_PAUSE)
-        failures = Failures(f"{self._address.url}: keeping a connection", _log)
-        self._task = asyncio.get_running_loop().create_task(supervise(self._keep, failures))
+                self._why = str(error)
+            await asyncio.sleep(backoff(failures, _LONGEST_LOADING_PAUSE))
+        reports = Failures(f"{self._address.url}: keeping a connection", _log)
+        self._task = asyncio.get_running_loop().create_task(supervise(self._keep, reports))
 
     async def aclose(self) -> None:
         """Disconnect. Safe to call twice."""
@@ -206,9 +203,8 @@ class RedisReconnector:
         while True:
             if self._connection is not None:
                 await self._gone.wait()
-            pause = _FIRST_PAUSE
-            while True:
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            for failures in itertools.count():
+                await asyncio.sleep(backoff(failures))
                 try:
                     await self._connect()
                     break
@@ -220,7 +216,6 @@ class RedisReconnector:
                     level = logging.DEBUG if passes or why == self._why else logging.ERROR
                     _log.log(level, "%s: connecting again: %r", self._address.url, error)
                     self._why, self._error = why, error
-                pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def _connect(self) -> None:
         self._gone.clear()
