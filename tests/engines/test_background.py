@@ -13,7 +13,7 @@ from tenure.engines.etcd.waiting import Waiting
 from tenure.engines.etcd.watching import Watching
 from tenure.engines.native.connection import Connection
 from tenure.engines.redis.engine import RedisEngine
-from tenure.engines.sqlite import lookout
+from tenure.engines.sqlite import monitor
 from tenure.server.hosted import Hosted
 from tenure.testing.recorder import Recorder
 from tenure.testing.stage import Stage, Stores
@@ -48,7 +48,7 @@ async def test_a_waiter_is_granted_wherever_a_step_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(background, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(lookout, "_TICK_WAITING", 0.05)
+    monkeypatch.setattr(monitor, "_TICK_WAITING", 0.05)
     injector = Injector(monkeypatch, part, error)
     with stores.empty() as url:
         async with Stage(stores, url, SystemClock()) as stage:

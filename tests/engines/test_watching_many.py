@@ -30,12 +30,12 @@ from tests.engines.ydb.behind import in_memory, stores_of
 
 FEW, MANY = 150, 300
 KEEP_WATCHES = {
-    *("engine.py", "lookout.py", "news.py", "node.py", "watchers.py", "watches.py"),
+    *("engine.py", "lookout.py", "monitor.py", "news.py", "node.py", "watchers.py", "watches.py"),
 }
 
 ENGINES = [
     pytest.param(MEMORY_IN_REAL_TIME, node.Watch, id="memory"),
-    pytest.param(SQLITE, news.Watch, id="sqlite"),
+    pytest.param(SQLITE, news.SqliteWatch, id="sqlite"),
     pytest.param(REDIS, redis._LocalWatch, id="redis"),
     pytest.param(ETCD, watch_cache.CacheWatcher, id="etcd"),
 ]

@@ -71,7 +71,7 @@ class Program:
 
     async def do_is_taking_over(self) -> bool:
         engine: Any = self.client._engine
-        return engine._open and bool(engine.lookout._taking_over)
+        return engine._open and bool(engine.monitor._taking_over)
 
     async def do_lock(self, name: str, timeout: float | None = None) -> int:
         lease = await self.session.mutex(name).lock(timeout=timeout)

@@ -12,7 +12,7 @@ import pytest
 
 from tenure.clock import SystemClock
 from tenure.engines.contract import Place
-from tenure.engines.sqlite import lookout, requests
+from tenure.engines.sqlite import monitor, requests
 from tenure.engines.sqlite.bell import Bell
 from tenure.engines.sqlite.committer import Committer
 from tenure.engines.sqlite.transaction import Transaction
@@ -104,7 +104,7 @@ async def test_a_thread_that_cannot_be_started_does_not_wedge_the_client(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ticks that come soon."""
-    monkeypatch.setattr(lookout, "_TICK_WAITING", 0.05)
+    monkeypatch.setattr(monitor, "_TICK_WAITING", 0.05)
 
 
 @each_error

@@ -241,12 +241,12 @@ async def resume(engine: SqliteEngine, former: Program, **how: object) -> Progra
 
 def make_deaf(engine: SqliteEngine) -> None:
     """It reads no news, as one whose loop is stuck."""
-    engine.lookout.newsroom.read = lambda tx: None  # type: ignore[method-assign]
+    engine.monitor.newsroom.read = lambda tx: None  # type: ignore[method-assign]
 
 
 async def taking_over(engine: SqliteEngine) -> None:
     """Return when a take-over by this engine has reached the store."""
-    while not engine.lookout._taking_over:  # noqa: ASYNC110  nobody is told of it
+    while not engine.monitor._taking_over:  # noqa: ASYNC110  nobody is told of it
         await asyncio.sleep(0)
 
 
@@ -346,7 +346,7 @@ async def test_a_push_between_the_last_look_and_the_answer_is_told_after_what_wa
         how = Attach("/default", 30.0, session_id=former.session.id)
         attaching = asyncio.create_task(there.attach(how, heard))
         await taking_over(there)
-        newsroom = there.lookout.newsroom
+        newsroom = there.monitor.newsroom
         session = newsroom.sessions[former.session.id]
         pushes = [(GRANTED, session.id, 1, 7, ""), (EVICTED, session.id, 2, None, "")]
         newsroom.pass_on(pushes)
@@ -381,7 +381,7 @@ async def test_a_take_over_that_was_read_is_not_acknowledged_before_it_was_told(
         former = await attached(here, liveness="window")
         attaching = asyncio.create_task(resume(there, former))
         await taking_over(there)
-        here.lookout.rung()
+        here.monitor.rung()
         await here.create_node("/n", NodeConfig(), exist_ok=False)  # which removes what was read
         with there.store.reading() as tx:
             assert tx.execute("SELECT count(*) FROM news WHERE kind = 7").fetchone() == (1,)

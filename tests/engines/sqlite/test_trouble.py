@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -212,9 +213,8 @@ async def test_a_full_disk_is_a_clear_error_and_nothing_is_lost(
         assert await one.enqueue(3000, "y") is Place.GRANTED
         await one.withdraw(1)
         await other.granted(1)
-        described = await other.session._engine.list_semaphores(
-            "/default", owners=True, waiters=True
-        )
+        engine: Any = other.session._engine
+        described = await engine.list_semaphores("/default", owners=True, waiters=True)
         held = {each.name for each in described}
         assert f"key-{hold}" not in held, "what failed has not happened"
         assert {f"key-{number}" for number in range(2, hold - 2)} <= held, "the rest has"

@@ -421,9 +421,8 @@ async def test_a_process_stopped_in_its_turn_is_named_and_costs_nobody_a_lease(
             assert one.heard.end is None
             (warning,) = [each for each in caplog.records if each.name == "tenure.sqlite"]
             assert f"process {stopped.pid} has kept the turn" in warning.getMessage()
-            described = await other.session._engine.list_semaphores(
-                "/default", owners=True, waiters=False
-            )
+            engine: Any = other.session._engine
+            described = await engine.list_semaphores("/default", owners=True, waiters=False)
             assert [each.name for each in described] == ["x"], "reading needs no turn"
         assert (await result(answer)).place is Place.WAITING
         await one.withdraw(1)

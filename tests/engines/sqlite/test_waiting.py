@@ -30,7 +30,7 @@ async def test_timeouts_that_were_replaced_do_not_pile_up(url: str) -> None:
             sooner, later = 3600.0 - number, 3600.0 + number
             await result(one.session.alter(2, count=None, data=None, timeout=sooner))
             await result(one.session.alter(3, count=None, data=None, timeout=later))
-        assert len(engine.lookout._deadlines) < 200
+        assert len(engine.monitor._deadlines) < 200
         await result(one.session.alter(3, count=None, data=None, timeout=0.05))
         await one.heard.wait_for(lambda heard: 3 in heard.removals, "the end of the time")
         assert one.heard.removals == {3: Removal.TIMED_OUT}

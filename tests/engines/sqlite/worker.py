@@ -22,7 +22,7 @@ from typing import Any, Protocol, Self
 
 from tenure.clock import SystemClock
 from tenure.engines.contract import Attach, EngineSession, Enqueued, Removal
-from tenure.engines.sqlite import connect, lookout, takeover
+from tenure.engines.sqlite import connect, monitor
 from tenure.errors import Misuse, SessionExpired, TenureError
 from tenure.model import EPHEMERAL_LIMIT, Liveness, Recovered
 
@@ -321,7 +321,7 @@ class Program:
 
     async def do_deaf(self) -> None:
         """Hear no bell any more."""
-        self.engine.lookout.rung = lambda: None
+        self.engine.monitor.rung = lambda: None
         store = self.engine.store
         store.loop.remove_reader(store.bell._socket.fileno())
 
@@ -334,8 +334,8 @@ class Program:
 
 def look_no_more(engine: Any) -> None:
     """Notice in good time only what is told at once, and nothing by looking again and again."""
-    lookout._TICK = lookout._TICK_WAITING = takeover._LOOK = 3600.0
-    engine.lookout._timer.cancel()
+    monitor._TICK = monitor._TICK_WAITING = monitor._BELIEF = 3600.0
+    engine.monitor._timer.cancel()
 
 
 class Obedient(Protocol):

@@ -13,12 +13,12 @@ from tenure.core import rules
 from tenure.engines.contract import Answer, Attach, EngineDefaults, Finding, SessionEvents
 from tenure.engines.sqlite import describe, nodes, quarantine, requests, sessions, takeover
 from tenure.engines.sqlite.life import Life, boot_id
-from tenure.engines.sqlite.lookout import Lookout
-from tenure.engines.sqlite.news import Name, Watch
+from tenure.engines.sqlite.monitor import Monitor
+from tenure.engines.sqlite.news import Name, SqliteWatch
 from tenure.engines.sqlite.pages import SQLitePages
 from tenure.engines.sqlite.session import SqliteSession
 from tenure.engines.sqlite.store import Store, log
-from tenure.engines.sqlite.takeover import Attached
+from tenure.engines.sqlite.takeover import AttachedRow
 from tenure.engines.sqlite.transaction import Told, Transaction
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import EngineError, EngineUnavailable, Misuse, TenureError
@@ -46,7 +46,7 @@ class SqliteEngine(EngineDefaults):
     capabilities = Capabilities(resume=True, durable=True, adopt=True)
 
     store: Store
-    lookout: Lookout
+    monitor: Monitor
 
     def __init__(self, address: SqliteUrl, clock: Clock) -> None:
         self.url = address.url
@@ -56,7 +56,7 @@ class SqliteEngine(EngineDefaults):
         self._closing: asyncio.Task[None] | None = None
         self._registering: asyncio.Future[Any] | None = None
         self._taking_over: list[int | None] = []
-        self._unknown: dict[Name, list[Watch]] = {}  # that the store does not know of yet
+        self._unknown: dict[Name, list[SqliteWatch]] = {}  # that the store does not know of yet
 
     def diagnose(self) -> Iterable[Finding]:
         from tenure.engines.sqlite.doctor import examine  # not needed by a program
@@ -71,7 +71,7 @@ class SqliteEngine(EngineDefaults):
         loop = asyncio.get_running_loop()
         store = Store(self._address, self.clock, loop, self._tell, self._answered)
         self.store = store
-        self.lookout = Lookout(store, self.acknowledge)
+        self.monitor = Monitor(store, self.acknowledge)
         self._open = True
         self._closing = None
         try:
@@ -100,7 +100,7 @@ class SqliteEngine(EngineDefaults):
         error = self._was_closed()
         left = False
         try:
-            for session in list(self.lookout.newsroom.sessions.values()):
+            for session in list(self.monitor.newsroom.sessions.values()):
                 session.stop(error)
             if store.life is not None:
                 answer = store.committer.do(
@@ -111,7 +111,7 @@ class SqliteEngine(EngineDefaults):
                     if not answer.done():
                         error = EngineError(
                             f"{self.url} was closed while "
-                            f"{self.lookout.stall(self.clock.now()) or 'its thread was at work'}; "
+                            f"{self.monitor.stall(self.clock.now()) or 'its thread was at work'}; "
                             "what had not been done by then never will be, and what was held is "
                             "free now"
                         )
@@ -124,7 +124,7 @@ class SqliteEngine(EngineDefaults):
     def _let_go(self, error: TenureError, *, left: bool) -> None:
         if self._open:
             self._open = False
-            self.lookout.stop()
+            self.monitor.stop()
             self.store.close(error, left=left)
 
     def liveness_fd(self) -> int:
@@ -153,16 +153,16 @@ class SqliteEngine(EngineDefaults):
     # Between the store and the sessions
 
     def _tell(self, told: Told) -> None:
-        self.lookout.tell(told)
+        self.monitor.tell(told)
 
     def _answered(self) -> None:
-        self.lookout.newsroom.answered()
+        self.monitor.newsroom.answered()
 
     async def wait(self, answer: Answer[T]) -> T:
         """An operation's result, when it is there."""
         if not isinstance(answer, asyncio.Future):
             return answer
-        self.lookout.keep_ticking()
+        self.monitor.keep_ticking()
         return await answer
 
     async def _do(self, work: Callable[..., T], *args: Any) -> T:
@@ -170,14 +170,14 @@ class SqliteEngine(EngineDefaults):
 
     def forget(self, session: SqliteSession) -> None:
         """A session is over."""
-        self.lookout.forget(session)
-        for name, watch in self.lookout.newsroom.watched_by(session):
+        self.monitor.forget(session)
+        for name, watch in self.monitor.newsroom.watched_by(session):
             self._unwatch(name, watch)
 
     # Sessions
 
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
-        return self.lookout.trouble(self.clock.now()) if self._open else None
+        return self.monitor.trouble(self.clock.now()) if self._open else None
 
     async def attach(self, how: Attach, events: SessionEvents) -> SqliteSession:
         self._opened()
@@ -197,7 +197,7 @@ class SqliteEngine(EngineDefaults):
         slot = life.new_slot(at)
         session: SqliteSession | None = None
 
-        def attached(row: Attached | None) -> None:
+        def attached(row: AttachedRow | None) -> None:
             nonlocal session
             if row is None:
                 life.free_slot(slot)
@@ -206,9 +206,9 @@ class SqliteEngine(EngineDefaults):
             if self._closing is not None:  # too late
                 session.stop(self._was_closed())
                 return
-            self.lookout.adopt(session)
-            self.lookout.expect_silence(at + session.window)
-            self.lookout.keep_ticking()
+            self.monitor.adopt(session)
+            self.monitor.expect_silence(at + session.window)
+            self.monitor.keep_ticking()
 
         work = sessions.attach if how.session_id is None else takeover.take_over
         try:
@@ -217,7 +217,7 @@ class SqliteEngine(EngineDefaults):
             attached(None)
             raise
         if isinstance(answer, asyncio.Future):
-            self.lookout.keep_ticking()
+            self.monitor.keep_ticking()
             try:
                 await asyncio.shield(answer)
             except asyncio.CancelledError:
@@ -242,11 +242,11 @@ class SqliteEngine(EngineDefaults):
 
         try:
             if not assume_dead:
-                await takeover.until_nobody_believes(self.lookout, session)
+                await self.monitor.wait_for_former(session)
             work, committer = takeover.begin, self._opened().committer
             answer = committer.do_and_note(begin, work, session.me, session.path)
             if isinstance(answer, asyncio.Future):
-                self.lookout.keep_ticking()
+                self.monitor.keep_ticking()
                 while not answer.done():
                     session.keep()
                     await asyncio.wait([answer], timeout=session.window / 3)
@@ -283,7 +283,7 @@ class SqliteEngine(EngineDefaults):
                 if not isinstance(answer, asyncio.Future):
                     self._entered(answer)
                     return store
-                self.lookout.keep_ticking()
+                self.monitor.keep_ticking()
                 self._registering = answer
             await asyncio.shield(self._registering)
         return store
@@ -291,7 +291,7 @@ class SqliteEngine(EngineDefaults):
     def _entered(self, mine: tuple[int, Life] | None) -> None:
         self._registering = None
         if mine is not None:
-            self.store.enter(*mine, self.lookout.rung)
+            self.store.enter(*mine, self.monitor.rung)
             left = self.store.tx.quarantined_until - self.clock.now()
             if left > 0:
                 log.warning("%s", quarantine.describe(self._address.path, left))
@@ -303,22 +303,22 @@ class SqliteEngine(EngineDefaults):
     ) -> Callable[[], None]:
         """Begin a watch; returns what ends it."""
         key = (session.node, name)
-        watch = Watch(session, kinds, changed)
-        more = self.lookout.newsroom.add_watch(key, watch)
+        watch = SqliteWatch(session, kinds, changed)
+        more = self.monitor.newsroom.add_watch(key, watch)
         if more is not None:
             self._set_watch(key, more, [watch])
         elif key in self._unknown:
             self._unknown[key].append(watch)
-        self.lookout.keep_ticking()
+        self.monitor.keep_ticking()
         return partial(self._unwatch, key, watch)
 
-    def _unwatch(self, name: Name, watch: Watch) -> None:
-        less = self.lookout.newsroom.remove_watch(name, watch)
+    def _unwatch(self, name: Name, watch: SqliteWatch) -> None:
+        less = self.monitor.newsroom.remove_watch(name, watch)
         if less is not None and self._open:
             with contextlib.suppress(TenureError):  # a ring too many does no harm
                 self._set_watch(name, less, [])
 
-    def _set_watch(self, name: Name, kinds: int, new: list[Watch]) -> None:
+    def _set_watch(self, name: Name, kinds: int, new: list[SqliteWatch]) -> None:
         """Let the store know what is watched of a name; `new` are those that need it to know."""
 
         def known(_: object) -> None:
@@ -342,7 +342,7 @@ class SqliteEngine(EngineDefaults):
         answer = self.store.committer.do_and_note(None, work, *args)
         if isinstance(answer, asyncio.Future):
             answer.add_done_callback(partial(_ignore, then))
-            self.lookout.keep_ticking()
+            self.monitor.keep_ticking()
             return answer
         if then is not None:
             then()

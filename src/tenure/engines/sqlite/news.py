@@ -1,4 +1,4 @@
-"""What an engine's sessions are told: news from the file and from its own commits.
+"""Delivery of news to an engine's sessions, from the file and from its own commits.
 
 Everything goes to the sessions on the loop, in order, and never from inside the operation that
 caused it. News of a request whose place is not known yet wait until it is.
@@ -7,12 +7,12 @@ caused it. News of a request whose place is not known yet wait until it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from tenure.background import BackgroundQueue, Failures
 from tenure.engines._kit.watchers import Watchers
 from tenure.engines.contract import Removal
 from tenure.engines.sqlite.requests import Attachment
+from tenure.engines.sqlite.session import SqliteSession
 from tenure.engines.sqlite.store import Store, log
 from tenure.engines.sqlite.transaction import (
     ACKNOWLEDGED,
@@ -30,10 +30,7 @@ from tenure.engines.sqlite.transaction import (
     Transaction,
 )
 
-if TYPE_CHECKING:
-    from tenure.engines.sqlite.session import SqliteSession
-
-__all__ = ["Name", "Newsroom", "Watch"]
+__all__ = ["Name", "Newsroom", "SqliteWatch"]
 
 Name = tuple[int, str]
 """A semaphore: the number of its node, and its name."""
@@ -42,7 +39,7 @@ _REMOVALS = {TIMED_OUT: Removal.TIMED_OUT, DELETED: Removal.DELETED, EVICTED: Re
 _KINDS = {CHANGED_DATA: DATA, CHANGED_OWNERS: OWNERS}
 
 
-class Watch:
+class SqliteWatch:
     """One watch of a session."""
 
     __slots__ = ("_changed", "kinds", "session", "stopped")
@@ -74,7 +71,7 @@ class Newsroom:
         acknowledge: Callable[[Attachment], None],
     ) -> None:
         self.sessions: dict[int, SqliteSession] = {}
-        self.watches: Watchers[Name, SqliteSession, Watch] = Watchers()
+        self.watches: Watchers[Name, SqliteSession, SqliteWatch] = Watchers()
         self._kinds: dict[Name, dict[int, int]] = {}  # how many watch each
         self._store = store
         self._over = over
@@ -156,7 +153,7 @@ class Newsroom:
 
     # Watches
 
-    def add_watch(self, name: Name, watch: Watch) -> int | None:
+    def add_watch(self, name: Name, watch: SqliteWatch) -> int | None:
         """A new watch; returns what has to be watched of the name now, if that is more."""
         before = self.kinds(name)
         self.watches.add(name, watch.session, watch)
@@ -164,7 +161,7 @@ class Newsroom:
         after = before | watch.kinds
         return after if after != before else None
 
-    def remove_watch(self, name: Name, watch: Watch) -> int | None:
+    def remove_watch(self, name: Name, watch: SqliteWatch) -> int | None:
         """A watch less; returns what has to be watched of the name now, if that is less."""
         if watch.stopped:
             return None
@@ -175,7 +172,7 @@ class Newsroom:
         after = self.kinds(name)
         return after if after != before else None
 
-    def _count(self, name: Name, watch: Watch, change: int) -> None:
+    def _count(self, name: Name, watch: SqliteWatch, change: int) -> None:
         counts = self._kinds.setdefault(name, dict.fromkeys((DATA, OWNERS), 0))
         for kind in counts:
             if watch.kinds & kind:
@@ -187,6 +184,6 @@ class Newsroom:
         """What is watched of a name."""
         return sum(kind for kind, count in self._kinds.get(name, {}).items() if count)
 
-    def watched_by(self, session: SqliteSession) -> Iterable[tuple[Name, Watch]]:
+    def watched_by(self, session: SqliteSession) -> Iterable[tuple[Name, SqliteWatch]]:
         """The watches of a session."""
         return self.watches.of(session)

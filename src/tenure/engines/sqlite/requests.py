@@ -86,7 +86,7 @@ def enqueue(
     timeout: float | None,
     ephemeral: bool,
 ) -> Enqueued:
-    """Add a request at the end of the queue."""
+    """Add a request at the end of the queue. The caller has checked the name."""
     row = tx.execute(_LOOK, (name, name, name, *me)).fetchone()
     if row is None:
         raise session_over(tx, me, path)
@@ -103,10 +103,8 @@ def enqueue(
         if last is not None:
             rules.check_kind(ephemeral, True, path, name)
             held, whole = 1, last_count == _EPHEMERAL
-        else:
-            rules.check_name(name, path)
-            if not ephemeral:
-                raise not_found(name, path)
+        elif not ephemeral:
+            raise not_found(name, path)
     rules.check_count(count, limit, path, name)
     waits = last is not None and last_granted is None
     granted = not (waits or tx.quarantined) and rules.fits(held, whole, count, limit)

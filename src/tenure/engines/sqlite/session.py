@@ -7,21 +7,75 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
+from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines.contract import Answer, Attach, Enqueued, Place, SessionDefaults, SessionEvents
 from tenure.engines.sqlite import nodes, requests, sessions
 from tenure.engines.sqlite.life import Life
-from tenure.engines.sqlite.takeover import Attached, Found
+from tenure.engines.sqlite.requests import Attachment
+from tenure.engines.sqlite.store import Store
+from tenure.engines.sqlite.takeover import AttachedRow, Found
 from tenure.engines.sqlite.transaction import DATA, OWNERS, Push
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
 
-if TYPE_CHECKING:
-    from tenure.engines.sqlite.engine import SqliteEngine
-
 __all__ = ["SqliteSession"]
+
+T = TypeVar("T")
+
+
+class _Monitor(Protocol):
+    """The monitor, as sessions use it."""
+
+    def waits(
+        self,
+        session: int,
+        hold: int,
+        name: tuple[int, str],
+        order_id: int,
+        deadline: float | None,
+        /,
+    ) -> None: ...
+
+    def waits_until(self, session: int, hold: int, deadline: float, /) -> None: ...
+
+    def waits_no_more(self, session: int, hold: int, /) -> None: ...
+
+    def keep_ticking(self) -> None: ...
+
+    def pass_on(self, pushes: list[Push], /) -> None: ...
+
+
+class _Engine(Protocol):
+    """The engine, as its sessions use it."""
+
+    clock: Clock
+    store: Store
+
+    @property
+    def monitor(self) -> _Monitor: ...
+
+    async def wait(self, answer: Answer[T], /) -> T: ...
+
+    def forget(self, session: SqliteSession, /) -> None: ...
+
+    def acknowledge(
+        self, former: Attachment, then: Callable[[], None] | None = None, /
+    ) -> None: ...
+
+    def do_unasked(
+        self, work: Callable[..., Any], *args: Any, then: Callable[[], None] | None = None
+    ) -> object: ...
+
+    async def describe(
+        self, session: SqliteSession, name: str, /, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription: ...
+
+    def watch(
+        self, session: SqliteSession, name: str, kinds: int, changed: Callable[[], None], /
+    ) -> Callable[[], None]: ...
 
 
 class SqliteSession(SessionDefaults):
@@ -39,10 +93,10 @@ class SqliteSession(SessionDefaults):
 
     def __init__(
         self,
-        engine: SqliteEngine,
+        engine: _Engine,
         how: Attach,
         events: SessionEvents,
-        attached: Attached,
+        attached: AttachedRow,
         life: Life,
         slot: int,
     ) -> None:
@@ -61,7 +115,7 @@ class SqliteSession(SessionDefaults):
         self._commit = engine.store.committer.do_and_note
         self._now = engine.clock.now
         self._life = life
-        self._lookout = engine.lookout
+        self._monitor = engine.monitor
         self._renewing = threading.Lock()
 
     # Proof
@@ -125,9 +179,9 @@ class SqliteSession(SessionDefaults):
         for each, deadline in found:
             if not each.granted:
                 where = (self.node, each.name)
-                self._lookout.waits(self.id, each.hold, where, each.order_id, deadline)
+                self._monitor.waits(self.id, each.hold, where, each.order_id, deadline)
         self.events.resumed(requests)
-        self._lookout.newsroom.pass_on(put_by)
+        self._monitor.pass_on(put_by)
 
     def superseded(self) -> None:
         """Another attachment has taken over. It is told so, and the store then that it was."""
@@ -273,7 +327,7 @@ class SqliteSession(SessionDefaults):
                 self._placed(hold, name, timeout, answer)
         else:
             self.asked.add(hold)
-            self._lookout.keep_ticking()
+            self._monitor.keep_ticking()
         return answer
 
     def _placed(self, hold: int, name: str, timeout: float | None, answer: Enqueued | None) -> None:
@@ -281,7 +335,7 @@ class SqliteSession(SessionDefaults):
         if answer is not None and answer.place is Place.WAITING and not self.over:
             assert answer.order_id is not None
             deadline = None if timeout is None else self._now() + timeout
-            self._lookout.waits(self.id, hold, (self.node, name), answer.order_id, deadline)
+            self._monitor.waits(self.id, hold, (self.node, name), answer.order_id, deadline)
 
     def alter(
         self,
@@ -300,21 +354,21 @@ class SqliteSession(SessionDefaults):
         if answer is None:
             self._retimed(hold, timeout)
         else:
-            self._lookout.keep_ticking()
+            self._monitor.keep_ticking()
         return answer
 
     def _retimed(self, hold: int, timeout: float | Unchanged | None, _: None = None) -> None:
         if timeout is not None and timeout is not UNCHANGED:
-            self._lookout.waits_until(self.id, hold, self._now() + timeout)
+            self._monitor.waits_until(self.id, hold, self._now() + timeout)
 
     def withdraw(self, hold: int) -> Answer[bool]:
         self._check()
         if self.known is not None:
             self.known.discard(hold)
-        self._lookout.waits_no_more(self.id, hold)
+        self._monitor.waits_no_more(self.id, hold)
         answer = self._commit(None, requests.withdraw, self.me, self.path, hold)
         if isinstance(answer, asyncio.Future):
-            self._lookout.keep_ticking()
+            self._monitor.keep_ticking()
         return answer
 
     # Watches

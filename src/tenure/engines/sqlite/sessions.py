@@ -24,7 +24,7 @@ from tenure.engines.sqlite.life import Life, started
 from tenure.engines.sqlite.nodes import config_of, find, sessions_of
 from tenure.engines.sqlite.over import Suspect, over_among, why_over
 from tenure.engines.sqlite.requests import Attachment, is_current, remove_sessions, settle
-from tenure.engines.sqlite.takeover import Attached, acknowledge, tell_of_the_gone
+from tenure.engines.sqlite.takeover import AttachedRow, acknowledge, tell_of_the_gone
 from tenure.engines.sqlite.transaction import Transaction
 from tenure.errors import EngineError, InvalidArgument
 
@@ -239,7 +239,7 @@ def _grant_grace(tx: Transaction) -> None:
 # Sessions
 
 
-def attach(tx: Transaction, how: Attach, slot: int) -> Attached:
+def attach(tx: Transaction, how: Attach, slot: int) -> AttachedRow:
     """A new session of this participant."""
     path = how.node
     rules.check_path(path)
@@ -263,7 +263,7 @@ def attach(tx: Transaction, how: Attach, slot: int) -> Attached:
         ),
     )
     tx.execute("UPDATE nodes SET sessions = sessions + 1 WHERE id = ?", (node,))
-    return Attached(tx.last_session_id, node, 1, how.recovery_window)
+    return AttachedRow(tx.last_session_id, node, 1, how.recovery_window)
 
 
 def detach(tx: Transaction, me: Attachment, contact: float) -> None:

@@ -27,10 +27,8 @@ the row of the one before it. Of those rows, one whose participant is dead says 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tenure.core import rules
 from tenure.engines.contract import Attach
@@ -47,26 +45,19 @@ from tenure.engines.sqlite.transaction import (
 from tenure.identity import retold
 from tenure.model import Recovered
 
-if TYPE_CHECKING:
-    from tenure.engines.sqlite.lookout import Lookout
-    from tenure.engines.sqlite.session import SqliteSession
-
 __all__ = [
-    "Attached",
+    "AttachedRow",
     "Found",
     "acknowledge",
     "begin",
+    "believed_until",
     "take_over",
     "tell_of_the_gone",
-    "until_nobody_believes",
 ]
 
-_LOOK = 0.5
-"""Seconds between two looks at those who may still believe, at the most."""
 
-
-class Attached(NamedTuple):
-    """What the store says of a session that has just been attached."""
+class AttachedRow(NamedTuple):
+    """A session as the store has it when it has just been attached."""
 
     session: int
     node: int
@@ -84,7 +75,7 @@ class Found(NamedTuple):
 # Transactions
 
 
-def take_over(tx: Transaction, how: Attach, slot: int) -> Attached:
+def take_over(tx: Transaction, how: Attach, slot: int) -> AttachedRow:
     """Make a session this participant's."""
     assert how.session_id is not None
     path, number = how.node, how.session_id
@@ -112,7 +103,7 @@ def take_over(tx: Transaction, how: Attach, slot: int) -> Attached:
         "description = ?, recovery_window = ? WHERE id = ?",
         (tx.participant, slot, tx.now, attach_number + 1, description, window, number),
     )
-    return Attached(number, node, attach_number + 1, window)
+    return AttachedRow(number, node, attach_number + 1, window)
 
 
 def acknowledge(tx: Transaction, me: Attachment) -> None:
@@ -162,15 +153,12 @@ def begin(tx: Transaction, me: Attachment, path: str) -> list[Found]:
     ]
 
 
-# Waiting
-
-
 def believed_until(
     tx: Transaction, session: int, window: float, watch: Callable[[Transaction, int], None]
 ) -> float:
-    """Until when somebody from whom a session was taken may believe that it still has it.
+    """Return until when a former attachment may still consider the session its own.
 
-    `watch` is called with each participant of whose death one wants to hear.
+    `watch` is called with each participant whose death ends the wait.
     """
     until = float("-inf")
     for participant, slot in tx.execute(
@@ -181,23 +169,3 @@ def believed_until(
             until = max(until, last_contact(tx, participant, slot, 0.0) + window)
             watch(tx, participant)
     return until
-
-
-async def until_nobody_believes(lookout: Lookout, session: SqliteSession) -> None:
-    """Return when no attachment before this one can believe that it holds anything.
-
-    Raises:
-        SessionExpired: it has ended meanwhile, or was taken over once more.
-    """
-    with lookout.taking_over(session):
-        while True:
-            session.keep()
-            session.look.clear()
-            with lookout.store.reading() as tx:
-                until = believed_until(tx, session.id, session.window, lookout.watch_process)
-                wait = until - tx.now
-            if wait < 0:
-                return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(wait + 0.001, _LOOK, session.window / 3)):
-                    await session.look.wait()

@@ -94,9 +94,6 @@ class Told:
         self.rings: set[int] = set()
         self.buried: set[int] = set()
 
-    def __bool__(self) -> bool:
-        return bool(self.pushes or self.rings or self.buried)
-
 
 class Transaction:
     """What the operations of one turn share. One object serves all turns of an engine.
@@ -246,7 +243,8 @@ class Transaction:
                 f"{self._path} was {'removed' if status is None else 'replaced'} while in use: "
                 "what was held through it protects nothing any more; connect again"
             )
-        check_one_name(self._path, status)
+        if status.st_nlink > 1:
+            check_one_name(self._path, status)
 
     def commit(self) -> None:
         """Make it true."""
@@ -299,9 +297,9 @@ class Transaction:
             self.guard.release()
 
     def take_told(self) -> Told | None:
-        """What is to be told now that it is true, if anything."""
+        """Return the messages of the last commit and forget them; ``None`` if there are none."""
         told = self.told
-        if not told:
+        if not (told.pushes or told.rings or told.buried):
             return None
         self.told = Told()
         return told

@@ -1,7 +1,7 @@
-"""What an engine does unasked: it looks after its waiters, and after those who stand before them.
+"""Monitor of one engine: it looks after the waiters, and after the sessions before them.
 
-Of a death the kernel tells (`Deathwatch`), or a bell that nobody answers; that somebody is silent
-can only be seen by looking. So there is a tick: twice a second while something waits here or is
+A death is reported by the kernel (`Deathwatch`) or shows as an unanswered bell. A silent session
+can only be found by looking. So there is a tick: twice a second while something waits here or is
 watched, once while there are sessions, and none otherwise. It is the net under everything: it
 reads the news, ends the waits that have lasted long enough, and notices when the files are gone.
 """
@@ -13,25 +13,23 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenure.background import BackgroundTimer, Failures
-from tenure.engines.sqlite import deadlines, quarantine, requests, sessions
+from tenure.engines.sqlite import deadlines, quarantine, requests, sessions, takeover
 from tenure.engines.sqlite.bell import Deathwatch
 from tenure.engines.sqlite.news import Name, Newsroom
 from tenure.engines.sqlite.over import over_among, standing_before
 from tenure.engines.sqlite.requests import Attachment
+from tenure.engines.sqlite.session import SqliteSession
 from tenure.engines.sqlite.store import Store, log
-from tenure.engines.sqlite.transaction import OWNERS, Told, Transaction
+from tenure.engines.sqlite.transaction import OWNERS, Push, Told, Transaction
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 
-if TYPE_CHECKING:
-    from tenure.engines.sqlite.session import SqliteSession
-
-__all__ = ["STALL", "Lookout"]
+__all__ = ["STALL", "Monitor"]
 
 STALL = 1.0
-"""Seconds after which somebody's turn has lasted too long."""
+"""Seconds after which a process has kept the turn for too long."""
 
 SLOW = 0.5
 """Seconds after which a wait for the turn is the reason that nothing was granted in time."""
@@ -42,13 +40,15 @@ _FIRST_LOOK = 0.02  # most waits are over by then, and need no look
 _NAMES = 64  # looked at in one go
 _OTHERS = 0.1  # seconds that the program of an overdue waiter has for ending the wait itself
 _REQUESTS = 256  # of each
+_BELIEF = 0.5
+"""Seconds between two looks at former attachments, at the most."""
 
 
 _Waiter = tuple[int, int]  # a session, and a hold of it
 
 
-class Lookout:
-    """The lookout of one engine, on its loop.
+class Monitor:
+    """The monitor of one engine, on its loop.
 
     Args:
         acknowledge: the newsroom's.
@@ -56,7 +56,7 @@ class Lookout:
 
     def __init__(self, store: Store, acknowledge: Callable[[Attachment], None]) -> None:
         self.newsroom = Newsroom(store, self.waits_no_more, acknowledge)
-        self.store = self._store = store
+        self._store = store
         self._deathwatch = Deathwatch(store.loop, self._died)
         self._waiting: dict[_Waiter, tuple[Name, int]] = {}
         self._waiting_of: dict[int, set[int]] = {}  # the holds of a session that wait
@@ -94,6 +94,10 @@ class Lookout:
             with self._failures.contained():
                 store.lives.remove(participant)
                 self._deathwatch.forget(participant)
+
+    def pass_on(self, pushes: list[Push]) -> None:
+        """Deliver what was pushed to the sessions, soon."""
+        self.newsroom.pass_on(pushes)
 
     def rung(self) -> None:
         """There is news, perhaps."""
@@ -149,12 +153,25 @@ class Lookout:
         """Whether anybody's death is of interest."""
         return bool(self._waiting or self.newsroom.watches or self._taking_over)
 
-    @contextlib.contextmanager
-    def taking_over(self, session: SqliteSession) -> Iterator[None]:
-        """A session that is being taken over, for as long as that takes."""
+    async def wait_for_former(self, session: SqliteSession) -> None:
+        """Return when no attachment before this one can still consider anything held.
+
+        Raises:
+            SessionExpired: it has ended meanwhile, or was taken over once more.
+        """
         self._taking_over.add(session)
         try:
-            yield
+            while True:
+                session.keep()
+                session.look.clear()
+                with self._store.reading() as tx:
+                    where = (session.id, session.window)
+                    wait = takeover.believed_until(tx, *where, self._watch_process) - tx.now
+                if wait < 0:
+                    return
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(wait + 0.001, _BELIEF, session.window / 3)):
+                        await session.look.wait()
         finally:
             self._taking_over.discard(session)
 
@@ -329,7 +346,7 @@ class Lookout:
             suspect for name, order_id in chosen for suspect in self._before(tx, name, order_id)
         }
         for suspect in suspects:
-            self.watch_process(tx, suspect[2])
+            self._watch_process(tx, suspect[2])
         for name, _ in chosen:
             deadline = deadlines.unattended(tx, *name)
             if deadline is not None and deadline + _OTHERS > now:
@@ -344,7 +361,7 @@ class Lookout:
             self._cursors[name] = rows[-1][0]
         return [row[1:] for row in rows if row[3] != tx.participant]
 
-    def watch_process(self, tx: Transaction, participant: int | None) -> None:
+    def _watch_process(self, tx: Transaction, participant: int | None) -> None:
         """Hear of a participant's death, if there is one."""
         if participant is not None and participant not in self._deathwatch:
             row = tx.execute(
