@@ -27,7 +27,7 @@ from tenure.core.queue import Request
 from tenure.engines.contract import Attach, EngineDefaults, Removal, SessionEvents
 from tenure.engines.memory import describe
 from tenure.engines.memory.pages import MemoryPages
-from tenure.engines.memory.session import TICK, MemorySession
+from tenure.engines.memory.session import TICK, MemorySession, Shared
 from tenure.errors import EngineUnavailable, SessionExpired, TenureError
 from tenure.identity import retold
 from tenure.model import (
@@ -38,7 +38,7 @@ from tenure.model import (
     SessionDescription,
 )
 
-__all__ = ["MemoryEngine", "Shared", "forget"]
+__all__ = ["MemoryEngine", "forget"]
 
 _log = logging.getLogger("tenure")
 
@@ -49,26 +49,12 @@ _REMOVALS = {TIMED_OUT: Removal.TIMED_OUT, DELETED: Removal.DELETED, EVICTED: Re
 _TAKEN_OVER = -1  # a kind of push beside the core's effects: (session, _TAKEN_OVER, error)
 
 
-class Shared:
-    """A store, the lock that guards it, and who is connected.
-
-    Of a store without a name all is done on one loop, except that sessions are renewed from any
-    thread. So there requests join and leave their queues without the lock: `guard` is ``None``.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.store = Store()
-        self.lock = threading.Lock()
-        self.guard = self.lock if name else None
-        self.engines: set[MemoryEngine] = set()
-
-
 _named: dict[str, Shared] = {}
 _naming = threading.Lock()
 
 
 def forget(name: str) -> None:
-    """Whoever opens a store of that name makes a new one, though some were never closed."""
+    """Let the next open of that name make a new store, though engines were never closed."""
     with _naming:
         _named.pop(name, None)
 
@@ -248,7 +234,7 @@ class MemoryEngine(EngineDefaults):
             self.set_timer(store)
         try:
             if not how.assume_dead:
-                await session.until_nobody_believes()
+                await session.wait_for_former()
             session.begin()
         except BaseException:
             await session.detach()

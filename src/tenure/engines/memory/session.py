@@ -4,27 +4,67 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
+from tenure.clock import Clock
 from tenure.core import rules
-from tenure.core.node import Session
+from tenure.core.node import Session, Store
+from tenure.core.queue import Request
 from tenure.engines.contract import Enqueued, Place, SessionDefaults, SessionEvents
 from tenure.engines.memory import describe
 from tenure.errors import SessionExpired
 from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
 
-if TYPE_CHECKING:
-    from tenure.engines.memory.engine import MemoryEngine, Shared
-
-__all__ = ["TICK", "MemorySession"]
+__all__ = ["TICK", "MemorySession", "Shared"]
 
 TICK = 1.0
 """Seconds between two looks at the clock, at the most."""
 _REFUSED = Enqueued(Place.REFUSED, None)
 _GRANTED = Place.GRANTED
 _enqueued = partial(tuple.__new__, Enqueued)  # `Enqueued`, faster
+
+
+class _Engine(Protocol):
+    """The connection, as its sessions use it."""
+
+    clock: Clock
+    loop: asyncio.AbstractEventLoop | None
+    sessions: set[MemorySession]
+    seen: int
+
+    def settle(self, store: Store, /) -> None: ...
+
+    def settle_grants(self, store: Store, /) -> list[tuple[MemorySession, Request]]: ...
+
+    def deliver(
+        self,
+        from_loop: asyncio.AbstractEventLoop | None,
+        push: tuple[MemorySession, int, Any],
+        /,
+    ) -> None: ...
+
+    def grant_again(
+        self, session: MemorySession, request: Request, error: Exception, /
+    ) -> None: ...
+
+    def set_timer(self, store: Store, /) -> None: ...
+
+
+class Shared:
+    """A store, the lock that guards it, and the engines that are connected.
+
+    Of a store without a name all is done on one loop, except that sessions are renewed from any
+    thread. So there requests join and leave their queues without the lock: `guard` is ``None``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.store = Store()
+        self.lock = threading.Lock()
+        self.guard = self.lock if name else None
+        self.engines: set[_Engine] = set()
 
 
 class MemorySession(SessionDefaults):
@@ -37,7 +77,7 @@ class MemorySession(SessionDefaults):
 
     def __init__(
         self,
-        engine: MemoryEngine,
+        engine: _Engine,
         shared: Shared,
         state: Session,
         events: SessionEvents,
@@ -99,7 +139,7 @@ class MemorySession(SessionDefaults):
             raise SessionExpired(f"the session on {self.node} is over", node=self.node)
         return self.state
 
-    def hears_from(self, engine: MemoryEngine) -> bool:
+    def hears_from(self, engine: _Engine) -> bool:
         """Whether it is that connection's, and may be told of a grant. Under the lock."""
         return self.engine is engine and not self.deaf and not self.superseded
 
@@ -109,27 +149,28 @@ class MemorySession(SessionDefaults):
         """Another one takes over. Under the lock."""
         self.superseded = True
         self._until = self.state.last_contact + self.state.window
-        self._wake()
+        self.wake()
 
     def _disbelieve(self) -> None:
         """From now on it does not believe that it holds anything. Under the lock."""
         self._believes = False
-        self.state.sink._wake()  # perhaps a successor waits for that
+        self.state.sink.wake()  # perhaps a successor waits for that
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let a take-over that waits look again, from any thread."""
         loop = self.engine.loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._look.set)
 
-    def _believes_until(self) -> float:
-        """Until when somebody who came before the next one may believe. Under the lock."""
+    def believes_until(self) -> float:
+        """Return until when it, or one before it, may consider anything held. Under the lock."""
         loop = self.engine.loop
         dead = loop is not None and loop.is_closed()
         mine = self._until if self._believes and not dead else 0.0
-        return max(mine, 0.0 if self._former is None else self._former._believes_until())
+        return max(mine, 0.0 if self._former is None else self._former.believes_until())
 
-    async def until_nobody_believes(self) -> None:
-        """Return when no attachment before this one can believe that it holds anything.
+    async def wait_for_former(self) -> None:
+        """Return when no attachment before this one can still consider anything held.
 
         Raises:
             SessionExpired: it has ended meanwhile, or was taken over once more.
@@ -139,7 +180,7 @@ class MemorySession(SessionDefaults):
             now = self._now()
             with self._lock:
                 self._store.touch(self._alive(), now)
-                wait = self._former._believes_until() - now
+                wait = self._former.believes_until() - now
             if wait <= 0:
                 return
             self._look.clear()
