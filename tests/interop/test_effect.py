@@ -250,7 +250,7 @@ async def test_lost_permits_stop_the_work(connected: Connecting) -> None:
                 await eye.delete(KEY)
                 await forever()
 
-        with pytest.raises(LockLost, match="expired, or somebody"):
+        with pytest.raises(LockLost, match="expired or were removed"):
             await work()
         assert held is not None
         with pytest.raises(LockLost):
@@ -283,7 +283,7 @@ async def test_a_loss_does_not_hide_what_the_work_raises(connected: Connecting) 
 
         with pytest.raises(KeyError) as told:
             await semaphore.with_permits(1, work)
-        assert "expired, or somebody" in told.value.__notes__[0]
+        assert "expired or were removed" in told.value.__notes__[0]
 
 
 async def test_a_redis_that_does_not_answer_stops_the_work_in_time(connected: Connecting) -> None:

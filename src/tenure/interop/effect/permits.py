@@ -14,19 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenure._client.scope import Scope
+from tenure.clock import Clock
 from tenure.errors import LeaseLost, LeaseReleased
-from tenure.interop.effect.backing import BackingError, LosingBacking
-from tenure.interop.endings import PATIENCE, margin
+from tenure.interop.effect.backing import Backing, BackingError, LosingBacking
+from tenure.interop.endings import PATIENCE, Endings, margin
 
-if TYPE_CHECKING:
-    from tenure.interop.effect.semaphore import DistributedSemaphore
-
-__all__ = ["LockLost", "Permits", "in_time"]
+__all__ = ["LockLost", "Permits", "PermitsOrigin", "in_time"]
 
 TICK = 1.0
 """Seconds after which it is noticed, at the latest, that the machine was suspended for too long."""
@@ -36,21 +35,35 @@ class LockLost(LeaseLost):
     """Permits were lost while their block believed to hold them."""
 
 
+@dataclass(frozen=True, slots=True)
+class PermitsOrigin:
+    """The semaphore, as the permits acquired from it use it."""
+
+    key: str
+    ttl: float
+    refresh_interval: float
+    backing: Backing
+    clock: Clock
+    endings: Endings
+    refresh: Callable[[Permits], Awaitable[bool]]
+    release: Callable[[Permits], Coroutine[Any, Any, None]]
+
+
 class Permits:
     """Permits that are held for a block.
 
     Attributes:
         count: how many.
-        identifier: who holds them: whoever is given it can take them over.
+        identifier: the holder; a program that knows it can take them over.
         loss: how they were lost.
-        given_up: nobody waits any more until they are acquired.
+        given_up: set when the program has stopped waiting for them.
     """
 
-    def __init__(self, semaphore: DistributedSemaphore, count: int, identifier: str) -> None:
+    def __init__(self, origin: PermitsOrigin, count: int, identifier: str) -> None:
         self.count = count
         self.identifier = identifier
         self.loss: LockLost | None = None
-        self._semaphore = semaphore
+        self._origin = origin
         self._until = float("-inf")
         self._scope = Scope(self)
         self._keeping: asyncio.Task[None] | None = None
@@ -59,19 +72,19 @@ class Permits:
 
     def __repr__(self) -> str:
         held = "held" if self.held else "not held"
-        return f"<{self.count} permits of {self._semaphore.key!r}, {held} by {self.identifier!r}>"
+        return f"<{self.count} permits of {self._origin.key!r}, {held} by {self.identifier!r}>"
 
     @property
     def held(self) -> bool:
-        """Whether they are held, and cannot have expired yet."""
-        now, backing = self._semaphore._clock.now(), self._semaphore._backing
+        """True while they are held and cannot have expired yet."""
+        now, backing = self._origin.clock.now(), self._origin.backing
         return (
             self._keeping is not None
             and self.loss is None
             and now < self._until
             and (
                 not isinstance(backing, LosingBacking)
-                or backing.is_held(self._semaphore.key, self.identifier)
+                or backing.is_held(self._origin.key, self.identifier)
             )
         )
 
@@ -80,7 +93,7 @@ class Permits:
         if self.loss is not None:
             raise self.loss
         if not self.held:
-            raise LockLost(f"permits of {self._semaphore.key!r} are not held any more")
+            raise LockLost(f"permits of {self._origin.key!r} are not held any more")
 
     async def wait_lost(self) -> LockLost:
         """Wait until they are lost, and return how.
@@ -90,18 +103,18 @@ class Permits:
         """
         await self._over.wait()
         if self.loss is None:
-            raise LeaseReleased(f"permits of {self._semaphore.key!r} were given back")
+            raise LeaseReleased(f"permits of {self._origin.key!r} were given back")
         return self.loss
 
     def live_until(self, sent: float) -> None:
         """They were acquired or refreshed by what was sent then."""
-        ttl = self._semaphore.ttl
+        ttl = self._origin.ttl
         self._until = sent + ttl - margin(ttl)
 
     async def __aenter__(self) -> Permits:
         self._scope.enter()
         self._keeping = asyncio.get_running_loop().create_task(
-            self._keep(), name=f"tenure-permits-{self._semaphore.key}"
+            self._keep(), name=f"tenure-permits-{self._origin.key}"
         )
         return self
 
@@ -115,8 +128,8 @@ class Permits:
         keeping, self._keeping = self._keeping, None
         assert keeping is not None
         self._over.set()
-        letting_go = self._semaphore._endings.begin(self._let_go(keeping))
-        left = self._until - self._semaphore._clock.now()
+        letting_go = self._origin.endings.begin(self._let_go(keeping))
+        left = self._until - self._origin.clock.now()
         await asyncio.wait([letting_go], timeout=max(left, PATIENCE))
         if letting_go.done():
             letting_go.result()
@@ -130,10 +143,10 @@ class Permits:
         keeping.cancel()
         await asyncio.wait([keeping])
         with contextlib.suppress(BackingError):  # their time to live ends them
-            await self._semaphore._release(self)
+            await self._origin.release(self)
 
     async def _keep(self) -> None:
-        key = self._semaphore.key
+        key = self._origin.key
         try:
             await self._keep_once()
             while self._keeping is not None:
@@ -149,39 +162,39 @@ class Permits:
 
     async def _pause(self) -> None:
         """Wait until the next refresh is due, or the permits may be lost."""
-        semaphore, backing = self._semaphore, self._semaphore._backing
-        left = semaphore.refresh_interval
+        origin, backing = self._origin, self._origin.backing
+        left = origin.refresh_interval
         if isinstance(backing, LosingBacking):
-            await in_time(backing.wait_lost(semaphore.key, self.identifier), left)
+            await in_time(backing.wait_lost(origin.key, self.identifier), left)
             return
-        while left > 0 and semaphore._clock.now() < self._until:
+        while left > 0 and origin.clock.now() < self._until:
             await asyncio.sleep(min(left, TICK))
             left -= TICK
 
     async def _keep_once(self) -> None:
-        semaphore = self._semaphore
-        sent = semaphore._clock.now()
+        origin = self._origin
+        sent = origin.clock.now()
         unconfirmed = LockLost(
-            f"permits of {semaphore.key!r} were not confirmed before they could expire",
-            name=semaphore.key,
+            f"permits of {origin.key!r} were not confirmed before they could expire",
+            name=origin.key,
         )
         if sent >= self._until:
             raise unconfirmed
         try:
             async with asyncio.timeout(self._until - sent):
-                kept = await semaphore._refresh(self)
+                kept = await origin.refresh(self)
         except TimeoutError:
             raise unconfirmed from None
         if not kept:
             raise LockLost(
-                f"permits of {semaphore.key!r} have expired, or somebody has removed them",
-                name=semaphore.key,
+                f"permits of {origin.key!r} have expired or were removed",
+                name=origin.key,
             )
         self.live_until(sent)
 
 
 async def in_time(what: Coroutine[Any, Any, object], time: float) -> bool:
-    """Whether something has happened within so many seconds."""
+    """Wait for something; return false if it has not happened within so many seconds."""
     try:
         async with asyncio.timeout(time):
             await what

@@ -22,7 +22,7 @@ from tenure.clock import Clock, SystemClock
 from tenure.durations import Duration, seconds
 from tenure.errors import AcquireTimeout, InvalidArgument
 from tenure.interop.effect.backing import Backing, BackingError, PushBacking
-from tenure.interop.effect.permits import Permits, in_time
+from tenure.interop.effect.permits import Permits, PermitsOrigin, in_time
 from tenure.interop.effect.retry import Retry, recurs, spaced
 from tenure.interop.endings import Endings, margin
 
@@ -105,6 +105,16 @@ class DistributedSemaphore:
         self._failure_retry = backing_failure_retry_policy or recurs(3)
         self._clock = clock or SystemClock()
         self._endings = Endings()
+        self._origin = PermitsOrigin(
+            key,
+            self.ttl,
+            self.refresh_interval,
+            backing,
+            self._clock,
+            self._endings,
+            self._refresh,
+            self._release,
+        )
 
     def __repr__(self) -> str:
         return f"<DistributedSemaphore {self.key!r} of {self.limit}>"
@@ -204,7 +214,7 @@ class DistributedSemaphore:
             raise InvalidArgument(
                 f"an identifier is a str, and not empty: {identifier!r}", name=self.key
             )
-        return Permits(self, count, identifier or str(uuid.uuid4()))
+        return Permits(self._origin, count, identifier or str(uuid.uuid4()))
 
     async def _acquire(self, wanted: Permits, externally: bool, waiting: AsyncExitStack) -> None:
         """Wait for permits; what only the wait needs is for `waiting` to end."""
