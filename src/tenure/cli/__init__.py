@@ -26,9 +26,10 @@ def main() -> int:
 
     asked_by_a_shell = os.environ.get("_TENURE_COMPLETE")
     if asked_by_a_shell:
+        from tenure.cli.app import tenure
         from tenure.cli.completion import answer
 
-        return answer(asked_by_a_shell)
+        return answer(tenure, asked_by_a_shell)
 
     from tenure.cli.app import invoke
 

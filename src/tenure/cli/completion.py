@@ -29,7 +29,7 @@ VARIABLE = "_TENURE_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 PATIENCE = 0.5
 MOST = 200
-"""A shell does not help anybody who has more names than these to choose from."""
+"""Names that are offered, at the most."""
 
 _HARMLESS = re.compile(r"[\w./:@%+,=-]+")
 
@@ -51,22 +51,20 @@ store at that moment.
 
 @click.command(help=HELP)
 @click.argument("shell", type=click.Choice(SHELLS))
-def completion(shell: str) -> None:
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
     """`tenure completion`."""
     from click.shell_completion import ShellComplete
 
-    from tenure.cli.app import tenure as whole
-
+    whole = context.find_root().command
     kind = get_completion_class(shell)
     assert kind is not None
     # Not bash's own version of it, which starts a bash to see how old that is.
     click.echo(ShellComplete.source(kind(whole, {}, "tenure", VARIABLE)), nl=False)
 
 
-def answer(instruction: str) -> int:
-    """What a completion script asks for (`VARIABLE` is the question); returns the exit code."""
-    from tenure.cli.app import tenure as whole
-
+def answer(whole: click.Command, instruction: str) -> int:
+    """Answer a completion script's request (`VARIABLE` has it); returns the exit code."""
     logging.disable()
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stderr(nowhere):
         try:
