@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from tenure.core import rules
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.answers import KeyValue
-from tenure.engines.etcd.cluster import Attempts, EtcdCluster, no_node, not_found
+from tenure.engines.etcd.cluster import EtcdAttempts, EtcdCluster, no_node, not_found
 from tenure.engines.etcd.keys import (
     EVICTED,
     Entry,
@@ -78,7 +78,7 @@ async def alter_node(engine: EtcdCluster, path: str, given: NodeConfig) -> None:
             return
 
 
-async def _node(engine: EtcdCluster, patient: Attempts, path: str) -> KeyValue:
+async def _node(engine: EtcdCluster, patient: EtcdAttempts, path: str) -> KeyValue:
     read = await patient.read(wire.get(wire.range_(engine.keys.node(path))))
     kv = read.parts[0].first
     if kv is None:

@@ -18,7 +18,7 @@ import secrets
 from tenure.core import rules
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.etcd import answers, wire
-from tenure.engines.etcd.cluster import Attempts, EtcdCluster, no_node
+from tenure.engines.etcd.cluster import EtcdAttempts, EtcdCluster, no_node
 from tenure.engines.etcd.keys import Record, queues
 from tenure.engines.etcd.members import Lost, Refused
 from tenure.engines.etcd.semaphores import all_under, check_sessions, count
@@ -55,7 +55,7 @@ async def attach(
         raise engine.failure(refused, how.node) from refused
 
 
-class _Attaching(Attempts):
+class _Attaching(EtcdAttempts):
     """Attempts to attach a session."""
 
     def __init__(self, engine: EtcdCluster, node: str) -> None:

@@ -19,7 +19,7 @@ from tenure.engines.etcd.url import EtcdUrl
 from tenure.engines.etcd.watching import Watching
 from tenure.errors import EngineError, NodeNotFound, SemaphoreNotFound, TenureError
 
-__all__ = ["Attempts", "EtcdCluster", "no_node", "not_found"]
+__all__ = ["EtcdAttempts", "EtcdCluster", "no_node", "not_found"]
 
 T = TypeVar("T")
 _log = logging.getLogger("tenure")
@@ -100,9 +100,9 @@ class EtcdCluster:
         """Call the current member. Raises `Lost`, `Refused`, `AuthenticationFailed`."""
         return await self._members.call(method, request, timeout)
 
-    def reader(self, node: str | None) -> Attempts:
+    def reader(self, node: str | None) -> EtcdAttempts:
         """Return a reader that repeats its calls until the engine's patience is over."""
-        return Attempts(self, node, self.address.connect_timeout + self.patience)
+        return EtcdAttempts(self, node, self.address.connect_timeout + self.patience)
 
     def failure(self, refused: Refused, node: str | None, name: str | None = None) -> TenureError:
         """Make an error of a refusal."""
@@ -165,7 +165,7 @@ class EtcdCluster:
         return found
 
 
-class Attempts:
+class EtcdAttempts:
     """Repeated calls, until there is an answer or they have taken too long.
 
     Args:
