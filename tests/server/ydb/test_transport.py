@@ -27,7 +27,7 @@ from tenure.server.admission import Source, source_at
 from tenure.server.auth import ANONYMOUS, Authenticator
 from tenure.server.budget import QUANTUM
 from tenure.server.limits import Limits
-from tenure.server.ydb.calls import GrpcCall, GrpcError, decoded
+from tenure.server.ydb.calls import GrpcCall, GrpcError, decoded, frame
 from tenure.server.ydb.messages import Request, Status
 from tenure.server.ydb.returning import ReturningClients
 from tenure.server.ydb.transport import GrpcConnection
@@ -601,7 +601,7 @@ async def test_sessions_of_a_connection_are_limited() -> None:
 async def test_of_operations_without_end_so_many_are_under_way() -> None:
     limits = Limits(operations_in_flight=10)
     async with serving(limits=limits) as server, channel(server.target) as over:
-        client, other = await session(over), await session(over)
+        client = await session(over)
         most = 0
         (connection,) = server.listener._connections
         counting = connection.operations
@@ -612,11 +612,15 @@ async def test_of_operations_without_end_so_many_are_under_way() -> None:
             most = max(most, connection._operations)
 
         connection.operations = count  # type: ignore[method-assign]
-        asked = [await client.describe("none") for _ in range(500)]
-        for number in asked:
+        asks = [Request.DescribeSemaphore(req_id=each, name="none") for each in range(1, 201)]
+        messages = [Request(describe_semaphore=each).SerializeToString() for each in asks]
+        # In one piece, so that the client answers pings soon, however busy the machine is.
+        await client.call._stream.send_data(b"".join(map(frame, messages)))
+        for each in asks:
             kind = "describe_semaphore_result"
-            assert await client.refused(number, kind) == Status.NOT_FOUND
+            assert await client.refused(each.req_id, kind) == Status.NOT_FOUND
         assert 1 < most <= 10
+        other = await session(over)
         assert await other.acquired(await other.acquire("m", 1, ephemeral=True))
 
 
