@@ -36,18 +36,33 @@ def signal_main(number: int = signal.SIGUSR1) -> None:
 
 Handler: TypeAlias = Callable[[int, FrameType | None], object]
 
+LOSES = frozenset({"_weakrefset", "coverage", "hypothesis", "weakref"})
+"""Packages whose functions Python calls in between, and whose exceptions are lost or do harm."""
+
+
+def would_be_lost(frame: FrameType | None) -> bool:
+    """Tell whether an exception that is raised there would not arrive in the test.
+
+    Python ignores what is raised in ``__del__``, in a callback of a weak reference (or a set of
+    them) and in one of the garbage collector, as Hypothesis has it. One that is raised in what
+    measures coverage leaves a lock taken, and with it the whole test run.
+    """
+    while frame is not None:
+        package = str(frame.f_globals["__name__"]).partition(".")[0]
+        if package == "tests":
+            return False
+        if package in LOSES or frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
+
 
 @contextmanager
 def handling(number: int, handle: Handler) -> Iterator[None]:
-    """A signal is handled so in the block, once Python is outside of the tools that watch tests.
-
-    An exception that is raised in what measures coverage leaves a lock taken, and with it the whole
-    test run. One that is raised in Hypothesis's callback of the garbage collector is lost.
-    """
+    """A signal is handled so in the block, as soon as an exception would arrive in the test."""
 
     def handle_outside(number: int, frame: FrameType | None) -> None:
-        module = "" if frame is None else str(frame.f_globals["__name__"])
-        if module.partition(".")[0] in ("coverage", "hypothesis"):
+        if would_be_lost(frame):
             signal_main(number)
         else:
             handle(number, frame)
