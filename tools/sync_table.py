@@ -114,7 +114,7 @@ PHRASES = (
     (r"an async iterator and an async context", "an iterator and a context"),
     (r"Awaited again", "Called again"),
     (r"\bwhen cancelled\b", "when interrupted"),
-    (r"Who is cancelled, or out of time", "A party that is interrupted, or out of time"),
+    (r"A party that is cancelled, or out", "A party that is interrupted, or out"),
     (r"Cancelled, it keeps", "Interrupted, it keeps"),
     (r"A `wait` that times out or is cancelled\b", "A `wait` that times out or is interrupted"),
     (r"a `wait` that times out or is cancelled\b", "a `wait` that times out or is interrupted"),

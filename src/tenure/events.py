@@ -125,7 +125,7 @@ class EventStream(AsyncHandle):
     """A bounded stream of events: an async iterator and an async context manager.
 
     Attributes:
-        dropped: how many events were dropped because nobody read them in time.
+        dropped: the number of events that were dropped because they were not read in time.
     """
 
     def __init__(self, size: int, streams: set[ref[EventStream]]) -> None:

@@ -116,3 +116,10 @@ else:
     raise AssertionError("there is such a thing")
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+async def test_an_event_whose_reader_was_interrupted_is_given_again(world: World) -> None:
+    async with world.client() as client, client.events() as stream, client.session():
+        attached = await anext(stream)
+        stream._put_back(attached)
+        assert await anext(stream) is attached

@@ -293,3 +293,12 @@ async def test_a_reading_that_was_cancelled_or_failed_is_made_up_for(world: Worl
             await anext(states)
         with pytest.raises(StopAsyncIteration):  # it does not go on with a gap
             await anext(states)
+
+
+async def test_a_state_whose_reader_was_interrupted_is_given_again(world: World) -> None:
+    async with world.client() as client:
+        await client.semaphore("s").create(1, b"one")
+        async with client.semaphore("s").watch(data=True) as states:
+            state = await anext(states)
+            states._put_back(state)
+            assert await anext(states) == state

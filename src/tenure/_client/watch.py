@@ -135,6 +135,10 @@ class Watch(AsyncHandle, Generic[T]):
 
     def _put_back(self, _state: T) -> None:
         """Give a state again, whose reader was interrupted."""
+        self._repeat()
+
+    def _repeat(self) -> None:
+        """Give the state again, even if it has not changed."""
         self._told = None
         self._changed.set()
 

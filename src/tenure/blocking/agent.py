@@ -76,7 +76,7 @@ class Call:
         self.failure: Exception | None = None
 
     def settle(self) -> None:
-        """Nobody wants the result: undo it, and tell the thread. On the loop."""
+        """Undo the result of an abandoned call, and notify its thread. On the loop."""
         assert self.settled is not None
         try:
             if self.undo is not None and self.error is None:

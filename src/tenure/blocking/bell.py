@@ -1,4 +1,4 @@
-"""What one thread rings and another one waits for.
+"""Bell: one thread rings it, and another waits for that.
 
 Waking a thread through a file descriptor takes half the time of waking it through a lock: the
 kernel takes it for a handing-over, and lets the one run where the other ran. Other than a lock, a
@@ -39,7 +39,7 @@ class Bell:
         os.read(self._listen, 4096)
 
     def close(self) -> None:
-        """Nobody rings any more, nor waits."""
+        """Close the descriptors, after the last ring and the last wait."""
         os.close(self._listen)
         if self._pull != self._listen:
             os.close(self._pull)

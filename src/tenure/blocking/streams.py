@@ -42,7 +42,7 @@ class EventStream(Stream[Event]):
 
     @property
     def dropped(self) -> int:
-        """How many events were dropped because nobody read them in time."""
+        """The number of events that were dropped because they were not read in time."""
         return self._wrapped.dropped
 
     def close(self) -> None:

@@ -2,8 +2,8 @@
 
 It runs as long as the loop is needed, by the word of the portal that has the loop. Rules:
 
-* A lock guards whether the thread runs. Whoever needs it makes that known before it looks for the
-  thread; whoever ends the thread does it the other way round. So nobody is left waiting.
+* A lock guards whether the thread runs. A caller announces itself before it looks for the thread;
+  ending the thread happens in the other order. So no caller is left waiting.
 * One thread at a time turns the loop: the next waits for the end of the one before.
 * The thread is a daemon.
 
@@ -48,7 +48,7 @@ class Loop(asyncio.SelectorEventLoop):
             super().__del__()
 
     def forget(self) -> None:
-        """Let go of what would warn, in a forked child, that nobody has closed it."""
+        """Close the sockets in a forked child, where they would warn that they are open."""
         for name in ("_ssock", "_csock"):
             getattr(self, name).close()
 
@@ -104,7 +104,7 @@ class Turning:
         self._interval_before = 0.0
 
     def start(self, call: Call | None = None) -> None:
-        """Start the thread, unless it runs; or that call is over, and nobody would end it again."""
+        """Start the thread, unless it runs, or that call is over and nothing would end it again."""
         with self._lock:
             if self.thread is not None or (call is not None and call.over):
                 return
@@ -122,13 +122,13 @@ class Turning:
                 raise
 
     def stop_if_idle(self) -> LoopThread | None:
-        """End the thread if nobody needs it; returns the thread that ends."""
+        """End the thread if it is not needed; returns the thread that ends."""
         with self._lock:
             thread = self.thread
             if thread is None:
                 return None
             try:
-                # First of all: whoever needs it, and is too late to be seen, sees that none runs.
+                # First of all: a call that comes too late to be seen sees that no thread runs.
                 self.thread = None
                 if not self._needed():
                     self._before = thread

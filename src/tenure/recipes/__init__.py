@@ -1,4 +1,4 @@
-"""Recipes: what the primitives combine to. They run on every engine.
+"""Recipes: combinations of the primitives. They run on every engine.
 
 Each takes a `tenure.Session` or a `tenure.Client` (its implicit session on ``/default``) and a
 name, and is made of public primitives alone, so that a program can have its own in the same way.

@@ -6,15 +6,16 @@ full, and the last of them to arrive writes the *mark* into the semaphore's data
 tokens of all of them. A party that finds its own token in the mark passes, and gives its place
 back. The rules that make this right:
 
-* A round becomes full by a grant and nothing else, so that whoever is granted a place looks, and
-  nobody else has to.
+* A round becomes full by a grant and nothing else, so only a party that is granted a place
+  has to look.
 * A party keeps its place until it has found itself in the mark. The next round cannot be full
   before all of this one have left, so no mark is overwritten before all have seen it; who comes
   early for the next round waits in the queue.
 * Looking and marking is one step, under a mutex of the same session. Else a party that looked,
   was slow, and wrote late could undo the mark of a round that was filled up anew meanwhile.
-* A party that dies takes its place with it: then the round is not full any more, and whoever
-  gets the place looks. One that had been marked has arrived, whatever becomes of it later.
+* A party that dies takes its place with it: then the round is not full any more, and the
+  next party that gets the place looks. One that had been marked has arrived, whatever becomes of
+  it later.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Barrier:
     Args:
         source: a session, or a client for its implicit session on ``/default``.
         name: 1 to 1,016 bytes; a mutex called ``<name>.marking`` is used beside it.
-        parties: how many wait for each other, 1 to 60,000; the same for all of them.
+        parties: the number of parties, 1 to 60,000; the same for all of them.
     """
 
     def __init__(self, source: Source, name: str, parties: int) -> None:
@@ -61,15 +62,15 @@ class Barrier:
     async def wait(self, timeout: Duration | None = None) -> int:
         """Wait until all parties have arrived.
 
-        Who is cancelled, or out of time, or dies, before the round is full, leaves it: another
-        must arrive instead. (In the very instant in which it becomes full the others may still
-        count on a party that leaves.)
+        A party that is cancelled, or out of time, or dies, before the round is full, leaves it:
+        another must arrive instead. (In the very instant in which it becomes full the others may
+        still count on a party that leaves.)
 
         Args:
             timeout: seconds to wait, on the local clock; ``None``: until all are there.
 
         Returns:
-            in which place this party arrived in its round: 0 the first, `parties` - 1 the last.
+            The position of this party's arrival in its round: 0 the first, `parties` - 1 the last.
 
         Raises:
             AcquireTimeout: not all came in time.
@@ -114,7 +115,7 @@ class Barrier:
                 await self._places.update(" ".join(map(str, tokens)).encode())
 
     def _is_full(self, described: SemaphoreDescription) -> bool:
-        """Whether all the places are taken by parties that have not passed yet."""
+        """Return whether all places are taken by parties that have not passed yet."""
         passed = set(self._marked(described))
         waiting = [owner for owner in described.owners if owner.order_id not in passed]
         return len(waiting) == self.parties

@@ -1,4 +1,4 @@
-"""What the recipes share: where they get their primitives, and streams of what they see."""
+"""Parts shared by the recipes: the source of their primitives, and streams of states."""
 
 from __future__ import annotations
 
@@ -70,5 +70,4 @@ class States(Generic[T]):
 
     def _put_back(self, _state: T) -> None:
         """Give a state again, whose reader was interrupted."""
-        self._watch._told = None
-        self._watch._changed.set()
+        self._watch._repeat()

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Codec(Protocol[T]):
-    """How a value becomes bytes, and bytes a value. What it raises becomes `InvalidArgument`."""
+    """Conversion of values to bytes and back. What it raises becomes `InvalidArgument`."""
 
     def encode(self, value: T, /) -> bytes: ...
 
@@ -29,7 +29,7 @@ class Codec(Protocol[T]):
 
 
 class _Json(Generic[T]):
-    """JSON in UTF-8; equal values are equal bytes, so that setting one anew wakes nobody."""
+    """JSON in UTF-8; equal values are equal bytes, so setting one again notifies no watch."""
 
     def __init__(self, dump: Callable[[T], Any], load: Callable[[Any], T]) -> None:
         self._dump = dump
@@ -106,7 +106,7 @@ class SharedConfig(Generic[T]):
         return self._decoded(described)
 
     async def set(self, value: T) -> None:
-        """Publish a value; who subscribes is told, unless it encodes to the bytes that are there.
+        """Publish a value; subscribers get it unless it encodes to the bytes that are there.
 
         Raises:
             InvalidArgument: the value cannot be encoded, or to more than 1 MiB; or the name is

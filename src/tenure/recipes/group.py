@@ -114,11 +114,11 @@ class Group:
         return States(self._semaphore.watch(owners=True), _members)
 
     def changes(self) -> Changes:
-        """Who is there now, each as `Joined`, then `Joined`, `Updated` and `Left` as they come.
+        """Stream the changes: the current members as `Joined`, then each change as it comes.
 
-        Who applies them all knows the members. But changes are merged where they come faster
-        than they are read: one that joined and left between two looks is not told at all, and
-        of several updates only the last.
+        A program that applies them all knows the members. But changes are merged when
+        they come faster than they are read: a member that joined and left between two reads is
+        not shown at all, and of several updates only the last.
         """
         return Changes(self.watch())
 

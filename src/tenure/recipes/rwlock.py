@@ -90,13 +90,13 @@ class RWLock:
     async def try_read(
         self, *, data: bytes = b"", on_loss: OnLoss | None = None, stop_time: Duration = 0.0
     ) -> Lease | None:
-        """Lock for reading if nobody writes and nobody waits; else ``None``."""
+        """Lock for reading if there are no writers and no waiters; else ``None``."""
         return await self._semaphore.try_acquire(1, data=data, on_loss=on_loss, stop_time=stop_time)
 
     async def try_write(
         self, *, data: bytes = b"", on_loss: OnLoss | None = None, stop_time: Duration = 0.0
     ) -> Lease | None:
-        """Lock for writing if nobody is inside and nobody waits; else ``None``."""
+        """Lock for writing if there are no holders and no waiters; else ``None``."""
         return await self._semaphore.try_acquire(
             EPHEMERAL_LIMIT, data=data, on_loss=on_loss, stop_time=stop_time
         )

@@ -113,7 +113,7 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
     def try_read(
         self, *, data: bytes = b"", on_loss: OnLoss | None = None, stop_time: Duration = 0.0
     ) -> Lease | None:
-        """Lock for reading if nobody writes and nobody waits; else ``None``."""
+        """Lock for reading if there are no writers and no waiters; else ``None``."""
         return self._portal.obtain(
             perhaps(Lease),
             give_up,
@@ -126,7 +126,7 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
     def try_write(
         self, *, data: bytes = b"", on_loss: OnLoss | None = None, stop_time: Duration = 0.0
     ) -> Lease | None:
-        """Lock for writing if nobody is inside and nobody waits; else ``None``."""
+        """Lock for writing if there are no holders and no waiters; else ``None``."""
         return self._portal.obtain(
             perhaps(Lease),
             give_up,
@@ -172,7 +172,7 @@ class SharedConfig(SyncWrapper["async_recipes.SharedConfig[T]"], Generic[T]):
         return self._portal.call(self._wrapped.get)
 
     def set(self, value: T) -> None:
-        """Publish a value; who subscribes is told, unless it encodes to the bytes that are there.
+        """Publish a value; subscribers get it unless it encodes to the bytes that are there.
 
         Raises:
             InvalidArgument: the value cannot be encoded, or to more than 1 MiB; or the name is
@@ -305,11 +305,11 @@ class Group(SyncWrapper[async_recipes.Group]):
         return States(self._portal, self._wrapped.watch())
 
     def changes(self) -> Changes:
-        """Who is there now, each as `Joined`, then `Joined`, `Updated` and `Left` as they come.
+        """Stream the changes: the current members as `Joined`, then each change as it comes.
 
-        Who applies them all knows the members. But changes are merged where they come faster
-        than they are read: one that joined and left between two looks is not told at all, and
-        of several updates only the last.
+        A program that applies them all knows the members. But changes are merged when
+        they come faster than they are read: a member that joined and left between two reads is
+        not shown at all, and of several updates only the last.
         """
         return Changes(self._portal, self._wrapped.changes())
 
@@ -323,7 +323,7 @@ class Barrier(SyncWrapper[async_recipes.Barrier]):
     Args:
         source: a session, or a client for its implicit session on ``/default``.
         name: 1 to 1,016 bytes; a mutex called ``<name>.marking`` is used beside it.
-        parties: how many wait for each other, 1 to 60,000; the same for all of them.
+        parties: the number of parties, 1 to 60,000; the same for all of them.
     """
 
     __slots__ = ()
@@ -338,22 +338,21 @@ class Barrier(SyncWrapper[async_recipes.Barrier]):
 
     @property
     def parties(self) -> int:
-        """How many wait for each other, 1 to 60,000; the same for all of them."""
+        """The number of parties, 1 to 60,000; the same for all of them."""
         return self._wrapped.parties
 
     def wait(self, timeout: Duration | None = None) -> int:
         """Wait until all parties have arrived.
 
         A party that is interrupted, or out of time, or dies, before the round is full, leaves it:
-        another
-        must arrive instead. (In the very instant in which it becomes full the others may still
-        count on a party that leaves.)
+        another must arrive instead. (In the very instant in which it becomes full the others may
+        still count on a party that leaves.)
 
         Args:
             timeout: seconds to wait, on the local clock; ``None``: until all are there.
 
         Returns:
-            in which place this party arrived in its round: 0 the first, `parties` - 1 the last.
+            The position of this party's arrival in its round: 0 the first, `parties` - 1 the last.
 
         Raises:
             AcquireTimeout: not all came in time.
