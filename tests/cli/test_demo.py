@@ -17,7 +17,7 @@ import pytest
 from tenure import connect
 from tenure.cli.demo import command
 from tenure.cli.demo.history import Finding, History, parse
-from tenure.cli.demo.scenes import SCENES, Stage
+from tenure.cli.demo.scenes import SCENES, DemoStage
 from tests.cli.programs import TENURE, Tenure, alive, eventually
 from tests.cli.terminals import on_terminal
 
@@ -152,7 +152,7 @@ async def test_a_look_that_is_ended_leaves_no_task_behind() -> None:
             working.set()
             await asyncio.Event().wait()
 
-        stage = Stage(client, session, [], History())
+        stage = DemoStage(client, session, [], History())
         looking = asyncio.create_task(stage.while_looking("nightly", [work()]))
         await working.wait()
         looking.cancel()

@@ -7,32 +7,32 @@ from typing import Literal
 
 import pytest
 
-from tenure.cli.demo.history import Event, History, Look, parse
+from tenure.cli.demo.history import DemoEvent, History, Look, parse
 from tenure.cli.demo.picture import timeline
 
 NAME = "nightly"
 
 
-def history(*events: Event) -> History:
+def history(*events: DemoEvent) -> History:
     record = History()
     record.events += events
     return record
 
 
-def turn(who: str, token: int, asked: float, granted: float, released: float) -> list[Event]:
+def turn(who: str, token: int, asked: float, granted: float, released: float) -> list[DemoEvent]:
     return [
-        Event(asked, who, "asked", NAME),
-        Event(granted, who, "granted", NAME, token),
-        Event(released, who, "released", NAME, token),
+        DemoEvent(asked, who, "asked", NAME),
+        DemoEvent(granted, who, "granted", NAME, token),
+        DemoEvent(released, who, "released", NAME, token),
     ]
 
 
-def in_turn() -> list[Event]:
+def in_turn() -> list[DemoEvent]:
     """Three processes, one after the other; the second is known to wait before the third asks."""
     return [
         *turn("w1", 10, 1.0, 1.1, 2.0),
         *turn("w2", 11, 1.2, 2.1, 3.0),
-        Event(1.3, "w2", "queued", NAME, 11),
+        DemoEvent(1.3, "w2", "queued", NAME, 11),
         *turn("w3", 12, 1.4, 3.1, 4.0),
     ]
 
@@ -77,7 +77,7 @@ def test_a_hold_that_never_ends_overlaps_with_the_next() -> None:
     events = [each for each in in_turn() if (each.who, each.what) != ("w1", "released")]
     assert not history(*events).check_limit(NAME, 1).holds
     # Unless its process was killed before that.
-    assert history(*events, Event(2.05, "w1", "killed", NAME)).check_limit(NAME, 1).holds
+    assert history(*events, DemoEvent(2.05, "w1", "killed", NAME)).check_limit(NAME, 1).holds
 
 
 def test_counts_are_added_up() -> None:
@@ -98,7 +98,7 @@ def test_whoever_overtakes_is_refused() -> None:
     planted = history(
         *turn("w1", 10, 1.0, 1.1, 2.0),
         *turn("w3", 11, 1.4, 2.1, 3.0),
-        Event(1.3, "w2", "queued", NAME, 12),
+        DemoEvent(1.3, "w2", "queued", NAME, 12),
         *turn("w2", 12, 1.2, 3.1, 4.0),
     )
     finding = planted.check_arrival(NAME)
@@ -136,9 +136,9 @@ def test_a_look_into_a_queue(
 
 def test_a_takeover_is_measured_from_the_kill() -> None:
     events = [
-        Event(1.0, "w1", "asked", NAME),
-        Event(1.1, "w1", "granted", NAME, 10),
-        Event(2.0, "w1", "killed", NAME),
+        DemoEvent(1.0, "w1", "asked", NAME),
+        DemoEvent(1.1, "w1", "granted", NAME, 10),
+        DemoEvent(2.0, "w1", "killed", NAME),
         *turn("w2", 11, 1.2, 2.025, 3.0),
     ]
     finding = history(*events).check_takeover(NAME)
@@ -155,9 +155,10 @@ What = Literal["written", "seen"]
 
 def states(*seen: str, written: tuple[str, ...] = ("one", "two", "three")) -> History:
     events = [
-        Event(float(at), "demo", "written", NAME, data=state) for at, state in enumerate(written)
+        DemoEvent(float(at), "demo", "written", NAME, data=state)
+        for at, state in enumerate(written)
     ]
-    events += [Event(at + 0.5, "w1", "seen", NAME, data=state) for at, state in enumerate(seen)]
+    events += [DemoEvent(at + 0.5, "w1", "seen", NAME, data=state) for at, state in enumerate(seen)]
     return history(*events)
 
 
@@ -179,7 +180,7 @@ def test_what_a_watcher_saw(seen: tuple[str, ...], *, holds: bool) -> None:
 
 
 def test_an_event_survives_the_way_through_a_pipe() -> None:
-    event = Event(1.5, "w1", "granted", NAME, 12, 2, "data")
+    event = DemoEvent(1.5, "w1", "granted", NAME, 12, 2, "data")
     assert parse(event.to_json()) == event
 
 
@@ -195,6 +196,6 @@ def test_a_picture_shows_waiting_and_holding() -> None:
 
 
 def test_a_picture_shows_where_a_process_was_killed() -> None:
-    events = [*in_turn()[:2], Event(2.0, "w1", "killed", NAME), *in_turn()[3:]]
+    events = [*in_turn()[:2], DemoEvent(2.0, "w1", "killed", NAME), *in_turn()[3:]]
     first = timeline(history(*events).holds(NAME), 30)[0]
     assert "".join(cell[0] for cell in first.cells) == "w" + "h" * 8 + "k" + "i" * 20

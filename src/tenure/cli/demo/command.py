@@ -19,7 +19,7 @@ import tenure
 from tenure.cli.demo.crew import started_crew
 from tenure.cli.demo.history import Finding, History
 from tenure.cli.demo.picture import Row, timeline
-from tenure.cli.demo.scenes import SCENES, Scene, Stage
+from tenure.cli.demo.scenes import SCENES, DemoStage, Scene
 from tenure.cli.mistakes import Mistake
 from tenure.cli.options import run_async
 from tenure.cli.output import is_terminal, say, terminal
@@ -113,7 +113,7 @@ async def _play(history: History) -> list[Finding]:
             client.session(description="tenure demo") as session,
             started_crew(WORKERS, url, Path(folder), history) as crew,
         ):
-            stage = Stage(client, session, crew, history)
+            stage = DemoStage(client, session, crew, history)
             for scene in SCENES:
                 say()
                 say(scene.title, style="bold blue")

@@ -13,14 +13,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tenure.cli.demo.history import Event, History, parse
+from tenure.cli.demo.history import DemoEvent, History, parse
 from tenure.cli.mistakes import Mistake
 from tenure.cli.status import Status
 
-__all__ = ["Member", "started_crew"]
+__all__ = ["DemoWorker", "started_crew"]
 
 
-class Member:
+class DemoWorker:
     """One process. What it writes goes into the history."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Member:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
 
-    async def until(self, enough: Callable[[list[Event]], bool]) -> None:
+    async def until(self, enough: Callable[[list[DemoEvent]], bool]) -> None:
         """Wait until what it has written satisfies a condition."""
         async with self._heard:
             await self._heard.wait_for(
@@ -88,9 +88,9 @@ class Member:
 @asynccontextmanager
 async def started_crew(
     names: list[str], url: str, folder: Path, history: History
-) -> AsyncIterator[list[Member]]:
+) -> AsyncIterator[list[DemoWorker]]:
     """Processes that are there when the block begins and gone when it has ended."""
-    crew: list[Member] = []
+    crew: list[DemoWorker] = []
     try:
         for who in names:
             crew.append(await _start(who, url, folder, history))  # noqa: PERF401  each is ended
@@ -116,7 +116,7 @@ def _first(several: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-async def _start(who: str, url: str, folder: Path, history: History) -> Member:
+async def _start(who: str, url: str, folder: Path, history: History) -> DemoWorker:
     errors = folder / f"{who}.err"
     with errors.open("wb") as stderr:
         process = await asyncio.create_subprocess_exec(
@@ -126,4 +126,4 @@ async def _start(who: str, url: str, folder: Path, history: History) -> Member:
             stderr=stderr,
             start_new_session=True,  # Ctrl-C is for us, and we end it
         )
-    return Member(who, process, history, errors)
+    return DemoWorker(who, process, history, errors)

@@ -18,13 +18,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Event", "Finding", "History", "Hold", "Look", "parse"]
+__all__ = ["DemoEvent", "DemoHold", "Finding", "History", "Look", "parse"]
 
 What = Literal["asked", "queued", "granted", "released", "killed", "written", "seen", "done"]
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class DemoEvent:
     """Something that a process did or saw.
 
     Attributes:
@@ -50,9 +50,9 @@ class Event:
         return json.dumps(asdict(self))
 
 
-def parse(line: str | bytes) -> Event:
-    """The event that `Event.to_json` has written."""
-    return Event(**json.loads(line))
+def parse(line: str | bytes) -> DemoEvent:
+    """The event that `DemoEvent.to_json` has written."""
+    return DemoEvent(**json.loads(line))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class DemoHold:
     """One request: when it was asked for, known to be queued, granted, and over."""
 
     who: str
@@ -92,10 +92,10 @@ class History:
     """The record of a demo."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[DemoEvent] = []
         self.looks: list[Look] = []
 
-    def about(self, name: str, *what: What) -> list[Event]:
+    def about(self, name: str, *what: What) -> list[DemoEvent]:
         """The events of some kinds about one name, in the order of time."""
         found = [each for each in self.events if each.name == name and each.what in what]
         return sorted(found, key=lambda each: each.at)
@@ -104,10 +104,10 @@ class History:
         """Keep the events, as JSON lines."""
         file.write_text("".join(each.to_json() + "\n" for each in self.events), encoding="utf-8")
 
-    def holds(self, name: str) -> list[Hold]:
+    def holds(self, name: str) -> list[DemoHold]:
         """Every request that was granted, in the order of the grants."""
         killed = {each.who: each.at for each in self.events if each.what == "killed"}
-        found: list[Hold] = []
+        found: list[DemoHold] = []
         mine = self.about(name, "asked", "queued", "granted", "released")
         for who in sorted({each.who for each in mine}):
             asked = queued = None
@@ -120,7 +120,7 @@ class History:
                     assert asked is not None, "a grant is asked for"
                     assert event.token is not None, "a grant has a token"
                     found.append(
-                        Hold(
+                        DemoHold(
                             who,
                             event.token,
                             event.count,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tenure.cli.demo.history import Hold
+from tenure.cli.demo.history import DemoHold
 
 __all__ = ["Cell", "Row", "timeline"]
 
@@ -22,7 +22,7 @@ class Row:
     cells: list[Cell]
 
 
-def timeline(holds: Sequence[Hold], width: int) -> list[Row]:
+def timeline(holds: Sequence[DemoHold], width: int) -> list[Row]:
     """The rows, in the order in which the processes first held; each `width` cells long."""
     if not holds:
         return []

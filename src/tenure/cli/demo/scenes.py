@@ -7,26 +7,26 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 
 import tenure
-from tenure.cli.demo.crew import Member
-from tenure.cli.demo.history import Event, Finding, History, Look
+from tenure.cli.demo.crew import DemoWorker
+from tenure.cli.demo.history import DemoEvent, Finding, History, Look
 from tenure.cli.output import shortened
 
-__all__ = ["SCENES", "Scene", "Stage"]
+__all__ = ["SCENES", "DemoStage", "Scene"]
 
 SLOTS = 4
 STATES = [f"version {number}" for number in range(1, 6)]
 
 
 @dataclass(slots=True)
-class Stage:
+class DemoStage:
     """Who and what a scene has to do with."""
 
     client: tenure.Client
     session: tenure.Session
-    crew: list[Member]
+    crew: list[DemoWorker]
     history: History
 
-    def note(self, event: Event) -> None:
+    def note(self, event: DemoEvent) -> None:
         """Write down what the demo itself does."""
         self.history.events.append(event)
 
@@ -63,12 +63,12 @@ class Scene:
 
     name: str
     title: str
-    play: Callable[[Stage], Awaitable[None]]
+    play: Callable[[DemoStage], Awaitable[None]]
     check: Callable[[History], Sequence[Finding]]
     tell: Callable[[History], Sequence[str]] = lambda _: ()
 
 
-async def _hand_round(stage: Stage) -> None:
+async def _hand_round(stage: DemoStage) -> None:
     """Six processes line up for one mutex, one after the other, twice."""
     first, *others = stage.crew[:6]
     order = {"do": "lock", "name": "nightly", "turns": 2, "hold": 0.03}
@@ -82,7 +82,7 @@ async def _hand_round(stage: Stage) -> None:
             seen = await stage.look("nightly")
         now = stage.client.clock.now()
         token = seen.waiters[-1].order_id
-        stage.note(Event(now, member.who, "queued", "nightly", token))
+        stage.note(DemoEvent(now, member.who, "queued", "nightly", token))
     first.tell(go=True)
     await stage.while_looking("nightly", [each.finish() for each in [first, *others]])
 
@@ -96,7 +96,7 @@ def _check_mutex(history: History) -> list[Finding]:
     ]
 
 
-async def _share(stage: Stage) -> None:
+async def _share(stage: DemoStage) -> None:
     """Eight processes share four slots; every fourth of them takes two at a time."""
     await stage.session.semaphore("gpu").create(limit=SLOTS)
     for number, member in enumerate(stage.crew):
@@ -124,25 +124,25 @@ def _check_slots(history: History) -> list[Finding]:
     ]
 
 
-async def _elect(stage: Stage) -> None:
+async def _elect(stage: DemoStage) -> None:
     """Four candidates; the leader is killed, and the next one leads."""
     candidates = stage.crew[:4]
     clock = stage.client.clock
     for member in candidates:
         member.tell(do="lead", name="primary")
     async with stage.session.election("primary").observe() as leaders:
-        killed: Member | None = None
+        killed: DemoWorker | None = None
         async for leader in leaders:
             if leader is None:
                 continue
             leading = next(each for each in candidates if each.who == leader.data.decode())
-            stage.note(Event(clock.now(), "observer", "seen", "primary", leader.term))
+            stage.note(DemoEvent(clock.now(), "observer", "seen", "primary", leader.term))
             if killed is not None and leading is not killed:
                 break
             if killed is None:
                 await _until_candidates(stage, len(candidates) - 1)
                 killed = leading
-                stage.note(Event(clock.now(), leading.who, "killed", "primary"))
+                stage.note(DemoEvent(clock.now(), leading.who, "killed", "primary"))
                 leading.kill()
     assert killed is not None
     stage.crew.remove(killed)
@@ -154,7 +154,7 @@ async def _elect(stage: Stage) -> None:
             await member.finish()
 
 
-async def _until_candidates(stage: Stage, waiting: int) -> None:
+async def _until_candidates(stage: DemoStage, waiting: int) -> None:
     """Wait until so many wait to lead."""
     seen = await stage.look("primary")
     while seen is None or len(seen.waiters) < waiting:
@@ -170,17 +170,17 @@ def _check_election(history: History) -> list[Finding]:
     ]
 
 
-async def _configure(stage: Stage) -> None:
+async def _configure(stage: DemoStage) -> None:
     """Everybody watches a semaphore's data, which changes."""
     config = stage.session.semaphore("config")
     await config.create(limit=1, data=STATES[0].encode())
-    stage.note(Event(stage.client.clock.now(), "demo", "written", "config", data=STATES[0]))
+    stage.note(DemoEvent(stage.client.clock.now(), "demo", "written", "config", data=STATES[0]))
     for member in stage.crew:
         member.tell(do="watch", name="config", last=STATES[-1])
     for member in stage.crew:
         await member.until(lambda events: any(each.name == "config" for each in events))
     for state in STATES[1:]:
-        stage.note(Event(stage.client.clock.now(), "demo", "written", "config", data=state))
+        stage.note(DemoEvent(stage.client.clock.now(), "demo", "written", "config", data=state))
         await config.update(state.encode())
         await asyncio.sleep(0.05)
     for member in stage.crew:

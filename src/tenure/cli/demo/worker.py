@@ -1,7 +1,7 @@
 """A process that takes part in the demo: ``python -m tenure.cli.demo.worker NAME URL``.
 
 It reads orders from its standard input, one JSON object a line, carries them out one after the
-other, and writes what happens to its standard output (`history.Event`). It ends with its input.
+other, and writes what happens to its standard output (`history.DemoEvent`). It ends with its input.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 import tenure
-from tenure.cli.demo.history import Event, What
+from tenure.cli.demo.history import DemoEvent, What
 from tenure.clock import SystemClock
 
 WINDOW = 10.0
@@ -33,7 +33,7 @@ class Worker:
         self, what: What, name: str, token: int | None = None, count: int = 1, data: str = ""
     ) -> None:
         """Write down what happens, in one system call, so that a kill leaves whole lines."""
-        event = Event(self._clock.now(), self._who, what, name, token, count, data)
+        event = DemoEvent(self._clock.now(), self._who, what, name, token, count, data)
         os.write(1, event.to_json().encode() + b"\n")
 
     async def work(self) -> None:

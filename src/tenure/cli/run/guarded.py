@@ -17,7 +17,7 @@ from pathlib import Path
 from tenure.cli.run.guard.cgroup import Cgroup
 from tenure.cli.run.guard.processes import SWEEP, become_subreaper, descendants, send
 
-__all__ = ["CannotGuard", "CannotRun", "Ending", "GuardedCommand", "check_interpreter"]
+__all__ = ["CannotGuard", "CannotRun", "CommandEnding", "GuardedCommand", "check_interpreter"]
 
 LATE = 1.0
 """Seconds that the watchdog has to exit, once everything has ended."""
@@ -52,7 +52,7 @@ def check_interpreter() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class CommandEnding:
     """How the command ended, and whether that was because the lock was lost."""
 
     exit_code: int  # a shell's: 128 + n after signal n
@@ -89,7 +89,7 @@ class GuardedCommand:
         self._alone: asyncio.Task[None] | None = None
         self._heard = b""
         self._loop = asyncio.get_running_loop()
-        self._ending: asyncio.Future[Ending] = self._loop.create_future()
+        self._ending: asyncio.Future[CommandEnding] = self._loop.create_future()
         self._loop.add_reader(control, self._listen)
 
     @classmethod
@@ -171,7 +171,7 @@ class GuardedCommand:
                 with contextlib.suppress(OSError):
                     os.killpg(self.group, signal.SIGKILL)
 
-    async def ended(self) -> Ending:
+    async def ended(self) -> CommandEnding:
         """Wait for the end of the command and of what it left running.
 
         Raises:
@@ -224,7 +224,7 @@ class GuardedCommand:
             elif word == "ended":
                 status, lost = map(int, value.split())
                 code = os.waitstatus_to_exitcode(status)
-                self._end(Ending(code if code >= 0 else 128 - code, bool(lost)))
+                self._end(CommandEnding(code if code >= 0 else 128 - code, bool(lost)))
 
     def _abandoned(self) -> None:
         """End everything here: guardian and watchdog are both gone, and have not reported."""
@@ -244,7 +244,7 @@ class GuardedCommand:
             self._fail(error)
         if self._cgroup is not None:
             self._cgroup.remove()
-        self._end(Ending(128 + signal.SIGKILL, lost=False))
+        self._end(CommandEnding(128 + signal.SIGKILL, lost=False))
 
     def _kill_descendants(self) -> bool:
         """Send SIGKILL to everything; false when nothing is left."""
@@ -261,7 +261,7 @@ class GuardedCommand:
         if not self._ending.done():
             self._ending.set_exception(error)
 
-    def _end(self, ending: Ending) -> None:
+    def _end(self, ending: CommandEnding) -> None:
         self._close()
         if not self._ending.done():
             self._ending.set_result(ending)

@@ -32,7 +32,7 @@ from tenure.cli.run.guard.cgroup import Cgroup, NoCgroup, end_abandoned, make, p
 from tenure.cli.run.guarded import (
     CannotGuard,
     CannotRun,
-    Ending,
+    CommandEnding,
     GuardedCommand,
     check_interpreter,
 )
@@ -301,7 +301,7 @@ class Holder:
 
     # The command
 
-    async def _run_under(self, lease: tenure.Lease, inherit: int | None) -> Ending:
+    async def _run_under(self, lease: tenure.Lease, inherit: int | None) -> CommandEnding:
         job = self._job
         environment = environment_of(lease, os.environ, credentials=job.credentials)
         if job.kind == "semaphore":

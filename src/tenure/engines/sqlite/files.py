@@ -36,7 +36,7 @@ from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import AuthenticationFailed, EngineError, TenureError
 
 __all__ = [
-    "Place",
+    "StoreFiles",
     "check_one_name",
     "check_trusted",
     "check_usable",
@@ -52,7 +52,7 @@ log = logging.getLogger("tenure.sqlite")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoreFiles:
     """Where the files are.
 
     Attributes:
@@ -100,7 +100,7 @@ def explain(doing: str, error: OSError) -> TenureError:
     return EngineError(f"{doing}: {error.strerror or error}")
 
 
-def prepare(address: SqliteUrl) -> Place:
+def prepare(address: SqliteUrl) -> StoreFiles:
     """Check everything about the store's files, and make those that are missing.
 
     Raises:
@@ -123,7 +123,7 @@ def prepare(address: SqliteUrl) -> Place:
     folder = path + ".tenure"
     with system_error(f"cannot make the folder {folder}"):
         _make_own_folder(folder, status, address)
-    return Place(path, (status.st_dev, status.st_ino), folder, address.mode)
+    return StoreFiles(path, (status.st_dev, status.st_ino), folder, address.mode)
 
 
 # Folders
@@ -208,7 +208,7 @@ def _make_own_folder(folder: str, database: os.stat_result, address: SqliteUrl) 
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def share_side_files(place: Place, address: SqliteUrl) -> None:
+def share_side_files(place: StoreFiles, address: SqliteUrl) -> None:
     """SQLite makes its files with the mode of the database, and with whatever group comes along."""
     if address.shared:
         group = os.stat(place.path).st_gid

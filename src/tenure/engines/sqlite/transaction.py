@@ -21,7 +21,7 @@ from typing import Any
 from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines.sqlite import schema
-from tenure.engines.sqlite.files import Place, check_one_name
+from tenure.engines.sqlite.files import StoreFiles, check_one_name
 from tenure.engines.sqlite.forking import Guard
 from tenure.engines.sqlite.life import Life, Lives
 from tenure.errors import EngineError
@@ -155,7 +155,7 @@ class Transaction:
         self,
         connection: sqlite3.Connection,
         clock: Clock,
-        place: Place,
+        place: StoreFiles,
         lives: Lives,
         committed: Callable[[], None],
         *,

@@ -82,10 +82,11 @@ class Cgroup:
             for pid in self.processes():
                 with contextlib.suppress(OSError):
                     _write(self.path.parent / "cgroup.procs", str(pid))
-            if self._removed():
+            if self.try_remove():
                 return
 
-    def _removed(self) -> bool:
+    def try_remove(self) -> bool:
+        """Remove it, unless it has processes; return false if it has."""
         try:
             for folder in _below(self.path):
                 folder.rmdir()
@@ -188,7 +189,7 @@ def _end(cgroup: Cgroup) -> None:
     while cgroup.populated and time.monotonic() < until:
         time.sleep(0.005)
     if not cgroup.populated:  # else a process is in the kernel, and dies when that returns
-        cgroup._removed()
+        cgroup.try_remove()
 
 
 def _locked(path: Path) -> Cgroup | None:
