@@ -160,6 +160,10 @@ class Journal:
         for request in list(self._open.values()):
             request.leaves()
 
+    def forget(self, request: Request) -> None:
+        """Remove a request that is over from those that may leave."""
+        self._open.pop(request.label, None)
+
     def revokes(
         self,
         *,

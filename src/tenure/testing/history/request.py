@@ -10,19 +10,25 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from tenure._client.semaphore import Ticket
 from tenure._client.session import Session
 from tenure._client.sessions import ImplicitSession
 from tenure.errors import AcquireTimeout, LeaseLost
-from tenure.testing.history.records import Believes, Gone, Granted, Leaves, Queued, Shrinks, Why
-
-if TYPE_CHECKING:
-    from tenure.testing.history.journal import Journal
+from tenure.testing.history.records import (
+    Believes,
+    Gone,
+    Granted,
+    Leaves,
+    Queued,
+    Record,
+    Shrinks,
+    Why,
+)
 
 __all__ = ["Holding", "Place", "Request"]
 
@@ -43,6 +49,17 @@ class Holding(Protocol):
     def fencing_token(self) -> int: ...
 
 
+class _Journal(Protocol):
+    """The journal, as its requests use it."""
+
+    record: Callable[[Record], object]
+    now: Callable[[], float]
+    to_common: Callable[[float], float]
+    fencing: bool
+
+    def forget(self, request: Request, /) -> None: ...
+
+
 class Request:
     """One request, as its program tells of it. `Journal.asks` makes one.
 
@@ -56,7 +73,7 @@ class Request:
 
     __slots__ = ("_journal", "_left", "_over", "_session", "_source", "label", "lease")
 
-    def __init__(self, journal: Journal, label: str, source: object) -> None:
+    def __init__(self, journal: _Journal, label: str, source: object) -> None:
         self.label = label
         self.lease: Holding | None = None
         self._journal = journal
@@ -105,7 +122,7 @@ class Request:
         if self._over:
             return
         self._left = self._over = True
-        self._journal._open.pop(self.label, None)
+        self._journal.forget(self)
         deadline = self._deadline()
         common = None if deadline is None else self._journal.to_common(deadline)
         self._journal.record(Gone(self._journal.now(), self.label, why, common))
