@@ -119,19 +119,8 @@ def is_public(wrapper: Wrapper, member: Function) -> bool:
     """Return whether a member of an asynchronous class is generated."""
     abstract = any("abstract" in ast.unparse(each) for each in member.decorator_list)
     overloaded = any("overload" in ast.unparse(each) for each in member.decorator_list)
-    called_by_engine = wrapper.name == "Session" and member.name in ENGINES_CALL
     hidden = member.name.startswith("_") or member.name in wrapper.by_hand
-    return not (abstract or overloaded or called_by_engine or hidden)
-
-
-def contract_methods() -> frozenset[str]:
-    """Return the methods that engines and the keeper call on a session."""
-    kinds = (class_node("engines.contract", "SessionEvents"), class_node("_client.keeper", "Kept"))
-    names = {m.name for kind in kinds for m in kind.body if isinstance(m, Function)}
-    return frozenset(names - {"deadline", "max_stall"})
-
-
-ENGINES_CALL = contract_methods()
+    return not (abstract or overloaded or hidden)
 
 
 def documentation(text: str) -> str:

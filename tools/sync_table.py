@@ -160,9 +160,9 @@ if TYPE_CHECKING:
                 "Lease",
                 "_client.lease",
                 "LeaseBlock",
-                ("_client.requested:Requested",),
+                (),
                 {"session": "Session", "name": "str"},
-                frozenset({"check", "wait_lost"}),
+                frozenset({"check", "name", "session", "wait_lost"}),
             ),
             Wrapper("Leadership", "_client.election", "Lease", object="async_election.Leadership"),
             Wrapper("RunLease", "_client.runs", "Lease", object="async_runs.RunLease"),
@@ -200,7 +200,7 @@ from tenure.model import MutexHolder, SemaphoreDescription
         "Sessions.",
         _COMMON
         + """
-from tenure._client.session import SessionState
+from tenure._client.session_states import SessionState
 from tenure.blocking.blocks import SessionBlock, give_up, perhaps
 from tenure.blocking.lease import Election, RunLease
 from tenure.blocking.primitives import Mutex, Semaphore

@@ -17,7 +17,8 @@ from tenure._client.mutex import Mutex
 from tenure._client.once import Once
 from tenure._client.runs import RunLease
 from tenure._client.semaphore import Semaphore, Ticket
-from tenure._client.session import Session, SessionState
+from tenure._client.session import Session
+from tenure._client.session_states import SessionState
 from tenure._client.sessions import Attempt, Attempts
 from tenure._client.watch import Watch
 from tenure.clock import Clock

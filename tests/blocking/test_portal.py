@@ -58,7 +58,7 @@ def test_close_ends_the_thread_even_when_the_loop_lags_behind_the_caller(
     def lag(call: Call) -> None:
         """The caller goes on before the loop has put the call aside."""
         agent.bell.ring()
-        if call.over and client._wrapped._closed:
+        if call.over and client._wrapped._core.closed:
             deadline = time.monotonic() + 5
             until(lambda: portal._turning.thread is None or time.monotonic() > deadline)
             lagged.set()
@@ -140,7 +140,7 @@ def test_a_call_that_the_last_turn_of_the_thread_carries_out_starts_none(
 
     portal._post(stay)
     turning.wait(30)
-    portal._discard(client._wrapped)  # nobody needs the thread any more, which is in its last turn
+    portal._discard(client._wrapped._core)  # the thread has no client, and is in its last turn
     monkeypatch.setattr(portal._turning, "start", be_late)
     released.release()
     monkeypatch.undo()

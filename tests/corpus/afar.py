@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import pytest
 
 import tenure
-from tenure._client import request
+from tenure._client import blocks
 from tenure._client.client import Client
-from tenure._client.lease import Lease
+from tenure._client.request import Request
 from tenure.engines import connect_engine
 from tenure.engines.native.connection import Connection
 from tenure.engines.native.session import NativeSession
@@ -43,7 +43,7 @@ DELAY = 0.05
 """Seconds that everything takes, in each direction, where answers are to be late."""
 
 
-@row(3, replacing(request, "give_up", does_nothing), on=(*SERVERS, "dflockd"))
+@row(3, replacing(Request, "give_up_because", does_nothing), on=(*SERVERS, "dflockd"))
 async def an_acquire_that_is_cancelled_before_its_late_answer_leaves_nothing(scene: Scene) -> None:
     client, network = scene.afar()
     async with client, client.session() as session:
@@ -56,7 +56,7 @@ async def an_acquire_that_is_cancelled_before_its_late_answer_leaves_nothing(sce
         await scene.queued("x", 0)
 
 
-@row(4, replacing(Lease, "_give_back", give_back_late), on=(*SERVERS, "dflockd"))
+@row(4, replacing(Request, "give_back", give_back_late), on=(*SERVERS, "dflockd"))
 async def a_release_that_is_cancelled_before_its_late_answer_takes_effect(scene: Scene) -> None:
     client, network = scene.afar()
     async with client, client.session() as session:
@@ -176,15 +176,15 @@ async def what_a_cancelled_command_is_answered_on_a_slow_wire_is_nobody_elses(sc
             proxy.delay = 0.0
 
 
-def _insist(self: Lease, answer: asyncio.Future[None], error: BaseException | None) -> None:
-    if self.session._ending.why is not None:
-        raise self.session._ending.error() from error
+def _insist(request: Request, answer: asyncio.Future[bool], error: BaseException | None) -> None:
+    if request.session.why is not None:
+        raise request.session.error() from error
     answer.result()
 
 
 @row(
     6,
-    replacing(Lease, "_see_out", _insist),
+    replacing(blocks, "_report", _insist),
     on=SERVERS,
     seen_as=(tenure.TenureError,),  # in the place of the body's
 )
@@ -229,7 +229,7 @@ async def a_silence_costs_a_lease_at_its_deadline_and_not_before(scene: Scene) -
         network.flow()
 
 
-@row(8, replacing(Lease, "_fail", does_nothing), on=SERVERS, shows=("cut off", ("told in time",)))
+@row(8, replacing(Request, "fail", does_nothing), on=SERVERS, shows=("cut off", ("told in time",)))
 async def a_waiter_learns_after_a_cut_that_its_session_is_over(scene: Scene) -> None:
     client, network = scene.afar()
     async with scene.client() as other, other.mutex("x").lock(), client:

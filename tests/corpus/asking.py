@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure._client import request
-from tenure._client.lease import Lease
-from tenure._client.session import Session
+from tenure._client import acquire
+from tenure._client.request import Request
+from tenure._client.session_core import SessionCore
 from tenure.engines.sqlite.committer import Committer
 from tenure.engines.sqlite.turn import Turn
 from tests.corpus.rows import does_nothing, replacing, row
@@ -22,7 +22,7 @@ from tests.primitives.helpers import is_held, this_task, turns
 
 @row(
     3,
-    replacing(request, "give_up", does_nothing),
+    replacing(Request, "give_up_because", does_nothing),
     not_on={"dflockd": "tests/corpus/afar.py asks it, across a slow network"},
     shows=("cancelled", ("nothing leaks",)),
 )
@@ -40,15 +40,15 @@ async def a_cancelled_acquire_leaves_nothing_in_the_queue(scene: Scene) -> None:
             await scene.queued("x", 0)
 
 
-async def give_back_late(self: Lease) -> None:
+async def give_back_late(self: Request) -> None:
     await asyncio.sleep(0)
     await _give_back(self)
 
 
-_give_back = Lease._give_back
+_give_back = Request.give_back
 
 
-@row(4, replacing(Lease, "_give_back", give_back_late), shows=("cancelled", ("nothing leaks",)))
+@row(4, replacing(Request, "give_back", give_back_late), shows=("cancelled", ("nothing leaks",)))
 async def a_cancelled_release_takes_effect(scene: Scene) -> None:
     client, _ = scene.slow(2)
     async with client:
@@ -111,7 +111,7 @@ async def after_a_cancelled_command_the_others_get_their_own_answers(scene: Scen
 
 @row(
     10,
-    replacing(Lease, "_refused", lambda lease, error: lease._fail(error)),
+    replacing(Request, "refused", lambda request, error: request.fail(error)),
     shows=("cut off", ("nothing leaks",)),
 )
 async def a_request_whose_answer_was_an_error_is_withdrawn(scene: Scene) -> None:
@@ -124,12 +124,12 @@ async def a_request_whose_answer_was_an_error_is_withdrawn(scene: Scene) -> None
         await scene.queued("x", 0)
 
 
-async def _wait_in_the_thread(self: Lease) -> None:
+async def _wait_in_the_thread(self: Request) -> None:
     threading.Event().wait(0.05)  # for what no other task can do meanwhile
     raise tenure.AcquireTimeout("not granted while it waited")
 
 
-@row(21, replacing(Lease, "_change", _wait_in_the_thread), shows=("none", ("others go on",)))
+@row(21, replacing(Request, "change", _wait_in_the_thread), shows=("none", ("others go on",)))
 async def who_waits_lets_the_other_tasks_of_its_thread_go_on(scene: Scene) -> None:
     async with scene.client() as client:
         lease = await client.mutex("x").lock()
@@ -139,15 +139,15 @@ async def who_waits_lets_the_other_tasks_of_its_thread_go_on(scene: Scene) -> No
         assert is_held(await scene.soon(waiting))
 
 
-def _request_again(self: Session, wanted: Any) -> Lease:
-    self._last_hold = 0
-    return _request(self, wanted)
+def _request_again(self: SessionCore, options: Any) -> Request:
+    self._last_request_id = 0
+    return _request(self, options)
 
 
-_request = Session._request
+_request = SessionCore.request
 
 
-@row(22, replacing(Session, "_request", _request_again), shows=("none", ("one owner",)))
+@row(22, replacing(SessionCore, "request", _request_again), shows=("none", ("one owner",)))
 async def two_tasks_of_a_session_are_two_requests(scene: Scene) -> None:
     async with scene.client() as client, client.session() as session:
         first = await session.mutex("x").lock()
@@ -161,11 +161,11 @@ async def two_tasks_of_a_session_are_two_requests(scene: Scene) -> None:
         await lease.release()
 
 
-async def _find_nothing(lease: Lease) -> None:
+async def _find_nothing(request: Request) -> None:
     return None
 
 
-@row(23, replacing(request, "_check_self_deadlock", _find_nothing))
+@row(23, replacing(acquire, "_check_self_deadlock", _find_nothing))
 async def re_entry_is_refused_at_once(scene: Scene) -> None:
     async with scene.client() as client, client.mutex("x").lock():
         with pytest.raises(tenure.SelfDeadlock):

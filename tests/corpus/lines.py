@@ -13,7 +13,7 @@ import pytest
 
 import tenure
 from tenure._client import scope
-from tenure._client.lease import Lease
+from tenure._client.request import Request
 from tenure.core import rules
 from tenure.engines.dflockd.connection import Connection
 from tenure.server.dflockd.locks import Locks
@@ -74,7 +74,7 @@ async def what_a_cancelled_request_is_replied_is_nobody_elses_token(scene: Scene
         network.delay(0)
 
 
-@row(9, replacing(Lease, "_lose", does_nothing), on=DFLOCKD)
+@row(9, replacing(Request, "lose", does_nothing), on=DFLOCKD)
 async def a_holder_whose_connection_is_cut_holds_no_more_after_a_reconnect(scene: Scene) -> None:
     client, network = scene.afar()
     async with scene.client() as other, client:

@@ -12,9 +12,9 @@ import tenure
 from tenure import fork
 from tenure._client import scope
 from tenure._client.keeper import TICK, Keeper
-from tenure._client.lease import Lease
 from tenure._client.proof import Proof
-from tenure._client.session import Session
+from tenure._client.request import Request
+from tenure._client.session_core import SessionCore
 from tenure.engines.redis.session import RedisSession
 from tenure.testing.clock import VirtualClock
 from tests.corpus.rows import does_nothing, replacing, row, together
@@ -49,7 +49,7 @@ async def the_body_of_a_lost_lease_is_cancelled(scene: Scene) -> None:
 def _renews_nothing(self: Keeper, sessions: list[Any]) -> float:
     for session in sessions:
         if self._clock.now() >= session.deadline:
-            session.lapse()
+            session._core.lapse()
     return TICK
 
 
@@ -78,7 +78,7 @@ def raise_the_failure(error: BaseException | None, failure: Exception, what: str
 
 @row(
     6,
-    lambda patch: patch.setattr("tenure._client.lease.note_failure", raise_the_failure),
+    lambda patch: patch.setattr("tenure._client.blocks.note_failure", raise_the_failure),
     seen_as=(tenure.EngineError,),  # in the place of the body's
     shows=("cut off", ("nothing leaks",)),
 )
@@ -97,13 +97,14 @@ async def the_bodys_error_is_the_one_that_is_raised(scene: Scene) -> None:
         await scene.queued("x", 0)
 
 
-def _proven_for_ever(self: Session) -> bool:
+def _proven_for_ever(self: SessionCore) -> bool:
     fork.check(self._born, "the session")
-    return self._ending.why is None
+    return self.why is None
 
 
 believes_for_ever = together(
-    replacing(Session, "lapse", does_nothing), replacing(Session, "_proven", _proven_for_ever)
+    replacing(SessionCore, "lapse", does_nothing),
+    replacing(SessionCore, "is_proven", _proven_for_ever),
 )
 
 
@@ -125,7 +126,7 @@ async def renewals_that_fail_end_the_lease_at_its_deadline_and_not_before(scene:
 
 @row(
     9,
-    replacing(Lease, "_lose", does_nothing),
+    replacing(Request, "lose", does_nothing),
     not_on={"dflockd": "tests/corpus/lines.py asks it, by cutting connections off"},
     shows=("administrator", ("tokens rise", "told in time")),
 )

@@ -12,7 +12,7 @@ import pytest
 
 import tenure
 from tenure import fork
-from tenure._client.session import Session
+from tenure._client.session_core import SessionCore
 from tenure.core.node import CHANGED, Store
 from tenure.engines.sqlite.news import Newsroom
 from tenure.events import Acquired, Released
@@ -129,7 +129,7 @@ async def a_watch_ends_in_the_true_state(scene: Scene) -> None:
 
 @row(
     25,
-    replacing(Session, "_tell", does_nothing),
+    replacing(SessionCore, "tell", does_nothing),
     not_on={"dflockd": "its protocol does not tell who holds and who waits"},
 )
 async def who_waits_for_whom_and_for_how_long_can_be_seen(scene: Scene) -> None:

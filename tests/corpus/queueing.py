@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure._client.lease import Lease
+from tenure._client.request import Request as ClientRequest
 from tenure.core import rules
 from tenure.core.node import Session as CoreSession
 from tenure.core.node import Store
@@ -28,7 +28,7 @@ from tests.corpus.subjects import Scene
 
 @row(
     8,
-    replacing(Lease, "_fail", does_nothing),
+    replacing(ClientRequest, "fail", does_nothing),
     not_on={"dflockd": "who waits has no session that is over: it joins the queue anew"},
     shows=("administrator", ("told in time",)),
 )

@@ -12,7 +12,8 @@ import pytest
 
 import tenure
 from tenure import blocking, events
-from tenure._client.requested import ASKED
+from tenure._client.request_states import SENT
+from tenure._client.session_core import SessionCore
 from tenure.errors import AcquireTimeout, EngineUnavailable, Unsupported
 from tests.engines.outages import NETWORKED, Afar
 
@@ -113,10 +114,11 @@ async def test_a_waiter_that_times_out_during_an_outage_is_not_told_of_contentio
 async def until_it_waits(client: tenure.Client) -> None:
     """Wait until the store has put the latest request into its queue."""
     await asyncio.sleep(0)
-    (session,) = client._sessions
-    *_, lease = session._leases.values()
-    while lease._state is ASKED:
-        await lease._change()
+    (session,) = client._core.sessions
+    assert isinstance(session, SessionCore)
+    *_, lease = session.requests.values()
+    while lease.state is SENT:
+        await lease.change()
 
 
 @pytest.mark.parametrize("how", ["refused", "stalled"])

@@ -19,6 +19,7 @@ import pytest
 from tenure._client.client import Client
 from tenure._client.lease import Lease
 from tenure._client.session import Session
+from tenure._client.session_core import SessionCore
 from tenure.errors import AcquireTimeout
 from tests.guarantees import MEMORY, guarantee
 from tests.primitives.helpers import World, turns
@@ -241,10 +242,11 @@ async def nothing_is_left(place: Place) -> None:
     await turns()
     for name in ("m", "s", "e"):
         assert await place.world.queue(name) == [], name
-    for session in place.client._sessions:
-        assert session._leases == {}
-        assert session._ending._racing == {}
-        assert session._watchers == {}
+    for session in place.client._core.sessions:
+        assert isinstance(session, SessionCore)
+        assert session.requests == {}
+        assert session.racing == 0
+        assert session.watchers == {}
     assert place.world.scopes.count == 0
     assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
     assert {each.description for each in await place.world.sessions()} <= {"operator", "rival", ""}
@@ -368,7 +370,7 @@ async def test_cancelled_while_the_store_is_silent_it_does_not_wait_for_it(
 ) -> None:
     async with AsyncExitStack() as stack:
         place = await set_up(world, stack, 1)
-        engine = place.client._engine
+        engine = place.client._core.engine
         assert isinstance(engine, SlowEngine)
         for step in range(30):
             task = asyncio.create_task(_whole(operation, place))

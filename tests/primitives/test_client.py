@@ -226,12 +226,12 @@ async def test_closing_sees_to_releases_that_have_failed(world: World) -> None:
 async def test_it_belongs_to_one_loop(world: World) -> None:
     client = world.client()
     await client.list_nodes()
-    client._loop = asyncio.new_event_loop()  # as it looks from another one
+    client._core.loop = asyncio.new_event_loop()  # as it looks from another one
     try:
         for call in (client.list_nodes(), client.aclose(), client.__aenter__()):
             with pytest.raises(Misuse, match="another event loop"):
                 await call
     finally:
-        client._loop.close()
-        client._loop = asyncio.get_running_loop()
+        client._core.loop.close()
+        client._core.loop = asyncio.get_running_loop()
         await client.aclose()

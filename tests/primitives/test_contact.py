@@ -14,6 +14,7 @@ import pytest
 from tenure._client.client import Client
 from tenure._client.contact import reason_of
 from tenure._client.session import Session
+from tenure._client.session_core import SessionCore
 from tenure.engines import split_answer_timeout
 from tenure.errors import AcquireTimeout, EngineError, EngineUnavailable, InvalidArgument
 from tenure.testing.clock import VirtualClock
@@ -29,14 +30,14 @@ def lose(engine: SlowEngine, *sessions: Session) -> None:
     engine.cut()
     engine.trouble_told = REFUSED
     for session in sessions:
-        session.detached(REFUSED)
+        session._core.detached(REFUSED)
 
 
 def find(engine: SlowEngine, *sessions: Session) -> None:
     engine.trouble_told = None
     engine.mend()
     for session in sessions:
-        session.attached()
+        session._core.attached()
 
 
 @asynccontextmanager
@@ -285,9 +286,13 @@ async def test_an_outage_that_outlives_the_sessions_ends_with_the_next_one(
     client, engine = world.slow()
     async with client:
         await (await client.mutex("m").lock()).release()
-        lose(engine, *client._sessions)
+        engine.cut()
+        engine.trouble_told = REFUSED
+        for core in client._core.sessions:
+            assert isinstance(core, SessionCore)
+            core.detached(REFUSED)
         await asyncio.sleep(60)
-        assert not client._sessions
+        assert not client._core.sessions
         assert len(logged(caplog)) == 1
         find(engine)
         await (await client.mutex("m").lock()).release()
@@ -301,7 +306,7 @@ async def test_the_end_of_the_last_detached_session_ends_the_outage_of_the_other
     client, _ = world.slow()
     async with client, client.session():
         other = await client.session()
-        other.detached()  # without a cause
+        other._core.detached()  # without a cause
         await turns()
         await other.aclose()
         lost, found = logged(caplog)

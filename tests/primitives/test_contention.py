@@ -125,7 +125,7 @@ async def test_what_was_released_meanwhile_is_said_to_be_free(
 
         def release_first(kind: str, operation: Callable[[], Any]) -> Any:
             if kind == "describe" and "describe" in engine.calls:  # after the probe
-                held._leave(None)
+                held._request.give_up()
             return asking(kind, operation)
 
         engine.operate = release_first  # type: ignore[method-assign]
@@ -152,7 +152,7 @@ async def test_a_store_that_falls_silent_after_the_probe_delays_by_a_quarter_of_
         assert "'tenure describe'" in await said(session.mutex("m").lock(timeout=2))
         assert clock.now() == pytest.approx(started + 2.25)
         await asyncio.sleep(1)
-        assert session._readings == {}
+        assert session._core.readings == {}
 
 
 async def test_a_store_out_of_reach_is_not_asked(world: World, clock: VirtualClock) -> None:
@@ -165,12 +165,12 @@ async def test_a_store_out_of_reach_is_not_asked(world: World, clock: VirtualClo
     ):
         waiting = asyncio.create_task(said(session.mutex("m").lock(timeout=2)))
         await turns()
-        session.detached()
+        session._core.detached()
         started = clock.now()
         assert "'tenure describe'" in await waiting
         assert clock.now() == pytest.approx(started + 2)
         assert "describe" not in engine.calls
-        session.attached()
+        session._core.attached()
 
 
 @pytest.mark.parametrize("unexpected", [False, True])

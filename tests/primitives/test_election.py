@@ -9,7 +9,7 @@ import contextlib
 import pytest
 
 from tenure._client.election import Leadership
-from tenure._client.session import Session
+from tenure._client.session_core import SessionCore
 from tenure.errors import (
     AcquireTimeout,
     InvalidArgument,
@@ -156,9 +156,9 @@ async def test_a_session_that_ends_while_the_campaign_is_prepared_is_told_of(
         election = session.election("e")
         prepare = election._prepare
 
-        async def prepare_too_late(_: Session) -> None:
-            await prepare(session)
-            session.lapse()
+        async def prepare_too_late(core: SessionCore) -> None:
+            await prepare(core)
+            session._core.lapse()
 
         monkeypatch.setattr(election, "_prepare", prepare_too_late)
         async with asyncio.timeout(100):

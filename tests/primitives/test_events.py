@@ -82,7 +82,7 @@ async def test_a_break_leaks_nothing(world: World) -> None:
         async with client.events() as stream, session.mutex("m").lock():
             async for _ in stream:
                 break
-        assert client._listeners.streams == set()
+        assert client._core.listeners.streams == set()
         await stream.aclose()
         bare = client.events()
         async with session.mutex("m").lock():
@@ -90,7 +90,7 @@ async def test_a_break_leaks_nothing(world: World) -> None:
                 break
         del bare
         gc.collect()
-        assert client._listeners.streams == set()
+        assert client._core.listeners.streams == set()
         async with session.mutex("m").lock():
             pass
 

@@ -188,7 +188,7 @@ async def test_a_fork_that_is_only_imagined_looks_the_same(
                 await waiting.release()
             waiter.cancel()
             await asyncio.wait([waiter])
-            client._soon(lambda: pytest.fail("called in a forked child"))
+            client._core.soon(lambda: pytest.fail("called in a forked child"))
             with pytest.raises(Misuse):
                 await session.aclose()
         await session.aclose()

@@ -489,9 +489,9 @@ async def test_a_thread_with_nothing_to_keep_ends_and_the_next_session_starts_an
         for _ in range(3):
             async with client.session():
                 (thread,) = keepers()
-            client._keeper.reschedule()  # it looks, and finds nothing
+            client._core.keeper.reschedule()  # it looks, and finds nothing
             await asyncio.to_thread(thread.join)
-            assert client._keeper._thread is None
+            assert client._core.keeper._thread is None
         async with client.session():
             assert len(keepers()) == 1
 

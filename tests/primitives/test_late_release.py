@@ -51,7 +51,7 @@ async def a_session(
         client, engine = world.slow(way)
     async with client:
         session = await client.session(on_loss=on_loss)
-        attached: Any = session._engine if way is None else engine.sessions[0].inner
+        attached: Any = session._core.engine if way is None else engine.sessions[0].inner
         attached.events = _WithoutRemovals(attached.events)
         yield client, session
 
@@ -257,7 +257,7 @@ async def test_a_release_shows_an_expiry_after_which_a_new_session_is_tried(
                 tried += 1
                 async with session.mutex("m").lock():
                     if tried == 1:
-                        attached: Any = session._engine
+                        attached: Any = session._core.engine
                         attached = getattr(attached, "inner", attached)
                         attached.events = _WithoutRemovals(attached.events)
                         await world._eye.end_session("/default", session.id)
@@ -278,7 +278,7 @@ async def test_a_release_in_flight_when_the_store_ends_the_session_waits_for_its
         engine.there.flowing = False
         second = asyncio.create_task(late.release())
         await turns()
-        session.ended(SessionExpired("over"))
+        session._core.ended(SessionExpired("over"))
         await turns()
         assert not first.done()
         engine.mend()
@@ -313,7 +313,7 @@ async def test_a_release_that_is_retried_may_find_that_it_was_too_late(
 ) -> None:
     async with a_session(world, SLOW) as (client, session), client.events() as stream:
         lease = await session.mutex("m").lock()
-        engine: Any = client._engine
+        engine: Any = client._core.engine
         engine.fail("withdraw", EngineError("the disk is full"))
         with pytest.raises(EngineError):
             await lease.release()
@@ -328,7 +328,7 @@ async def test_a_grant_that_its_caller_never_saw_is_given_back_without_an_error(
     world: World,
 ) -> None:
     async with a_session(world, SLOW) as (client, session):
-        engine: Any = client._engine
+        engine: Any = client._core.engine
         engine.back.flowing = False
         locking = asyncio.create_task(session.mutex("m").lock())
         await turns()  # the store has granted it, and its answer is on its way

@@ -223,7 +223,7 @@ async def test_a_proof_that_comes_too_late_revives_nothing(
         session = await client.session(recovery_window=30)
         lease = await session.mutex("m").lock()
         clock.advance(29)  # and nobody has looked at the clock
-        session.proven(clock.now() - 1)
+        session._core.proven(clock.now() - 1)
         assert not lease.held
         assert session.state == "expired"
 
@@ -323,7 +323,7 @@ async def test_an_engine_may_refuse_an_update_in_the_call(world: World) -> None:
     async with world.client() as client:
         session = await client.session()
         lease = await session.mutex("m").lock()
-        await session._engine.close()  # behind the session's back
+        await session._core.engine.close()  # behind the session's back
         with pytest.raises((SessionExpired, LeaseLost)):
             await lease.update(data=b"x")
 
@@ -749,7 +749,7 @@ async def test_a_stop_time_is_under_half_the_window(world: World) -> None:
     async with world.client() as client, client.session(recovery_window=30) as session:
         with pytest.raises(InvalidArgument, match="under half the recovery window"):
             await session.mutex("m").lock(stop_time=15)
-        assert session._leases == {}
+        assert session._core.requests == {}
 
 
 # Releases that fail
@@ -865,7 +865,7 @@ async def test_a_release_that_fails_at_once_does_not_hide_the_bodys_error(
 
         async def fail_twice() -> None:
             async with session.mutex("x").lock():
-                monkeypatch.setattr(session._engine, "withdraw", fail)
+                monkeypatch.setattr(session._core.engine, "withdraw", fail)
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError) as error:

@@ -80,7 +80,7 @@ async def test_a_loss_says_what_is_lost_where_and_why_and_what_to_do(world: Worl
     async with world.client() as client:
         lease = await client.mutex("m").lock()
         cause = SessionExpired("over")
-        loss = lost_error(lease, "the session is over", cause)
+        loss = lost_error(lease._request, "the session is over", cause)
         assert str(loss) == (
             "the lease of 'm' on /default is lost: the session is over; stop what it protects, "
             "somebody else may hold it already"

@@ -76,7 +76,7 @@ async def test_a_timeout_covers_the_attaching_of_the_implicit_session(
         assert clock.now() == pytest.approx(started + 3)
         engine.mend()
         async with client.mutex("m").lock(timeout=3):
-            assert len(client._sessions) == 1
+            assert len(client._core.sessions) == 1
 
 
 async def test_a_timeout_that_the_store_keeps_first_is_the_same(world: World) -> None:
@@ -85,7 +85,7 @@ async def test_a_timeout_that_the_store_keeps_first_is_the_same(world: World) ->
         async with other.mutex("m").lock():
             waiting = asyncio.create_task(session.mutex("m").lock(timeout=30))
             await turns()
-            session.removed(session._last_hold, Removal.TIMED_OUT)
+            session._core.removed(session._core._last_request_id, Removal.TIMED_OUT)
             with pytest.raises(AcquireTimeout, match="within 30 s"):
                 await waiting
             assert engine.calls.count("withdraw") == 0
@@ -237,10 +237,10 @@ async def test_a_granted_request_whose_session_has_ended_is_no_lease(world: Worl
         session = await client.session(recovery_window=10)
         acquiring = asyncio.create_task(session.mutex("m").lock())
         await turns(3)
-        session._ending.begin(SessionExpired("the keeper's thread found it so"))
+        session._core.begin_end(SessionExpired("the keeper's thread found it so"))
         with pytest.raises((SessionExpired, LeaseLost)):
             await acquiring
-        session._ending.finish()
+        session._core.finish_end()
         assert engine.calls.count("enqueue") == 1
 
 
@@ -261,7 +261,7 @@ async def test_what_the_store_refuses_is_raised_and_forgotten(
             await session.semaphore("s").acquire(3)
         with pytest.raises(InvalidArgument, match="data is bytes"):
             await session.semaphore("s").acquire(data="text")  # type: ignore[arg-type]
-        assert session._leases == {}
+        assert session._core.requests == {}
 
 
 @ENGINES
@@ -358,10 +358,10 @@ async def test_one_given_up_between_the_beginning_and_the_rest_of_the_end_is_gon
         session = await client.session()
         acquiring = asyncio.create_task(session.mutex("m").lock())
         await turns()
-        session._ending.begin(SessionExpired("by the keeper's thread"))
+        session._core.begin_end(SessionExpired("by the keeper's thread"))
         acquiring.cancel()
         await asyncio.wait([acquiring])
-        session._ending.finish()
+        session._core.finish_end()
         await turns()
         assert "withdraw" not in engine.calls
         assert [request.order_id for request in await world.queue("m")] == [held.fencing_token]

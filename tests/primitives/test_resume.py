@@ -270,8 +270,8 @@ async def test_what_is_evicted_before_it_is_claimed_is_not_recovered(world: Worl
         await second.evict("/default", "m", lease.fencing_token)
         await turns()
         assert resumed.recovered == ()
-        resumed.removed(12345, Removal.EVICTED)  # of what it never had: nothing
-        resumed.granted(12345, 1)
+        resumed._core.removed(12345, Removal.EVICTED)  # of what it never had: nothing
+        resumed._core.granted(12345, 1)
         await resumed.aclose()
 
 

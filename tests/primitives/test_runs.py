@@ -337,7 +337,7 @@ async def test_a_store_without_fencing_tokens_remembers_as_well(world: World) ->
     async with world.client() as client, client.session() as session:
         lease = await session.once("job", per=HOUR)
         assert lease is not None
-        lease._order_id = None
+        lease._request.order_id = None
         await lease.succeed()
         assert not await run(client)
 

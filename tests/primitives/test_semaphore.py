@@ -208,11 +208,11 @@ async def test_a_place_that_the_store_does_not_tell_is_unsupported(world: World)
         pool = client.semaphore("pool")
         await pool.create(limit=1)
         async with pool.acquire(), pool.enqueue() as ticket:
-            known, ticket._lease._order_id = ticket._lease._order_id, None
+            known, ticket._lease._request.order_id = ticket._lease._request.order_id, None
             assert ticket.fencing_token is None
             with pytest.raises(Unsupported, match="does not tell a waiter its place"):
                 await ticket.position()
-            ticket._lease._order_id = known
+            ticket._lease._request.order_id = known
 
 
 async def test_during_an_outage_the_question_for_a_place_ends_and_names_it(
@@ -325,7 +325,7 @@ async def test_a_place_that_is_lost_while_it_is_taken_is_an_error(world: World, 
         await turns(3)
         engine.back.flowing = True  # it is granted ...
         await turns(gap)
-        session.ended(SessionExpired("... and lost"))
+        session._core.ended(SessionExpired("... and lost"))
         if gap < 2:
             with pytest.raises((SessionExpired, LeaseLost), match="and lost"):
                 await taking

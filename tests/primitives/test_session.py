@@ -107,7 +107,7 @@ async def test_one_that_has_expired_is_not_left_behind(world: World) -> None:
     client, engine = world.slow(0)
     async with client:
         session = await client.session()
-        session._ending.begin(SessionExpired("by the keeper's thread"))
+        session._core.begin_end(SessionExpired("by the keeper's thread"))
         await session.detach()
         assert state_of(session) == "expired"
         assert engine.calls[-1] == "close"
@@ -201,7 +201,7 @@ async def test_an_expiry_between_attaching_and_entering_is_one_inside(world: Wor
             await ending
             assert this_task().cancelling() == 0
     assert {"too early", "SessionExpired"} <= outcomes
-    assert client._sessions == {}
+    assert client._core.sessions == {}
 
 
 async def test_a_lease_inside_of_it_is_lost_first(world: World) -> None:
@@ -388,7 +388,7 @@ async def test_a_node_must_exist(world: World) -> None:
         with pytest.raises(NodeNotFound):
             async with client.session("/none"):
                 pytest.fail("entered")
-        assert client._sessions == {}
+        assert client._core.sessions == {}
 
 
 async def test_what_is_asked_for_is_checked_in_the_call(world: World) -> None:
@@ -414,7 +414,7 @@ class Late:
     """An engine whose attaching takes longer than the session it attaches lives, or worse."""
 
     def __init__(self, client: Client, seconds: float, ended: bool) -> None:
-        self._inner = client._engine
+        self._inner = client._core.engine
         self._seconds = seconds
         self._ended = ended
 
@@ -434,13 +434,13 @@ class Late:
 @pytest.mark.parametrize("ended", [True, False])
 async def test_an_attaching_that_takes_too_long_has_failed(world: World, ended: bool) -> None:
     client = world.client()
-    client._engine = Late(client, 0 if ended else 29, ended)
+    client._core.engine = Late(client, 0 if ended else 29, ended)
     async with client:
         with pytest.raises(EngineUnavailable, match=r"took longer|quicker"):
             await client.session()
         await turns()
         assert await world.sessions() == []
-        assert client._sessions == {}
+        assert client._core.sessions == {}
 
 
 @pytest.mark.parametrize("engine_turns", [None, 2])
@@ -452,7 +452,7 @@ async def test_an_attaching_that_is_closed_from_outside_leaves_no_session(
         attaching.send(None)
         attaching.close()
         await turns()
-        assert client._sessions == {}
+        assert client._core.sessions == {}
         assert await world.sessions() == []
 
 
@@ -514,10 +514,10 @@ async def test_a_deadline_found_by_another_thread_ends_it_on_its_own_loop(
         with pytest.raises(LeaseLost):
             async with session.mutex("m").lock():
                 clock.advance(60)
-                thread = threading.Thread(target=session.lapse)
+                thread = threading.Thread(target=session._core.lapse)
                 thread.start()
                 thread.join()
-                assert not session._ending.finished
+                assert not session._core.finished
                 await for_ever()
         assert any(isinstance(event, events.Expired) for event in stream._events)
 
@@ -529,13 +529,13 @@ async def test_a_grant_that_crosses_the_end_is_lost(world: World, clock: Virtual
         engine.back.flowing = False
         acquiring = asyncio.create_task(session.mutex("m").lock())
         await turns(2)
-        session._ending.begin(SessionExpired("by the keeper's thread"))
+        session._core.begin_end(SessionExpired("by the keeper's thread"))
         engine.back.flowing = True
         await turns(1)  # the grant comes between the beginning and the rest of the end
-        (lease,) = session._leases.values()
-        assert lease._state.value == "held"
+        (lease,) = session._core.requests.values()
+        assert lease.state.value == "held"
         assert not lease.held
-        session._ending.finish()
+        session._core.finish_end()
         assert isinstance(lease.loss, LeaseLost)
         with pytest.raises((LeaseLost, SessionExpired)):
             await acquiring

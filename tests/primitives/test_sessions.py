@@ -184,7 +184,7 @@ async def test_an_attempt_that_is_not_used_leaves_nothing(world: World) -> None:
             pass
         async for _ in client.sessions():
             break
-        assert client._sessions == {}
+        assert client._core.sessions == {}
 
 
 async def test_what_cannot_be_attached_is_not_tried_again(world: World) -> None:

@@ -130,7 +130,7 @@ async def test_a_lease_that_is_lost_while_its_slot_is_granted_keeps_none(world: 
         pool = await pool_of(client, 1)
         lease = await pool.acquire()
         await lease.slot()
-        lease._slots = None  # as before the first call
+        lease._request.slots = None  # as before the first call
         for slot in await world.queue("gpu/slot/0"):
             await other.evict("/default", "gpu/slot/0", slot.order_id)
         asking = asyncio.create_task(lease.slot())

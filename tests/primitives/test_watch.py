@@ -26,7 +26,7 @@ ENGINES = pytest.mark.parametrize("engine_turns", [None, 0, 1, 3])
 
 def watches(session: Session) -> int:
     """How many watches the store knows of."""
-    engine = session._client._engine
+    engine = session._core.client.engine
     assert isinstance(engine, MemoryEngine)
     (state,) = [each.state for each in engine.sessions if each.id == session.id]
     return len(state.watches)
@@ -223,7 +223,7 @@ async def test_a_break_leaks_nothing(world: World) -> None:
         gc.collect()
         await turns(2)
         assert watches(session) == 0
-        assert session._watchers == {}
+        assert session._core.watchers == {}
 
 
 async def test_one_that_is_dropped_in_another_thread_ends_too(world: World) -> None:
@@ -259,7 +259,7 @@ async def test_closed_while_it_begins_or_reads_it_ends(world: World) -> None:
             outcome = (await asyncio.gather(reading, return_exceptions=True))[0]
             assert outcome is None or isinstance(outcome, StopAsyncIteration)
             await states.aclose()
-        assert session._watchers == {}
+        assert session._core.watchers == {}
         assert "describe" in engine.calls
 
 
@@ -269,7 +269,7 @@ async def test_two_readers_of_one_watch_share_it(world: World) -> None:
         states = session.election("e").observe()
         first, second = (asyncio.ensure_future(anext(states)) for _ in range(2))
         await turns()
-        assert len(session._watchers) == 1
+        assert len(session._core.watchers) == 1
         async with session.election("e").campaign():
             await asyncio.wait([first, second])
         await states.aclose()

@@ -23,7 +23,7 @@ async def test_a_failed_withdrawal_is_tried_again_with_longer_and_longer_pauses(
         started = clock.now()
         with caplog.at_level(logging.WARNING, logger="tenure"), pytest.raises(EngineError):
             await lease.release()
-        (again,) = session._withdrawals._again
+        (again,) = session._core.release_retries._tasks
         await asyncio.wait([again])
         assert clock.now() - started == pytest.approx(0.05 * (2**7 - 1) + 5 * 5)
         assert caplog.messages == [
@@ -31,7 +31,7 @@ async def test_a_failed_withdrawal_is_tried_again_with_longer_and_longer_pauses(
             for number in range(1, 12)
         ]
         assert await world.queue("m") == []
-        assert session._withdrawals._again == set()
+        assert session._core.release_retries._tasks == set()
 
 
 async def test_it_takes_out_that_request_and_no_other(world: World) -> None:
@@ -58,7 +58,7 @@ async def test_nobody_needs_to_wait_for_it(world: World) -> None:
 async def test_an_engine_that_answers_at_once_may_fail_at_once(world: World) -> None:
     async with world.client() as client, client.session() as session:
         lease = await session.mutex("m").lock()
-        engine = session._engine
+        engine = session._core.engine
         withdraw = engine.withdraw
 
         def fail(_hold: int) -> NoReturn:
@@ -82,7 +82,7 @@ async def test_the_end_of_the_session_settles_it(world: World, engine_turns: int
         with pytest.raises(EngineError):
             await lease.release()
         await session.aclose()
-        assert session._withdrawals._again == set()
+        assert session._core.release_retries._tasks == set()
         assert await world.queue("m") == []
 
 
@@ -138,4 +138,4 @@ async def test_an_answer_that_comes_after_the_end_changes_nothing(world: World) 
         engine.back.flowing = True
         await asyncio.wait([releasing, closing])
         await releasing
-        assert session._withdrawals._again == set()
+        assert session._core.release_retries._tasks == set()

@@ -188,8 +188,8 @@ async def test_cancelled_at_any_step_a_party_leaves_and_the_barrier_goes_on(
             await turns()
             assert await world.queue("phase") == []
             assert await world.queue("phase.marking") == []
-            assert session._leases == {}
-            assert session._watchers == {}
+            assert session._core.requests == {}
+            assert session._core.watchers == {}
             if over:
                 break
         assert step > 3 or engine_turns in (None, 0)

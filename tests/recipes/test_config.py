@@ -176,11 +176,11 @@ async def test_a_break_leaks_nothing(world: World) -> None:
         async for _ in config.watch():
             break
         gc.collect()
-        assert session._watchers == {}
+        assert session._core.watchers == {}
         async with config.watch() as values:
             async for _ in values:
                 break
-        assert session._watchers == {}
+        assert session._core.watchers == {}
 
 
 async def test_read_modify_write_is_safe_under_a_mutex(url: str) -> None:

@@ -146,7 +146,7 @@ async def test_a_break_leaks_nothing(world: World) -> None:
             async for _ in group.watch():
                 break
         gc.collect()
-        assert session._watchers == {}
+        assert session._core.watchers == {}
 
 
 async def test_a_lasting_semaphore_of_that_name_is_told_apart(world: World) -> None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from tenure._client.client_core import ClientCore
 from tenure._client.loss import OnLoss, check_policy
 from tenure._client.once import Once
 from tenure._client.resume import ResumeToken, new_key
 from tenure._client.session import Session
+from tenure._client.session_core import SessionCore
 from tenure._client.tasks import failure_of
 from tenure.core import rules
 from tenure.durations import Duration, seconds
@@ -24,10 +26,7 @@ from tenure.errors import EngineUnavailable, InvalidArgument, Unsupported
 from tenure.identity import described
 from tenure.model import DEFAULT_NODE
 
-if TYPE_CHECKING:
-    from tenure._client.client import Client
-
-__all__ = ["Asked", "attach"]
+__all__ = ["Asked", "attach", "attach_core"]
 
 
 class Asked(NamedTuple):
@@ -78,7 +77,7 @@ class Asked(NamedTuple):
         return self._replace(how=how)
 
 
-def attach(client: Client, asked: Asked) -> Once[Session]:
+def attach(client: ClientCore, asked: Asked) -> Once[Session]:
     """A new session of that client, or one that it takes over, to be awaited or entered."""
     node = asked.how.node
     if asked.how.liveness == "window" and not client.capabilities.resume:
@@ -90,38 +89,43 @@ def attach(client: Client, asked: Asked) -> Once[Session]:
     return Once(f"the session on {node}", _attach, client, asked)
 
 
-async def _attach(client: Client, asked: Asked) -> Session:
-    await client._opened()
-    attaching = client._tasks.begin(_attach_now(client, asked))
+async def _attach(client: ClientCore, asked: Asked) -> Session:
+    return Session(await attach_core(client, asked))
+
+
+async def attach_core(client: ClientCore, asked: Asked) -> SessionCore:
+    """Attach a session; the caller makes the session of the program of it."""
+    await client.opened()
+    attaching = client.tasks.begin(_attach_now(client, asked))
     try:
-        return await client._outcome(attaching)
+        return await client.outcome(attaching)
     except (asyncio.CancelledError, GeneratorExit):
         there_before = asked.how.session_id is not None
-        client._soon(partial(_abandon, attaching, detach=there_before))
+        client.soon(partial(_abandon, attaching, detach=there_before))
         raise
 
 
-async def _attach_now(client: Client, asked: Asked) -> Session:
-    session = Session(client, *asked)
-    description = described(asked.how.description, client._identity())
+async def _attach_now(client: ClientCore, asked: Asked) -> SessionCore:
+    core = SessionCore(client, *asked)
+    description = described(asked.how.description, client.identity)
     how = replace(asked.how, description=description)
-    session._start(await client._engine.attach(how, session))
-    if not session._proven():
+    core.start(await client.engine.attach(how, core))
+    if not core.is_proven():
         raise EngineUnavailable(
-            f"attaching a session on {session.node} took longer than it lives without contact: "
-            f"{session._ending.why}",
-            node=session.node,
+            f"attaching a session on {core.node} took longer than it lives without contact: "
+            f"{core.why}",
+            node=core.node,
         )
-    client._keep_session(session)
-    return session
+    client.keep_session(core)
+    return core
 
 
-def _abandon(attaching: asyncio.Task[Session], *, detach: bool) -> None:
-    """Nobody wants the session any more."""
+def _abandon(attaching: asyncio.Task[SessionCore], *, detach: bool) -> None:
+    """Close the session as soon as it is attached: the caller was cancelled."""
     attaching.add_done_callback(partial(_end_at_once, detach=detach))
     attaching.cancel()
 
 
-def _end_at_once(attaching: asyncio.Task[Session], *, detach: bool) -> None:
+def _end_at_once(attaching: asyncio.Task[SessionCore], *, detach: bool) -> None:
     if failure_of(attaching) is None:
-        attaching.result()._ending.by_program(detach=detach)
+        attaching.result().close_soon(detach=detach)

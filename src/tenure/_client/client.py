@@ -12,21 +12,16 @@ A client owns what outlives a single call:
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from tenure import fork
-from tenure._client.attaching import Asked, attach
-from tenure._client.contact import ANSWER_TIMEOUT, Contact
+from tenure._client.attaching import Asked, attach, attach_core
+from tenure._client.client_core import ClientCore
 from tenure._client.election import Election, Leadership
 from tenure._client.handles import AsyncHandle
-from tenure._client.keeper import Keeper
 from tenure._client.leading import Retry, lead
-from tenure._client.listeners import Listeners
 from tenure._client.loss import OnLoss
 from tenure._client.mutex import Mutex
 from tenure._client.nodes import Nodes
@@ -37,13 +32,12 @@ from tenure._client.scope import note_failure
 from tenure._client.semaphore import Semaphore
 from tenure._client.session import Session
 from tenure._client.sessions import Attempts, ImplicitSession, path_and_work
-from tenure._client.tasks import Tasks, failure_of
 from tenure.clock import Clock, SystemClock
 from tenure.durations import Duration
 from tenure.engines import connect_engine, split_answer_timeout
 from tenure.engines.contract import Engine
-from tenure.errors import InvalidArgument, Misuse, SessionClosed
-from tenure.identity import NOBODY, Identity, identify_by_default, this_program
+from tenure.errors import InvalidArgument
+from tenure.identity import identify_by_default
 from tenure.model import DEFAULT_NODE, Capabilities
 
 if TYPE_CHECKING:
@@ -116,32 +110,21 @@ class Client(Nodes, Jobs, AsyncHandle):
         answer_timeout: float | None = None,
     ) -> None:
         self.clock = clock
-        self._identify = identify
-        self._contact = Contact(engine, clock, answer_timeout or ANSWER_TIMEOUT)
-        self._engine = engine
-        self._born = fork.generation()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._keeper: Keeper  # this and the next are set with the loop
-        self._tasks: Tasks
-        self._opening: asyncio.Task[None] | None = None
-        self._closing: asyncio.Task[None] | None = None
-        self._closed = False
-        self._sessions: dict[Session, None] = {}
-        self._implicit = ImplicitSession(self, DEFAULT_WINDOW)
-        self._listeners = Listeners()
+        self._core = ClientCore(engine, clock, identify=identify, answer_timeout=answer_timeout)
+        self._implicit = ImplicitSession(self._core, DEFAULT_WINDOW)
 
     def __repr__(self) -> str:
-        return f"<Client {self.url}{' (closed)' if self._closed else ''}>"
+        return f"<Client {self.url}{' (closed)' if self._core.closed else ''}>"
 
     @property
     def url(self) -> str:
         """Where the store is, without secrets."""
-        return self._engine.url
+        return self._core.url
 
     @property
     def capabilities(self) -> Capabilities:
         """What the engine can do, and which facts it knows."""
-        return self._engine.capabilities
+        return self._core.capabilities
 
     @property
     def guarantees(self) -> str:
@@ -149,14 +132,14 @@ class Client(Nodes, Jobs, AsyncHandle):
 
         Empty where that is nothing.
         """
-        return self._engine.guarantees
+        return self._core.engine.guarantees
 
     # Life
 
     async def __aenter__(self) -> Client:
-        self._check_owner()
+        self._core.check_owner()
         try:
-            await self._opened()
+            await self._core.opened()
         except BaseException as error:
             try:
                 await self.aclose()
@@ -185,84 +168,7 @@ class Client(Nodes, Jobs, AsyncHandle):
         Raises:
             EngineError: the store failed; it will end the sessions when their windows are over.
         """
-        self._check_owner()
-        if self._closing is None:
-            self._closed = True
-            self._end_sessions()
-            self._closing = asyncio.get_running_loop().create_task(self._close())
-        await asyncio.wait([self._closing])
-        self._closing.result()
-
-    def _identity(self) -> Identity:
-        return this_program() if self._identify else NOBODY
-
-    def _end_sessions(self) -> None:
-        for session in list(self._sessions):
-            session._ending.by_program()
-
-    async def _close(self) -> None:
-        failures: list[Exception] = []
-        try:
-            if self._loop is not None:
-                await self._tasks.cancel_beginnings()
-                self._end_sessions()  # those that came into being meanwhile
-                failures += await self._tasks.wait_for_endings()
-        finally:
-            self._listeners.close()
-            if self._loop is not None:
-                await self._keeper.aclose()
-        try:
-            await self._engine.aclose()
-        except Exception as failure:
-            failures.append(failure)
-        for other in failures[1:]:
-            failures[0].add_note(f"and: {other}")
-        if failures:
-            raise failures[0]
-
-    async def _opened(self) -> Engine:
-        """The engine, opened by whoever comes first; when that fails, by the next."""
-        self._check_owner()
-        if self._closed:
-            raise self._closed_error()
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            self._keeper = Keeper(self.clock, self._loop, self._stalled)
-            self._tasks = Tasks(self._loop)
-        opening = self._opening
-        if opening is None or (opening.done() and failure_of(opening) is not None):
-            opening = self._opening = self._tasks.begin(self._engine.open())
-        await self._outcome(opening)
-        return self._engine
-
-    def _check_owner(self) -> None:
-        fork.check(self._born, f"the client of {self.url}")
-        if self._loop is not None and self._loop is not asyncio.get_running_loop():
-            raise Misuse(
-                f"the client of {self.url} belongs to another event loop; call "
-                "tenure.connect() in this one"
-            )
-
-    async def _outcome(self, beginning: asyncio.Task[T]) -> T:
-        """What became of it, for anyone who waits; a cancelled waiter does not stop it."""
-        if not beginning.done():
-            await asyncio.wait([beginning])
-        if beginning.cancelled():
-            raise self._closed_error()
-        return beginning.result()
-
-    def _closed_error(self) -> SessionClosed:
-        return SessionClosed(f"the client of {self.url} is closed")
-
-    def _soon(self, call: Callable[[], object]) -> None:
-        """Have it called on the loop, if that still turns. From any thread or process."""
-        if self._loop is not None and fork.generation() == self._born:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(call)
-
-    def _stalled(self, length: float) -> None:
-        for session in self._sessions:
-            session._tell("LoopStalled", length)
+        await self._core.aclose()
 
     # Sessions
 
@@ -319,17 +225,7 @@ class Client(Nodes, Jobs, AsyncHandle):
             asked = asked.resuming(ResumeToken.parse(resume), assume_dead=assume_dead)
         elif resumable:
             asked = asked.resumable()
-        return attach(self, asked)
-
-    def _keep_session(self, session: Session) -> None:
-        self._sessions[session] = None
-        self._contact.attached(session)
-        self._keeper.add(session)
-
-    def _forget_session(self, session: Session) -> None:
-        self._sessions.pop(session, None)
-        self._contact.ended(session)
-        self._keeper.discard(session)
+        return attach(self._core, asked)
 
     def sessions(
         self,
@@ -356,7 +252,7 @@ class Client(Nodes, Jobs, AsyncHandle):
         The arguments are those of `session`.
         """
         asked = Asked.of(path, recovery_window, description, on_loss, max_stall)
-        return Attempts(lambda: attach(self, asked))
+        return Attempts(lambda: attach_core(self._core, asked))
 
     async def run(
         self,
@@ -434,7 +330,7 @@ class Client(Nodes, Jobs, AsyncHandle):
             SessionClosed: the client was closed.
         """
         asked = Asked.of(path, recovery_window, description, on_loss, max_stall)
-        return await lead(self, asked, name, work, data, retry)
+        return await lead(self._core, asked, name, work, data, retry)
 
     # Primitives, through one implicit session on /default
 
@@ -467,7 +363,7 @@ class Client(Nodes, Jobs, AsyncHandle):
         """
         if not isinstance(size, int) or size < 1:
             raise InvalidArgument(f"a stream of events holds at least 1, not {size!r}")
-        fork.check(self._born, f"the client of {self.url}")
-        if self._closed:
-            raise self._closed_error()
-        return self._listeners.open(size)
+        self._core.check_process()
+        if self._core.closed:
+            raise self._core.closed_error()
+        return self._core.listeners.open(size)

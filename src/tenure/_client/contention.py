@@ -17,7 +17,7 @@ from tenure.identity import holder_name
 from tenure.model import SemaphoreDescription
 
 if TYPE_CHECKING:
-    from tenure._client.session import Session
+    from tenure._client.session_core import SessionCore
 
 __all__ = ["contention"]
 
@@ -27,22 +27,22 @@ _PATIENCE = 0.25
 _ADVICE = "'tenure describe' shows its holder and its waiters"
 
 
-async def contention(session: Session | None, name: str) -> str:
+async def contention(session: SessionCore | None, name: str) -> str:
     """Return who holds a semaphore, or how to find out."""
     if session is None or session.state != "attached":
         return _ADVICE
-    if not session._client.capabilities.owners:
+    if not session.client.capabilities.owners:
         return "this store does not tell the holder"
-    reading = session._readings.get(name)
+    reading = session.readings.get(name)
     if reading is None:
-        reading = session._client._tasks.begin(_read(session, name))
-        session._readings[name] = reading
-        reading.add_done_callback(lambda _: session._readings.pop(name))
+        reading = session.client.tasks.begin(_read(session, name))
+        session.readings[name] = reading
+        reading.add_done_callback(lambda _: session.readings.pop(name))
     await asyncio.wait([reading], timeout=_PATIENCE)
     return _ADVICE if not reading.done() or reading.cancelled() else reading.result()
 
 
-async def _read(session: Session, name: str) -> str:
+async def _read(session: SessionCore, name: str) -> str:
     try:
         async with asyncio.timeout(2 * _PATIENCE):
             described = await described_now(session, name, ephemeral=False, owners=True)
@@ -56,7 +56,7 @@ async def _read(session: Session, name: str) -> str:
     return _sentence(session, described)
 
 
-def _sentence(session: Session, described: SemaphoreDescription) -> str:
+def _sentence(session: SessionCore, described: SemaphoreDescription) -> str:
     """Return ``held by backup.py, pid 4242 on db-1, for 3 s; 2 wait``."""
     waiting = described.waiting or 0
     behind = f"; {waiting} wait{'s' if waiting == 1 else ''}" if waiting else ""

@@ -6,14 +6,17 @@ requests, the leader its owner, the leader's data the owner's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
+from tenure._client.acquire import acquire
 from tenure._client.handles import Handle
 from tenure._client.lease import Lease
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once
-from tenure._client.request import SessionSource, Wanted, acquire
+from tenure._client.options import RequestOptions
 from tenure._client.semaphore import Ticket, recover
+from tenure._client.source import SessionSource
 from tenure._client.watch import Watch, described_now
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
@@ -21,7 +24,8 @@ from tenure.errors import InvalidArgument, SemaphoreExists, SemaphoreNotFound
 from tenure.model import Leader, SemaphoreDescription
 
 if TYPE_CHECKING:
-    from tenure._client.session import Session
+    from tenure._client.contact import Contact
+    from tenure._client.session_core import SessionCore
 
 __all__ = ["Election", "Leadership"]
 
@@ -85,8 +89,9 @@ class Election(Handle):
             SelfDeadlock: the calling task leads this election itself.
             SessionExpired, SessionClosed: the session is over.
         """
-        wanted = self._wanted(data, on_loss, stop_time)
-        return Once(wanted, self._campaign, wanted, timeout_seconds(timeout))
+        options = self._options(data, on_loss, stop_time)
+        source = _Prepared(self._source, self._prepare)
+        return Once(options, acquire, source, options, timeout_seconds(timeout))
 
     def recover(
         self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0
@@ -98,8 +103,7 @@ class Election(Handle):
         Args:
             on_loss, stop_time: as for `campaign`.
         """
-        ticket = recover(self._source, self._wanted(b"", on_loss, stop_time))
-        return cast("Ticket[Leadership] | None", ticket)
+        return recover(self._source, self._options(b"", on_loss, stop_time))
 
     async def describe(
         self, *, owners: bool = False, waiters: bool = False
@@ -115,7 +119,7 @@ class Election(Handle):
             InvalidArgument: a semaphore of another limit, or a mutex, has that name.
             SessionExpired, SessionClosed: the session is over.
         """
-        return await self._source._client_contact.answered(
+        return await self._source.contact.answered(
             f"election {self.name!r} on {self._source.node}",
             self._described_now(owners=owners, waiters=waiters),
         )
@@ -127,20 +131,20 @@ class Election(Handle):
             EngineUnavailable: the store cannot be reached, or does not answer.
             InvalidArgument: a semaphore of another limit, or a mutex, has that name.
         """
-        return await self._source._client_contact.answered(
+        return await self._source.contact.answered(
             f"election {self.name!r} on {self._source.node}", self._leader_now()
         )
 
     async def _leader_now(self) -> Leader | None:
-        session = await self._source._obtain()
+        session = await self._source.obtain()
         return _leader(session, await self._described(session, owners=True, waiters=False))
 
     async def _described_now(self, *, owners: bool, waiters: bool) -> SemaphoreDescription:
-        session = await self._source._obtain()
+        session = await self._source.obtain()
         return await self._described(session, owners=owners, waiters=waiters)
 
     async def _described(
-        self, session: Session, *, owners: bool, waiters: bool
+        self, session: SessionCore, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
         try:
             described = await described_now(
@@ -164,11 +168,10 @@ class Election(Handle):
             prepare=self._prepare,
         )
 
-    async def _campaign(self, wanted: Wanted, timeout: float | None) -> Leadership:
-        return cast(Leadership, await acquire(_Prepared(self), wanted, timeout))
-
-    def _wanted(self, data: bytes, on_loss: OnLoss | None, stop_time: Duration) -> Wanted:
-        return Wanted(
+    def _options(
+        self, data: bytes, on_loss: OnLoss | None, stop_time: Duration
+    ) -> RequestOptions[Leadership]:
+        return RequestOptions(
             "election",
             self.name,
             1,
@@ -179,12 +182,10 @@ class Election(Handle):
             handle=Leadership,
         )
 
-    async def _prepare(self, session: Session) -> None:
+    async def _prepare(self, session: SessionCore) -> None:
         """Create the semaphore when missing; it must be one of limit 1."""
         try:
-            await session._ending.race(
-                session._engine.create_semaphore(self.name, 1, b"", exist_ok=True)
-            )
+            await session.race(session.engine.create_semaphore(self.name, 1, b"", exist_ok=True))
         except SemaphoreExists as error:
             raise self._not_an_election(session.node, error.limit) from None
 
@@ -200,24 +201,33 @@ class Election(Handle):
 class _Prepared:
     """A source of sessions on whose node the election's semaphore is known to exist."""
 
-    def __init__(self, election: Election) -> None:
-        self._election = election
-        self.node = election._source.node
-        self._client_contact = election._source._client_contact
+    def __init__(
+        self, source: SessionSource, prepare: Callable[[SessionCore], Awaitable[None]]
+    ) -> None:
+        self._source = source
+        self._prepare = prepare
 
-    def _ready(self) -> None:
-        self._election._source._ready()  # for what it raises: that takes an answer from the store
+    @property
+    def node(self) -> str:
+        return self._source.node
 
-    def _current(self) -> Session | None:
-        return self._election._source._current()
+    @property
+    def contact(self) -> Contact:
+        return self._source.contact
 
-    async def _obtain(self) -> Session:
-        session = await self._election._source._obtain()
-        await self._election._prepare(session)
+    def ready(self) -> None:
+        self._source.ready()  # for what it raises: preparing takes an answer from the store
+
+    def current(self) -> SessionCore | None:
+        return self._source.current()
+
+    async def obtain(self) -> SessionCore:
+        session = await self._source.obtain()
+        await self._prepare(session)
         return session
 
 
-def _leader(session: Session, described: SemaphoreDescription) -> Leader | None:
+def _leader(session: SessionCore, described: SemaphoreDescription) -> Leader | None:
     if not described.owners:
         return None
     owner = described.owners[0]

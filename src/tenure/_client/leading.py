@@ -30,7 +30,7 @@ from tenure._client.sessions import is_loss
 from tenure.errors import EngineError, EngineUnavailable, LeaseLost, SessionClosed, SessionExpired
 
 if TYPE_CHECKING:
-    from tenure._client.client import Client
+    from tenure._client.client_core import ClientCore
     from tenure._client.election import Leadership
     from tenure.clock import Clock
 
@@ -116,7 +116,7 @@ class Supervision:
 
 
 async def lead(
-    client: Client,
+    client: ClientCore,
     asked: Asked,
     name: str,
     work: Callable[[Leadership], Awaitable[T]],
@@ -140,14 +140,14 @@ async def lead(
         await pause(client, length)
 
 
-async def pause(client: Client, length: float) -> None:
+async def pause(client: ClientCore, length: float) -> None:
     """Wait for some seconds.
 
     Raises:
         SessionClosed: the client is closed meanwhile.
     """
-    sleeping = client._tasks.begin(asyncio.sleep(length))
+    sleeping = client.tasks.begin(asyncio.sleep(length))
     try:
-        await client._outcome(sleeping)
+        await client.outcome(sleeping)
     finally:
         sleeping.cancel()

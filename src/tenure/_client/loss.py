@@ -1,16 +1,13 @@
-"""What the loss of a lease is, and what it does beside being raised."""
+"""Loss of a lease: its policies and its errors."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from tenure.errors import InvalidArgument, LeaseLost
-
-if TYPE_CHECKING:
-    from tenure._client.requested import Requested
 
 __all__ = [
     "LOSS_EXIT_STATUS",
@@ -22,13 +19,24 @@ __all__ = [
 ]
 
 OnLoss = Literal["cancel", "exit"] | Callable[[LeaseLost], object]
-"""What happens when a lease is lost: ``"cancel"`` cancels the task that entered its block;
+"""Policy for the loss of a lease. ``"cancel"`` cancels the task that entered its block;
 ``"exit"`` ends the process at once; a callable is called, perhaps from another thread, and the
 task is cancelled too. A loss that only the release shows is raised, and nothing else: the work that
 could be stopped has ended."""
 
 LOSS_EXIT_STATUS = 79
 """The exit status of a process that ``on_loss="exit"`` ended."""
+
+
+class LosableRequest(Protocol):
+    """A request, as the errors of its loss name it."""
+
+    name: str
+    order_id: int | None
+
+    @property
+    def node(self) -> str: ...
+
 
 _log = logging.getLogger("tenure")
 
@@ -56,29 +64,29 @@ def carry_out(policy: OnLoss, loss: LeaseLost) -> None:
             _log.exception("the on_loss callback for %r failed", loss.name)
 
 
-def lost_error(lease: Requested, reason: str, cause: BaseException | None) -> LeaseLost:
+def lost_error(request: LosableRequest, reason: str, cause: BaseException | None) -> LeaseLost:
     """The loss of a lease, with its reason and, when it is the session's end, its cause."""
     error = LeaseLost(
-        f"the lease of {lease.name!r} on {lease.node} is lost: {reason}; "
+        f"the lease of {request.name!r} on {request.node} is lost: {reason}; "
         "stop what it protects, somebody else may hold it already",
-        node=lease.node,
-        name=lease.name,
-        fencing_token=lease._order_id,
+        node=request.node,
+        name=request.name,
+        fencing_token=request.order_id,
     )
     error.__cause__ = cause
     return error
 
 
-def late_release_error(lease: Requested, cause: BaseException | None) -> LeaseLost:
+def late_release_error(request: LosableRequest, cause: BaseException | None) -> LeaseLost:
     """The loss of a lease that only its release has shown."""
     why = "evicted, deleted or lapsed" if cause is None else str(cause)
     error = LeaseLost(
-        f"the lease of {lease.name!r} on {lease.node} was lost before its release: the request had "
-        f"left its queue ({why}). Check what it protects: the next holder may have changed it "
+        f"the lease of {request.name!r} on {request.node} was lost before its release: the request "
+        f"had left its queue ({why}). Check what it protects: the next holder may have changed it "
         "meanwhile",
-        node=lease.node,
-        name=lease.name,
-        fencing_token=lease._order_id,
+        node=request.node,
+        name=request.name,
+        fencing_token=request.order_id,
     )
     error.__cause__ = cause
     return error

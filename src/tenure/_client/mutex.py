@@ -6,12 +6,14 @@ waits for it.
 
 from __future__ import annotations
 
+from tenure._client.acquire import acquire, try_acquire
 from tenure._client.handles import Handle
 from tenure._client.lease import Lease
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once
-from tenure._client.request import SessionSource, Wanted, acquire, try_acquire
+from tenure._client.options import RequestOptions
 from tenure._client.semaphore import Ticket, recover
+from tenure._client.source import SessionSource
 from tenure._client.watch import described_now
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
@@ -34,7 +36,7 @@ class Mutex(Handle):
         rules.check_name(name)
         self.name = name
         self._source = source
-        self._plain = Wanted("mutex", name, EPHEMERAL_LIMIT, ephemeral=True)
+        self._plain = RequestOptions("mutex", name, EPHEMERAL_LIMIT, handle=Lease, ephemeral=True)
 
     def __repr__(self) -> str:
         return f"<Mutex {self.name!r}>"
@@ -64,11 +66,11 @@ class Mutex(Handle):
             SelfDeadlock: the calling task is inside what it waits for.
             SessionExpired, SessionClosed: the session is over.
         """
-        wanted = self._plain
+        options = self._plain
         if data != b"" or on_loss is not None or stop_time != 0.0:
-            wanted = self._wanted(data, on_loss, stop_time)
+            options = self._options(data, on_loss, stop_time)
         limit = None if timeout is None else timeout_seconds(timeout)
-        return Once(wanted, acquire, self._source, wanted, limit)
+        return Once(options, acquire, self._source, options, limit)
 
     async def try_lock(
         self,
@@ -83,7 +85,7 @@ class Mutex(Handle):
             AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is its
                 failure.
         """
-        return await try_acquire(self._source, self._wanted(data, on_loss, stop_time))
+        return await try_acquire(self._source, self._options(data, on_loss, stop_time))
 
     def recover(
         self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0
@@ -95,7 +97,7 @@ class Mutex(Handle):
         Args:
             on_loss, stop_time: as for `lock`.
         """
-        return recover(self._source, self._wanted(b"", on_loss, stop_time))
+        return recover(self._source, self._options(b"", on_loss, stop_time))
 
     async def locked(self) -> bool:
         """Read whether the mutex has a holder, through this program or another.
@@ -121,13 +123,13 @@ class Mutex(Handle):
             InvalidArgument: a lasting semaphore has that name.
             SessionExpired, SessionClosed: the session is over.
         """
-        return await self._source._client_contact.answered(
+        return await self._source.contact.answered(
             f"mutex {self.name!r} on {self._source.node}",
             self._described_now(owners=owners, waiters=waiters),
         )
 
     async def _described_now(self, *, owners: bool, waiters: bool) -> SemaphoreDescription:
-        session = await self._source._obtain()
+        session = await self._source.obtain()
         return await described_now(
             session, self.name, ephemeral=True, owners=owners, waiters=waiters
         )
@@ -138,12 +140,12 @@ class Mutex(Handle):
         Raises:
             EngineUnavailable: the store cannot be reached, or does not answer.
         """
-        return await self._source._client_contact.answered(
+        return await self._source.contact.answered(
             f"mutex {self.name!r} on {self._source.node}", self._holder_now()
         )
 
     async def _holder_now(self) -> MutexHolder | None:
-        session = await self._source._obtain()
+        session = await self._source.obtain()
         described = await described_now(session, self.name, ephemeral=True, owners=True)
         if not described.owners:
             return None
@@ -161,12 +163,15 @@ class Mutex(Handle):
             description=owner.session_description,
         )
 
-    def _wanted(self, data: bytes, on_loss: OnLoss | None, stop_time: Duration) -> Wanted:
-        return Wanted(
+    def _options(
+        self, data: bytes, on_loss: OnLoss | None, stop_time: Duration
+    ) -> RequestOptions[Lease]:
+        return RequestOptions(
             "mutex",
             self.name,
             EPHEMERAL_LIMIT,
             data,
+            handle=Lease,
             ephemeral=True,
             on_loss=on_loss,
             stop_time=stop_time,

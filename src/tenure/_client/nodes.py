@@ -6,11 +6,10 @@ reached, or does not answer.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from tenure._client.contact import Contact
+from tenure._client.client_core import ClientCore
 from tenure.core import rules
 from tenure.engines.contract import Engine
 from tenure.identity import semaphore_with_identities, session_with_identity
@@ -27,22 +26,18 @@ __all__ = ["Nodes"]
 T = TypeVar("T")
 
 
-class Nodes(ABC):
+class Nodes:
     """The operations on nodes, a part of `Client`."""
 
-    _contact: Contact
-
-    @abstractmethod
-    async def _opened(self) -> Engine:
-        """The engine, opened."""
+    _core: ClientCore
 
     async def _read(self, subject: str, reading: Callable[[Engine], Awaitable[T]]) -> T:
         """What the engine reads, within the client's answer timeout."""
 
         async def read() -> T:
-            return await reading(await self._opened())
+            return await reading(await self._core.opened())
 
-        return await self._contact.answered(subject, read())
+        return await self._core.contact.answered(subject, read())
 
     async def create_node(
         self, path: str, config: NodeConfig | None = None, *, exist_ok: bool = False
@@ -53,13 +48,13 @@ class Nodes(ABC):
             NodeExists: it exists, and `exist_ok` is false.
         """
         rules.check_path(path)
-        engine = await self._opened()
+        engine = await self._core.opened()
         await engine.create_node(path, config or NodeConfig(), exist_ok=exist_ok)
 
     async def alter_node(self, path: str, config: NodeConfig) -> None:
         """Change a node's configuration; unset fields are left alone. Raises `NodeNotFound`."""
         rules.check_path(path)
-        await (await self._opened()).alter_node(path, config)
+        await (await self._core.opened()).alter_node(path, config)
 
     async def drop_node(self, path: str, *, force: bool = False) -> None:
         """Drop a node with its semaphores and detached sessions.
@@ -73,7 +68,7 @@ class Nodes(ABC):
             InvalidArgument: the path is ``/default``.
         """
         rules.check_path(path)
-        await (await self._opened()).drop_node(path, force=force)
+        await (await self._core.opened()).drop_node(path, force=force)
 
     async def describe_node(self, path: str = DEFAULT_NODE) -> NodeDescription:
         """A node as it is now. Raises `NodeNotFound`."""
@@ -126,7 +121,7 @@ class Nodes(ABC):
     async def end_session(self, path: str, session_id: int) -> bool:
         """End a session as if it had expired; false when there was none."""
         rules.check_path(path)
-        return await (await self._opened()).end_session(path, session_id)
+        return await (await self._core.opened()).end_session(path, session_id)
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
         """Take one request out of a queue; false when there was none.
@@ -139,4 +134,4 @@ class Nodes(ABC):
         """
         rules.check_path(path)
         rules.check_name(name, path)
-        return await (await self._opened()).evict(path, name, order_id)
+        return await (await self._core.opened()).evict(path, name, order_id)

@@ -60,14 +60,20 @@ class Once(AsyncHandle, Coroutine[Any, Any, B], Generic[B]):
     def _start(self) -> Coroutine[Any, Any, B]:
         function, self._function = self._function, None
         if function is None:
-            raise Misuse(f"{self._what} has been awaited or entered already; call it again")
+            raise self._used()
         return function(*self._arguments)
+
+    def _used(self) -> Misuse:
+        return Misuse(f"{self._what} has been awaited or entered already; call it again")
 
     def __await__(self) -> Generator[Any, Any, B]:
         return self._start().__await__()
 
     async def __aenter__(self) -> B:
-        self._entered = entered = await self._start()
+        function, self._function = self._function, None
+        if function is None:
+            raise self._used()
+        self._entered = entered = await function(*self._arguments)
         if entered is not None:
             entered._enter()
         return entered

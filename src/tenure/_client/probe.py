@@ -12,13 +12,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from tenure._client.requested import WAITING
+from tenure._client.request_states import WAITING
 from tenure.errors import TenureError
 
 if TYPE_CHECKING:
     from tenure._client.contact import Obstacle
-    from tenure._client.lease import Lease
-    from tenure._client.session import Session
+    from tenure._client.request import Request
+    from tenure._client.session_core import SessionCore
 
 __all__ = ["Probe"]
 
@@ -32,30 +32,30 @@ class Probe:
     """The question about one waiting request.
 
     Args:
-        lease: the request.
+        request: the request.
         timeout: seconds from now to the timeout.
     """
 
-    __slots__ = ("_asked_at", "_asking", "_lease", "_timer")
+    __slots__ = ("_asked_at", "_asking", "_request", "_timer")
 
-    def __init__(self, lease: Lease, timeout: float) -> None:
-        self._lease = lease
+    def __init__(self, request: Request, timeout: float) -> None:
+        self._request = request
         self._asked_at = 0.0
         self._asking: asyncio.Task[bool] | None = None
         lead = min(timeout / 2, LONGEST_LEAD)
         self._timer = (
             None
             if lead < SHORTEST_LEAD
-            else lease.session._loop.call_later(timeout - lead, self._ask)
+            else request.session.loop.call_later(timeout - lead, self._ask)
         )
 
     def obstacle(self) -> Obstacle | None:
         """The reason of the timeout, when it is not contention."""
-        lease, asking = self._lease, self._asking
-        contact = lease.session._client_contact
+        request, asking = self._request, self._asking
+        contact = request.session.contact
         if asking is None or (asking.done() and not asking.cancelled() and asking.result()):
-            return contact.obstacle(lease.name)
-        return contact.silence(lease.name, lease.session._now() - self._asked_at)
+            return contact.obstacle(request.name)
+        return contact.silence(request.name, request.session.now() - self._asked_at)
 
     def stop(self) -> None:
         """Ask no question any more. Safe to call twice."""
@@ -63,24 +63,24 @@ class Probe:
             self._timer.cancel()
 
     def _ask(self) -> None:
-        lease = self._lease
-        session, name = lease.session, lease.name
-        if lease._state is not WAITING or session.state != "attached":
+        request = self._request
+        session, name = request.session, request.name
+        if request.state is not WAITING or session.state != "attached":
             return
-        self._asked_at = session._now()
-        asking = session._probes.get(name)
+        self._asked_at = session.now()
+        asking = session.probes.get(name)
         if asking is None:
-            asking = session._client._tasks.begin(_read(session, name))
-            session._probes[name] = asking
-            asking.add_done_callback(lambda _: session._probes.pop(name))
+            asking = session.client.tasks.begin(_read(session, name))
+            session.probes[name] = asking
+            asking.add_done_callback(lambda _: session.probes.pop(name))
         self._asking = asking
 
 
-async def _read(session: Session, name: str) -> bool:
+async def _read(session: SessionCore, name: str) -> bool:
     """Whether the store answers, with an error or without."""
     try:
         async with asyncio.timeout(2 * LONGEST_LEAD):
-            await session._engine.describe_semaphore(name, owners=False, waiters=False)
+            await session.engine.describe_semaphore(name, owners=False, waiters=False)
     except TenureError:
         return True
     except TimeoutError:

@@ -1,330 +1,394 @@
-"""Placing a request in a queue and waiting for its grant: what every primitive's acquire is.
+"""One request of a session, from its sending until it is out of its queue for good.
 
-Whatever ends the wait (a grant, a timeout, a cancellation, a loss), the request either became a
-held lease that the caller was given, or it has left the queue. `Wanted` says what is asked for.
+`request_states` has the states and their transitions. A request that is granted becomes the lease
+of a program (`lease`), made by the handle class in its options.
 
-Nobody waits for the store when giving up: a timeout or a cancellation takes effect even when the
-store is out of reach, and the session sees the withdrawal through.
+Rules:
+
+* The session owns the state, on its loop; only LOST may be set from another thread, under the
+  session's lock. Whether a lease is held is up to the session's clock, too (`Request.held`).
+* A waiting task waits for a change of the state and touches nothing else, so that a wait can be
+  cancelled at any moment.
+* Loss is final. Its error is kept; each raised error is a copy, so that the tracebacks of several
+  tasks do not mix.
+* The session sends a withdrawal, so that it takes effect even when the calling task is cancelled
+  meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Protocol
 
-from tenure._client.contention import contention
-from tenure._client.lease import Lease
-from tenure._client.loss import OnLoss, check_policy
-from tenure._client.probe import Probe
-from tenure._client.requested import ASKED, HELD, WAITING
-from tenure._client.scope import entered_scopes, note_failure
-from tenure.durations import Duration, seconds
+from tenure._client.loss import carry_out, late_release_error, lost_error
+from tenure._client.options import RequestOptions
+from tenure._client.request_states import (
+    GONE,
+    GRANTED,
+    HELD,
+    MISSING,
+    QUEUED,
+    REJECTED,
+    RELEASED,
+    SENT,
+    TAKEN,
+    WITHDRAWN,
+)
+from tenure._client.scope import Scope, note_failure
 from tenure.engines.contract import Enqueued, Place, Removal, when_answered
-from tenure.errors import AcquireTimeout, SelfDeadlock
-from tenure.model import EPHEMERAL_LIMIT
+from tenure.errors import (
+    InvalidArgument,
+    LeaseLost,
+    LeaseReleased,
+    SemaphoreNotFound,
+    SessionClosed,
+    SessionExpired,
+)
 
 if TYPE_CHECKING:
-    from tenure._client.contact import Contact
-    from tenure._client.session import Session
+    from tenure._client.session_core import SessionCore
 
-__all__ = ["SessionSource", "Wanted", "acquire", "give_up", "join", "settled", "try_acquire"]
+__all__ = ["HeldSlots", "Request"]
+
+_log = logging.getLogger("tenure")
+
+_GRANTED, _REFUSED = Place.GRANTED, Place.REFUSED
 
 
-class SessionSource(Protocol):
-    """Where a primitive finds its session: a session itself, or a client's implicit one."""
+class HeldSlots(Protocol):
+    """The slots of a lease, which are released with it."""
 
-    @property
-    def node(self) -> str: ...
-
-    @property
-    def _client_contact(self) -> Contact: ...
-
-    def _ready(self) -> Session | None:
-        """The session, when there is one that can be used at once."""
-
-    def _current(self) -> Session | None:
-        """The session that was used last, whether or not it is over."""
-
-    async def _obtain(self) -> Session:
-        """The session, attached if need be."""
+    async def take(self) -> tuple[int, ...]:
+        """Take the missing slots, and return all."""
         ...
 
+    def release(self) -> None:
+        """Release all."""
 
-class Wanted:
-    """What is asked for: so many tokens of a semaphore, and what becomes of the lease.
+    def shrink(self, count: int) -> None:
+        """Release all but the first `count`."""
+
+
+class Request:
+    """One request of a session.
 
     Attributes:
-        kind: what a program calls it, for messages.
-        handle: the class of the lease.
+        session: the session that sent it.
+        id: its number within the session.
+        options: as sent.
+        name: the name of the mutex, semaphore or election.
+        count: the tokens that it takes now.
+        sent_at, granted_at: the clock's reading then; 0 before.
+        order_id: its place in the store's order, once it is known.
+        state: its state (`request_states`).
+        scope: the block of its lease, once that is entered.
+        slots: the slots of its lease, if it has any.
+        loss: the error of its loss.
+        why_gone: the reason why it was not granted.
     """
 
     __slots__ = (
+        "_waiters",
         "count",
-        "data",
-        "ephemeral",
-        "handle",
-        "kind",
+        "granted_at",
+        "id",
+        "loss",
         "name",
-        "on_loss",
-        "stop_time",
+        "options",
+        "order_id",
+        "scope",
+        "sent_at",
+        "session",
+        "slots",
+        "state",
+        "why_gone",
     )
+
+    order_id: int | None
+    scope: Scope | None
+    slots: HeldSlots | None
+    loss: LeaseLost | None
+    why_gone: Place | Removal | Exception | None
 
     def __init__(
-        self,
-        kind: str,
-        name: str,
-        count: int,
-        data: bytes = b"",
-        *,
-        ephemeral: bool,
-        on_loss: OnLoss | None = None,
-        stop_time: Duration = 0.0,
-        handle: type[Lease] = Lease,
+        self, session: SessionCore, request_id: int, options: RequestOptions[object]
     ) -> None:
-        if on_loss is not None:
-            check_policy(on_loss)
-        self.kind = kind
-        self.name = name
-        self.count = count
-        self.data = data
-        self.ephemeral = ephemeral
-        self.on_loss = on_loss
-        usual = type(stop_time) is float and stop_time == 0.0
-        self.stop_time = 0.0 if usual else seconds(stop_time, "a stop time")
-        self.handle = handle
+        self.session = session
+        self.id = request_id
+        self.options = options
+        self.name = options.name
+        self.count = options.count
+        self.sent_at = self.granted_at = 0.0
+        self.state = SENT
+        self.order_id = self.scope = self.slots = self.loss = self.why_gone = None
+        self._waiters: tuple[asyncio.Future[None], ...] = ()
 
     def __str__(self) -> str:
-        return f"the request for {self.kind} {self.name!r}"
+        token = "" if self.order_id is None else f" fencing_token={self.order_id}"
+        return f"{self.name!r} on {self.node} {self.state.value}{token}"
 
+    @property
+    def node(self) -> str:
+        """The path of the node."""
+        return self.session.node
 
-async def acquire(source: SessionSource, wanted: Wanted, timeout: float | None) -> Lease:
-    """Acquire; the timeout runs on the local clock from this call on.
+    @property
+    def held(self) -> bool:
+        """Whether the lease is held. Reads the clock at every call; safe from any thread."""
+        if self.state is HELD:
+            if self.session.is_proven():
+                return True
+            self.session.lose(self)  # another thread may not have come to it yet
+        return False
 
-    Raises:
-        AcquireTimeout: not granted in time; with timeout 0, not free. When the store is the
-            reason, the message says so and ``__cause__`` is its failure.
-    """
-    session = source._ready()
-    lease = None if session is None else _send(session, wanted, timeout)
-    if lease is None or lease._state is not HELD:
-        if timeout is not None:
-            lease = await _in_time(source, wanted, timeout, lease)
+    def check(self) -> None:
+        """Raise unless the lease is held.
+
+        Raises:
+            LeaseLost, LeaseReleased: it is not held any more.
+        """
+        if not self.held:
+            raise self.why_not_held()
+
+    # Leaving the queue
+
+    async def give_back(self) -> None:
+        """Leave the queue, as an owner or a waiter. Does nothing when it has left already.
+
+        Raises:
+            LeaseLost: it was an owner, and the store says that it had left the queue before.
+        """
+        answer = self.give_up()
+        if answer is not None:
+            await self.answered_by_store(answer)
+            if self.session.why is None:
+                answer.result()
+        if self.loss is not None:
+            raise self.why_not_held()
+
+    async def answered_by_store(self, answer: asyncio.Future[bool]) -> None:
+        """Wait until a withdrawal is answered, or the session's end has made that needless.
+
+        If the store ended the session, its answer says whether the withdrawal came before. An
+        outage may keep that answer back; then it is not known.
+        """
+        await self.change()
+        session = self.session
+        if session.ended_by_store:
+            # An answer that has arrived already is noticed in the next turn.
+            await asyncio.wait([answer], timeout=session.contact.answer_timeout)
+
+    def give_up(self) -> asyncio.Future[bool] | None:
+        """Begin to leave the queue.
+
+        Returns:
+            the store's answer: when that has come, or the session has ended, the request changes
+            for the last time. ``None`` when there is nothing to wait for.
+        """
+        session = self.session
+        if self.slots is not None:
+            self.slots.release()
+        after = WITHDRAWN.get(self.state)
+        if after is None:
+            return None
+        self.state = after
+        if after is RELEASED and session.listeners.streams:
+            session.tell("Released", self.name, self.order_id, session.now() - self.granted_at)
+        if self._waiters:
+            self.wake()
+        return session.withdraw(self)
+
+    def give_up_because(self, error: BaseException) -> None:
+        """Leave the queue because of `error`, which stays the error that is raised."""
+        if isinstance(error, GeneratorExit):
+            # An abandoned task is closed in any thread.
+            self.session.client.soon(self.give_up)
+            return
+        try:
+            self.give_up()
+        except Exception as failure:
+            note_failure(error, failure, f"withdrawing the request for {self.name!r}")
+
+    # Reports of the session, on its loop
+
+    def answered(self, answer: asyncio.Future[Enqueued]) -> None:
+        """The store has answered the request, or rejected it."""
+        error = answer.exception()
+        if error is None:
+            self.place(answer.result())
         else:
-            lease = lease or _send(await source._obtain(), wanted, None)
+            assert isinstance(error, Exception)
+            self.refused(error)
+
+    def refused(self, error: Exception) -> None:
+        """The store has rejected the request with an error."""
+        if isinstance(error, SessionExpired):
+            self.session.ended(error)
+        self.fail(error)
+        if not isinstance(error, SessionExpired | InvalidArgument | SemaphoreNotFound):
+            # The request may have reached the queue.
             try:
-                while lease._state is ASKED:
-                    await lease._change()
-                if lease._state is WAITING:
-                    await settled(lease, for_ever=True)
-            except BaseException as error:
-                give_up(lease, error)
-                raise
-            if not lease.held:
-                lease = _outcome(lease, timeout, Probe(lease, 0.0))
-        if lease is None:
-            assert timeout is not None
-            who = await contention(source._current(), wanted.name)
-            raise _not_acquired(wanted, source.node, timeout, f"; {who}")
-    return lease
+                self.session.withdraw(self)
+            except Exception as failure:
+                note_failure(error, failure, "its withdrawal")
 
+    def place(self, placed: Enqueued) -> None:
+        """The store has answered the request."""
+        place, order_id = placed
+        if place is _GRANTED:
+            self.grant(order_id)
+        elif place is _REFUSED:
+            self.fail(place)
+        else:
+            if self.order_id is None:
+                self.order_id = order_id
+            if self.state in QUEUED:
+                self.state = QUEUED[self.state]
+                self.wake()
 
-async def try_acquire(source: SessionSource, wanted: Wanted, timeout: float = 0.0) -> Lease | None:
-    """Acquire within a timeout; with 0, if that is possible at once, without passing any waiter.
+    def grant(self, order_id: int | None) -> None:
+        """The request is an owner. The order id may come later, with a second call."""
+        if order_id is not None:
+            self.order_id = order_id
+        after = GRANTED.get(self.state)
+        if after is None:
+            return
+        session = self.session
+        self.granted_at = now = session.now()
+        self.state = after
+        if self.options.stop_time:
+            session.add_stop_time(self)
+        if session.listeners.streams:
+            waited = now - self.sent_at if self.sent_at else 0.0
+            session.tell("Acquired", self.name, order_id, waited)
+        if self._waiters:
+            self.wake()
 
-    Returns:
-        ``None`` when another client has it.
+    def fail(self, why: Place | Removal | Exception | None) -> None:
+        """The request will not be granted."""
+        if self.state in REJECTED:
+            self.why_gone = why
+            self.state = REJECTED[self.state]
+            self.session.forget(self)
+            self.wake()
 
-    Raises:
-        AcquireTimeout: the store did not answer within the client's `answer_timeout`, or grants
-            nothing; ``__cause__`` is its failure.
-    """
-    session = source._ready()
-    lease = None if session is None else _send(session, wanted, timeout)
-    if lease is None or lease._state is not HELD:
-        lease = await _in_time(source, wanted, timeout, lease)
-    return lease
+    def remove(self, why: Removal) -> None:
+        """The request has left its queue, and this session did not withdraw it."""
+        self.fail(why)
+        self.taken(why.value)
 
+    def taken(self, how: str) -> None:
+        """The owner has left its queue, and this session did not release it."""
+        if self.state in TAKEN:
+            self.session.forget(self)
+            self.lose(how, None)
+            self.announce_loss()
 
-async def join(source: SessionSource, wanted: Wanted) -> Lease:
-    """Join the queue; the lease it returns waits for its grant, or has it already."""
-    lease = _send(source._ready() or await source._obtain(), wanted, None)
-    try:
-        while lease._state is ASKED:
-            await lease._change()
-    except BaseException as error:
-        give_up(lease, error)
-        raise
-    if lease._state is WAITING or lease.held:
-        return lease
-    raise lease._why_not_held()
+    def await_withdrawal(self, answer: asyncio.Future[bool]) -> None:
+        """A withdrawal was sent, as an owner or a waiter."""
+        when_answered(answer, self._withdrawn)
 
+    def _withdrawn(self, answer: asyncio.Future[bool]) -> None:
+        error = answer.exception()
+        if error is None:
+            self.left(was_there=answer.result())
+        else:
+            self.withdrawal_failed(error)
+        if self.loss is not None:
+            self.log_loss()
+        if self._waiters:
+            self.wake()
 
-async def settled(lease: Lease, *, for_ever: bool) -> None:
-    """Wait until the lease is held or will never be. Its place is left alone.
+    def withdrawal_failed(self, error: BaseException) -> None:
+        """The store's answer to a withdrawal is an error."""
+        session = self.session
+        if isinstance(error, SessionExpired):
+            session.ended(error)
+            self.left(was_there=not session.ended_by_store)
+        elif session.why is None:
+            session.retry_withdrawal(self)
 
-    Raises:
-        Misuse: its session belongs to another loop.
-        SelfDeadlock: with `for_ever`, the calling task itself is inside what it waits for.
-    """
-    while lease._state is ASKED:
-        lease.session._check_loop()
-        await lease._change()
-    if for_ever and lease._state is WAITING:
-        await _check_self_deadlock(lease)
-    while lease._state is WAITING:
-        lease.session._check_loop()
-        await lease._change()
+    def left(self, *, was_there: bool) -> None:
+        """The request is out of its queue. A release that came too late is a loss.
 
+        The policies of a loss are not carried out: they stop work, and this work has ended.
+        """
+        session = self.session
+        session.requests.pop(self.id, None)
+        if was_there or self.state not in MISSING:  # a waiter has left either way
+            return
+        cause = session.why if session.ended_by_store else None
+        self.loss = loss = late_release_error(self, cause)
+        self.state = MISSING[self.state]
+        session.tell("Lost", self.name, self.order_id, str(loss))
 
-def _send(session: Session, wanted: Wanted, timeout: float | None) -> Lease:
-    """Send a request. What the store answers, now or later, the lease's state will tell."""
-    lease = session._request(wanted)
-    try:
-        answer = session._engine.enqueue(
-            lease._hold,
-            wanted.name,
-            wanted.count,
-            wanted.data,
-            timeout=timeout,
-            ephemeral=wanted.ephemeral,
+    def log_loss(self) -> None:
+        """Log a loss that the release has shown, unless a caller waits for it.
+
+        One that the session's end explains is reported with that.
+        """
+        loss = self.loss
+        assert loss is not None
+        if loss.__cause__ is None and all(waiter.done() for waiter in self._waiters):
+            _log.warning("%s", loss)
+
+    def wake(self) -> None:
+        """Resume all tasks that wait for a change, but for the cancelled ones."""
+        waiters, self._waiters = self._waiters, ()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def change(self) -> asyncio.Future[None]:
+        """Return a future of the next change. On the session's loop."""
+        waiter: asyncio.Future[None] = self.session.loop.create_future()
+        if self._waiters:  # forget cancelled waiters
+            self._waiters = tuple(waiter for waiter in self._waiters if not waiter.done())
+        self._waiters += (waiter,)
+        return waiter
+
+    # Loss
+
+    def lose(self, reason: str, cause: SessionExpired | SessionClosed | None) -> None:
+        """Keep the error of the loss, and carry out the policy. From any thread; once."""
+        session = self.session
+        with session.lock:
+            after = TAKEN.get(self.state)
+            if after is None:
+                return
+            self.loss = loss = lost_error(self, reason, cause)
+            self.state = after
+        if not isinstance(cause, SessionClosed):
+            carry_out(self.options.on_loss or session.on_loss, loss)
+
+    def announce_loss(self, *, but_not: asyncio.Task[object] | None = None) -> None:
+        """Cancel the body, unless it is that task's, and wake the waiters. On the loop."""
+        if self.slots is not None:
+            self.slots.release()
+        self.session.tell("Lost", self.name, self.order_id, str(self.loss))
+        self.wake()
+        scope = self.scope
+        if scope is not None and (but_not is None or scope.task is not but_not):
+            scope.trigger()
+
+    def why_not_held(self) -> Exception:
+        """Return the error to raise when it is not held (any more), or never was."""
+        loss, why, node, name = self.loss, self.why_gone, self.node, self.name
+        if loss is not None:
+            copy = LeaseLost(str(loss), node=node, name=name, fencing_token=loss.fencing_token)
+            copy.__cause__ = loss.__cause__
+            return copy
+        if isinstance(why, Exception):
+            return why
+        if why is Removal.DELETED:
+            return SemaphoreNotFound(
+                f"{name!r} on {node} was deleted while this request waited", node=node, name=name
+            )
+        if isinstance(why, Removal) and why is not Removal.TIMED_OUT:
+            return lost_error(self, f"its request was {why.value} while it waited", None)
+        if self.state is GONE and self.session.why is not None:
+            return self.session.error()
+        return LeaseReleased(
+            f"the lease of {name!r} on {node} has been released", node=node, name=name
         )
-    except Exception as error:
-        lease._refused(error)
-        raise lease._why_not_held() from None
-    if isinstance(answer, Enqueued):
-        lease._answer(answer)
-        if lease._state is HELD:
-            return lease
-    else:
-        when_answered(answer, lease._answered)
-    lease._asked_at = session._now()
-    return lease
-
-
-def give_up(lease: Lease, error: BaseException) -> None:
-    """Take the request back because of `error`, which stays the error that is raised."""
-    if isinstance(error, GeneratorExit):
-        # An abandoned task is closed in whatever thread.
-        lease.session._client._soon(lease._give_up)
-        return
-    try:
-        lease._give_up()
-    except Exception as failure:
-        note_failure(error, failure, f"withdrawing the request for {lease.name!r}")
-
-
-async def _in_time(
-    source: SessionSource, wanted: Wanted, timeout: float, lease: Lease | None
-) -> Lease | None:
-    """Wait for the grant of what was sent already, or send it first; ``None``: too late."""
-    # With timeout 0 the store rejects the request, and reaching it may take a while.
-    contact = source._client_contact
-    patience = timeout or contact.answer_timeout
-    expiry = asyncio.timeout(patience)
-    probe: Probe | None = None
-    answered = False
-    try:
-        async with expiry:
-            lease = lease or _send(await source._obtain(), wanted, timeout)
-            probe = Probe(lease, patience)
-            await settled(lease, for_ever=False)
-    except BaseException as error:
-        if lease is not None:
-            answered = lease._state is not ASKED
-            give_up(lease, error)
-        if not (isinstance(error, TimeoutError) and expiry.expired()):
-            raise
-        if lease is not None:
-            _tell_timed_out(lease)
-    else:
-        return _outcome(lease, timeout, probe)
-    finally:
-        if probe is not None:
-            probe.stop()
-    if probe is not None and answered:
-        obstacle = probe.obstacle()
-    else:
-        obstacle = contact.silence(wanted.name, patience)
-    if obstacle is None:
-        return None
-    because = f", because {obstacle.clause}."
-    raise _not_acquired(wanted, source.node, patience, because) from obstacle.cause
-
-
-def _not_acquired(wanted: Wanted, node: str, timeout: float | None, why: str) -> AcquireTimeout:
-    within = f"within {timeout:g} s" if timeout else "at once"
-    message = f"{wanted.kind} {wanted.name!r} on {node}: not acquired {within}{why}"
-    return AcquireTimeout(message, node=node, name=wanted.name)
-
-
-def _outcome(lease: Lease, timeout: float | None, probe: Probe) -> Lease | None:
-    """The lease of a request that waits no more; ``None`` when another client has it.
-
-    Raises:
-        AcquireTimeout: it was rejected or timed out because of the store. An engine may keep the
-            time by itself, so that this can happen during an outage.
-    """
-    if lease.held:
-        return lease
-    if lease._why_gone is Removal.TIMED_OUT:
-        _tell_timed_out(lease)
-    elif lease._why_gone is not Place.REFUSED:
-        raise lease._why_not_held()
-    obstacle = probe.obstacle()
-    if obstacle is None:
-        return None
-    because = f", because {obstacle.clause}."
-    raise _not_acquired(lease._wanted, lease.node, timeout, because) from obstacle.cause
-
-
-def _tell_timed_out(lease: Lease) -> None:
-    session = lease.session
-    waited = session._now() - lease._asked_at
-    session._tell("TimedOut", lease.name, waited)
-
-
-async def _check_self_deadlock(lease: Lease) -> None:
-    """Raise when what the current task is inside can never leave room for this request.
-
-    Only those requests count that this very task will give up no sooner than at the end of a
-    block that it is inside, and that stand before this one in the queue, as the store says.
-    """
-    session = lease.session
-    inside = {
-        (scope.owner.session.id, scope.owner._order_id): scope.owner
-        for scope in entered_scopes(asyncio.current_task())
-        if isinstance(scope.owner, Lease)
-        and scope.owner is not lease
-        and scope.owner._state in (HELD, WAITING)
-        and scope.owner.name == lease.name
-        and scope.owner.node == lease.node
-        and scope.owner.session._client.url == session._client.url
-    }
-    if not inside:
-        return
-    if not session._client.capabilities.owners:
-        # Whoever has a mutex has the whole of it; of other semaphores nobody tells.
-        if lease._count == EPHEMERAL_LIMIT:
-            raise _self_deadlock(lease)
-        return
-    described = await session._ending.race(
-        session._engine.describe_semaphore(lease.name, owners=True, waiters=True)
-    )
-    mine = 0
-    for request in (*described.owners, *described.waiters):
-        if request.order_id == lease._order_id:
-            break
-        if (request.session_id, request.order_id) in inside:
-            mine += request.count
-    if mine + lease._count > described.limit and lease._state is WAITING:
-        raise _self_deadlock(lease)
-
-
-def _self_deadlock(lease: Lease) -> SelfDeadlock:
-    return SelfDeadlock(
-        f"the caller is inside a block that has {lease.name!r} on {lease.node}, and waits, "
-        "without a timeout, for what does not fit beside it: it would wait for ever. "
-        "Tenure's locks are not re-entrant; pass the lease on instead, or give a timeout",
-        node=lease.node,
-        name=lease.name,
-    )

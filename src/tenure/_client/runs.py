@@ -20,12 +20,15 @@ import asyncio
 import contextlib
 import logging
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from tenure._client.acquire import acquire, as_it_is, try_acquire
 from tenure._client.lease import Lease
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once
-from tenure._client.request import SessionSource, Wanted, acquire, give_up, try_acquire
+from tenure._client.options import RequestOptions
+from tenure._client.request import Request
+from tenure._client.source import SessionSource
 from tenure.core import rules
 from tenure.core.periods import RunRecord, decode, encode
 from tenure.durations import Duration, seconds, timeout_seconds
@@ -40,7 +43,7 @@ from tenure.identity import NOBODY, described, part
 from tenure.model import EPHEMERAL_LIMIT, LastRun
 
 if TYPE_CHECKING:
-    from tenure._client.session import Session
+    from tenure._client.session_core import SessionCore
 
 __all__ = ["SUFFIX", "Jobs", "RunLease"]
 
@@ -58,7 +61,10 @@ class RunLease(Lease):
     """
 
     __slots__ = ("_record",)
-    _record: RunRecord  # set before a program sees the lease
+
+    def __init__(self, request: Request, record: RunRecord) -> None:
+        super().__init__(request)
+        self._record = record
 
     async def succeed(self) -> None:
         """Record that the run succeeded. The lease stays held; safe to call twice.
@@ -70,14 +76,14 @@ class RunLease(Lease):
         self.check()
         if self._record.done:
             return
-        record = self._record.succeed()
+        record, request = self._record.succeed(), self._request
         try:
-            if await _read(self.session, self.name, create=False) != self._record:
-                self._taken("another run has been recorded since")
-                raise self._why_not_held()
-            await _write(self.session, self.name, record)
+            if await _read(request.session, self.name, create=False) != self._record:
+                request.taken("another run has been recorded since")
+                raise request.why_not_held()
+            await _write(request.session, self.name, record)
         except (SessionExpired, SessionClosed):
-            raise self._why_not_held() from None
+            raise request.why_not_held() from None
         self._record = record
 
     async def __aexit__(
@@ -93,32 +99,6 @@ class RunLease(Lease):
                 await super().__aexit__(type(failure), failure, failure.__traceback__)
                 raise
         await super().__aexit__(kind, error, trace)
-
-    async def _begin(self, period: float, *, count_failed: bool) -> bool:
-        """Record the beginning of a run, if the job is due."""
-        session = self.session
-        now = await _store_time(session)
-        old = await _read(session, self.name, create=True)
-        if old is not None:
-            known = old.clamped(now)
-            wait = known.due_in(now, period, count_failed=count_failed)
-            if wait > 0:
-                if known != old:
-                    await _write(session, self.name, known)
-                _log.info(
-                    "%r on %s is not due for another %.0f s: it ran %.0f s ago (%s)",
-                    *(self.name, self.node, wait, now - known.started, known.by),
-                )
-                return False
-            old = known
-        # A store without fencing tokens has no order to compare.
-        token = self._order_id or 0
-        by = described(session._description, session._client._identity())
-        self._record = RunRecord(now, token, by) if old is None else old.begin(now, token, by)
-        self.check()
-        await _write(session, self.name, self._record)
-        self.check()
-        return True
 
 
 class Jobs:
@@ -180,18 +160,18 @@ class Jobs:
         rules.check_name(name)
         rules.check_name(name + SUFFIX)
         period = seconds(per, "a period")
-        wanted = Wanted(
+        options = RequestOptions(
             "mutex",
             name,
             EPHEMERAL_LIMIT,
             data,
+            handle=as_it_is,
             ephemeral=True,
             on_loss=on_loss,
             stop_time=stop_time,
-            handle=RunLease,
         )
         limit = timeout_seconds(timeout)
-        return Once(wanted, _once, self._source(), wanted, period, limit, bool(count_failed))
+        return Once(options, _once, self._source(), options, period, limit, bool(count_failed))
 
     async def last_run(self, name: str) -> LastRun | None:
         """Read when a job that `once` guards ran last; ``None``: never.
@@ -204,43 +184,73 @@ class Jobs:
         """
         rules.check_name(name)
         source = self._source()
-        return await source._client_contact.answered(
+        return await source.contact.answered(
             f"last run of {name!r} on {source.node}", _last_run_now(source, name)
         )
 
 
 async def _once(
-    source: SessionSource, wanted: Wanted, period: float, timeout: float | None, count_failed: bool
+    source: SessionSource,
+    options: RequestOptions[Request],
+    period: float,
+    timeout: float | None,
+    count_failed: bool,
 ) -> RunLease | None:
     if timeout is None:
-        lease: Lease | None = await acquire(source, wanted, None)
+        request: Request | None = await acquire(source, options, None)
     else:
-        lease = await try_acquire(source, wanted, timeout)
-    session = source._current()
+        request = await try_acquire(source, options, timeout)
+    session = source.current()
     assert session is not None  # its store has answered
-    if lease is None:
-        _check_store(session, wanted.name)
+    if request is None:
+        _check_store(session, options.name)
         return None
-    run = cast(RunLease, lease)
     try:
-        _check_store(session, wanted.name)
-        begun = await source._client_contact.answered(
-            f"last run of {wanted.name!r} on {source.node}",
-            run._begin(period, count_failed=count_failed),
+        _check_store(session, options.name)
+        record = await source.contact.answered(
+            f"last run of {options.name!r} on {source.node}",
+            _begin(request, period, count_failed=count_failed),
         )
     except BaseException as error:
-        give_up(run, error)
+        request.give_up_because(error)
         raise
-    if begun:
-        return run
+    if record is not None:
+        return RunLease(request, record)
     with contextlib.suppress(TimeoutError):  # the release is sent, and takes effect all the same
-        async with asyncio.timeout(source._client_contact.answer_timeout):
-            await run.release()
+        async with asyncio.timeout(source.contact.answer_timeout):
+            await Lease(request).release()
     return None
 
 
+async def _begin(request: Request, period: float, *, count_failed: bool) -> RunRecord | None:
+    """Record the beginning of a run; ``None``: the job is not due."""
+    session, name = request.session, request.name
+    now = await _store_time(session)
+    old = await _read(session, name, create=True)
+    if old is not None:
+        known = old.clamped(now)
+        wait = known.due_in(now, period, count_failed=count_failed)
+        if wait > 0:
+            if known != old:
+                await _write(session, name, known)
+            _log.info(
+                "%r on %s is not due for another %.0f s: it ran %.0f s ago (%s)",
+                *(name, request.node, wait, now - known.started, known.by),
+            )
+            return None
+        old = known
+    # A store without fencing tokens has no order to compare.
+    token = request.order_id or 0
+    by = described(session.how.description, session.client.identity)
+    record = RunRecord(now, token, by) if old is None else old.begin(now, token, by)
+    request.check()
+    await _write(session, name, record)
+    request.check()
+    return record
+
+
 async def _last_run_now(source: SessionSource, name: str) -> LastRun | None:
-    session = await source._obtain()
+    session = await source.obtain()
     _check_store(session, name)
     record = await _read(session, name, create=False)
     if record is None:
@@ -261,31 +271,31 @@ async def _last_run_now(source: SessionSource, name: str) -> LastRun | None:
 # The store
 
 
-def _check_store(session: Session, name: str) -> None:
-    can = session._client.capabilities
+def _check_store(session: SessionCore, name: str) -> None:
+    can = session.client.capabilities
     if not (can.data and can.lasting):
         raise Unsupported(
-            f"the store of {session._client.url} keeps no data, and remembers no run of {name!r}; "
+            f"the store of {session.client.url} keeps no data, and remembers no run of {name!r}; "
             "sqlite://, redis://, etcd:// and tenure:// do",
             node=session.node,
             name=name,
         )
 
 
-async def _store_time(session: Session) -> float:
-    return await session._ending.race(session._client._engine.store_time())
+async def _store_time(session: SessionCore) -> float:
+    return await session.race(session.client.engine.store_time())
 
 
-async def _read(session: Session, name: str, *, create: bool) -> RunRecord | None:
+async def _read(session: SessionCore, name: str, *, create: bool) -> RunRecord | None:
     """Read the record of a job; ``None``: none has been written."""
-    where, engine = name + SUFFIX, session._engine
+    where, engine = name + SUFFIX, session.engine
     try:
-        described = await session._ending.race(
+        described = await session.race(
             engine.describe_semaphore(where, owners=False, waiters=False)
         )
     except SemaphoreNotFound:
         if create:
-            await session._ending.race(engine.create_semaphore(where, 1, b"", exist_ok=True))
+            await session.race(engine.create_semaphore(where, 1, b"", exist_ok=True))
         return None
     rules.check_kind(False, described.ephemeral, session.node, where)
     try:
@@ -299,5 +309,5 @@ async def _read(session: Session, name: str, *, create: bool) -> RunRecord | Non
         ) from error
 
 
-async def _write(session: Session, name: str, record: RunRecord) -> None:
-    await session._ending.race(session._engine.update_semaphore(name + SUFFIX, encode(record)))
+async def _write(session: SessionCore, name: str, record: RunRecord) -> None:
+    await session.race(session.engine.update_semaphore(name + SUFFIX, encode(record)))

@@ -8,18 +8,23 @@ they have.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from tenure._client.acquire import acquire, join, settled, try_acquire
+from tenure._client.blocks import begin_to_leave, note_loss, see_out
 from tenure._client.contention import contention
 from tenure._client.handles import AsyncHandle, Handle
 from tenure._client.lease import Lease
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once
+from tenure._client.options import RequestOptions
 from tenure._client.probe import Probe
-from tenure._client.request import SessionSource, Wanted, acquire, join, settled, try_acquire
-from tenure._client.requested import HELD, WAITING
+from tenure._client.request import Request
+from tenure._client.request_states import HELD, WAITING
 from tenure._client.scope import Scope
+from tenure._client.source import SessionSource
 from tenure._client.watch import Watch, described_now
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
@@ -27,7 +32,7 @@ from tenure.errors import AcquireTimeout, InvalidArgument, Misuse, SemaphoreNotF
 from tenure.model import SemaphoreDescription
 
 if TYPE_CHECKING:
-    from tenure._client.session import Session
+    from tenure._client.session_core import SessionCore
 
 __all__ = ["Semaphore", "Ticket", "recover"]
 
@@ -43,8 +48,9 @@ class Ticket(AsyncHandle, Generic[L]):
     ``async with`` block withdraws the request, or releases the lease.
     """
 
-    def __init__(self, lease: L) -> None:
-        self._lease = lease
+    def __init__(self, request: Request, handle: Callable[[Request], L]) -> None:
+        self._request = request
+        self._lease = handle(request)
         self._scope: Scope | None = None
 
     def __repr__(self) -> str:
@@ -53,7 +59,7 @@ class Ticket(AsyncHandle, Generic[L]):
     @property
     def granted(self) -> bool:
         """Whether the request owns its tokens now."""
-        return self._lease.held
+        return self._request.held
 
     @property
     def fencing_token(self) -> int | None:
@@ -61,7 +67,7 @@ class Ticket(AsyncHandle, Generic[L]):
 
         Some stores tell it with the grant (`Capabilities.waiter_order`), some never.
         """
-        return self._lease._order_id
+        return self._request.order_id
 
     async def position(self) -> int:
         """Return the place in the queue: 0 when granted, 1 for the next to be granted, and so on.
@@ -74,32 +80,32 @@ class Ticket(AsyncHandle, Generic[L]):
             SessionExpired, SessionClosed: the session is over.
             Unsupported: the store tells no order of its waiters (ydb, dflockd).
         """
-        lease = self._lease
-        session = lease.session._alive()
-        if lease._state is HELD:
+        request = self._request
+        session = request.session.alive()
+        if request.state is HELD:
             return 0
-        if lease._state is not WAITING:
-            raise lease._why_not_held()
-        if lease._order_id is None:
+        if request.state is not WAITING:
+            raise request.why_not_held()
+        if request.order_id is None:
             raise Unsupported(
-                f"this engine does not tell a waiter its place (for {lease.name!r} on "
-                f"{lease.node}); sqlite://, redis://, etcd:// and tenure:// do",
-                node=lease.node,
-                name=lease.name,
+                f"this engine does not tell a waiter its place (for {request.name!r} on "
+                f"{request.node}); sqlite://, redis://, etcd:// and tenure:// do",
+                node=request.node,
+                name=request.name,
             )
-        described = await session._client_contact.answered(
-            f"queue of {lease.name!r} on {lease.node}",
-            described_now(session, lease.name, ephemeral=False, owners=True, waiters=True),
+        described = await session.contact.answered(
+            f"queue of {request.name!r} on {request.node}",
+            described_now(session, request.name, ephemeral=False, owners=True, waiters=True),
         )
         for place, waiter in enumerate(described.waiters, start=1):
-            if waiter.order_id == lease._order_id:
+            if waiter.order_id == request.order_id:
                 return place
-        if any(owner.order_id == lease._order_id for owner in described.owners):
+        if any(owner.order_id == request.order_id for owner in described.owners):
             return 0  # the grant is on its way here
         raise SemaphoreNotFound(
-            f"the request for {lease.name!r} on {lease.node} has left its queue",
-            node=lease.node,
-            name=lease.name,
+            f"the request for {request.name!r} on {request.node} has left its queue",
+            node=request.node,
+            name=request.name,
         )
 
     async def wait(self, timeout: Duration | None = None) -> L:
@@ -113,31 +119,31 @@ class Ticket(AsyncHandle, Generic[L]):
             LeaseLost, LeaseReleased, SessionExpired, SessionClosed: it is over.
         """
         limit = timeout_seconds(timeout)
-        lease = self._lease
-        lease.session._proven()  # for what it notices: a deadline, a fork
+        request = self._request
+        request.session.is_proven()  # for what it notices: a deadline, a fork
         expiry = asyncio.timeout(limit)
-        probe = Probe(lease, limit or 0.0)
+        probe = Probe(request, limit or 0.0)
         try:
             async with expiry:
-                await settled(lease, for_ever=limit is None)
+                await settled(request, for_ever=limit is None)
         except TimeoutError:
             if not expiry.expired():
                 raise
             obstacle = probe.obstacle()
         else:
-            if lease.held:
-                return lease
-            raise lease._why_not_held()
+            if request.held:
+                return self._lease
+            raise request.why_not_held()
         finally:
             probe.stop()
-        waits = obstacle is None and lease._state is WAITING
-        who = f"; {await contention(lease.session, lease.name)}" if waits else ""
+        waits = obstacle is None and request.state is WAITING
+        who = f"; {await contention(request.session, request.name)}" if waits else ""
         why = who if obstacle is None else f", because {obstacle.clause}"
         raise AcquireTimeout(
-            f"{lease._wanted.kind} {lease.name!r} on {lease.node}: not acquired within "
+            f"{request.options.kind} {request.name!r} on {request.node}: not acquired within "
             f"{limit:g} s{why}; the place in its queue is kept",
-            node=lease.node,
-            name=lease.name,
+            node=request.node,
+            name=request.name,
         ) from (None if obstacle is None else obstacle.cause)
 
     async def withdraw(self) -> None:
@@ -150,7 +156,7 @@ class Ticket(AsyncHandle, Generic[L]):
         await self._lease.release()
 
     async def __aenter__(self) -> Ticket[L]:
-        self._lease.session._alive()
+        self._request.session.alive()
         if self._scope is not None:
             raise Misuse(
                 f"the ticket for {self._lease.name!r} has been entered already",
@@ -162,7 +168,7 @@ class Ticket(AsyncHandle, Generic[L]):
 
     def _enter(self) -> None:
         # Nothing triggers it; it is there so that a wait inside knows what it is inside.
-        self._scope = Scope(self._lease)
+        self._scope = Scope(self._request)
         self._scope.enter()
 
     async def __aexit__(
@@ -173,15 +179,14 @@ class Ticket(AsyncHandle, Generic[L]):
     ) -> None:
         assert self._scope is not None
         self._scope.exit(error)
-        lease = self._lease
-        answer = lease._leave(error)
+        request = self._request
+        answer = begin_to_leave(request, error)
         if answer is not None:
-            await lease._answered_by_store(answer)
-            lease._see_out(answer, error)
-        if lease._loss is not None:
+            await see_out(request, answer, error)
+        if request.loss is not None:
             if error is None:
-                raise lease._why_not_held()
-            lease._note_loss(error)
+                raise request.why_not_held()
+            note_loss(request, error)
 
 
 class Semaphore(Handle):
@@ -229,9 +234,9 @@ class Semaphore(Handle):
                 ephemeral semaphore.
         """
         self._check_lasting("needs no creation: its first request makes it")
-        session = await self._source._obtain()
-        await session._ending.race(
-            session._engine.create_semaphore(self.name, limit, data, exist_ok=exist_ok)
+        session = await self._source.obtain()
+        await session.race(
+            session.engine.create_semaphore(self.name, limit, data, exist_ok=exist_ok)
         )
 
     async def update(self, data: bytes) -> None:
@@ -242,8 +247,8 @@ class Semaphore(Handle):
             InvalidArgument: this is an ephemeral semaphore.
         """
         self._check_lasting("has no data of its own: a lease's data is changed by Lease.update")
-        session = await self._source._obtain()
-        await session._ending.race(session._engine.update_semaphore(self.name, data))
+        session = await self._source.obtain()
+        await session.race(session.engine.update_semaphore(self.name, data))
 
     async def delete(self, *, force: bool = False) -> None:
         """Delete the semaphore.
@@ -256,8 +261,8 @@ class Semaphore(Handle):
             SemaphoreNotFound: there is none.
             SemaphoreBusy: it has owners or waiters, and `force` is false.
         """
-        session = await self._source._obtain()
-        await session._ending.race(session._engine.delete_semaphore(self.name, force=force))
+        session = await self._source.obtain()
+        await session.race(session.engine.delete_semaphore(self.name, force=force))
 
     async def describe(
         self, *, owners: bool = False, waiters: bool = False
@@ -268,13 +273,13 @@ class Semaphore(Handle):
             SemaphoreNotFound: there is none; an ephemeral one is empty instead.
             EngineUnavailable: the store cannot be reached, or does not answer.
         """
-        return await self._source._client_contact.answered(
+        return await self._source.contact.answered(
             f"semaphore {self.name!r} on {self._source.node}",
             self._described_now(owners=owners, waiters=waiters),
         )
 
     async def _described_now(self, *, owners: bool, waiters: bool) -> SemaphoreDescription:
-        session = await self._source._obtain()
+        session = await self._source.obtain()
         return await described_now(
             session, self.name, ephemeral=self.ephemeral, owners=owners, waiters=waiters
         )
@@ -311,8 +316,8 @@ class Semaphore(Handle):
             SelfDeadlock: the calling task is inside what it waits for.
             SessionExpired, SessionClosed: the session is over.
         """
-        wanted = self._wanted(count, data, on_loss, stop_time)
-        return Once(wanted, acquire, self._source, wanted, timeout_seconds(timeout))
+        options = self._options(count, data, on_loss, stop_time)
+        return Once(options, acquire, self._source, options, timeout_seconds(timeout))
 
     async def try_acquire(
         self,
@@ -328,7 +333,7 @@ class Semaphore(Handle):
             AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is its
                 failure.
         """
-        return await try_acquire(self._source, self._wanted(count, data, on_loss, stop_time))
+        return await try_acquire(self._source, self._options(count, data, on_loss, stop_time))
 
     def enqueue(
         self,
@@ -342,8 +347,8 @@ class Semaphore(Handle):
 
         ``async with pool.enqueue() as ticket``, or ``await`` it. Raises as `acquire`.
         """
-        wanted = self._wanted(count, data, on_loss, stop_time)
-        return Once(wanted, _enqueue, self._source, wanted)
+        options = self._options(count, data, on_loss, stop_time)
+        return Once(options, _enqueue, self._source, options)
 
     def recover(
         self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0
@@ -355,7 +360,7 @@ class Semaphore(Handle):
         Args:
             on_loss, stop_time: as for `acquire`.
         """
-        return recover(self._source, self._wanted(1, b"", on_loss, stop_time))
+        return recover(self._source, self._options(1, b"", on_loss, stop_time))
 
     def watch(self, *, data: bool = False, owners: bool = False) -> Watch[SemaphoreDescription]:
         """The semaphore's state now, and a newer one after every change of what is watched.
@@ -381,34 +386,35 @@ class Semaphore(Handle):
                 name=self.name,
             )
 
-    def _wanted(
+    def _options(
         self, count: int, data: bytes, on_loss: OnLoss | None, stop_time: Duration
-    ) -> Wanted:
-        return Wanted(
+    ) -> RequestOptions[Lease]:
+        return RequestOptions(
             "semaphore",
             self.name,
             count,
             data,
+            handle=Lease,
             ephemeral=self.ephemeral,
             on_loss=on_loss,
             stop_time=stop_time,
         )
 
 
-def _as_it_is(_session: Session, described: SemaphoreDescription) -> SemaphoreDescription:
+def _as_it_is(_session: SessionCore, described: SemaphoreDescription) -> SemaphoreDescription:
     return described
 
 
-async def _enqueue(source: SessionSource, wanted: Wanted) -> Ticket[Lease]:
-    return Ticket(await join(source, wanted))
+async def _enqueue(source: SessionSource, options: RequestOptions[Lease]) -> Ticket[Lease]:
+    return Ticket(await join(source, options), options.handle)
 
 
-def recover(source: SessionSource, wanted: Wanted) -> Ticket[Lease] | None:
-    """A ticket for what the session was found to have of what is wanted, if anything.
+def recover(source: SessionSource, options: RequestOptions[L]) -> Ticket[L] | None:
+    """Return a ticket for the first recovered request that fits the options, if there is one.
 
     Raises:
         SessionExpired, SessionClosed: the session is over.
     """
-    session = source._ready()
-    lease = None if session is None else session._claim(wanted)
-    return None if lease is None else Ticket(lease)
+    session = source.ready()
+    request = None if session is None else session.claim(options)
+    return None if request is None else Ticket(request, options.handle)

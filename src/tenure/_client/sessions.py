@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from tenure._client.ending import ORIGIN
+from tenure._client.attaching import Asked, attach_core
+from tenure._client.client_core import ClientCore
+from tenure._client.contact import Contact
 from tenure._client.handles import AsyncHandle
 from tenure._client.session import Session
+from tenure._client.session_core import SessionCore
+from tenure._client.session_life import ORIGIN
 from tenure.errors import InvalidArgument, LeaseLost, SessionExpired
 from tenure.model import DEFAULT_NODE
-
-if TYPE_CHECKING:
-    from tenure._client.client import Client
-    from tenure._client.once import Once
 
 __all__ = ["Attempt", "Attempts", "ImplicitSession", "is_loss", "path_and_work"]
 
@@ -29,66 +29,82 @@ class ImplicitSession:
     cancelled the others still get it, and if it fails all of them are told.
     """
 
-    def __init__(self, client: Client, recovery_window: float) -> None:
+    def __init__(self, client: ClientCore, recovery_window: float) -> None:
         self.node = DEFAULT_NODE
         self.recovery_window = recovery_window
         self._client = client
-        self._client_contact = client._contact
-        self._session: Session | None = None
-        self._attaching: asyncio.Task[Session] | None = None
+        self._session: SessionCore | None = None
+        self._attaching: asyncio.Task[SessionCore] | None = None
 
-    def _ready(self) -> Session | None:
+    @property
+    def contact(self) -> Contact:
+        """The client's contact to the store."""
+        return self._client.contact
+
+    def ready(self) -> SessionCore | None:
+        """Return the session, when there is one that can be used at once."""
         session = self._session
-        if session is not None and session._proven():
-            return session._alive()
-        self._client._check_owner()
+        if session is not None and session.is_proven():
+            return session.alive()
+        self._client.check_owner()
         return None
 
-    def _current(self) -> Session | None:
+    def current(self) -> SessionCore | None:
+        """Return the session that was used last, whether or not it has ended."""
         return self._session
 
-    async def _obtain(self) -> Session:
-        await self._client._opened()
-        session = self._ready()
+    async def obtain(self) -> SessionCore:
+        """Return the session, attached if need be."""
+        await self._client.opened()
+        session = self.ready()
         if session is not None:
             return session
         if self._attaching is None or self._attaching.done():
-            self._attaching = self._client._tasks.begin(self._attach())
-        return await self._client._outcome(self._attaching)
+            self._attaching = self._client.tasks.begin(self._attach())
+        return await self._client.outcome(self._attaching)
 
-    async def _attach(self) -> Session:
-        self._session = session = await self._client.session(recovery_window=self.recovery_window)
-        return session
+    async def _attach(self) -> SessionCore:
+        asked = Asked.of(DEFAULT_NODE, self.recovery_window, "", "cancel", None)
+        self._session = core = await attach_core(self._client, asked)
+        Session(core)  # which the leases have
+        return core
 
 
 class Attempts:
     """The loop of `Client.sessions`."""
 
-    def __init__(self, attach: Callable[[], Once[Session]]) -> None:
+    def __init__(self, attach: Callable[[], Awaitable[SessionCore]]) -> None:
         self._attach = attach
-        self._attempt: Attempt | None = None
+        self._again = True
 
     def __aiter__(self) -> Attempts:
         return self
 
     async def __anext__(self) -> Attempt:
-        if self._attempt is not None and not self._attempt._again:
+        if not self._again:
             raise StopAsyncIteration
-        self._attempt = Attempt(self._attach)
-        return self._attempt
+        self._again = False
+        return Attempt(self._attach, self._repeat)
+
+    def _repeat(self) -> None:
+        self._again = True
 
 
 class Attempt(AsyncHandle):
     """One attempt of `Client.sessions`: a session's block that may be repeated."""
 
-    def __init__(self, attach: Callable[[], Once[Session]]) -> None:
+    def __init__(
+        self, attach: Callable[[], Awaitable[SessionCore]], repeat: Callable[[], None]
+    ) -> None:
         self._attach = attach
+        self._repeat = repeat
+        self._core: SessionCore
         self._session: Session
-        self._again = False
 
     async def __aenter__(self) -> Session:
-        self._session = await self._attach()
-        self._session._enter()
+        self._core = await self._attach()
+        self._session = Session(self._core)
+        self._core.enter()
         return self._session
 
     async def __aexit__(
@@ -103,8 +119,10 @@ class Attempt(AsyncHandle):
             if error is None:
                 return False  # the work is done
             error = expired
-        self._again = error is not None and _is_expiry_of(self._session, error)
-        return self._again
+        again = error is not None and _is_expiry_of(self._core, error)
+        if again:
+            self._repeat()
+        return again
 
 
 def path_and_work(path: str | W, work: W | None) -> tuple[str, W]:
@@ -127,9 +145,9 @@ def is_loss(error: BaseException) -> bool:
     return isinstance(error, LeaseLost | SessionExpired)
 
 
-def _is_expiry_of(session: Session, error: BaseException) -> bool:
+def _is_expiry_of(session: SessionCore, error: BaseException) -> bool:
     """Whether the error is the expiry of that session and nothing else; of a group, every leaf."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_expiry_of(session, each) for each in error.exceptions)
     origin = error.__cause__ if isinstance(error, LeaseLost) else error.__dict__.get(ORIGIN)
-    return origin is session._ending.why and isinstance(origin, SessionExpired)
+    return origin is session.why and isinstance(origin, SessionExpired)

@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
 
-from tenure._client.request import Wanted, join, try_acquire
-from tenure._client.requested import WAITING
+from tenure._client.acquire import as_it_is, join, try_acquire
+from tenure._client.options import RequestOptions
+from tenure._client.request import Request
+from tenure._client.request_states import WAITING
 from tenure._client.watch import described_now
 from tenure.errors import InvalidArgument
 from tenure.model import EPHEMERAL_LIMIT
-
-if TYPE_CHECKING:
-    from tenure._client.lease import Lease
 
 __all__ = ["MOST_SLOTS", "Slots"]
 
@@ -34,10 +32,10 @@ MOST_SLOTS = 1024
 class Slots:
     """The slots of one lease, on its session's loop."""
 
-    def __init__(self, lease: Lease) -> None:
-        self._lease = lease
+    def __init__(self, request: Request) -> None:
+        self._request = request
         self._taking = asyncio.Lock()
-        self._taken: dict[int, Lease] = {}
+        self._taken: dict[int, Request] = {}
 
     async def take(self) -> tuple[int, ...]:
         """Take the slots that are missing, and return all. Cancelled, it keeps what it has.
@@ -47,18 +45,18 @@ class Slots:
             InvalidArgument: the semaphore has no limit up to `MOST_SLOTS`.
             LeaseLost, LeaseReleased: the lease is not held.
         """
-        lease = self._lease
+        request = self._request
         async with self._taking:
-            lease.check()
-            if len(self._taken) < lease.count:
+            request.check()
+            if len(self._taken) < request.count:
                 limit = await self._limit()
-                while len(self._taken) < lease.count:
+                while len(self._taken) < request.count:
                     number, slot = await self._lowest(limit)
                     self._taken[number] = slot
-                    if not lease.held:
+                    if not request.held:
                         self.release()
-                        lease.check()
-                self.shrink(lease.count)  # which may have shrunk meanwhile
+                        request.check()
+                self.shrink(request.count)  # which may have shrunk meanwhile
             return tuple(sorted(self._taken))
 
     def release(self) -> None:
@@ -71,53 +69,60 @@ class Slots:
             _give_up(self._taken.pop(number))
 
     async def _limit(self) -> int:
-        lease = self._lease
-        session = lease.session
-        described = await session._client_contact.answered(
-            f"limit of semaphore {lease.name!r} on {lease.node}",
-            described_now(session, lease.name, ephemeral=False, owners=False),
+        request = self._request
+        session = request.session
+        described = await session.contact.answered(
+            f"limit of semaphore {request.name!r} on {request.node}",
+            described_now(session, request.name, ephemeral=False, owners=False),
         )
         if described.limit > MOST_SLOTS:
             raise InvalidArgument(
-                f"{lease.name!r} on {lease.node} has no slots: they need a lasting semaphore with "
-                f"a limit of at most {MOST_SLOTS:,}",
-                node=lease.node,
-                name=lease.name,
+                f"{request.name!r} on {request.node} has no slots: they need a lasting semaphore "
+                f"with a limit of at most {MOST_SLOTS:,}",
+                node=request.node,
+                name=request.name,
             )
         return described.limit
 
-    def _wanted(self, number: int) -> Wanted:
-        name = f"{self._lease.name}/slot/{number}"
+    def _options(self, number: int) -> RequestOptions[Request]:
+        name = f"{self._request.name}/slot/{number}"
         # A slot is part of its lease, whose own policy says what a loss does.
-        return Wanted("slot", name, EPHEMERAL_LIMIT, ephemeral=True, on_loss="cancel")
+        return RequestOptions(
+            "slot",
+            name,
+            EPHEMERAL_LIMIT,
+            handle=as_it_is,
+            ephemeral=True,
+            on_loss="cancel",
+        )
 
-    async def _lowest(self, limit: int) -> tuple[int, Lease]:
+    async def _lowest(self, limit: int) -> tuple[int, Request]:
         """The lowest free slot, or the first that becomes free."""
         free = [number for number in range(limit) if number not in self._taken]
         for number in free:
-            slot = await try_acquire(self._lease.session, self._wanted(number))
+            slot = await try_acquire(self._request.session, self._options(number))
             if slot is not None:
                 return number, slot
         return await self._first(free)
 
-    async def _first(self, numbers: list[int]) -> tuple[int, Lease]:
+    async def _first(self, numbers: list[int]) -> tuple[int, Request]:
         """Wait in the queues of several slots, and keep the lowest of the first granted."""
-        queued: dict[int, Lease] = {}
+        queued: dict[int, Request] = {}
         kept: int | None = None
         try:
             for number in numbers:
-                queued[number] = await join(self._lease.session, self._wanted(number))
+                queued[number] = await join(self._request.session, self._options(number))
             while True:
                 kept = next((number for number, slot in queued.items() if slot.held), None)
                 if kept is not None:
                     return kept, queued[kept]
-                self._lease.check()
-                gone = [number for number, slot in queued.items() if slot._state is not WAITING]
+                self._request.check()
+                gone = [number for number, slot in queued.items() if slot.state is not WAITING]
                 if gone:  # evicted, or deleted by force
                     for number in gone:
-                        queued[number] = await join(self._lease.session, self._wanted(number))
+                        queued[number] = await join(self._request.session, self._options(number))
                     continue
-                changes = [each._change() for each in (self._lease, *queued.values())]
+                changes = [each.change() for each in (self._request, *queued.values())]
                 await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for number, slot in queued.items():
@@ -125,7 +130,7 @@ class Slots:
                     _give_up(slot)
 
 
-def _give_up(slot: Lease) -> None:
+def _give_up(slot: Request) -> None:
     # Whatever the engine raises, the release is sent again. The lease's own is not to fail by it.
     with contextlib.suppress(Exception):
-        slot._give_up()
+        slot.give_up()

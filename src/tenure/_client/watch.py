@@ -25,8 +25,8 @@ from tenure.identity import semaphore_with_identities
 from tenure.model import EPHEMERAL_LIMIT, SemaphoreDescription
 
 if TYPE_CHECKING:
-    from tenure._client.request import SessionSource
-    from tenure._client.session import Session
+    from tenure._client.session_core import SessionCore
+    from tenure._client.source import SessionSource
 
 __all__ = ["Watch", "described_now"]
 
@@ -50,8 +50,8 @@ class Watch(AsyncHandle, Generic[T]):
         *,
         data: bool,
         owners: bool,
-        view: Callable[[Session, SemaphoreDescription], T],
-        prepare: Callable[[Session], Awaitable[None]] | None = None,
+        view: Callable[[SessionCore, SemaphoreDescription], T],
+        prepare: Callable[[SessionCore], Awaitable[None]] | None = None,
         ephemeral: bool = False,
     ) -> None:
         if not (data or owners):
@@ -63,7 +63,7 @@ class Watch(AsyncHandle, Generic[T]):
         self._view = view
         self._prepare = prepare
         self._ephemeral = ephemeral
-        self._session: Session | None = None
+        self._session: SessionCore | None = None
         self._stop: Callable[[], None] | None = None
         self._changed = asyncio.Event()
         self._changed.set()
@@ -91,8 +91,8 @@ class Watch(AsyncHandle, Generic[T]):
         session, stop = self._session, self._stop
         if session is not None and stop is not None:
             self._stop = None
-            session._watchers.pop(self._changed.set, None)
-            session._client._soon(stop)  # whatever the thread; and nothing in a forked child
+            session.watchers.pop(self._changed.set, None)
+            session.client.soon(stop)  # whatever the thread; and nothing in a forked child
 
     def __del__(self) -> None:
         # Dropped in the middle of a bare `async for`. The constructor may have raised.
@@ -121,7 +121,7 @@ class Watch(AsyncHandle, Generic[T]):
                 raise StopAsyncIteration
             self._changed.clear()
             try:
-                session._alive()
+                session.alive()
                 described = await described_now(
                     session, self._name, ephemeral=self._ephemeral, owners=self._owners
                 )
@@ -147,23 +147,23 @@ class Watch(AsyncHandle, Generic[T]):
         return (described.data if self._data else None, owners)
 
     async def _subscribe(self) -> None:
-        session = await self._source._obtain()
+        session = await self._source.obtain()
         if self._prepare is not None:
             await self._prepare(session)
         if self._closed or self._session is not None:
             return
         try:
-            self._stop = session._engine.watch(
+            self._stop = session.engine.watch(
                 self._name, data=self._data, owners=self._owners, changed=self._changed.set
             )
         except SessionExpired as error:
-            raise session._ending.by_store(error) from None
-        session._watchers[self._changed.set] = None
+            raise session.expired(error) from None
+        session.watchers[self._changed.set] = None
         self._session = session
 
 
 async def described_now(
-    session: Session, name: str, *, ephemeral: bool, owners: bool, waiters: bool = False
+    session: SessionCore, name: str, *, ephemeral: bool, owners: bool, waiters: bool = False
 ) -> SemaphoreDescription:
     """A semaphore as it is now; an ephemeral one that nobody uses is empty.
 
@@ -172,8 +172,8 @@ async def described_now(
         InvalidArgument: there is one, and it was asked for as ephemeral.
     """
     try:
-        described = await session._ending.race(
-            session._engine.describe_semaphore(name, owners=owners, waiters=waiters)
+        described = await session.race(
+            session.engine.describe_semaphore(name, owners=owners, waiters=waiters)
         )
     except SemaphoreNotFound:
         if not ephemeral:

@@ -11,7 +11,7 @@ lost lease its next call raises. The wrappers are generated from the asynchronou
 from tenure._client.client import default_url
 from tenure._client.leading import Retry
 from tenure._client.loss import LOSS_EXIT_STATUS, OnLoss
-from tenure._client.session import SessionState
+from tenure._client.session_states import SessionState
 from tenure.blocking.attempts import Attempt, Attempts
 from tenure.blocking.client import Client, connect
 from tenure.blocking.lease import Election, Leadership, Lease, RunLease, Ticket

@@ -25,9 +25,9 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
-from tenure._client.lease import Lease
+from tenure._client.request import Request
 from tenure._client.scope import entered_scopes
-from tenure._client.session import Session
+from tenure._client.session_core import SessionCore
 from tenure.blocking.bell import Bell
 from tenure.errors import SessionClosed
 
@@ -280,10 +280,10 @@ def loss_around(task: asyncio.Task[object]) -> Exception | None:
     """The loss of the innermost lost block that the task is inside, to raise. From any thread."""
     for scope in entered_scopes(task):
         owner = scope.owner
-        if isinstance(owner, Lease):
+        if isinstance(owner, Request):
             # A ticket's block has a scope too, and is not about the lease being held.
-            if owner._scope is scope and owner.loss is not None:
-                return owner._why_not_held()
-        elif isinstance(owner, Session) and owner._scope is scope and owner.state == "expired":
-            return owner._ending.error()
+            if owner.scope is scope and not owner.held and owner.loss is not None:
+                return owner.why_not_held()
+        elif isinstance(owner, SessionCore) and owner.scope is scope and owner.state == "expired":
+            return owner.error()
     return None

@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from tenure._client import lease as async_lease
 from tenure._client import semaphore as async_semaphore
 from tenure._client import session as async_session
+from tenure._client.internals import request_of, session_core
 from tenure.blocking.portal import Portal, as_it_is
 from tenure.blocking.wrapper import SyncWrapper
 from tenure.durations import Duration, timeout_seconds
@@ -42,7 +43,7 @@ _entering = threading.RLock()
 def give_up(lease: async_lease.Lease | None) -> None:
     """Undo the acquisition of a lease."""
     if lease is not None:
-        lease._give_up()
+        request_of(lease).give_up()
 
 
 def abandon_ticket(ticket: async_semaphore.Ticket[Any]) -> None:
@@ -54,9 +55,10 @@ def abandon_ticket(ticket: async_semaphore.Ticket[Any]) -> None:
 
 def abandon_session(session: async_session.Session, *, detach: bool = False) -> None:
     """Undo the attaching of a session, or its entering."""
-    if session._scope is not None:
-        session._scope.exit(None)
-    session._ending.by_program(detach=detach)
+    core = session_core(session)
+    if core.scope is not None:
+        core.scope.exit(None)
+    core.close_soon(detach=detach)
 
 
 def perhaps(handle: Callable[[Portal, Any], R]) -> Callable[[Portal, Any], R | None]:
@@ -108,7 +110,7 @@ class LeaseBlock(SyncWrapper[async_lease.Lease]):
             raise  # a refusal leaves the lease as it was
         except BaseException as interruption:
             # The block will not be left, because no thread came to be inside it.
-            scope = wrapped._scope
+            scope = request_of(wrapped).scope
             if scope is None or scope.task is None:
                 portal.give_back(wrapped.release)
             elif may_enter:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from tenure._client import client as async_client
 from tenure._client.client import DEFAULT_WINDOW
+from tenure._client.internals import client_core
 from tenure._client.leading import Retry, Supervision, pause
 from tenure._client.loss import OnLoss
 from tenure._client.scope import note_failure
@@ -54,7 +55,7 @@ def connect(
     portal.check_caller()
     wrapped = async_client.connect(url, clock=clock, identify=identify)
     client = Client(portal, wrapped)
-    portal.serve(wrapped)
+    portal.serve(client_core(wrapped))
     return client
 
 
@@ -83,7 +84,7 @@ class Client(ClientCalls):
         try:
             self._portal.leave(self._wrapped.__aexit__, kind, error, trace)
         finally:
-            self._portal.let_go(self._wrapped)
+            self._portal.let_go(client_core(self._wrapped))
 
     def close(self) -> None:
         """Close every session, then the connection. Safe to call twice, and when interrupted.
@@ -97,7 +98,7 @@ class Client(ClientCalls):
         try:
             self._portal.give_back(self._wrapped.aclose)
         finally:
-            self._portal.let_go(self._wrapped)
+            self._portal.let_go(client_core(self._wrapped))
 
     def run(
         self,
@@ -194,4 +195,4 @@ class Client(ClientCalls):
                 return result
             except Exception as error:
                 length = supervision.failed(error)
-            self._portal.call(pause, self._wrapped, length)
+            self._portal.call(pause, client_core(self._wrapped), length)

@@ -48,6 +48,11 @@ class Lease(LeaseBlock):
         return self._wrapped.name
 
     @property
+    def node(self) -> str:
+        """The path of the node."""
+        return self._wrapped.node
+
+    @property
     def count(self) -> int:
         """How many of the semaphore's tokens are held."""
         return self._wrapped.count
@@ -131,11 +136,6 @@ class Lease(LeaseBlock):
             LeaseLost, LeaseReleased: it is not held any more.
         """
         self._portal.call(self._wrapped.update, data, count=count)
-
-    @property
-    def node(self) -> str:
-        """The path of the node."""
-        return self._wrapped.node
 
 
 class Leadership(Lease):

@@ -60,7 +60,10 @@ _Received: TypeAlias = tuple[Callable[[Call], object], Call]  # what takes the c
 class Served(Protocol):
     """A client, or another object for which the loop runs until it is closed."""
 
-    _closing: asyncio.Task[None] | None
+    @property
+    def closing(self) -> asyncio.Task[None] | None:
+        """The task that closes the client; ``None`` until it is closed."""
+        ...
 
     async def aclose(self) -> None:
         """Close it, and remember the task that does so."""
@@ -99,7 +102,7 @@ class Portal:
 
     def let_go(self, client: Served) -> None:
         """Forget a client that is closed, or being closed; with the last one the thread ends."""
-        closing = client._closing
+        closing = client.closing
         if closing is None:
             return
         let_go = False

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from tenure._client.loss import OnLoss
-from tenure._client.session import SessionState
+from tenure._client.session_states import SessionState
 from tenure.blocking.blocks import SessionBlock, give_up, perhaps
 from tenure.blocking.lease import Election, RunLease
 from tenure.blocking.primitives import Mutex, Semaphore

@@ -53,11 +53,11 @@ class _Program:
         self.locks = WeakSet[exclusive_lock_twins.ExclusiveLock]()
         self.semaphores = WeakSet[semaphore_twins.DistributedSemaphore]()
         self._holding: set[asyncio.Task[None]] = set()
-        self._closing: asyncio.Task[None] | None = None
+        self.closing: asyncio.Task[None] | None = None
 
     def check_open(self) -> None:
         """Raise `SessionClosed` unless the connection is open."""
-        if self._closing is not None:
+        if self.closing is not None:
             raise SessionClosed("the connection to Redis has been closed")
 
     def hold(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -74,10 +74,10 @@ class _Program:
 
     async def aclose(self) -> None:
         """Release what is held, and close the connection."""
-        if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self._close())
-        await asyncio.wait([self._closing])
-        self._closing.result()
+        if self.closing is None:
+            self.closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.wait([self.closing])
+        self.closing.result()
 
     async def _close(self) -> None:
         try:

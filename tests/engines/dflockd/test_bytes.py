@@ -131,7 +131,7 @@ async def test_who_waits_enters_the_queue_elsewhere_and_proves_the_grant() -> No
     ):
         waiting = asyncio.create_task(_hold(client, "m"))
         await server.until(1, "w|m|1000000000")
-        session = next(iter(client._sessions))
+        session = next(iter(client._core.sessions))
         session.renew()  # so that the proof of what was sent before is not fresh
         server.push(1, f"ok {OTHER} 30\n")
         await waiting
@@ -151,7 +151,7 @@ async def test_a_semaphore_says_its_limit() -> None:
         await pool.create(4)
         waiting = asyncio.create_task(pool_use(pool))
         await server.until(1, "sw|p|1000000000")
-        next(iter(client._sessions)).renew()
+        next(iter(client._core.sessions)).renew()
         server.push(1, OK)
         await waiting
         assert server.heard == [
@@ -259,7 +259,7 @@ async def test_a_grant_that_is_over_before_it_is_told_is_asked_for_again() -> No
     ):
         waiting = asyncio.create_task(_hold(client, "m"))
         await server.until(1, "w|m|1000000000")
-        next(iter(client._sessions)).renew()
+        next(iter(client._core.sessions)).renew()
         server.push(1, OK)
         async with asyncio.timeout(30):
             while server.heard[1].count("e|m|30") < 2:  # noqa: ASYNC110
@@ -273,7 +273,7 @@ async def test_what_the_server_has_forgotten_is_lost() -> None:
     async with scripted(l=OK, n="error\n") as server, tenure.connect(server.url) as client:
         session = await client.session()
         lease = await session.mutex("m").lock()
-        session.renew()
+        session._core.renew()
         assert "forgotten by the store" in str(await lease.wait_lost())
         await session.aclose()
 

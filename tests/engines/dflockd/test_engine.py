@@ -91,7 +91,7 @@ async def test_many_tasks_of_several_programs_hold_in_the_order_of_their_request
 
 async def _has_joined(client: tenure.Client) -> None:
     """Return when the program's latest request stands in the server's queue."""
-    engine = client._engine
+    engine = client._core.engine
     assert isinstance(engine, DflockdEngine)
 
     def joined() -> bool:

@@ -357,7 +357,7 @@ async def test_it_speaks_tls(tmp_path: Path) -> None:
         ):
             lease = await session.mutex("m").lock()
             waiting = asyncio.create_task(_take(session, "m"))
-            session.renew()
+            session._core.renew()
             await lease.release()
             await (await asyncio.wait_for(waiting, PATIENCE)).release()
         with pytest.raises(tenure.EngineUnavailable, match=r"(?i)certificate"):

@@ -40,7 +40,7 @@ async def test_an_answer_too_long_for_a_subscriber_fails_and_nothing_else() -> N
 
 async def test_what_cannot_be_sent_leaves_every_answer_to_who_asked(server: Server) -> None:
     async with tenure.connect(server.url) as client, client.session() as session:
-        reconnector = cast("Any", client._engine).reconnector
+        reconnector = cast("Any", client._core.engine).reconnector
         told: list[object] = []
         reconnector.send(ScriptCall(SCRIPTS["renew"], None, (cast("str", object()),), told.append))
         assert "cannot be sent" in str(told)

@@ -55,7 +55,7 @@ class Program:
         await self.client.session()
 
     async def do_look_no_more(self) -> None:
-        look_no_more(self.client._engine)
+        look_no_more(self.client._core.engine)
 
     async def do_begin(self, window: float, resumable: bool = True) -> str:
         """Returns what resumes the session, if anything does."""
@@ -70,7 +70,7 @@ class Program:
         return {"took": at - asked, "at": at, "found": found}
 
     async def do_is_taking_over(self) -> bool:
-        engine: Any = self.client._engine
+        engine: Any = self.client._core.engine
         return engine._open and bool(engine.monitor._taking_over)
 
     async def do_lock(self, name: str, timeout: float | None = None) -> int:

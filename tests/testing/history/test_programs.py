@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure._client.lease import Lease
-from tenure._client.requested import State
+from tenure._client.request import Request as ClientRequest
+from tenure._client.request_states import RequestState
 from tenure._client.session import Session
+from tenure._client.session_core import SessionCore
 from tenure.core import rules
 from tenure.core.node import Store
 from tenure.core.queue import Request as Placed
@@ -209,7 +210,7 @@ def tokens_fall(patch: pytest.MonkeyPatch) -> None:
 
 def a_holder_never_learns(patch: pytest.MonkeyPatch) -> None:
     """No deadline is looked at; only what the store says ends a session."""
-    patch.setattr(Session, "_proven", lambda self: self._ending.why is None)
+    patch.setattr(SessionCore, "is_proven", lambda self: self.why is None)
 
 
 def an_update_is_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -221,10 +222,10 @@ def a_change_is_not_told(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_released_lease_is_held(patch: pytest.MonkeyPatch) -> None:
-    def held(self: Lease) -> bool:
-        return self._state in (State.HELD, State.RELEASED) and self.session._proven()
+    def held(self: ClientRequest) -> bool:
+        return self.state in (RequestState.HELD, RequestState.RELEASED) and self.session.is_proven()
 
-    patch.setattr(Lease, "held", property(held))
+    patch.setattr(ClientRequest, "held", property(held))
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from tenure._client import request, scope
+from tenure._client import scope
 from tenure._client.proof import Proof
-from tenure._client.session import Session
+from tenure._client.request import Request
+from tenure._client.session_core import SessionCore
 from tenure.core.queue import Semaphore as CoreSemaphore
 from tenure.testing.faults import FaultySession
 from tenure.testing.history import Asked, Called, Granted, Violation
@@ -88,11 +89,11 @@ def _no_withdrawal(*_: object) -> None:
     """A request that is given up stays."""
 
 
-def _starting_with_the_answer(self: Session, at: float) -> None:
-    _proven(self, max(at, self._now()))
+def _starting_with_the_answer(self: SessionCore, at: float) -> None:
+    _proven(self, max(at, self.now()))
 
 
-_proven = Session.proven
+_proven = SessionCore.proven
 
 
 def _for_longer_than_the_window(self: Proof, window: float) -> None:
@@ -123,11 +124,11 @@ _granted = FaultySession.granted
 
 DEFECTS: dict[str, tuple[object, str, Callable[..., Any], set[str]]] = {
     "a cancelled request stays in its queue": (
-        *(request, "give_up", _no_withdrawal),
+        *(Request, "give_up_because", _no_withdrawal),
         {"end", "error"},
     ),
     "a lease counts from the answer": (
-        *(Session, "proven", _starting_with_the_answer),
+        *(SessionCore, "proven", _starting_with_the_answer),
         {"limit", "order"},
     ),
     "a lease outlives its window": (

@@ -25,6 +25,7 @@ from typing import Literal
 import click
 
 import tenure
+from tenure._client.internals import client_core
 from tenure.cli.mistakes import Mistake
 from tenure.cli.output import duration
 from tenure.cli.run.environment import environment_of, slots_of
@@ -165,7 +166,7 @@ class Holder:
         lease = await self._acquire(client)
         started = client.clock.now()
         try:
-            ending = await self._run_under(lease, client._engine.liveness_fd())
+            ending = await self._run_under(lease, client_core(client).engine.liveness_fd())
         except CannotRun as failure:
             status = Status.NOT_FOUND if failure.errno == errno.ENOENT else Status.NOT_EXECUTABLE
             raise Mistake(status, f"{job.command[0]}: {failure}") from None

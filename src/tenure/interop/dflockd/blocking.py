@@ -30,14 +30,14 @@ class _Program:
 
     def __init__(self, twin: twins._Holder) -> None:
         self._twin = twin
-        self._closing: asyncio.Task[None] | None = None
+        self.closing: asyncio.Task[None] | None = None
 
     async def aclose(self) -> None:
         """Close the asynchronous lock."""
-        if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self._twin.close())
-        await asyncio.wait([self._closing])
-        self._closing.result()
+        if self.closing is None:
+            self.closing = asyncio.get_running_loop().create_task(self._twin.close())
+        await asyncio.wait([self.closing])
+        self.closing.result()
 
 
 class _Holder:

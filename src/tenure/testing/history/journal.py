@@ -283,7 +283,7 @@ class Journal:
 
     @contextmanager
     def _place(self, request: Request, ticket: Ticket[Any]) -> Iterator[Place]:
-        order_id = ticket._lease._order_id
+        order_id = ticket.fencing_token
         if order_id is not None:
             request.queued(order_id)
         try:

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any, Protocol, cast
 
 from tenure._client.semaphore import Ticket
-from tenure._client.session import Session
-from tenure._client.sessions import ImplicitSession
+from tenure._client.session_core import SessionCore
+from tenure._client.source import SessionSource
 from tenure.errors import AcquireTimeout, LeaseLost
 from tenure.testing.history.records import (
     Believes,
@@ -190,5 +190,5 @@ class Place:
                 yield request
 
 
-def _session_of(source: object) -> Session | None:
-    return source._session if isinstance(source, ImplicitSession) else cast(Session, source)
+def _session_of(source: object) -> SessionCore | None:
+    return cast(SessionSource, source).current()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tenure._client.internals import client_core
 from tenure.model import DEFAULT_NODE
 from tenure.testing.faults import Way, at_once
 from tenure.testing.history import Continued, Crashed, Paused, Revokes
@@ -128,11 +129,12 @@ class Nemesis:
     def _keep(self, life: Incarnation, until: float) -> None:
         """What the keeper's thread does meanwhile."""
         client = life.client
-        if client is None or client._loop is None or not life.loop.alive:
+        core = None if client is None else client_core(client)
+        if core is None or core.loop is None or not life.loop.alive:
             return
         if self._scheduler.now >= until:
             return
-        keeper = client._keeper
+        keeper = core.keeper
         sessions = list(keeper._sessions)
         pause = keeper._watch_over(sessions) if sessions else 1.0
         self._scheduler.call_at(self._scheduler.now + pause, self._keep, life, until)

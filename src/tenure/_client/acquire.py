@@ -1,0 +1,262 @@
+"""Sending a request and waiting for its grant: the acquire of every primitive.
+
+However the wait ends (by a grant, a timeout, a cancellation or a loss), the request either became a
+held lease that the caller was given, or it has left the queue.
+
+Giving up does not wait for the store: a timeout or a cancellation takes effect even when the store
+is out of reach, and the session withdraws the request in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from tenure._client.contention import contention
+from tenure._client.options import RequestOptions
+from tenure._client.probe import Probe
+from tenure._client.request import Request
+from tenure._client.request_states import HELD, SENT, WAITING
+from tenure._client.scope import entered_scopes
+from tenure._client.session_core import SessionCore
+from tenure._client.source import SessionSource
+from tenure.engines.contract import Enqueued, Place, Removal, when_answered
+from tenure.errors import AcquireTimeout, SelfDeadlock
+from tenure.model import EPHEMERAL_LIMIT
+
+__all__ = ["acquire", "as_it_is", "join", "settled", "try_acquire"]
+
+L = TypeVar("L")
+
+
+async def acquire(source: SessionSource, options: RequestOptions[L], timeout: float | None) -> L:
+    """Acquire; the timeout runs on the local clock from this call on.
+
+    Raises:
+        AcquireTimeout: not granted in time; with timeout 0, not free. When the store is the
+            reason, the message says so and ``__cause__`` is its failure.
+    """
+    session = source.ready()
+    request = None if session is None else _send(session, options, timeout)
+    if request is None or request.state is not HELD:
+        if timeout is not None:
+            request = await _in_time(source, options, timeout, request)
+        else:
+            request = request or _send(await source.obtain(), options, None)
+            try:
+                while request.state is SENT:
+                    await request.change()
+                if request.state is WAITING:
+                    await settled(request, for_ever=True)
+            except BaseException as error:
+                request.give_up_because(error)
+                raise
+            if not request.held:
+                request = _outcome(request, timeout, Probe(request, 0.0))
+        if request is None:
+            assert timeout is not None
+            who = await contention(source.current(), options.name)
+            raise _not_acquired(options, source.node, timeout, f"; {who}")
+    return options.handle(request)
+
+
+async def try_acquire(
+    source: SessionSource, options: RequestOptions[L], timeout: float = 0.0
+) -> L | None:
+    """Acquire within a timeout; with 0, if that is possible at once, without passing any waiter.
+
+    Returns:
+        ``None`` when another client has it.
+
+    Raises:
+        AcquireTimeout: the store did not answer within the client's `answer_timeout`, or grants
+            nothing; ``__cause__`` is its failure.
+    """
+    session = source.ready()
+    request = None if session is None else _send(session, options, timeout)
+    if request is None or request.state is not HELD:
+        request = await _in_time(source, options, timeout, request)
+    return None if request is None else options.handle(request)
+
+
+async def join(source: SessionSource, options: RequestOptions[object]) -> Request:
+    """Join the queue; the request it returns waits for its grant, or has it already."""
+    request = _send(source.ready() or await source.obtain(), options, None)
+    try:
+        while request.state is SENT:
+            await request.change()
+    except BaseException as error:
+        request.give_up_because(error)
+        raise
+    if request.state is WAITING or request.held:
+        return request
+    raise request.why_not_held()
+
+
+def as_it_is(request: Request) -> Request:
+    """Return the request: the handle of what needs no lease."""
+    return request
+
+
+async def settled(request: Request, *, for_ever: bool) -> None:
+    """Wait until the lease is held or will never be. Its place is left alone.
+
+    Raises:
+        Misuse: its session belongs to another loop.
+        SelfDeadlock: with `for_ever`, the calling task itself is inside what it waits for.
+    """
+    while request.state is SENT:
+        request.session.check_loop()
+        await request.change()
+    if for_ever and request.state is WAITING:
+        await _check_self_deadlock(request)
+    while request.state is WAITING:
+        request.session.check_loop()
+        await request.change()
+
+
+def _send(session: SessionCore, options: RequestOptions[object], timeout: float | None) -> Request:
+    """Send a request. Its state reports the store's answer, now or later."""
+    request = session.request(options)
+    try:
+        answer = session.engine.enqueue(
+            request.id,
+            options.name,
+            options.count,
+            options.data,
+            timeout=timeout,
+            ephemeral=options.ephemeral,
+        )
+    except Exception as error:
+        request.refused(error)
+        raise request.why_not_held() from None
+    if isinstance(answer, Enqueued):
+        request.place(answer)
+        if request.state is HELD:
+            return request
+    else:
+        when_answered(answer, request.answered)
+    request.sent_at = session.now()
+    return request
+
+
+async def _in_time(
+    source: SessionSource,
+    options: RequestOptions[object],
+    timeout: float,
+    request: Request | None,
+) -> Request | None:
+    """Wait for the grant of what was sent already, or send it first; ``None``: too late."""
+    # With timeout 0 the store rejects the request, and reaching it may take a while.
+    contact = source.contact
+    patience = timeout or contact.answer_timeout
+    expiry = asyncio.timeout(patience)
+    probe: Probe | None = None
+    answered = False
+    try:
+        async with expiry:
+            request = request or _send(await source.obtain(), options, timeout)
+            probe = Probe(request, patience)
+            await settled(request, for_ever=False)
+    except BaseException as error:
+        if request is not None:
+            answered = request.state is not SENT
+            request.give_up_because(error)
+        if not (isinstance(error, TimeoutError) and expiry.expired()):
+            raise
+        if request is not None:
+            _tell_timed_out(request)
+    else:
+        return _outcome(request, timeout, probe)
+    finally:
+        if probe is not None:
+            probe.stop()
+    if probe is not None and answered:
+        obstacle = probe.obstacle()
+    else:
+        obstacle = contact.silence(options.name, patience)
+    if obstacle is None:
+        return None
+    because = f", because {obstacle.clause}."
+    raise _not_acquired(options, source.node, patience, because) from obstacle.cause
+
+
+def _not_acquired(
+    options: RequestOptions[object], node: str, timeout: float | None, why: str
+) -> AcquireTimeout:
+    within = f"within {timeout:g} s" if timeout else "at once"
+    message = f"{options.kind} {options.name!r} on {node}: not acquired {within}{why}"
+    return AcquireTimeout(message, node=node, name=options.name)
+
+
+def _outcome(request: Request, timeout: float | None, probe: Probe) -> Request | None:
+    """Return a request that waits no more, if it is held; ``None`` when another client has it.
+
+    Raises:
+        AcquireTimeout: it was rejected or timed out because of the store. An engine may keep the
+            time by itself, so that this can happen during an outage.
+    """
+    if request.held:
+        return request
+    if request.why_gone is Removal.TIMED_OUT:
+        _tell_timed_out(request)
+    elif request.why_gone is not Place.REFUSED:
+        raise request.why_not_held()
+    obstacle = probe.obstacle()
+    if obstacle is None:
+        return None
+    because = f", because {obstacle.clause}."
+    raise _not_acquired(request.options, request.node, timeout, because) from obstacle.cause
+
+
+def _tell_timed_out(request: Request) -> None:
+    session = request.session
+    waited = session.now() - request.sent_at
+    session.tell("TimedOut", request.name, waited)
+
+
+async def _check_self_deadlock(request: Request) -> None:
+    """Raise when the blocks that the current task is inside leave no room for this request.
+
+    Only those requests count that this very task will release no sooner than at the end of a
+    block that it is inside, and that stand before this one in the queue of the store.
+    """
+    session = request.session
+    inside = {
+        (owner.session.id, owner.order_id)
+        for owner in (scope.owner for scope in entered_scopes(asyncio.current_task()))
+        if isinstance(owner, Request)
+        and owner is not request
+        and owner.state in (HELD, WAITING)
+        and owner.name == request.name
+        and owner.node == request.node
+        and owner.session.client.url == session.client.url
+    }
+    if not inside:
+        return
+    if not session.client.capabilities.owners:
+        # The holder of a mutex has all of it; the holders of other semaphores are not known.
+        if request.count == EPHEMERAL_LIMIT:
+            raise _self_deadlock(request)
+        return
+    described = await session.race(
+        session.engine.describe_semaphore(request.name, owners=True, waiters=True)
+    )
+    mine = 0
+    for each in (*described.owners, *described.waiters):
+        if each.order_id == request.order_id:
+            break
+        if (each.session_id, each.order_id) in inside:
+            mine += each.count
+    if mine + request.count > described.limit and request.state is WAITING:
+        raise _self_deadlock(request)
+
+
+def _self_deadlock(request: Request) -> SelfDeadlock:
+    return SelfDeadlock(
+        f"the caller is inside a block that has {request.name!r} on {request.node}, and waits, "
+        "without a timeout, for what does not fit beside it: it would wait for ever. "
+        "Tenure's locks are not re-entrant; pass the lease on instead, or give a timeout",
+        node=request.node,
+        name=request.name,
+    )

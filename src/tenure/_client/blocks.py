@@ -1,0 +1,60 @@
+"""Leaving the block of a lease or of a ticket.
+
+Leaving gives the request back. No failure of that hides the body's error, and a body that was
+cancelled does not wait for the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from tenure._client.request import Request
+from tenure._client.request_states import HELD
+from tenure._client.scope import note_failure
+from tenure.errors import LeaseLost, SessionExpired
+
+__all__ = ["begin_to_leave", "note_loss", "see_out"]
+
+
+def begin_to_leave(request: Request, error: BaseException | None) -> asyncio.Future[bool] | None:
+    """Give back the request unless it is lost; returns the answer to wait for."""
+    if isinstance(error, GeneratorExit):
+        request.session.client.soon(request.give_up)  # from any thread
+        return None
+    try:
+        if request.state is not HELD or request.held:
+            answer = request.give_up()
+            if not isinstance(error, asyncio.CancelledError):
+                return answer  # a cancelled task does not wait for the store
+    except Exception as failure:
+        _note(request, error, failure)
+    return None
+
+
+async def see_out(
+    request: Request, answer: asyncio.Future[bool], error: BaseException | None
+) -> None:
+    """Wait for the answer, and report a failure of the store.
+
+    Once the session has ended, a failure means nothing: its end releases everything.
+    """
+    await request.answered_by_store(answer)
+    _report(request, answer, error)
+
+
+def _report(request: Request, answer: asyncio.Future[bool], error: BaseException | None) -> None:
+    if request.session.why is None:
+        failure = answer.exception()
+        if failure is not None:
+            assert isinstance(failure, Exception)
+            _note(request, error, failure)
+
+
+def note_loss(request: Request, error: BaseException) -> None:
+    """Note the loss on the body's own error, unless that reports a loss itself."""
+    if not isinstance(error, asyncio.CancelledError | LeaseLost | SessionExpired):
+        error.add_note(f"meanwhile: {request.loss}")
+
+
+def _note(request: Request, error: BaseException | None, failure: Exception) -> None:
+    note_failure(error, failure, f"the release of {request.name!r} on {request.node}")

@@ -1,0 +1,206 @@
+"""State and services of one client, shared by its sessions.
+
+States::
+
+    new --opened()--> open --aclose()--> closed
+
+* The first caller opens the engine; all callers of that moment get the same answer. After a failure
+  the next caller tries again.
+* The core belongs to one process, and to the event loop on which it was opened first.
+* Closing ends every session, waits until the store has been informed, and closes the engine last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from tenure import fork
+from tenure._client.contact import ANSWER_TIMEOUT, Contact
+from tenure._client.keeper import Keeper, Kept
+from tenure._client.listeners import EventKind, Listeners
+from tenure._client.tasks import Tasks, failure_of
+from tenure.clock import Clock
+from tenure.engines.contract import Engine
+from tenure.errors import Misuse, SessionClosed
+from tenure.identity import NOBODY, Identity, this_program
+from tenure.model import Capabilities
+
+__all__ = ["ClientCore", "OwnedSession"]
+
+T = TypeVar("T")
+
+
+class OwnedSession(Kept, Protocol):
+    """A session, as its client needs it."""
+
+    def close_soon(self, *, detach: bool = False) -> None:
+        """Close the session; the store is informed in the background."""
+
+    def tell(self, kind: EventKind, *facts: object) -> None:
+        """Report an event of this session."""
+
+
+class ClientCore:
+    """State and services of one client.
+
+    Attributes:
+        engine: the store.
+        clock: the source of all its deadlines.
+        contact: the contact to the store, and its outages.
+        listeners: the streams of events.
+        sessions: the sessions that have not ended, in the order of their attaching.
+        tasks: the tasks that finish what cancelled callers began; set by `opened`.
+        keeper: the renewal of the sessions; set by `opened`.
+        loop: the event loop; ``None`` until `opened`.
+        closed: whether `aclose` was called.
+    """
+
+    tasks: Tasks
+    keeper: Keeper
+
+    def __init__(
+        self, engine: Engine, clock: Clock, *, identify: bool, answer_timeout: float | None
+    ) -> None:
+        self.engine = engine
+        self.clock = clock
+        self.contact = Contact(engine, clock, answer_timeout or ANSWER_TIMEOUT)
+        self.listeners = Listeners()
+        self.sessions: dict[OwnedSession, None] = {}
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.closed = False
+        self._identify = identify
+        self._born = fork.generation()
+        self._opening: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """The address of the store, without secrets."""
+        return self.engine.url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The engine's capabilities."""
+        return self.engine.capabilities
+
+    @property
+    def identity(self) -> Identity:
+        """Host, process id and program, unless the client leaves them out."""
+        return this_program() if self._identify else NOBODY
+
+    async def opened(self) -> Engine:
+        """Return the engine, opened.
+
+        Raises:
+            SessionClosed: the client is closed.
+            EngineUnavailable, AuthenticationFailed, EngineError, Unsupported: of the engine.
+        """
+        self.check_owner()
+        if self.closed:
+            raise self.closed_error()
+        if self.loop is None:
+            self.loop = asyncio.get_running_loop()
+            self.keeper = Keeper(self.clock, self.loop, self._stalled)
+            self.tasks = Tasks(self.loop)
+        opening = self._opening
+        if opening is None or (opening.done() and failure_of(opening) is not None):
+            opening = self._opening = self.tasks.begin(self.engine.open())
+        await self.outcome(opening)
+        return self.engine
+
+    async def outcome(self, beginning: asyncio.Task[T]) -> T:
+        """Wait for the result of a task. A cancelled caller does not stop the task.
+
+        Raises:
+            SessionClosed: the client was closed meanwhile.
+        """
+        if not beginning.done():
+            await asyncio.wait([beginning])
+        if beginning.cancelled():
+            raise self.closed_error()
+        return beginning.result()
+
+    def check_process(self) -> None:
+        """Raise `Misuse` in a forked child."""
+        fork.check(self._born, f"the client of {self.url}")
+
+    def check_owner(self) -> None:
+        """Raise `Misuse` in a forked child, or on another event loop."""
+        self.check_process()
+        if self.loop is not None and self.loop is not asyncio.get_running_loop():
+            raise Misuse(
+                f"the client of {self.url} belongs to another event loop; call "
+                "tenure.connect() in this one"
+            )
+
+    def closed_error(self) -> SessionClosed:
+        """Return the error for calls on a closed client."""
+        return SessionClosed(f"the client of {self.url} is closed")
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """Schedule a call on the loop, unless that is closed. From any thread or process."""
+        if self.loop is not None and fork.generation() == self._born:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(call)
+
+    def keep_session(self, session: OwnedSession) -> None:
+        """Renew the session from now on."""
+        self.sessions[session] = None
+        self.contact.attached(session)
+        self.keeper.add(session)
+
+    def forget_session(self, session: OwnedSession) -> None:
+        """The session has ended."""
+        self.sessions.pop(session, None)
+        self.contact.ended(session)
+        self.keeper.discard(session)
+
+    def _stalled(self, length: float) -> None:
+        for session in self.sessions:
+            session.tell("LoopStalled", length)
+
+    async def aclose(self) -> None:
+        """Close all sessions, then the engine. Safe to call twice, and when cancelled.
+
+        Raises:
+            EngineError: the store failed.
+        """
+        self.check_owner()
+        if self._closing is None:
+            self.closed = True
+            self._end_sessions()
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.wait([self._closing])
+        self._closing.result()
+
+    @property
+    def closing(self) -> asyncio.Task[None] | None:
+        """The task that closes the client; ``None`` until `aclose`."""
+        return self._closing
+
+    def _end_sessions(self) -> None:
+        for session in list(self.sessions):
+            session.close_soon()
+
+    async def _close(self) -> None:
+        failures: list[Exception] = []
+        try:
+            if self.loop is not None:
+                await self.tasks.cancel_beginnings()
+                self._end_sessions()  # those that came into being meanwhile
+                failures += await self.tasks.wait_for_endings()
+        finally:
+            self.listeners.close()
+            if self.loop is not None:
+                await self.keeper.aclose()
+        try:
+            await self.engine.aclose()
+        except Exception as failure:
+            failures.append(failure)
+        for other in failures[1:]:
+            failures[0].add_note(f"and: {other}")
+        if failures:
+            raise failures[0]

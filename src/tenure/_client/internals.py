@@ -1,0 +1,34 @@
+"""Cores behind the public objects, for tenure's other packages and its tests.
+
+The public objects have methods for programs alone. Code of tenure itself that needs more, such as
+the sync wrappers, gets it here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tenure._client.client import Client
+    from tenure._client.client_core import ClientCore
+    from tenure._client.lease import Lease
+    from tenure._client.request import Request
+    from tenure._client.session import Session
+    from tenure._client.session_core import SessionCore
+
+__all__ = ["client_core", "request_of", "session_core"]
+
+
+def client_core(client: Client) -> ClientCore:
+    """Return the state and services of a client."""
+    return client._core
+
+
+def session_core(session: Session) -> SessionCore:
+    """Return the state of a session."""
+    return session._core
+
+
+def request_of(lease: Lease) -> Request:
+    """Return the request of a lease."""
+    return lease._request

@@ -1,0 +1,95 @@
+"""Withdrawals that are sent again until the store confirms them.
+
+A request that its program has given up must leave its queue, even when the caller was cancelled,
+the store failed, or no task waits for the answer. Only the end of its session, which releases
+everything, makes that needless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Protocol
+
+from tenure.engines.contract import Answer
+from tenure.errors import SessionExpired
+
+__all__ = ["ReleaseRetries"]
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
+"""Seconds between two attempts: at first, and at the most."""
+
+_log = logging.getLogger("tenure")
+
+
+class Withdrawable(Protocol):
+    """A request, as its withdrawal needs it."""
+
+    id: int
+    name: str
+
+    @property
+    def node(self) -> str: ...
+
+    @property
+    def loss(self) -> Exception | None: ...
+
+    def left(self, *, was_there: bool) -> None: ...
+
+    def withdrawal_failed(self, error: BaseException) -> None: ...
+
+    def log_loss(self) -> None: ...
+
+
+class ReleaseRetries:
+    """The repeated withdrawals of one session, releases included.
+
+    Args:
+        withdraw: sends a withdrawal, by the number of its request.
+        run: runs a task that the client waits for when it is closed.
+    """
+
+    def __init__(
+        self,
+        withdraw: Callable[[int], Answer[bool]],
+        run: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
+    ) -> None:
+        self._withdraw = withdraw
+        self._run = run
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, request: Withdrawable) -> None:
+        """Withdraw the request until the store confirms it."""
+        task = self._run(self._repeat(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def stop(self) -> None:
+        """The session has ended."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _repeat(self, request: Withdrawable) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                answer = self._withdraw(request.id)
+                if isinstance(answer, asyncio.Future):
+                    answer = await answer
+                request.left(was_there=answer)
+                if request.loss is not None:
+                    request.log_loss()
+            except SessionExpired as error:
+                request.withdrawal_failed(error)
+            except Exception as error:
+                _log.warning(
+                    "releasing %r on %s failed, and is tried again: %s",
+                    request.name,
+                    request.node,
+                    error,
+                )
+                pause = min(2 * pause, LONGEST_PAUSE)
+                continue
+            return

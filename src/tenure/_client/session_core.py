@@ -1,0 +1,264 @@
+"""State of one session with its requests, and its side towards the engine.
+
+`tenure.Session` is what programs see. The core registers the requests of the session. It is the
+private adapter that the engine reports to (`SessionEvents`), and that the keeper renews (`Kept`).
+The primitives send their requests through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tenure import fork
+from tenure._client import session_states as states
+from tenure._client.client_core import ClientCore
+from tenure._client.loss import OnLoss
+from tenure._client.options import RequestOptions
+from tenure._client.releases import ReleaseRetries
+from tenure._client.request import Request
+from tenure._client.request_states import LOST
+from tenure._client.session_life import SessionLife
+from tenure.engines.contract import Answer, Attach, EngineSession, Enqueued, Place, Removal
+from tenure.errors import InvalidArgument, SessionExpired
+from tenure.model import Recovered
+
+__all__ = ["SessionCore"]
+
+
+class SessionCore(SessionLife):
+    """State of one session, with its requests.
+
+    Attributes:
+        handle: the `Session` that the program has; its leases return it.
+        how: the options of its attaching.
+        on_loss: the policy of leases that have none of their own.
+        requests: the requests that may be in a queue, by their number.
+        recovered: the unclaimed requests of a resumed session, by their number.
+        release_retries: the withdrawals that are sent again.
+        watchers: the callbacks of watches, called at the end; in order.
+        readings, probes: reads of the queue of a semaphore that several tasks share.
+    """
+
+    __slots__ = (  # more attributes than an instance dictionary is quick with
+        "_last_request_id",
+        "handle",
+        "how",
+        "on_loss",
+        "probes",
+        "readings",
+        "recovered",
+        "release_retries",
+        "requests",
+        "watchers",
+    )
+
+    handle: object
+
+    def __init__(self, client: ClientCore, how: Attach, on_loss: OnLoss, max_stall: float) -> None:
+        super().__init__(client, how, max_stall)
+        self.how = how
+        self.on_loss = on_loss
+        self.requests: dict[int, Request] = {}
+        self.recovered: dict[int, Recovered] = {}
+        self.release_retries = ReleaseRetries(self._withdraw_again, client.tasks.see_through)
+        self.watchers: dict[Callable[[], None], None] = {}
+        self.readings: dict[str, asyncio.Task[str]] = {}
+        self.probes: dict[str, asyncio.Task[bool]] = {}
+        self._last_request_id = 0
+
+    # The source of sessions that the primitives of this session use
+
+    def alive(self) -> SessionCore:
+        """Return this session, if it can be used.
+
+        Raises:
+            SessionExpired, SessionClosed: it has ended.
+            Misuse: it is used in a forked child, or on another event loop.
+        """
+        if not self.is_proven():
+            raise self.error()
+        if asyncio.get_running_loop() is not self.loop:
+            self.check_loop()
+        return self
+
+    ready = alive
+
+    def current(self) -> SessionCore:
+        """Return this session."""
+        return self
+
+    async def obtain(self) -> SessionCore:
+        """Return this session, if it can be used."""
+        return self.alive()
+
+    # Requests
+
+    def request(self, options: RequestOptions[object]) -> Request:
+        """Create a request, numbered before anything is sent."""
+        if self.why is not None:  # since it was obtained: the end would not reach the request
+            raise self.error()
+        if options.stop_time:
+            self._check_stop_time(options)
+        self._last_request_id = request_id = self._last_request_id + 1
+        self.requests[request_id] = request = Request(self, request_id, options)
+        return request
+
+    def claim(self, options: RequestOptions[object]) -> Request | None:
+        """Take the first recovered request of that name and kind, if there is one."""
+        for found in self.recovered.values():
+            if (found.name, found.ephemeral) == (options.name, options.ephemeral):
+                break
+        else:
+            return None
+        self._check_stop_time(options)
+        del self.recovered[found.hold]
+        self.requests[found.hold] = request = Request(self, found.hold, options)
+        request.count = found.count
+        request.sent_at = self.now()
+        request.place(Enqueued(Place.GRANTED if found.granted else Place.WAITING, found.order_id))
+        return request
+
+    def _check_stop_time(self, options: RequestOptions[object]) -> None:
+        if options.stop_time >= self.recovery_window / 2:
+            raise InvalidArgument(
+                f"a stop time is under half the recovery window ({self.recovery_window:g} s), "
+                f"not {options.stop_time:g} s: ask for a longer window",
+                node=self.node,
+                name=options.name,
+            )
+
+    def add_stop_time(self, request: Request) -> None:
+        """Move the deadline forward by the lease's stop time, and renew more often."""
+        self.proof.add_stop_time(request.id, request.options.stop_time)
+        self.measure()
+        self.renew()
+        self.client.keeper.reschedule()
+
+    def drop_stop_time(self, request: Request) -> None:
+        """The lease has ended. Safe for one that was never held."""
+        self.proof.drop_stop_time(request.id)
+        self.measure()
+
+    def forget(self, request: Request) -> None:
+        """The request is in no queue any more."""
+        self.requests.pop(request.id, None)
+        if request.options.stop_time:
+            self.drop_stop_time(request)
+
+    def withdraw(self, request: Request) -> asyncio.Future[bool] | None:
+        """Take a request out of its queue: withdraw a waiter, or release an owner.
+
+        Returns:
+            the answer to wait for, or ``None`` when there is nothing to wait for.
+
+        Raises:
+            EngineError: the store failed. The withdrawal is sent again until the session ends; so
+                it is when the answer fails.
+        """
+        if fork._generation != self._born:
+            self.check_process()
+        if request.options.stop_time:
+            self.drop_stop_time(request)
+        if self.why is not None:
+            return None  # the end releases everything
+        try:
+            answer = self.engine.withdraw(request.id)
+        except SessionExpired as error:
+            request.withdrawal_failed(error)
+            return None
+        except Exception:
+            self.retry_withdrawal(request)
+            raise
+        if answer is True:
+            self.requests.pop(request.id, None)
+            return None
+        if answer is False:
+            request.left(was_there=False)
+            return None
+        request.await_withdrawal(answer)
+        return answer
+
+    def retry_withdrawal(self, request: Request) -> None:
+        """Send a withdrawal again until the store confirms it, or the session ends."""
+        self.requests.pop(request.id, None)  # no task waits for it any longer
+        self.release_retries.add(request)
+
+    def _withdraw_again(self, request_id: int) -> Answer[bool]:
+        return self.engine.withdraw(request_id)
+
+    # Reports of the engine (`SessionEvents`), beside `proven` and `ended`
+
+    def start(self, engine: EngineSession) -> None:
+        """The engine has attached the session."""
+        self.engine = engine
+        # The numbers of two attachments never overlap.
+        self._last_request_id = (engine.attach_number - 1) << 32
+        self._started = True
+        if self.step(states.ATTACHED):
+            self.tell("SessionAttached")
+        else:
+            self.finish_end()
+
+    def resumed(self, requests: Sequence[Recovered]) -> None:
+        """Requests that the session had in queues when it was taken over."""
+        self.recovered = {found.hold: found for found in requests}
+
+    def granted(self, hold: int, order_id: int | None) -> None:
+        """A waiting request is an owner now."""
+        request = self.requests.get(hold)
+        if request is not None:
+            request.grant(order_id)
+        elif hold in self.recovered:
+            self.recovered[hold] = replace(self.recovered[hold], granted=True)
+
+    def removed(self, hold: int, why: Removal) -> None:
+        """A request has left its queue, and this session did not withdraw it."""
+        request = self.requests.get(hold)
+        if request is not None:
+            request.remove(why)
+        self.recovered.pop(hold, None)
+
+    def detached(self, cause: BaseException | None = None) -> None:
+        """The contact is broken."""
+        if self.step(states.CONTACT_LOST):
+            self.contact.detached(self, cause)
+            self.tell("SessionDetached")
+
+    def attached(self) -> None:
+        """The contact is re-established."""
+        if self.step(states.CONTACT_RESTORED):
+            self.contact.attached(self)
+            self.tell("SessionAttached")
+            self.renew()
+
+    # The end of the requests
+
+    def lose_requests(self) -> None:
+        """Make every held lease lost. From any thread."""
+        for request in list(self.requests.values()):
+            self.lose(request)
+
+    def lose(self, request: Request) -> None:
+        """Make a held lease lost: the session has ended. From any thread."""
+        assert self.why is not None
+        request.lose(str(self.why), self.why)
+
+    def end_requests(self, closing: asyncio.Task[object] | None) -> None:
+        """Inform everything that waits for a request, and forget the requests."""
+        for request in list(self.requests.values()):
+            request.fail(None)
+            self.lose(request)  # if it was granted since the end began
+            if request.state is LOST:
+                request.announce_loss(but_not=closing)
+            else:
+                request.wake()  # tasks that wait for the withdrawal
+        self.requests.clear()
+        self.recovered.clear()
+
+    def stop_watches(self) -> None:
+        """Wake the watches, and stop sending withdrawals again."""
+        self.release_retries.stop()
+        for changed in list(self.watchers):
+            changed()

@@ -1,0 +1,367 @@
+"""Life of one session: its state, its proof, and its end.
+
+`session_states` has the states. A session ends once, in two steps:
+
+* `begin_end` fixes the reason. It may run in any thread: that of the keeper, or of a call that
+  reads the clock. It makes every held lease lost, and carries out the policies of the leases.
+* `finish_end` runs on the session's loop. It cancels bodies, wakes the waiters, and closes the
+  engine's session in a task that the client owns.
+
+Rules:
+
+* The deadline is that of the latest proof (`proof`), on the holder's own clock.
+* The state, the deadline and the loss of a lease change under one lock: no proof revives a session
+  that has ended, and no lease is lost twice.
+* A session that ends while it is being attached is finished when the engine has attached it.
+* Each raised error is a copy of the one kept here, so that the tracebacks of several tasks do not
+  mix. Its attribute `ORIGIN` leads back to the original.
+* The session's loop owns everything else here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable
+from functools import partial
+from math import inf
+from typing import TypeVar
+
+from tenure import fork
+from tenure._client import session_states as states
+from tenure._client.client_core import ClientCore
+from tenure._client.listeners import EventKind
+from tenure._client.proof import Proof
+from tenure._client.scope import Scope
+from tenure._client.session_states import LIVING, REPORTED, SessionPhase, SessionState
+from tenure.engines.contract import Attach, EngineSession
+from tenure.errors import EngineError, Misuse, SessionClosed, SessionExpired
+
+__all__ = ["ORIGIN", "SessionLife"]
+
+T = TypeVar("T")
+
+ORIGIN = "_origin"
+"""The attribute of a raised copy of a session's end that holds the original."""
+
+_log = logging.getLogger("tenure")
+
+
+class SessionLife(ABC):
+    """State, proof and end of one session. `SessionCore` adds the requests.
+
+    Attributes:
+        node, recovery_window, max_stall: as of `tenure.Session`.
+        client: the core of the client.
+        contact: the client's contact to the store.
+        listeners: the streams of the client's events.
+        engine: the engine's session; set by `start`.
+        loop: the event loop of the session.
+        now: the reading of the client's clock.
+        lock: held while the state, the deadline or a lease's loss changes.
+        phase: the state.
+        why: the error of the end, once it has begun.
+        ended_by_store: whether the store reported the end.
+        scope: the session's block, once that is entered.
+        finished: whether the end is complete, but for the store's answer.
+    """
+
+    __slots__ = (  # more attributes than an instance dictionary is quick with
+        "_born",
+        "_closers",
+        "_leaving",
+        "_racing",
+        "_started",
+        "_thread",
+        "_until",
+        "client",
+        "contact",
+        "ended_by_store",
+        "engine",
+        "finished",
+        "listeners",
+        "lock",
+        "loop",
+        "max_stall",
+        "node",
+        "now",
+        "phase",
+        "proof",
+        "recovery_window",
+        "scope",
+        "why",
+    )
+
+    engine: EngineSession
+
+    def __init__(self, client: ClientCore, how: Attach, max_stall: float) -> None:
+        self.node = how.node
+        self.recovery_window = how.recovery_window
+        self.max_stall = max_stall
+        self.client = client
+        self.contact = client.contact
+        self.listeners = client.listeners
+        self.now = client.clock.now
+        self.loop = asyncio.get_running_loop()
+        self.lock = threading.Lock()
+        self.phase = SessionPhase.CONNECTING
+        self.why: SessionExpired | SessionClosed | None = None
+        self.ended_by_store = False
+        self.finished = False
+        self.scope: Scope | None = None
+        self.proof = Proof(how.recovery_window)
+        self._born = fork.generation()
+        self._thread = threading.get_ident()
+        self._until = -inf  # the proof's deadline while the session lives; changed under the lock
+        self._started = False  # whether the engine has attached the session
+        self._racing: dict[Scope, None] = {}  # a set that keeps its order
+        self._leaving: asyncio.Task[None]  # set by `finish_end`
+        self._closers = 0  # tasks that wait for it
+
+    @abstractmethod
+    def lose_requests(self) -> None:
+        """Make every held lease lost. From any thread."""
+
+    @abstractmethod
+    def end_requests(self, closing: asyncio.Task[object] | None) -> None:
+        """Inform everything that waits for a request, and forget the requests. On the loop.
+
+        Args:
+            closing: the task that closes the session, which is not cancelled.
+        """
+
+    @abstractmethod
+    def stop_watches(self) -> None:
+        """Wake the watches, and stop sending withdrawals again. On the loop."""
+
+    # State
+
+    @property
+    def id(self) -> int:
+        """The session's id."""
+        return self.engine.id
+
+    @property
+    def state(self) -> SessionState:
+        """The state that programs see. Reads the clock."""
+        self.is_proven()
+        return REPORTED[self.phase]
+
+    @property
+    def deadline(self) -> float:
+        """The time until which the session is proven, on the client's clock."""
+        return self.proof.deadline
+
+    def is_proven(self) -> bool:
+        """Whether the session lives, by the clock. A session past its deadline ends here."""
+        if fork._generation != self._born:
+            self.check_process()
+        if self.now() < self._until:
+            return True
+        if self.why is None:
+            self.lapse()
+        return False
+
+    def check_process(self) -> None:
+        """Raise `Misuse` in a forked child."""
+        fork.check(self._born, f"the session on {self.node}")
+
+    def check_loop(self) -> None:
+        """Raise `Misuse` on another event loop."""
+        if asyncio.get_running_loop() is not self.loop:
+            raise Misuse(
+                f"the session on {self.node} belongs to another event loop; call "
+                "tenure.connect() in this one",
+                node=self.node,
+            )
+
+    def tell(self, kind: EventKind, *facts: object) -> None:
+        """Report an event; `facts` are the fields that this kind of event adds."""
+        if self.listeners.streams:
+            self.listeners.tell(kind, self.node, self.id, *facts)
+
+    def enter(self) -> None:
+        """Enter the session's block, in the current task."""
+        self.scope = scope = Scope(self)
+        scope.enter(asyncio.current_task(self.loop))
+        if isinstance(self.why, SessionExpired):
+            scope.trigger()  # between its attaching and now
+
+    # Proof; from any thread
+
+    def proven(self, at: float) -> None:
+        """The store has proven that the session lived at `at`. From any thread."""
+        started = self._started
+        if at > self.proof.at and (not started or self.is_proven()):  # it does not revive
+            self.proof.at = at
+            self.measure()
+            if self.listeners.streams and started:
+                self.client.soon(partial(self.tell, "Renewed", self.deadline))
+
+    def measure(self) -> None:
+        """Compute the deadline anew: the proof has changed."""
+        with self.lock:
+            if self.why is None:
+                self._until = self.proof.deadline
+
+    @property
+    def renew_interval(self) -> float:
+        return self.proof.interval
+
+    @property
+    def renew_at(self) -> float:
+        return self.proof.renew_at
+
+    def renew(self) -> None:
+        """Ask the store for proof."""
+        self.proof.asked = self.now()
+        self.engine.renew()
+
+    def lapse(self) -> None:
+        """The deadline has passed: end the session."""
+        self.begin_end(
+            SessionExpired(
+                f"the session on {self.node} could not be proven alive within its recovery "
+                f"window of {self.recovery_window:g} s (the store was out of reach, or this "
+                "program was stopped or stalled)",
+                node=self.node,
+            )
+        )
+        if threading.get_ident() == self._thread and self.loop.is_running():
+            self.finish_end()
+        else:
+            self.client.soon(self.finish_end)
+
+    # Transitions
+
+    def step(self, event: states.SessionEvent) -> bool:
+        """Take a transition; false when there is none from the present state."""
+        with self.lock:
+            after = event.get(self.phase)
+            if after is not None:
+                self.phase = after
+            return after is not None
+
+    # The end
+
+    def error(self) -> SessionExpired | SessionClosed:
+        """Return the error of the end, to raise: a copy that leads back to it."""
+        why = self.why
+        assert why is not None
+        error = type(why)(str(why), node=why.node)
+        error.__dict__[ORIGIN] = why
+        return error
+
+    def ended(self, error: SessionExpired) -> None:
+        """The store has ended the session."""
+        self.begin_end(error)
+        self.ended_by_store = self.ended_by_store or self.why is error
+        self.finish_end()
+
+    def expired(self, error: SessionExpired) -> SessionExpired | SessionClosed:
+        """End the session because of an answer of the store; returns the error to raise."""
+        self.ended(error)
+        return self.error()
+
+    async def race(self, operation: Awaitable[T]) -> T:
+        """Wait for the store's answer, or for the session's end, whichever comes first."""
+        scope = Scope(self)
+        scope.enter(asyncio.current_task(self.loop))
+        self._racing[scope] = None
+        try:
+            answer = await operation
+        except BaseException as error:
+            if scope.exit(error):
+                raise self.error() from None
+            if isinstance(error, SessionExpired):
+                raise self.expired(error) from None
+            raise
+        finally:
+            self._racing.pop(scope, None)
+        scope.exit(None)
+        return answer
+
+    @property
+    def racing(self) -> int:
+        """Number of operations in `race`."""
+        return len(self._racing)
+
+    def close_soon(self, *, detach: bool = False) -> None:
+        """Close the session, or detach from it; the store is informed in the background."""
+        self.check_process()
+        self.check_loop()
+        how = "detached" if detach else "closed"
+        why = SessionClosed(f"the session on {self.node} was {how}", node=self.node)
+        self.begin_end(why, detach=detach)
+        self.finish_end()
+
+    async def close(self, *, detach: bool = False) -> None:
+        """Close the session, or detach from it, and wait for the store. Safe to cancel.
+
+        Raises:
+            EngineError: the store could not be informed.
+        """
+        self.close_soon(detach=detach)
+        self._closers += 1
+        try:
+            await asyncio.wait([self._leaving])
+        finally:
+            self._closers -= 1
+        self._leaving.result()
+
+    def begin_end(self, why: SessionExpired | SessionClosed, *, detach: bool = False) -> None:
+        """Fix the reason of the end, and make the leases lost. From any thread; once."""
+        with self.lock:
+            if self.phase not in LIVING:
+                return
+            expired = isinstance(why, SessionExpired)
+            event = states.EXPIRED if expired else states.LEFT if detach else states.CLOSED
+            self.phase = event[self.phase]
+            self.why = why
+            self._until = -inf
+        self.lose_requests()
+
+    def finish_end(self) -> None:
+        """Inform everything that waits, and close the engine's session. On the loop; once."""
+        if self.finished or not self._started:
+            return
+        self.finished = True
+        expired = self.phase is SessionPhase.EXPIRED
+        self.client.forget_session(self)
+        if expired:
+            self.tell("Expired", str(self.why))
+            me = None
+        else:
+            self.tell("Closed")
+            me = asyncio.current_task()  # the closing task is not cancelled
+        self.end_requests(me)
+        for scope in self._racing:
+            scope.trigger()
+        self.stop_watches()
+        if expired and self.scope is not None:
+            self.scope.trigger()
+        self._leaving = self.client.tasks.see_through(self._leave())
+
+    async def _leave(self) -> None:
+        try:
+            # After its window it has ended in the store in any case, and a program waits no longer
+            # than for any answer. The engine goes on until it is closed.
+            limit = min(self.recovery_window, self.contact.answer_timeout)
+            async with asyncio.timeout(limit):
+                left = self.phase is SessionPhase.LEFT
+                await (self.engine.detach() if left else self.engine.close())
+        except Exception as error:
+            failure = EngineError(
+                f"the store could not be told that the session on {self.node} is over "
+                f"({str(error) or 'no answer'}); it will end when its window of "
+                f"{self.recovery_window:g} s has passed",
+                node=self.node,
+            )
+            expired = self.phase is SessionPhase.EXPIRED
+            if (self._closers or self.client.closed) and not expired:
+                raise failure from error
+            # An outage that ends sessions is logged once, and not for each of them.
+            known = expired and self.contact.obstacle() is not None
+            _log.log(logging.DEBUG if known else logging.WARNING, "%s", failure)
