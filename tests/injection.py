@@ -17,7 +17,7 @@ import pytest
 import tenure
 from tenure.background import BackgroundTimer
 from tenure.engines.contract import Place, Removal
-from tenure.testing.program import Program, Request
+from tenure.testing.program import Program, ProgramRequest
 
 __all__ = [
     "ERRORS",
@@ -169,7 +169,7 @@ async def a_timeout(injector: Injector, number: int, programs: Sequence[Program]
     return await _withdrawn(waiting) + await _withdrawn(held)
 
 
-async def _withdrawn(request: Request) -> list[str]:
+async def _withdrawn(request: ProgramRequest) -> list[str]:
     """Withdraw a request, as often as that takes, as a client does; returns the errors."""
     errors: list[str] = []
     while True:

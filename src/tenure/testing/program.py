@@ -22,7 +22,15 @@ from tenure.model import (
 )
 from tenure.testing.recorder import PATIENCE, Recorder
 
-__all__ = ["Program", "Request", "Standing", "Watching", "answer_of", "raises", "require_owners"]
+__all__ = [
+    "Program",
+    "ProgramRequest",
+    "Standing",
+    "Watching",
+    "answer_of",
+    "raises",
+    "require_owners",
+]
 
 T = TypeVar("T")
 E = TypeVar("E", bound=TenureError)
@@ -38,7 +46,7 @@ class Standing(Enum):
     GONE = "gone"
 
 
-class Request:
+class ProgramRequest:
     """One request of a program, from when it was sent.
 
     Attributes:
@@ -60,7 +68,7 @@ class Request:
     def __repr__(self) -> str:
         return f"<hold {self.hold} of session {self.program.id} on {self.name!r}: {self.standing}>"
 
-    async def answered(self) -> Request:
+    async def answered(self) -> ProgramRequest:
         """Wait for the answer; it may raise."""
         self._note(await answer_of(self.answer))
         return self
@@ -146,7 +154,7 @@ class Program:
         self.heard = heard
         self.node = node
         self.requests = [
-            Request(
+            ProgramRequest(
                 self,
                 found.hold,
                 found.name,
@@ -187,7 +195,7 @@ class Program:
         timeout: float | None = None,
         ephemeral: bool = False,
         hold: int | None = None,
-    ) -> Request:
+    ) -> ProgramRequest:
         """Call `enqueue`, without waiting for its answer."""
         number = self.next_hold() if hold is None else hold
         self.heard.asks(number)
@@ -195,7 +203,7 @@ class Program:
             number, name, count, data, timeout=timeout, ephemeral=ephemeral
         )
         self.heard.answered(number, answer)
-        request = Request(self, number, name, answer)
+        request = ProgramRequest(self, number, name, answer)
         self.requests.append(request)
         return request
 
@@ -208,32 +216,34 @@ class Program:
         timeout: float | None = None,
         ephemeral: bool = False,
         hold: int | None = None,
-    ) -> Request:
+    ) -> ProgramRequest:
         """Call `enqueue`, and wait for its answer (not for the grant)."""
         request = self.send(name, count, data=data, timeout=timeout, ephemeral=ephemeral, hold=hold)
         return await request.answered()
 
-    async def lock(self, name: str, *, timeout: float | None = None, data: bytes = b"") -> Request:
+    async def lock(
+        self, name: str, *, timeout: float | None = None, data: bytes = b""
+    ) -> ProgramRequest:
         """Ask for the whole of an ephemeral semaphore, which is what a mutex does."""
         return await self.enqueue(name, EPHEMERAL_LIMIT, data=data, timeout=timeout, ephemeral=True)
 
-    def recovered(self, name: str) -> Request:
+    def recovered(self, name: str) -> ProgramRequest:
         """The request for that name which this session had when it was taken over."""
         [found] = [each for each in self.heard.found if each.name == name]
         return next(each for each in self.requests if each.hold == found.hold)
 
-    def send_withdrawal(self, request: Request) -> Answer[bool]:
+    def send_withdrawal(self, request: ProgramRequest) -> Answer[bool]:
         """Call `withdraw`, without waiting for its answer."""
         request.withdrawn = True
         return self.session.withdraw(request.hold)
 
-    async def withdraw(self, request: Request) -> bool:
+    async def withdraw(self, request: ProgramRequest) -> bool:
         """Call `withdraw`; whether the request was in its queue."""
         return await answer_of(self.send_withdrawal(request))
 
     def send_change(
         self,
-        request: Request,
+        request: ProgramRequest,
         *,
         count: int | None = None,
         data: bytes | None = None,
@@ -244,7 +254,7 @@ class Program:
 
     async def alter(
         self,
-        request: Request,
+        request: ProgramRequest,
         *,
         count: int | None = None,
         data: bytes | None = None,

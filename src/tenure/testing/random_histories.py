@@ -37,7 +37,7 @@ from hypothesis.stateful import (
 from tenure.engines.contract import Answer
 from tenure.errors import TenureError
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, UNCHANGED, NodeConfig, Unchanged
-from tenure.testing.program import Program, Request, Watching, answer_of
+from tenure.testing.program import Program, ProgramRequest, Watching, answer_of
 from tenure.testing.random_sessions import ANY, Sessions, choose
 from tenure.testing.sides import (
     Side,
@@ -140,7 +140,7 @@ class Histories(Sessions):
     ) -> None:
         session = self._session(who)
         ephemeral = (name == "m") == as_named
-        sent: list[Request] = []
+        sent: list[ProgramRequest] = []
 
         async def enqueue(number: int, _: Side) -> object:
             request = await session.sides[number].enqueue(
@@ -163,7 +163,7 @@ class Histories(Sessions):
     def acquire(self, who: int, count: int, timeout: float | None) -> None:
         self.enqueue(who=who, name="a", as_named=True, count=count, data=b"", timeout=timeout)
 
-    def _note(self, session: TwinSession, one: Request, other: Request) -> None:
+    def _note(self, session: TwinSession, one: ProgramRequest, other: ProgramRequest) -> None:
         asked = TwinRequest(f"r{len(self._asked)}", session, (one, other))
         for side, request in zip(self._sides, asked.sides, strict=True):
             side.note_request(request, asked.label)
@@ -223,7 +223,7 @@ class Histories(Sessions):
         """Several operations of one session in a row, and only then their answers."""
         session = self._session(who)
         ephemeral = (name == "m") == as_named
-        sent: list[dict[int, Request]] = [{}, {}]
+        sent: list[dict[int, ProgramRequest]] = [{}, {}]
 
         async def rush(number: int, _: Side) -> list[object]:
             program, mine = session.sides[number], sent[number]
@@ -305,7 +305,7 @@ class Histories(Sessions):
 
 
 def _answered(
-    requests: dict[int, Request],
+    requests: dict[int, ProgramRequest],
     program: Program,
     hold: int,
     name: str,
@@ -326,7 +326,7 @@ async def _failed(error: TenureError) -> object:
     raise error
 
 
-async def _placed(request: Request) -> object:
+async def _placed(request: ProgramRequest) -> object:
     return placed(await request.answered())
 
 

@@ -20,7 +20,7 @@ __all__ = [
     "Attached",
     "Detached",
     "Ended",
-    "Granted",
+    "GrantedRequest",
     "Proven",
     "Recorder",
     "Removed",
@@ -39,7 +39,7 @@ class Proven(NamedTuple):
     at: float
 
 
-class Granted(NamedTuple):
+class GrantedRequest(NamedTuple):
     """`SessionEvents.granted`."""
 
     hold: int
@@ -73,7 +73,7 @@ class Resumed(NamedTuple):
     requests: tuple[Recovered, ...]
 
 
-Said: TypeAlias = Proven | Resumed | Granted | Removed | Detached | Attached | Ended
+Said: TypeAlias = Proven | Resumed | GrantedRequest | Removed | Detached | Attached | Ended
 
 
 class Recorder:
@@ -148,7 +148,7 @@ class Recorder:
         self._wake()
 
     def granted(self, hold: int, order_id: int | None) -> None:
-        self._hear(Granted(hold, order_id))
+        self._hear(GrantedRequest(hold, order_id))
         self._check_answered(hold, "granted")
         if hold in self.removals:
             self.broken.append(f"hold {hold} was granted after it had been removed")

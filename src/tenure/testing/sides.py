@@ -16,7 +16,7 @@ from tenure.clock import Clock
 from tenure.engines.contract import Engine, Place, Removal
 from tenure.errors import NodeNotFound, SemaphoreNotFound, TenureError
 from tenure.model import RequestDescription, SemaphoreDescription
-from tenure.testing.program import Program, Request, Standing, Watching
+from tenure.testing.program import Program, ProgramRequest, Standing, Watching
 from tenure.testing.stage import Stage, Stores
 
 __all__ = [
@@ -50,13 +50,13 @@ def known(fact: T | None) -> T | Unknown:
     return Unknown() if fact is None else fact
 
 
-def placed(request: Request) -> tuple[Place, bool | Unknown]:
+def placed(request: ProgramRequest) -> tuple[Place, bool | Unknown]:
     """What `enqueue` answered; the order id of who waits, or has left already, may be unknown."""
     unknown = request.place is Place.WAITING or request.withdrawn
     return request.place, Unknown() if unknown else request.order_id is None
 
 
-def same_removal(one: Request, other: Request) -> bool:
+def same_removal(one: ProgramRequest, other: ProgramRequest) -> bool:
     """Whether both were removed for the same reason, as far as both can tell."""
     gone = {Removal.DELETED, Removal.EVICTED}
     if not (one.program.capabilities.removal_reason and other.program.capabilities.removal_reason):
@@ -86,7 +86,7 @@ class TwinRequest:
 
     label: str
     session: TwinSession
-    sides: tuple[Request, Request]
+    sides: tuple[ProgramRequest, ProgramRequest]
 
     def __repr__(self) -> str:
         return self.label
@@ -125,7 +125,7 @@ class Side:
         self.connections: list[Engine] = []
         self.sessions: dict[int, str] = {}
         self.requests: dict[int, str] = {}
-        self.unplaced: list[tuple[Request, str]] = []
+        self.unplaced: list[tuple[ProgramRequest, str]] = []
         self.last_order_id = 0
 
     async def open(self) -> None:
@@ -136,7 +136,7 @@ class Side:
         assert program.id not in self.sessions, f"session id {program.id} is used again"
         self.sessions[program.id] = label
 
-    def note_request(self, request: Request, label: str) -> None:
+    def note_request(self, request: ProgramRequest, label: str) -> None:
         order_id = request.order_id
         if order_id is not None:
             assert order_id > self.last_order_id, "order ids rise"

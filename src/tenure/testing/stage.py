@@ -20,7 +20,7 @@ from tenure.engines.contract import Attach, Connector, Engine
 from tenure.errors import NodeNotFound
 from tenure.model import DEFAULT_NODE, Capabilities, Liveness
 from tenure.testing.clock import VirtualClock, VirtualLoop
-from tenure.testing.program import Program, Request, Standing, require_owners
+from tenure.testing.program import Program, ProgramRequest, Standing, require_owners
 from tenure.testing.recorder import PATIENCE, Recorder
 
 __all__ = ["WINDOW", "Stage", "Stores", "new_loop"]
@@ -221,7 +221,7 @@ def _belief(program: Program) -> Beliefs:
     )
 
 
-def _known(request: Request) -> int | None:
+def _known(request: ProgramRequest) -> int | None:
     if not _tells_order(request.program, request.standing):
         return None
     return request.program.heard.grants.get(request.hold) or request.order_id

@@ -19,7 +19,7 @@ from tenure.engines.sqlite.takeover import Found
 from tenure.engines.sqlite.transaction import EVICTED, GRANTED
 from tenure.errors import EngineError, EngineUnavailable, SessionExpired
 from tenure.model import NodeConfig, Recovered
-from tenure.testing.recorder import Granted, Recorder, Resumed
+from tenure.testing.recorder import GrantedRequest, Recorder, Resumed
 from tests.engines.sqlite.conftest import Holders, on_either
 from tests.engines.sqlite.helpers import Program, attached, engine_of, opened, program, result
 from tests.engines.sqlite.holder import Holder
@@ -360,7 +360,7 @@ async def test_a_push_between_the_last_look_and_the_answer_is_told_after_what_wa
         session.begin([Found(waiting, None)])
         assert heard.said == [Resumed((waiting,))]
         await asyncio.sleep(0)
-        assert heard.said == [Resumed((waiting,)), Granted(1, 7)], "and not what was before"
+        assert heard.said == [Resumed((waiting,)), GrantedRequest(1, 7)], "and not what was before"
 
 
 async def test_a_recovered_place_is_looked_after(url: str) -> None:

@@ -11,7 +11,7 @@ from tenure.engines.contract import Place
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, NodeConfig
 from tenure.testing.clock import VirtualClock
 from tenure.testing.conformance.behaviour import behaviour
-from tenure.testing.program import Program, Request, answer_of
+from tenure.testing.program import Program, ProgramRequest, answer_of
 from tenure.testing.stage import Stage
 
 
@@ -159,7 +159,7 @@ async def a_withdrawal_that_crosses_its_grant_leaks_nothing(stage: Stage) -> Non
         held = await owner.lock("m")
         waiting = await waiter.lock("m")
 
-        async def leave(request: Request = waiting, turns: int = turns) -> None:
+        async def leave(request: ProgramRequest = waiting, turns: int = turns) -> None:
             for _ in range(turns):
                 await asyncio.sleep(0)
             await waiter.withdraw(request)

@@ -8,7 +8,7 @@ from tenure.engines.contract import Place, Removal
 from tenure.errors import SemaphoreNotFound, SessionExpired
 from tenure.model import DEFAULT_NODE
 from tenure.testing.conformance.behaviour import behaviour
-from tenure.testing.program import Request, answer_of, raises
+from tenure.testing.program import ProgramRequest, answer_of, raises
 from tenure.testing.stage import Stage
 
 __all__: list[str] = []
@@ -132,7 +132,7 @@ async def what_a_session_finds_when_it_is_taken_over_was_there(stage: Stage) -> 
     assert await successor.withdraw(found) is False
 
 
-async def _evict(stage: Stage, request: Request) -> None:
+async def _evict(stage: Stage, request: ProgramRequest) -> None:
     order_id = request.order_id
     if order_id is None:  # it is told with the grant
         waiters = (await request.program.describe(request.name)).waiters

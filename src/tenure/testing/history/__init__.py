@@ -12,7 +12,7 @@ explains each contradiction as a short timeline.
 
 from tenure.testing.history.check import check
 from tenure.testing.history.files import AppendOnly, dump, load
-from tenure.testing.history.journal import Call, Journal
+from tenure.testing.history.journal import DataCall, Journal
 from tenure.testing.history.records import (
     Asked,
     Believes,
@@ -40,10 +40,10 @@ __all__ = [
     "AppendOnly",
     "Asked",
     "Believes",
-    "Call",
     "Called",
     "Continued",
     "Crashed",
+    "DataCall",
     "Gone",
     "Granted",
     "History",

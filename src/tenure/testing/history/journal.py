@@ -52,7 +52,7 @@ from tenure.testing.history.request import Place, Request
 if TYPE_CHECKING:
     from tenure import blocking
 
-__all__ = ["Call", "Journal", "Primitive"]
+__all__ = ["DataCall", "Journal", "Primitive"]
 
 Primitive: TypeAlias = (
     "Mutex | Semaphore | Election | blocking.Mutex | blocking.Semaphore | blocking.Election"
@@ -60,7 +60,7 @@ Primitive: TypeAlias = (
 """What is asked for; the blocking ones will do."""
 
 
-class Call:
+class DataCall:
     """A call on a semaphore's data, within `Journal.call`. Set `result` to what it read."""
 
     __slots__ = ("result",)
@@ -299,7 +299,7 @@ class Journal:
         semaphore: Semaphore | blocking.Semaphore,
         op: Operation,
         argument: bytes | None = None,
-    ) -> Iterator[Call]:
+    ) -> Iterator[DataCall]:
         """The block in which one call is made on a semaphore's data; what it raises says how.
 
         ``with journal.call(config, "read") as call: call.result = (await config.describe()).data``
@@ -308,7 +308,7 @@ class Journal:
         label = self.label()
         node, name = twin._source.node, twin.name
         self.record(Called(self.now(), self.process, label, node, name, op, argument))
-        call = Call()
+        call = DataCall()
         outcome: Outcome = "unknown"
         try:
             yield call
