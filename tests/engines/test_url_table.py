@@ -175,7 +175,7 @@ def test_the_file_of_the_authorities_has_one_name_and_its_aliases(
     scheme: str, spelling: str, tmp_path: Path
 ) -> None:
     url = URLS[scheme][0]
-    given = StoreUrl(f"{url}?{spelling}={tmp_path}/none.pem", module(scheme).PARAMETERS)
+    given = StoreUrl(f"{url}?{spelling}={tmp_path}/none.pem", (scheme,), module(scheme).PARAMETERS)
     tls = given.tls(inside=True, scheme=scheme)
     assert tls is not None
     assert tls.ca == f"{tmp_path}/none.pem"
@@ -208,14 +208,22 @@ def test_the_authorities_may_be_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("written", ["low_level", "low-level", "ll"])
 def test_hyphens_are_underscores_and_values_are_decoded(written: str) -> None:
     parameter = text("low_level", aliases=("ll",))
-    assert StoreUrl(f"x://h?{written}=a%20%2Bb+", [parameter])[parameter] == "a +b+"
+    assert StoreUrl(f"x://h?{written}=a%20%2Bb+", ("x",), [parameter])[parameter] == "a +b+"
 
 
 def test_a_number_is_whole_if_its_default_is() -> None:
     whole, real = number("whole", 3, 0, 9), number("real", 3.0, 0, 9)
-    given = StoreUrl("x://h?real=1.5", [whole, real])
+    given = StoreUrl("x://h?real=1.5", ("x",), [whole, real])
     assert (given[whole], given[real]) == (3, 1.5)
     with pytest.raises(InvalidArgument, match=r"whole is a whole number from 0 to 9, not '1\.5'"):
-        StoreUrl("x://h?whole=1.5", [whole])
+        StoreUrl("x://h?whole=1.5", ("x",), [whole])
     with pytest.raises(InvalidArgument, match="real is a number from 0 to 9, not 'nan'"):
-        StoreUrl("x://h?real=nan", [real])
+        StoreUrl("x://h?real=nan", ("x",), [real])
+
+
+@pytest.mark.parametrize("scheme", sorted(URLS))
+def test_a_url_of_another_scheme_is_refused_and_not_shown(scheme: str) -> None:
+    for url in (f"{scheme}:/S3cr3t://host/path", f"{scheme}:S3cr3t@host"):
+        with pytest.raises(InvalidArgument, match="does not begin with") as refused:
+            module(scheme).parse(url)
+        assert "S3cr3t" not in str(refused.value)

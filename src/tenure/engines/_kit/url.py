@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast
@@ -229,11 +229,19 @@ class StoreUrl:
 
     __slots__ = ("_place", "_values", "hosts", "path", "scheme", "secret", "shown", "user")
 
-    def __init__(self, url: str, known: Iterable[Parameter[Any]], *, token: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        schemes: Sequence[str],
+        known: Iterable[Parameter[Any]],
+        *,
+        token: bool = False,
+    ) -> None:
         """Take a URL apart.
 
         Args:
             url: with its scheme.
+            schemes: the engine's schemes.
             known: the engine's parameters.
             token: what stands before the hosts is a token, and no user.
 
@@ -242,6 +250,8 @@ class StoreUrl:
         """
         scheme, _, rest = url.partition("://")
         self.scheme = scheme.lower()
+        if self.scheme not in schemes:  # without "://" all of it, secrets too
+            raise InvalidArgument(f"the URL does not begin with {schemes[0]}://")
         end = min(f"{rest}{sign}".index(sign) for sign in "/?#")
         authority, location = rest[:end], rest[end:]
         if authority and "@" in location:  # a secret may be cut in two: nothing can be shown

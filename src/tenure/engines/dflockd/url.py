@@ -80,7 +80,7 @@ def parse(url: str) -> DflockdUrl:
     Raises:
         InvalidArgument: it is wrong; the message shows it without its token.
     """
-    given = StoreUrl(url, PARAMETERS, token=True)
+    given = StoreUrl(url, ("dflockd", "dflockds"), PARAMETERS, token=True)
     if given.path not in {"", "/"}:
         raise given.wrong("nothing follows the port, apart from parameters")
     endpoints = given.endpoints(DEFAULT_PORT)

@@ -70,7 +70,7 @@ class EtcdUrl:
 
 def parse(url: str) -> EtcdUrl:
     """Parse a URL. Raises `InvalidArgument`."""
-    given = StoreUrl(url, PARAMETERS)
+    given = StoreUrl(url, ("etcd", "etcds"), PARAMETERS)
     if given.path:
         path = given.path[1:]
         raise given.wrong(

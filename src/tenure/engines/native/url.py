@@ -51,7 +51,7 @@ def parse(url: str) -> NativeUrl:
     Raises:
         InvalidArgument: it is wrong; the message shows it without its token.
     """
-    given = StoreUrl(url, PARAMETERS, token=True)
+    given = StoreUrl(url, ("tenure", "tenures", "tenure+unix"), PARAMETERS, token=True)
     tls = given.tls(inside=given.scheme == "tenures", scheme="tenures")
     if given.scheme == "tenure+unix":
         endpoints: tuple[Endpoint, ...] = (given.socket(),)

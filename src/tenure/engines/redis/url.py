@@ -117,7 +117,7 @@ class RedisUrl:
 
 def parse(url: str) -> RedisUrl:
     """Parse a URL. Raises `InvalidArgument`."""
-    given = StoreUrl(url, PARAMETERS)
+    given = StoreUrl(url, ("redis", "rediss", "redis+sentinel", "redis+unix"), PARAMETERS)
     endpoints, service, db = _server(given)
     if db and _DB in given and str(given[_DB]) != db:
         raise given.wrong("it names two databases")

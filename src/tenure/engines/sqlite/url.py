@@ -60,7 +60,7 @@ class SqliteUrl:
 
 def parse(url: str) -> SqliteUrl:
     """Parse a URL; a relative path counts from the current folder. Raises `InvalidArgument`."""
-    given = StoreUrl(url, PARAMETERS)
+    given = StoreUrl(url, ("sqlite",), PARAMETERS)
     host, path = given.hosts, given.path[1:]
     if ":memory:" in {host, path}:
         raise given.wrong("it would be one program's own; use memory://")

@@ -90,7 +90,7 @@ class YdbUrl:
 
 def parse(url: str) -> YdbUrl:
     """Parse a URL. Raises `InvalidArgument`."""
-    given = StoreUrl(url, PARAMETERS)
+    given = StoreUrl(url, tuple(_PORTS), PARAMETERS)
     database = given.path.rstrip("/")
     if not _DATABASE.fullmatch(database):
         raise given.wrong("it names no database: ydb://localhost:2136/local is the database /local")
