@@ -1,15 +1,15 @@
 """Nodes, sessions, and the whole of a store: the model as a state machine without a clock.
 
-A `Store` takes commands, each with the present time, changes its state in place, and notes what
-others must be told in `effects`: tuples whose first member is the session concerned. Whoever
-drives it sends them and clears the list.
+A `Store` takes commands, each with the present time, and changes its state in place. It appends
+what sessions must be notified of to `effects`: tuples whose first member is the session concerned.
+The caller sends them and clears the list.
 
 Rules that hold between two commands:
 
 * In every queue the owners are the longest prefix that fits: each command that takes something
   out, or makes it smaller, grants what fits then.
-* A session that ends takes all its requests out before anybody is granted, so that none of its
-  own waiters is granted in passing.
+* A session that ends takes all its requests out before any request is granted, so that none of
+  its own waiters is granted in passing.
 * A command makes at most one effect for each watch that it concerns.
 * `next_deadline` is never later than the first session or waiter that runs out; entries of the
   heap that have become wrong are corrected when they come up.
@@ -254,7 +254,7 @@ class Store:
             self._drop_watches(session)
 
     def close(self, session: Session, now: float, why: str | None = None) -> None:
-        """End a session; with `why`, it is told so."""
+        """End a session. With `why`, the session is notified of its end with that reason."""
         if session.alive:
             affected = self._remove_session(session, why)
             self._advance(affected, now)
@@ -418,7 +418,7 @@ class Store:
         node = semaphore.node
         if semaphore.first is not None or node.watches:
             self._advance_one(request, now)
-        elif semaphore.ephemeral:  # as `_advance` would do, and nobody is to be told
+        elif semaphore.ephemeral:  # as `_advance` would do; there is no watch to notify
             del node.semaphores[semaphore.name]
         return True
 
@@ -451,7 +451,7 @@ class Store:
     # Deadlines
 
     def next_deadline(self) -> float | None:
-        """When `expire` should be called next, at the latest."""
+        """Return the latest time for the next call of `expire`; ``None``: no deadline is set."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def expire(self, now: float) -> None:
@@ -510,12 +510,12 @@ class Store:
         return semaphore
 
     def _leave(self, request: Request) -> None:
-        """Take a request out of its queue and its session; nobody is granted yet."""
+        """Take a request out of its queue and its session. Grants no other request yet."""
         request.semaphore.remove(request)
         del request.session.requests[request.hold]
 
     def _give_up(self, request: Request, now: float) -> None:
-        """A waiter has waited for as long as it wanted to."""
+        """Take out a waiter whose timeout has passed."""
         self._leave(request)
         self.effects.append((request.session, TIMED_OUT, request))
         self._advance_one(request, now)
@@ -524,7 +524,7 @@ class Store:
         self._advance({left.semaphore: left.granted_at is not None}, now)
 
     def _advance(self, affected: dict[Semaphore, bool], now: float) -> None:
-        """Grant what fits now that requests have left; the value tells whether owners have."""
+        """Grant what fits after requests have left; a value is true if an owner was among them."""
         for semaphore, owners_left in affected.items():
             node = semaphore.node
             changed = self._grant(semaphore, now) or owners_left
@@ -543,7 +543,7 @@ class Store:
         return granted
 
     def _remove_session(self, session: Session, why: str | None) -> dict[Semaphore, bool]:
-        """Take a session out, with all its requests; whose queues must be advanced."""
+        """Remove a session and its requests; return what `_advance` must be called with."""
         affected: dict[Semaphore, bool] = {}
         for request in list(session.requests.values()):
             self._leave(request)
@@ -567,7 +567,7 @@ class Store:
 
 
 def _is_right(entry: tuple[float, int, Session | Request]) -> bool:
-    """Whether an entry of the heap still means something."""
+    """Return true if an entry of the heap has the present deadline of its session or request."""
     when, _, what = entry
     if isinstance(what, Request):
         return what.deadline == when

@@ -41,7 +41,7 @@ class RunRecord:
 
     @property
     def done(self) -> bool:
-        """Whether the latest run ended well."""
+        """True if the latest run ended well."""
         return self.succeeded == self.started
 
     def clamped(self, now: float) -> RunRecord:

@@ -63,8 +63,8 @@ class Request:
 class Semaphore:
     """One semaphore and its queue.
 
-    `held` is the sum of the owners' counts, `whole` tells that the one owner has it whole
-    (`rules.fits` says what that means).
+    `held` is the sum of the owners' counts. `whole` is true while the only owner holds the whole
+    limit (`rules.fits`).
     """
 
     __slots__ = (
@@ -101,7 +101,7 @@ class Semaphore:
             request = request.next
 
     def admits(self, count: int) -> bool:
-        """Whether a request of that count would own at once."""
+        """Return true if a request of that count would own at once."""
         return self.first_waiting is None and fits(self.held, self.whole, count, self.limit)
 
     def begin(self, request: Request, now: float) -> None:
@@ -122,7 +122,7 @@ class Semaphore:
         self.waiting += 1
 
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it stands. Nobody is granted by this alone."""
+        """Take a request out at any position. Grants no other request; see `grant_next`."""
         before, after = request.previous, request.next
         if before is None:
             self.first = after

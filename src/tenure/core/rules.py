@@ -1,7 +1,7 @@
-"""The rules that every engine applies to what it is told: names, sizes, counts, numbers.
+"""Rules that every engine applies to its arguments: names, sizes, counts, numbers.
 
-Pure functions. The checks raise `InvalidArgument` with what is wrong and what is allowed, so
-that one mistake has one error on every engine.
+Pure functions. The checks raise `InvalidArgument`, which says what is wrong and what is allowed,
+so that a mistake has the same error on every engine.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def check_key(key: bytes, node: str | None = None) -> None:
 
 
 def check_resumable(liveness: Liveness, stored: bytes, key: bytes, node: str, number: int) -> None:
-    """Whether a session may be taken over by who shows `key`.
+    """Check that a client which shows `key` may take a session over.
 
     Raises:
         AuthenticationFailed: it has another key.
@@ -177,7 +177,7 @@ def not_there_to_resume(node: str, number: int) -> SessionExpired:
 
 
 def taken_over(node: str) -> SessionExpired:
-    """How a session ends for the program from which it was taken over."""
+    """Return the error of a session for the program from which it was taken over."""
     return SessionExpired(
         f"the session on {node} is over here: another program has resumed it with its token",
         node=node,
@@ -233,7 +233,7 @@ def check_shrink(
 
 
 def check_timeout(timeout: float | None, node: str | None = None, name: str | None = None) -> None:
-    """How long to wait: seconds, zero or more, or ``None`` for ever."""
+    """Check a timeout: seconds, zero or more, or ``None`` to wait without limit."""
     if timeout is not None and not timeout >= 0:
         raise InvalidArgument(
             f"a timeout is zero or more seconds, or None, not {timeout!r}", node=node, name=name
@@ -260,11 +260,11 @@ def check_kind(wanted_ephemeral: bool, is_ephemeral: bool, node: str, name: str)
 
 
 def fits(held: int, whole: bool, count: int, limit: int) -> bool:
-    """Whether the first waiting request may own, given what the owners hold.
+    """Return true if the first waiting request may own, given what the owners hold.
 
-    Whoever wants the whole limit is admitted when nothing is held; and while the whole is
-    held (`whole`), nobody is. A limit above 2^53-1 is otherwise "unbounded", because not
-    every store could add the counts up.
+    A request for the whole limit is admitted only when nothing is held. While an owner holds the
+    whole limit (`whole`), no request is admitted. A limit above 2^53-1 is otherwise "unbounded",
+    because not every store could add the counts up.
     """
     if whole:
         return False
@@ -290,7 +290,7 @@ def grace_period(config: NodeConfig) -> float:
 
 
 def merge_config(old: NodeConfig, new: NodeConfig) -> NodeConfig:
-    """What `alter_node` makes of a configuration: unset fields are left alone."""
+    """Return a configuration as `alter_node` changes it: fields unset in `new` keep `old`'s."""
     return NodeConfig(
         self_check_period=new.self_check_period or old.self_check_period,
         session_grace_period=new.session_grace_period or old.session_grace_period,
