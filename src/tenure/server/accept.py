@@ -179,14 +179,14 @@ class Door:
             self._cut_arriving()
 
     def close(self) -> None:
-        """Accept nobody any more; who has come in stays. Safe to call twice."""
+        """Stop accepting. Accepted connections stay open. Safe to call twice."""
         for sock in self._sockets:
             self._stop(sock)
             sock.close()
         self._sockets.clear()
 
     async def aclose(self) -> None:
-        """Accept nobody any more, and send away who is at the door. Safe to call twice."""
+        """Stop accepting; cut off handshakes and refused connections. Safe to call twice."""
         self.close()
         while self._arriving:
             self._cut_arriving()

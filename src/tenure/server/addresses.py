@@ -84,7 +84,7 @@ def parse(url: str) -> Address:
     """Understand a URL.
 
     Raises:
-        InvalidArgument: it is none for a listener; the message says what one looks like.
+        InvalidArgument: a listener cannot use it; the message shows what a usable one looks like.
     """
     if "@" in url:  # first of all, because every other message shows the URL
         raise InvalidArgument(

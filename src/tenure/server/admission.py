@@ -223,7 +223,7 @@ class Admission:
             self._displace(displaced)
 
     def make_room(self) -> bool:
-        """Displace a greeting, because something is short; false where there is none."""
+        """Displace a greeting to free a resource; return false if there is no greeting."""
         displaced = self._of_network.pop() or self._of_unix.pop()
         if displaced is not None:
             self._displace(displaced)

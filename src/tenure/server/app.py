@@ -282,7 +282,7 @@ def make_listener(
 
     Raises:
         Unsupported: what it needs is not installed.
-        InvalidArgument: something is wrong with what it is told.
+        InvalidArgument: its address or its settings are invalid.
     """
     more: dict[str, Any] = {}
     if address.protocol == "ydb":

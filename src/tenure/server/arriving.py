@@ -45,7 +45,7 @@ class Arrival:
     Attributes:
         came_at: when the `Attach` came.
         leaving: the rid of the `Close` or `Detach` that came meanwhile; 0 for none.
-        wanted: nobody has cancelled it.
+        wanted: it has not been cancelled.
         hurries: it is not cancelled just now, but looks at `wanted` in a moment.
     """
 
@@ -185,7 +185,7 @@ class Arriving:
         """It is the session's attachment now, and what was before it is over.
 
         Args:
-            told: the store has made sure that whoever had it will get no more proof.
+            told: the store guarantees that the former holder gets no more proof.
         """
         former = self._sessions.get(hosted.store.id)
         self.predecessors.note(hosted, former, told=told)
@@ -218,9 +218,10 @@ class Arriving:
         return hosted
 
     async def _window_of(self, message: Attach) -> float | None:
-        """The window of a session that is not here: its own, and not what somebody says it is.
+        """Return the recovery window, in seconds, of a session that is not in this server.
 
-        ``None`` if it is over, or will be found to be.
+        It is the window that the store has, not the one that the client names. ``None`` if the
+        session is over, or will be found to be.
         """
         found = await session_by_id(self._engine, message.node, message.session_id)
         return None if found is None else found.recovery_window

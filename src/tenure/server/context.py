@@ -4,7 +4,7 @@ That is the store, the limits and what counts against them, who may come in, and
 
 * One `Context` belongs to one server and to the event loop on which its engine was opened. All of
   it is used on that loop alone.
-* Whoever takes from a count gives back, once, on every way out.
+* What is taken from a count is given back once, on every way out.
 * What a client sends is never logged, and no token either; its address and what was wrong are.
 """
 
@@ -110,7 +110,7 @@ class Semaphores:
         return self._ephemeral + len(self._lasting)
 
     async def count_once(self) -> None:
-        """Count those that are in the store already, if nobody has yet."""
+        """Count the lasting semaphores in the store, if they have not been counted yet."""
         if self._counted_at is None:
             await self.count()
 
@@ -284,7 +284,7 @@ class Context:
         engine: the store, opened; the server that opened it closes it, after the listeners.
         limits: what clients may make the server hold.
         authenticator: who may come in.
-        logger: where it is told.
+        logger: the logger of the server.
         arrived: called whenever something has arrived from a client.
         audit: the audit log; by default it is part of the log.
 

@@ -1,7 +1,7 @@
-"""What the store tells, as clients are told it: this process is nobody's.
+"""Descriptions from the store, as they are sent to clients: without this process.
 
-To the store the sessions of a server's clients are the server's own; whoever read its pid among the
-owners would look for a client there, or end the server.
+In the store, the sessions of a server's clients have the server's pid and host. A reader who found
+this pid among the owners would look for a client there, or end the server.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["request_info", "semaphore_info", "session_info"]
 
 
 def session_info(session: SessionDescription) -> SessionInfo:
-    """A session."""
+    """Return the description of a session."""
     ours = session.pid == os.getpid()
     return SessionInfo.of(replace(session, pid=None, host=None) if ours else session)
 
 
 def semaphore_info(semaphore: SemaphoreDescription) -> SemaphoreInfo:
-    """A semaphore, with its requests as far as they were asked for."""
+    """Return the description of a semaphore, with its requests as far as they were asked for."""
     return SemaphoreInfo(
         semaphore.name,
         semaphore.data,
@@ -36,6 +36,6 @@ def semaphore_info(semaphore: SemaphoreDescription) -> SemaphoreInfo:
 
 
 def request_info(request: RequestDescription) -> RequestInfo:
-    """A request in a queue."""
+    """Return the description of a request in a queue."""
     ours = request.pid == os.getpid()
     return RequestInfo.of(replace(request, pid=None, host=None) if ours else request)

@@ -1,4 +1,4 @@
-"""A session of the store, kept for a remote holder, and what the store says of it.
+"""Session of the store that the server keeps for a remote holder, with its events.
 
 States (`Hosted.state`)::
 
@@ -12,7 +12,7 @@ Who owns what, and what happens:
 * The store's session belongs to the `Hosted`, and the `Hosted` to the `Hosting` whose registry it
   is in. The connection (`Link`) owns nothing of it; it comes and goes.
 * **Disconnect.** Nothing happens to the session but that its watches end (attaching begins without
-  watches). Nobody renews it, so the store's window runs from the holder's last renewal.
+  watches). It is not renewed, so the store's window runs from the holder's last renewal.
 * **Proof.** The store's session is renewed when its holder says `Renew`, and not otherwise.
 * **Once only.** What changes something is done once, and its answer kept (`Answers`).
 * **Order.** What the engine answers by a coroutine is begun in a task. What came behind it waits
@@ -96,7 +96,8 @@ class Hosted:
         error: why it is over.
         renewals: what its holder has asked for to be proven, and what is.
         came_at: when its program came here from another server, or from this one's former life.
-        former: those from whom it was taken over, and who may still believe that they have it.
+        former: attachments from which it was taken over, whose programs may still believe that
+            they have it.
         places: what it has in queues.
         answers: those that are kept for it, and what is not answered yet.
         watches: what ends each, by its number.
@@ -164,7 +165,7 @@ class Hosted:
         self.former: list[Hosted] = []
         self.strangers_until = UNKNOWN
         self.came_at = NEVER
-        self._disbelieves = True  # until it has been told that it is attached
+        self._disbelieves = True  # until its program gets the answer that it is attached
         self._look: asyncio.Event | None = None
         self._store_there = True
         self.places = Places(node, hosting.semaphores, account)
@@ -195,7 +196,7 @@ class Hosted:
         self.renewals.forget()
 
     def tell_of_store(self) -> None:
-        """What the holder has to know beside that it is attached."""
+        """Notify the holder, beside its attachment, if the store cannot be reached."""
         if not self._store_there:
             self.say(Contact(self.channel, False))
 
@@ -212,22 +213,22 @@ class Hosted:
     # Belief
 
     def believes_until(self) -> float:
-        """Until when its program may believe that it has the session.
+        """Return the time until which its program may believe that it has the session.
 
-        Whatever it was told here of proof is no younger than `Renewals.proof`, and what another
-        server had told it before is no younger than its coming from there.
+        Proof that it got here is no younger than `Renewals.proof`. Proof that it got from another
+        server before is no younger than its arrival from there.
         """
         if self._disbelieves:
             return NEVER
         return max(self.renewals.proof, self.came_at) + self.window
 
     def disbelieve(self) -> None:
-        """Its program knows that it has the session no more."""
+        """Note that its program knows that it has lost the session."""
         self._disbelieves = True
         self.hosting.look()
 
     async def until_nobody_believes(self) -> None:
-        """Keep the session alive until nobody else can believe that he has it.
+        """Keep the session alive until no other program can believe that it has the session.
 
         Raises:
             SessionExpired: it has ended meanwhile, or was taken over once more.
@@ -251,19 +252,19 @@ class Hosted:
             self._look = None
 
     def look(self) -> None:
-        """Somebody has ceased to believe."""
+        """Check again which programs may believe that they have the session."""
         if self._look is not None:
             self._look.set()
 
     # What the holder asks for
 
     def put_by(self, link: Link, message: Struct, handler: _Handler) -> None:
-        """What the holder has sent while something is `starting` waits for its turn."""
+        """Put a message behind the operation that is `starting`."""
         self._backlog.append((link, message, handler))
         link.begun()
 
     def go_on(self) -> None:
-        """What was to begin has begun; the next."""
+        """Handle the messages that were put behind the operation that has started."""
         self.starting = False
         while self._backlog and not self.starting:
             link, message, handler = self._backlog.popleft()
@@ -272,17 +273,17 @@ class Hosted:
                 handler(self, message)
 
     def answer(self, rid: int, answer: Struct) -> None:
-        """Answer what changes something, and keep the answer until it is acknowledged."""
+        """Answer an operation that changes something; keep the answer until it is acknowledged."""
         self.answers.kept[rid] = answer
         if self.link is not None:
             self.link.send(answer)
 
     def fail(self, rid: int, error: BaseException) -> None:
-        """Answer that it has failed."""
+        """Answer that an operation has failed."""
         self.answer(rid, self.failed(rid, error))
 
     def failed(self, rid: int, error: BaseException) -> Failed:
-        """The answer for what has failed; what the log should have is logged."""
+        """Return the answer for an operation that has failed, and log what the log should have."""
         if not isinstance(error, TenureError):
             self.hosting.context.log(
                 logging.ERROR, "the store failed", node=self.node, error=repr(error)
@@ -376,15 +377,15 @@ class Hosted:
     # What the store says (`SessionEvents`)
 
     def proven(self, at: float) -> None:
-        """The store's session lives. From any thread."""
+        """Take a proof that the store's session lives. From any thread."""
         if threading.get_ident() == self.hosting.thread:
             self.renewals.prove(at)
         else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody asks any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and no renewal waits
                 self.hosting.loop.call_soon_threadsafe(self.renewals.prove, at)
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
-        """What the session has in queues, now that it was taken over."""
+        """Take the requests that the session has in queues after a takeover."""
         self.places.recover(requests)
 
     def granted(self, hold: int, order_id: int | None) -> None:
@@ -399,7 +400,7 @@ class Hosted:
         self.say(Granted(self.channel, hold, order_id))
 
     def removed(self, hold: int, why: Removal) -> None:
-        """A request has left its queue by somebody else's doing."""
+        """Notify the holder of a request that was taken out of its queue."""
         request = self.places.requests.get(hold)
         if request is None:
             return

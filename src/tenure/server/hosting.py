@@ -290,7 +290,7 @@ class Hosting:
         self._tell_attached(link, message, hosted, now, kept=True)
 
     def _let_hear(self, link: Switchboard, channel: int, hosted: Hosted) -> None:
-        """A former program asks for its session: it is told the end, and says when it has heard."""
+        """Notify a former program that asks for its session of the end; it will acknowledge it."""
         for former in hosted.former:
             if former.program == link.program and former.link is None:
                 former.link, former.channel = link, channel
@@ -340,7 +340,7 @@ class Hosting:
                 hosted = await self._arrive_again(arrival)
         except Exception as error:
             if not arrival.wanted:
-                return  # nobody asks, and the channel may be another session's
+                return  # no client waits, and the channel may be another session's
             if not isinstance(error, TenureError):
                 self.context.log(
                     logging.ERROR, "the store failed", node=message.node, error=repr(error)
@@ -356,7 +356,7 @@ class Hosting:
             hosted.leave(arrival.leaving, closing=arrival.closing)
 
     def make(self, link: Switchboard, message: Attach, window: float) -> Hosted:
-        """What there will be here; its session is counted already, and it gives it back."""
+        """Make a server session. It is counted already, and gives its count back at its end."""
         self._programs[link.program] = self._programs.get(link.program, 0) + 1
         return Hosted(
             self,

@@ -16,7 +16,7 @@ from tenure.errors import EngineError, InvalidArgument
 __all__ = ["NO_LIMIT", "Count", "LimitReached", "Limits"]
 
 NO_LIMIT = 2**31 - 1
-"""The value of a limit that is none."""
+"""The value of a limit that is switched off."""
 
 _ENVELOPE = 64 * 1024  # what a message has beside the data that it carries, at the most
 

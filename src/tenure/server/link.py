@@ -20,7 +20,7 @@ class Link(Protocol):
 
     @property
     def program(self) -> bytes:
-        """Whose connection it is."""
+        """Program whose connection it is (`Hello.program`)."""
         ...
 
     @property

@@ -73,17 +73,17 @@ class Listener(Protocol):
         ...
 
     async def drain(self) -> None:
-        """Accept nobody any more, and tell who is connected to go elsewhere.
+        """Stop accepting, and notify connected clients to go elsewhere.
 
         It does not wait until they have gone, and it ends no session.
         """
 
     async def aclose(self) -> None:
-        """Cut off who is still connected; their sessions live on in the store. Safe to call twice.
+        """Cut off connected clients; their sessions live on in the store. Safe to call twice.
 
-        It may wait for the store; a caller that cannot wait any longer cancels it, after which
-        nothing of the listener runs any more. Whether it was cancelled or has failed, sessions may
-        still be attached then, and the store is not to be closed in order: that would end them.
+        It may wait for the store. A caller that cannot wait any longer cancels it; then nothing of
+        the listener runs any more. After a cancellation or a failure, sessions may still be
+        attached. The store must not be closed in order then: that would end them.
 
         Raises:
             EngineError: sessions could not be detached in the store.

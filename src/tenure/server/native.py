@@ -6,8 +6,8 @@ Who owns what: the listener owns its `Door` (sockets, handshakes), its connectio
 that has them look at their deadlines, and looks itself after the file of a Unix socket. It has a
 share in the server's `Hosting`, which owns the sessions.
 
-* **Drain.** The door is closed, and every client is told `Bye`: it attaches its sessions elsewhere,
-  or here again after a restart. Who stays is served on. No session ends.
+* **Drain.** The door is closed, and every client gets `Bye`: it attaches its sessions elsewhere, or
+  here again after a restart. A client that stays is served on. No session ends.
 * **Close.** Connections are cut off, and the share in `Hosting` is given up: the last listener's
   has every session detached in the store, which may take as long as the store takes.
 * **Cancel.** `open` leaves nothing open. `aclose` has closed everything of its own before it waits
@@ -49,7 +49,7 @@ class NativeListener:
         context, url, tls, sockets: see `tenure.server.listener.ListenerFactory`.
 
     Attributes:
-        farewell: what clients are told, once it drains.
+        farewell: the message that clients get, once it drains.
     """
 
     hosting: Hosting

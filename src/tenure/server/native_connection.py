@@ -1,4 +1,4 @@
-"""One connection of the native protocol: what its client asks for, and of whom.
+"""One connection of the native protocol: the requests of its client, and their recipients.
 
 Who owns what, and what happens:
 
@@ -301,7 +301,7 @@ class NativeServerConnection(NativeServerStream):
         elif kind is Renew:
             self.send(Unproven(message.channel, message.number))
         elif isinstance(session, Hosted):
-            pass  # that it is over has been told
+            pass  # the client has been notified of its end
         elif kind is Watch or hasattr(message, "rid"):
             error = to_wire(EngineError(f"no session is attached to channel {message.channel}"))
             if kind is Watch:

@@ -121,7 +121,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._greeting.displaced = self._yield_slot
         if transport.get_extra_info("sslcontext") is None:
             # What is written goes out at once, so that the client reads the first answers while
-            # others are made. (In TLS this would say that nobody reads.)
+            # others are made. (In TLS the transport would report that the client does not read.)
             self._transport.set_write_buffer_limits(high=0)
         self._heard_at = self._now()
 
@@ -134,7 +134,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._let_go_on()
 
     def eof_received(self) -> bool:
-        return False  # nobody says half of a farewell here
+        return False  # no client closes only its sending side here
 
     def pause_writing(self) -> None:
         self._blocked_at = self._now()

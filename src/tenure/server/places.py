@@ -33,7 +33,7 @@ class Request:
     """A request that the session has in a queue.
 
     Attributes:
-        data: only of one that the store told of, until the holder has been told.
+        data: only of a recovered request, until the holder has been notified of it.
         placing: the rid of the enqueueing and the store's answer, while that is not there.
     """
 
@@ -108,20 +108,20 @@ class Places:
         self._recovered = True
 
     def told(self) -> None:
-        """The holder has been told of what was recovered."""
+        """Forget the data of recovered requests: the holder has been notified of them."""
         if self._recovered:
             self._recovered = False
             for request in self.requests.values():
                 request.data = b""
 
     def drop(self, hold: int, request: Request) -> None:
-        """The request is in no queue, or will be in none."""
+        """Forget a request that is in no queue, or will be in none."""
         if self.requests.get(hold) is request:
             del self.requests[hold]
             self._semaphores.leave(self._node, request.name)
 
     def remove(self, hold: int, request: Request, why: Removal) -> RemovalWord:
-        """It was taken out of its queue by somebody else."""
+        """Forget a request that was taken out of its queue, and return the reason for the wire."""
         self.drop(hold, request)
         self.removals[hold] = word = _REMOVAL_WORDS[why]
         if len(self.removals) > _GONE:

@@ -1,9 +1,9 @@
-"""Who had a session before, and may still believe that he has it.
+"""Earlier attachments of sessions, whose programs may still believe that they have the session.
 
-What is known of that is known by attach numbers. Of each session that is over here it is remembered
-which attachment was the last one, and who of all up to that may believe. Whoever attaches it next
-has the next number if nobody was in between; then that is all there is to know, and otherwise
-somebody has had it of whom nobody here knows.
+Attach numbers show what is known of them. For each session that is over here, the server remembers
+the number of its last attachment, and which programs up to that one may believe that they have the
+session. If the next attachment has the next number, that knowledge is complete. Otherwise an
+unknown client owned the session in between.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Left(NamedTuple):
 
     Attributes:
         attach_number: of its last attachment here.
-        believers: those who had it until then and may believe that they have it.
-        strangers_until: until when others may (see `Hosted.strangers_until`).
-        resumable, key: what has to be known before it is resumed.
+        believers: attachments up to that one whose programs may believe that they have it.
+        strangers_until: time until which other programs may (see `Hosted.strangers_until`).
+        resumable, key: checked before it is resumed.
     """
 
     attach_number: int
@@ -37,7 +37,7 @@ class Left(NamedTuple):
 
 
 class Predecessors:
-    """What is remembered, of so many sessions at the most."""
+    """Memory of the sessions that are over here, limited to the latest `_REMEMBERED`."""
 
     def __init__(self, clock: Clock) -> None:
         self._now = clock.now
@@ -47,11 +47,11 @@ class Predecessors:
         return number in self._left
 
     def get(self, number: int) -> Left | None:
-        """What is remembered of a session."""
+        """Return what is remembered of a session; ``None``: nothing."""
         return self._left.get(number)
 
     def remember(self, hosted: Hosted) -> None:
-        """It is over here, or has another attachment."""
+        """Remember an attachment that is over here, or replaced by another."""
         now, number = self._now(), hosted.store.id
         there = self._left.get(number)
         if there is not None and there.attach_number > hosted.store.attach_number:
@@ -68,7 +68,7 @@ class Predecessors:
             self._left.popitem(last=False)
 
     def before(self, hosted: Hosted, former: Hosted | None) -> Left | None:
-        """Who had the session before this attachment; ``None`` if that is not known here.
+        """Return who had the session before this attachment; ``None`` if that is not known here.
 
         Args:
             former: the attachment that is here until now, if there is one.
@@ -82,11 +82,11 @@ class Predecessors:
         return left if known else None
 
     def note(self, hosted: Hosted, former: Hosted | None, *, told: bool) -> None:
-        """Note with an attachment who may believe beside it.
+        """Note with an attachment which other programs may believe that they have the session.
 
         Args:
-            told: the store has made sure that whoever had it gets no more proof, also where that
-                is nobody known here.
+            told: the store guarantees that the former holder gets no more proof, also if it is
+                not known here.
         """
         now = self._now()
         known = self.before(hosted, former)

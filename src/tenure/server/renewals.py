@@ -22,10 +22,10 @@ _MOST = 16  # unanswered ones of one session; what is older gets no proof
 
 
 class Renewals:
-    """Those that wait for an answer, as `(link, channel, number, when it came)`.
+    """Renewals that wait for an answer, as `(link, channel, number, when it came)`.
 
     Args:
-        unproven: where this is as long as some wait.
+        unproven: contains this object as long as renewals wait.
 
     Attributes:
         proof: the latest time that the store's session is proven to have lived at.
@@ -41,13 +41,13 @@ class Renewals:
         self._waiting: deque[tuple[Link, int, int, float]] = deque()
 
     def age(self, asked: float) -> float | None:
-        """Return the age of the server's own proof at the renewal; ``None`` if it is none now."""
+        """Return the age of the server's own proof at the renewal; ``None`` if it is too old."""
         if self._now() - self.proof > self._worth:
             return None
         return max(0.0, asked - self.proof)
 
     def renew(self, store: EngineSession, link: Link, channel: int, number: int) -> None:
-        """Renew the session, and say on that connection what that proves."""
+        """Renew the session, and answer on that connection with the proof."""
         asked = self._now()
         store.renew()
         if self.proof >= asked:
@@ -80,7 +80,7 @@ class Renewals:
         self._unproven.discard(self)
 
     def forget(self) -> None:
-        """Nobody waits any more."""
+        """Forget the renewals that wait, without answering them."""
         self._waiting.clear()
         self._unproven.discard(self)
 

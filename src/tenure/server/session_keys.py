@@ -68,7 +68,7 @@ def check_shown_key(key: bytes, node: str, number: int) -> None:
     """Check a key that a client shows for a session that exists.
 
     Raises:
-        AuthenticationFailed: it is none, or a reserved one.
+        AuthenticationFailed: it is empty or reserved.
     """
     if not key or key.startswith(_RESERVED):
         raise AuthenticationFailed(

@@ -179,7 +179,7 @@ def _when_done(session: Hosted, link: Link, rid: int, answer: asyncio.Future[Any
     session.answers.unanswered.discard(rid)
     error = error_of(answer)
     if session.error is not None:
-        return  # that it is over has been told
+        return  # the client has been notified of its end
     if error is not None:
         session.fail(rid, error)
     else:
@@ -279,7 +279,7 @@ async def _carry_out(work: _Work, session: Hosted, message: Any, link: Link) -> 
     finally:
         session.answers.unanswered.discard(rid)
         link.finished()
-    if session.error is None:  # else its end has been told
+    if session.error is None:  # else the client has been notified of its end
         session.answer(rid, answer)
 
 

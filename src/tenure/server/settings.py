@@ -39,7 +39,7 @@ class Setting:
         kind: what its value is; ``texts`` are several, ``file`` is a path.
         metavar: what stands for the value in a help text.
         about: what it does, in a line or two.
-        default: the value when nobody says anything; ``None`` where there is none.
+        default: the value if it is not given; ``None`` where there is none.
         choices: of the kind ``choice``.
         limit: the limit that it is (`tenure.server.limits`), or empty.
     """
@@ -209,7 +209,7 @@ class Settings:
 
     Attributes:
         given: every setting's value by its name, with its origin.
-        tokens: that are right beside those in the file, with what the log calls who has one.
+        tokens: valid beside those in the file, each with its holder's name in the log.
     """
 
     store: str
@@ -252,7 +252,7 @@ class Settings:
 
 
 def put_together(given: Mapping[str, Given], faults: list[str]) -> Settings | None:
-    """What the values amount to; nothing when there are faults, which are added to the list."""
+    """Return the settings that the values give; on faults, add these to the list: ``None``."""
     addresses = list(_addresses(given["listen"], faults))
     tls: dict[Address, TlsFiles] = {}
     for address in addresses:

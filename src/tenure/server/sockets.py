@@ -130,12 +130,12 @@ def bind_unix(path: str, mode: int, patience: float = _PATIENCE) -> socket.socke
         patience: seconds for another server's answer, if one listens there; 0 does not wait.
 
     Raises:
-        EngineUnavailable: somebody listens there, or it cannot be bound; the message says why.
+        EngineUnavailable: a server listens there, or it cannot be bound; the message says why.
     """
     _remove_stale(path, patience)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Nobody can connect before listen(), and so there is time to say who may.
+        # No client can connect before listen(), so there is time to set the permissions.
         bound.bind(path)
         os.chmod(path, mode)
     except BaseException as error:
@@ -166,7 +166,7 @@ def _remove_stale(path: str, patience: float) -> None:
         except FileNotFoundError:
             return
         except (TimeoutError, BlockingIOError):
-            pass  # a full backlog: somebody listens, and is slow
+            pass  # a full backlog: a server listens, and is slow
         except OSError as error:
             raise _cannot(path, error.strerror or str(error)) from None
     raise _cannot(path, "another server listens there")

@@ -135,7 +135,7 @@ def certificate_of(files: TlsFiles) -> Certificate:
     server = server_context(TlsFiles(files.cert, files.key))
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trust it as it is, whoever signed it
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trust it as it is, by any signer
     client.load_verify_locations(files.cert)
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (

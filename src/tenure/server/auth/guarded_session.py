@@ -77,7 +77,7 @@ class GuardedSession(SessionDefaults):
         guard: the server's.
         node: the path of its node.
         tally: what it has.
-        events: what is told of the session.
+        events: receives the session's events.
     """
 
     __slots__ = (

@@ -55,7 +55,7 @@ class Quotas:
             where: the place of the mapping, for messages.
 
         Raises:
-            InvalidArgument: a name is unknown, or a number is none.
+            InvalidArgument: a name is unknown, or a value is not a valid number.
         """
         if given is None:
             return UNSET

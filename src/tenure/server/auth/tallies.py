@@ -207,7 +207,10 @@ class Tallies:
             tally.end()
 
     def dropped(self, node: str) -> None:
-        """A node is dropped, with its detached sessions. Attached ones are told their end."""
+        """End what is counted for the detached sessions of a node that is dropped.
+
+        Attached sessions get their end as an event.
+        """
         for each in self._detached:
             if each.node == node:
                 self.over(node, each.number, each.tally)

@@ -136,7 +136,7 @@ def read_tokens(path: str) -> Credentials:
     """Read a token file.
 
     Raises:
-        InvalidArgument: it cannot be read, contains no token, or something that is none.
+        InvalidArgument: it cannot be read, contains no token, or contains an invalid one.
     """
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
@@ -277,7 +277,7 @@ def check_name(name: str, where: str) -> None:
     """Check the name of a token.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: it is not a valid name.
     """
     if not _NAME.fullmatch(name):
         raise InvalidArgument(

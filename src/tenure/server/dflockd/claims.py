@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 MARK = b"dflockd"
-"""The data of a semaphore that was made for a key, and may be deleted when nobody uses it."""
+"""The data of a semaphore that was made for a key, and may be deleted when it is not in use."""
 
 _RECORD = re.compile(rb"dflockd2 ([0-9a-f]{32}) ([0-9]{1,10}) ([0-9]{1,17})")
 _BEFORE = re.compile(rb"dflockd ([0-9a-f]{16}) ([0-9]{1,10}) ([0-9]{1,17})")  # with the salt itself
@@ -134,8 +134,8 @@ class Claim:
         order_id: the fencing token of one that another server granted; else 0.
         deadline: until when it is held, once it is.
         answer: of the store, which has not come yet.
-        verdict: once it is over, what is replied to whoever waits for it; empty if its semaphore
-            was not there, and it is to be asked for again.
+        verdict: once it is over, the reply to a client that waits for it; empty if its semaphore
+            did not exist, and it is to be requested again.
     """
 
     deadline: float

@@ -58,7 +58,7 @@ class DflockdServerConnection(DflockdServerStream):
         number: which of the listener's it is.
         identity: of its client, once the greeting is over.
         reader: turns of its costly reads, from then on.
-        holder: who has what it holds; ``None`` while it has asked for nothing.
+        holder: has the claims of its client; ``None`` while the client has asked for nothing.
         enqueued: claims of the first of two phases, by their keys.
         most_claims: that it may have at a time.
         gone: done when the connection is lost.
@@ -365,7 +365,7 @@ class DflockdServerConnection(DflockdServerStream):
             self._leaving = self._loop.call_later(_DELIVERY, self._see_to_delivery, claim, until)
 
     def drain(self) -> None:
-        """The server ends: nobody waits any more."""
+        """Reject the request that waits, because the server ends."""
         claim = self._awaited
         if claim is not None:
             self._awaited = None

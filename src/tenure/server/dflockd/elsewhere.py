@@ -7,7 +7,7 @@ its claim in the store, and compares the token with the seal there.
 * **Renewal.** Only the listener that has the claim can change its request. It is asked by a
   *letter*: a request in the queue of `LETTERS`, whose data names the claim and the lease. A
   listener that has claims looks for letters every second. It renews the claim, and then evicts the
-  letter: that is the answer. A client is told of the renewal once the store shows it.
+  letter: that is the answer. A client gets the reply to its renewal once the store shows it.
 * **No answer.** The other listener may have ended. Its sessions are taken over, and the claim is
   renewed here. If it lives and cannot reach the store, the reply is an error.
 

@@ -31,12 +31,12 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One of them.
+    """A flag of dflockd's server.
 
     Attributes:
         name: without the dashes.
         kind: ``count`` is a whole number.
-        default: the value when nobody says anything.
+        default: the value if it is not given.
         about: what it does, in a line.
         least: of a count.
         variables: in the environment, the first that is set counts.
@@ -131,7 +131,7 @@ def settings_of(
     log_format: str | None,
     ignore: Callable[[str], None] = lambda _: None,
 ) -> Settings:
-    """What they amount to.
+    """Return the settings that the flags and the environment give.
 
     Args:
         given: the flags' values as they were typed, by their names.
@@ -142,7 +142,7 @@ def settings_of(
         ignore: called with a sentence for each variable that is ignored.
 
     Raises:
-        Wrong: something is.
+        Wrong: a flag or a variable is invalid.
     """
     faults: list[str] = []
     environment = _parseable(environment, ignore)

@@ -6,8 +6,8 @@ Rules:
   its session is.
 * A lease is promised as far as the session is known to live, and no further (`can_promise`). A
   session that may have expired by now is over (`lapsed`).
-* A grant is told when the session was proven to live a short time ago. After an outage another
-  listener may have taken it over, and the news of its grants may be old.
+* A grant is reported to the client only if the session was proven to live a short time ago. After
+  an outage another listener may have taken the session over, and news of its grants may be old.
 * A holder may have no connection: its client has gone and what it holds is kept for its lease, or
   it was found in the store after a restart.
 """
@@ -36,7 +36,7 @@ _SHORTEST, _LONGEST = 60.0, 30 * 60.0  # windows, in seconds
 
 
 class Holder:
-    """What the store says of a session is said here (`SessionEvents`).
+    """Session of the store and its claims; receives the session's events (`SessionEvents`).
 
     Attributes:
         session: once it is attached.
@@ -187,7 +187,7 @@ async def attached(connection: DflockdServerConnection, lease: int, description:
     async with connection.reader.beginning():
         try:
             holder.session = await connection.engine.attach(how, holder)
-        except NodeNotFound:  # somebody has dropped it
+        except NodeNotFound:  # it has been dropped
             await context.engine.create_node(node, NodeConfig(), exist_ok=True)
             holder.session = await connection.engine.attach(how, holder)
     context.counts.sessions.take_anyway()

@@ -37,7 +37,7 @@ class Deaf:
 
 
 async def collect(locks: Locks, description: str) -> None:
-    """Forget the keys that nobody has used for long, and delete what was made for them."""
+    """Forget the keys that have been unused for long, and delete what was made for them."""
     deadline = locks.now() - locks.options.gc_max_idle
     idle = [key for key in locks.keys.values() if not key.claims and key.used_at <= deadline]
     for key in idle:
@@ -61,7 +61,7 @@ async def collect(locks: Locks, description: str) -> None:
                         locks.context.counts.semaphores.deleted(node, key.stored)
                         locks.context.guard.stored.deleted(node, key.stored)
                 except SemaphoreBusy:
-                    key.used_at = locks.now()  # somebody else uses it
+                    key.used_at = locks.now()  # another client uses it
                     continue
                 except SemaphoreNotFound:
                     pass

@@ -7,11 +7,11 @@ begin, and two timers: one has them look at the clock, one ends leases.
 
 * **Open.** The node is created if it is missing. The sessions that former listeners left there are
   taken over: their tokens stay valid until the leases end.
-* **Drain.** The door is closed, and who waits is told `error_draining`. Who holds is served on.
+* **Drain.** The door is closed, and waiting clients get `error_draining`. Holders are served on.
 * **Close.** Clients have `shutdown_time` to go, then they are cut off. What they hold stays in the
   store: it is theirs until its lease ends, or until another listener on the node releases it.
-* **Cancel.** A close that is cancelled cuts everybody off at once, and leaves the sessions as they
-  are.
+* **Cancel.** A close that is cancelled cuts all clients off at once, and leaves the sessions as
+  they are.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class DflockdListener:
 
     Args:
         context, url, tls, sockets: see `tenure.server.listener.ListenerFactory`.
-        options: what a dflockd server can be told as well.
+        options: the further options of a dflockd server.
 
     Raises:
-        InvalidArgument: the URL or the node is none.
+        InvalidArgument: the URL or the node is not valid.
 
     Attributes:
         locks: what there is.

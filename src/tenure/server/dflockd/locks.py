@@ -1,17 +1,17 @@
-"""Which keys there are, and who has what of them.
+"""Keys of a dflockd server, and the claims on them.
 
-A key is a semaphore of tenure on one node: of limit 1 a mutex (ephemeral, held whole), of more a
-lasting semaphore, which is deleted when nobody uses it. Its queue is the store's: who is next is
-never decided here. Here are leases, limits, and the tokens.
+A key is a semaphore of tenure on one node. With limit 1 it is a mutex (ephemeral, held whole), with
+a higher limit a lasting semaphore, which is deleted when it is unused. Its queue is in the store,
+which alone decides which request is next. Leases, limits and tokens are kept here.
 
 Rules:
 
-* Everything happens on the loop, in one step, but for what the store has to be waited for; then
-  what was asked for is in `Claim.answer`, or it is a task of the listener's.
-* A claim leaves the tables here (`drop`) before or when it leaves the store's queue. What the store
-  says of one that has left is not heard.
-* Where a claim is dropped, somebody has seen to it that it leaves the store as well: it was
-  withdrawn, or is again and again, or its session is over.
+* Everything happens on the loop, in one step, unless it has to wait for the store; then the pending
+  answer is in `Claim.answer`, or a task of the listener waits for it.
+* A claim leaves the tables here (`drop`) before or when it leaves the store's queue. Events of a
+  claim that has left are ignored.
+* A claim that is dropped leaves the store as well: it was withdrawn, or its withdrawal is retried,
+  or its session is over.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Locks:
         held: claims that hold. One that this server granted is found by its token, and one that
             another server did by its fencing token and its seal (`find`).
         holders: with and without connections.
-        draining: nobody may wait any more.
+        draining: no client may wait any more.
         leaving: sessions are not to end with their connections.
     """
 
@@ -137,14 +137,14 @@ class Locks:
     def _late_answer(self, claim: Claim, answer: asyncio.Future[Enqueued]) -> None:
         if claim.answer is None or claim.stage is OVER:
             if not answer.cancelled():
-                answer.exception()  # it was heard, or nobody wants it any more
+                answer.exception()  # it has been handled, or no client wants it any more
             return
         self.answered(claim, answer)
         if claim.holder.connection is not None:
             claim.holder.connection.news(claim)
 
     def answered(self, claim: Claim, answer: asyncio.Future[Enqueued]) -> None:
-        """The store has answered the asking."""
+        """Take the store's answer to a claim's request."""
         claim.answer = None
         now = self.now()
         if answer.cancelled():
@@ -174,7 +174,7 @@ class Locks:
             self.context.log(logging.WARNING, "lock refused", limit=error.limit)
             verdict = ERROR_MAX_LOCKS
         elif isinstance(error, InvalidArgument):
-            verdict = ERROR_LIMIT_MISMATCH  # somebody uses the name for something else
+            verdict = ERROR_LIMIT_MISMATCH  # the name is in use for something else
         elif not isinstance(error, TenureError):
             self.context.log(logging.ERROR, "the store failed", error=repr(error))
         self.drop(claim, verdict, self.now())
@@ -272,13 +272,13 @@ class Locks:
             self._unwanted.append(claim)
 
     def give_up(self, claim: Claim, verdict: bytes, now: float) -> None:
-        """Take it out of its queue; nobody waits until that is done."""
+        """Take a claim out of its queue, without waiting until that is done."""
         with contextlib.suppress(TenureError):
             self.withdraw(claim)
         self.drop(claim, verdict, now)
 
     def renew(self, claim: Claim, lease: int, now: float) -> Answer[None]:
-        """From now on it is held for so long.
+        """Hold a claim for `lease` seconds from now on.
 
         Raises:
             SessionExpired, LeaseReleased: the store says that it is over.
@@ -292,7 +292,10 @@ class Locks:
         return answer
 
     def confirm(self, claim: Claim, now: float) -> bool:
-        """The store has taken the renewal: whether it is to be told, which is when it begins."""
+        """Begin the lease of a renewal that the store has taken.
+
+        Returns false if it cannot be promised any more: then the client gets no confirmation.
+        """
         if claim.stage is not HELD or not claim.holder.can_promise(claim.lease, now):
             return False
         claim.deadline = now + claim.lease

@@ -13,15 +13,15 @@ class DflockdOptions:
 
     Attributes:
         node: where the locks are.
-        default_lease: of who asks for none.
+        default_lease: for a client that asks for no lease.
         sweep_interval: between two looks for leases that have run out.
-        gc_interval: between two looks for keys that nobody uses.
-        gc_max_idle: that a key is kept which nobody uses.
-        max_locks: keys at a time, those that nobody uses included; ``None``: what the server's
-            limit ``semaphores`` says.
+        gc_interval: between two looks for unused keys.
+        gc_max_idle: that an unused key is kept.
+        max_locks: keys at a time, unused ones included; ``None``: what the server's limit
+            ``semaphores`` says.
         max_waiters: that wait for one key; ``None``: what the limit ``queue_length`` says.
         read_timeout: that a client may be silent.
-        write_timeout: that a client may leave unread what it is told.
+        write_timeout: that a client may leave replies unread.
         shutdown_time: that clients have to leave by themselves when the server ends; ``None``: for
             ever.
         auto_release: what a connection holds is released with its end; else it is kept for its

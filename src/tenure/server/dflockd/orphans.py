@@ -163,7 +163,7 @@ async def _take_over(
                     request.name, owners=True, waiters=False
                 )
             claim = _keep(locks, holder, name, request, record, described)
-            if session.attached is not False:  # the lease may have been told of a moment ago
+            if session.attached is not False:  # a client may have got the lease a moment ago
                 claim.deadline = locks.now() + record.lease
         else:
             waiters.append(request.hold)
@@ -183,7 +183,7 @@ async def _attach_again(
     """Attach a session of a listener, which before 0.2 had no key.
 
     Returns:
-        ``None`` if it is none of a listener's: any client may describe its session like one.
+        ``None`` if it is not a listener's: any client may describe its session like one.
     """
     for key in (locks.context.session_keys.of_dflockd(), b""):
         how = Attach(

@@ -38,7 +38,7 @@ _TOO_MUCH = 512 * 1024  # unread bytes of a client that waits for a lock
 
 
 class DflockdServerStream(asyncio.Protocol):
-    """What a connection is made on.
+    """Stream of one connection.
 
     Args:
         context: the server's.
