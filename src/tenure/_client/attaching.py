@@ -30,7 +30,7 @@ __all__ = ["Asked", "attach", "attach_core"]
 
 
 class Asked(NamedTuple):
-    """How a session is asked for, checked."""
+    """Arguments of `Client.session`, checked."""
 
     how: Attach
     on_loss: OnLoss
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
         on_loss: OnLoss,
         max_stall: Duration | None,
     ) -> Asked:
-        """From the arguments of `Client.session`."""
+        """Check the arguments of `Client.session`, and return them."""
         rules.check_path(path)
         window = seconds(recovery_window, "a recovery window")
         rules.check_window(window, path)
@@ -55,7 +55,7 @@ class Asked(NamedTuple):
         return cls(Attach(path, window, description), on_loss, stall)
 
     def resumable(self) -> Asked:
-        """A session that survives its program."""
+        """Return these arguments for a session that survives its program."""
         return self._replace(how=replace(self.how, liveness="window", key=new_key()))
 
     def resuming(self, token: ResumeToken, *, assume_dead: bool) -> Asked:

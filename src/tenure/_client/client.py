@@ -52,7 +52,7 @@ DEFAULT_WINDOW = 30.0
 
 
 def default_url() -> str:
-    """Where `connect` and the command line go when they are told nothing.
+    """Return the URL that `connect` and the command line use when none is given.
 
     ``TENURE_URL`` if set, else the user's own SQLite file, in ``XDG_STATE_HOME`` or
     ``~/.local/state``.
@@ -118,19 +118,19 @@ class Client(Nodes, Jobs, AsyncHandle):
 
     @property
     def url(self) -> str:
-        """Where the store is, without secrets."""
+        """URL of the store, without secrets."""
         return self._core.url
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the engine can do, and which facts it knows."""
+        """Features of the engine, and the facts that it reports."""
         return self._core.capabilities
 
     @property
     def guarantees(self) -> str:
-        """What this store leaves to chance beyond what every engine does, in a few sentences.
+        """Limits of this store's guarantees beyond those of every engine, in a few sentences.
 
-        Empty where that is nothing.
+        Empty if there are none.
         """
         return self._core.engine.guarantees
 
@@ -189,8 +189,8 @@ class Client(Nodes, Jobs, AsyncHandle):
         A session ends with its program, unless it is *resumable*: then it survives the death of
         the program, and a restart of the machine where the store does, for its recovery window.
         Another program takes it over with its `Session.resume_token`, and finds what it held in
-        `Session.recovered`. That takes until the former program has been told, is known to be
-        dead, or has been silent for the window, so that never two of them hold.
+        `Session.recovered`. The takeover waits until the former program has been notified, is known
+        to be dead, or has been silent for the window, so that two programs never hold at once.
 
         Args:
             path: the node, which exists (`create_node`).
@@ -356,10 +356,10 @@ class Client(Nodes, Jobs, AsyncHandle):
     # What happens
 
     def events(self, size: int = 1024) -> EventStream:
-        """What happens to this client's sessions and leases from now on (`tenure.events`).
+        """Return a stream of this client's events from now on (`tenure.events`).
 
         Args:
-            size: how many events wait for a slow reader; then the oldest are dropped.
+            size: number of events that wait for a slow reader; beyond it the oldest are dropped.
         """
         if not isinstance(size, int) or size < 1:
             raise InvalidArgument(f"a stream of events holds at least 1, not {size!r}")

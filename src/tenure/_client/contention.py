@@ -28,7 +28,7 @@ _ADVICE = "'tenure describe' shows its holder and its waiters"
 
 
 async def contention(session: SessionCore | None, name: str) -> str:
-    """Return who holds a semaphore, or how to find out."""
+    """Return a description of a semaphore's holders, or advice on how to find them."""
     if session is None or session.state != "attached":
         return _ADVICE
     if not session.client.capabilities.owners:

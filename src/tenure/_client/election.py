@@ -158,7 +158,10 @@ class Election(Handle):
         return described
 
     def observe(self) -> Watch[Leader | None]:
-        """Who leads now, then every change of the leader or of its data; ``None``: nobody."""
+        """Watch the leader: the present one, then each change of the leader or of its data.
+
+        ``None`` means that there is no leader.
+        """
         return Watch(
             self._source,
             self.name,

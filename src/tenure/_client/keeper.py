@@ -1,4 +1,4 @@
-"""What keeps a client's sessions alive: renewals that a busy event loop cannot starve.
+"""Renewal of a client's sessions, which a busy event loop cannot starve.
 
 A keeper belongs to one client. It renews each session when that is due, from whichever comes
 first: a timer on the client's loop, or a thread. Both are needed. A loop that is stuck in one
@@ -12,7 +12,7 @@ Rules:
   interval, and when a deadline has passed. It never waits for the loop.
 * It stops renewing for a session when the loop has not turned for the session's `max_stall`,
   or is closed: a wedged program must not hold for ever.
-* A session whose deadline has passed is not renewed; it is told so (`lapse`).
+* A session whose deadline has passed is not renewed; its `lapse` is called.
 * Both look at the clock at least once a second, so that the end of a suspension is noticed.
 * A thread that has had nothing to keep for a while ends; the next session starts another.
 

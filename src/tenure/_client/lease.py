@@ -76,7 +76,7 @@ class Lease(AsyncHandle):
 
     @property
     def count(self) -> int:
-        """How many of the semaphore's tokens are held."""
+        """Number of the semaphore's tokens that are held."""
         return self._request.count
 
     @property
@@ -97,10 +97,10 @@ class Lease(AsyncHandle):
 
     @property
     def store_token(self) -> str:
-        """What the store itself knows this grant by, for its other clients: a dflockd token.
+        """The store's own token for this grant, for other clients of the store: a dflockd token.
 
-        Empty when the lease is over. With it they can renew and release behind this program's back,
-        so keep it as a secret.
+        Empty when the lease is over. A client with this token can renew and release the grant
+        without this program, so keep it secret.
 
         Raises:
             Unsupported: the store has no such token.
@@ -158,12 +158,12 @@ class Lease(AsyncHandle):
 
     @property
     def held(self) -> bool:
-        """Whether the lease is held. Reads the clock at every call; safe from any thread."""
+        """True while the lease is held. Reads the clock at every call; safe from any thread."""
         return self._request.held
 
     @property
     def loss(self) -> LeaseLost | None:
-        """How the lease was lost, or ``None``. Reads the clock; safe from any thread."""
+        """The loss of the lease, or ``None``. Reads the clock; safe from any thread."""
         request = self._request
         return None if request.held else request.loss
 

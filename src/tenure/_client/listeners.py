@@ -1,10 +1,10 @@
-"""Who listens to a client's events, and how they are told.
+"""Streams of a client's events, and their delivery.
 
-Most programs do not listen: what happens is put into words only for those who do, and
-`tenure.events`, which takes long to import, is imported for them alone. So whoever has
-something to tell looks at `Listeners.streams` first.
+Most programs do not read events. An event is made only if there is a stream, and `tenure.events`,
+which takes long to import, is imported only then. So a caller of `Listeners.tell` looks at
+`Listeners.streams` first.
 
-A stream that nobody can read any more is forgotten, closed or not.
+A stream that no program can read any more is forgotten, closed or not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Listeners:
     """The streams of one client's events.
 
     Attributes:
-        streams: those that may still be read; empty while nobody listens.
+        streams: those that may still be read; empty while there are none.
     """
 
     __slots__ = ("streams",)
@@ -45,13 +45,13 @@ class Listeners:
         self.streams: set[ref[EventStream]] = set()
 
     def open(self, size: int) -> EventStream:
-        """A new stream of what happens from now on; `size` events wait for a slow reader."""
+        """Return a new stream of events from now on; at most `size` of them wait for a reader."""
         from tenure.events import EventStream
 
         return EventStream(size, self.streams)
 
     def tell(self, kind: EventKind, *facts: object) -> None:
-        """Tell whoever listens; `facts` are the fields of this kind of event."""
+        """Put an event into each stream; `facts` are the fields of this kind of event."""
         from tenure import events
 
         event = getattr(events, kind)(*facts)
@@ -59,7 +59,7 @@ class Listeners:
             stream._put(event)
 
     def close(self) -> None:
-        """No more events will come; what is there can still be read."""
+        """Close the streams. Events that they contain can still be read."""
         for stream in self._living():
             stream._close()
 

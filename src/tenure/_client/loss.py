@@ -60,7 +60,7 @@ def carry_out(policy: OnLoss, loss: LeaseLost) -> None:
         try:
             policy(loss)
         except BaseException:
-            # In the keeper's thread nobody could catch it, and other leases are to be seen to.
+            # In the keeper's thread no caller could catch it, and other leases need the thread.
             _log.exception("the on_loss callback for %r failed", loss.name)
 
 

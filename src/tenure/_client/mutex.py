@@ -52,7 +52,7 @@ class Mutex(Handle):
         """Lock the mutex: ``async with mutex.lock() as lease``, or ``await`` it.
 
         Args:
-            data: what the request carries, for who looks at the holder.
+            data: bytes of the request, which clients see in descriptions of the holder.
             timeout: seconds to wait, on the local clock; 0 tries; ``None`` waits until
                 granted or the session ends.
             on_loss: what a loss does beside being raised; the session's default if ``None``.

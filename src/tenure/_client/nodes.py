@@ -1,4 +1,4 @@
-"""What a client does with nodes and what is on them, without a session.
+"""Operations of a client on nodes and their contents, without a session.
 
 A read ends within the client's answer timeout: with `EngineUnavailable` while the store cannot be
 reached, or does not answer.
@@ -32,7 +32,7 @@ class Nodes:
     _core: ClientCore
 
     async def _read(self, subject: str, reading: Callable[[Engine], Awaitable[T]]) -> T:
-        """What the engine reads, within the client's answer timeout."""
+        """Return what the engine reads, within the client's answer timeout."""
 
         async def read() -> T:
             return await reading(await self._core.opened())
@@ -63,7 +63,7 @@ class Nodes:
             force: even when sessions are attached; they expire.
 
         Raises:
-            NodeNotFound: there is none.
+            NodeNotFound: the node does not exist.
             NodeBusy: sessions are attached, and `force` is false.
             InvalidArgument: the path is ``/default``.
         """
@@ -97,10 +97,10 @@ class Nodes:
     async def describe_semaphore(
         self, name: str, path: str = DEFAULT_NODE, *, owners: bool = True, waiters: bool = True
     ) -> SemaphoreDescription:
-        """A semaphore as it is now, without a session.
+        """Describe a semaphore as it is now, without a session.
 
         Raises:
-            NodeNotFound, SemaphoreNotFound: there is none.
+            NodeNotFound, SemaphoreNotFound: the node or the semaphore does not exist.
         """
         rules.check_name(name, path)
         rules.check_path(path)
@@ -130,7 +130,8 @@ class Nodes:
         release. Until then it still considers the lease held.
 
         Raises:
-            NodeNotFound, SemaphoreNotFound: there is none; a mutex that nobody has is none.
+            NodeNotFound, SemaphoreNotFound: the node or the semaphore does not exist. A mutex
+                without a holder or waiter does not exist.
         """
         rules.check_path(path)
         rules.check_name(name, path)

@@ -1,4 +1,4 @@
-"""What a call that acquires something returns: to be awaited, or entered, once."""
+"""Result of a call that acquires something: to be awaited, or entered, once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Once"]
 
 class _Block(Protocol):
     def _enter(self) -> None:
-        """Enter what was acquired in this instant, and never entered before."""
+        """Enter the block of a lease that has just been acquired and was never entered before."""
 
     async def __aexit__(
         self,

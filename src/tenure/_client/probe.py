@@ -77,7 +77,7 @@ class Probe:
 
 
 async def _read(session: SessionCore, name: str) -> bool:
-    """Whether the store answers, with an error or without."""
+    """Return true if the store answers, with an error or without."""
     try:
         async with asyncio.timeout(2 * LONGEST_LEAD):
             await session.engine.describe_semaphore(name, owners=False, waiters=False)

@@ -12,7 +12,7 @@ __all__ = ["Proof"]
 
 
 class Proof:
-    """What is known of one session's life.
+    """Proof of one session's life, from its renewals.
 
     Attributes:
         at: when the latest answered renewal was sent.
@@ -32,7 +32,7 @@ class Proof:
 
     @property
     def deadline(self) -> float:
-        """Until when the session is proven."""
+        """Time until which the session is proven."""
         return self.at + self.span
 
     @property
@@ -42,16 +42,16 @@ class Proof:
 
     @property
     def renew_at(self) -> float:
-        """When to renew next: before an unanswered renewal is repeated, it gets some time."""
+        """Time of the next renewal. An unanswered renewal gets some time before it is repeated."""
         return max(self.at + self.span / 3, self.asked + self.span / 12)
 
     def add_stop_time(self, hold: int, stop_time: float) -> None:
-        """From now on the deadline leaves a lease the time that its work needs to stop."""
+        """Put the deadline early enough to leave a lease the time that its work needs to stop."""
         self._stop_times[hold] = stop_time
         self._measure()
 
     def drop_stop_time(self, hold: int) -> None:
-        """That lease is over. Safe for one that never had any."""
+        """Forget the stop time of a lease that is over. Safe for one that never had any."""
         if self._stop_times.pop(hold, None) is not None:
             self._measure()
 

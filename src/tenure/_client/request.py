@@ -135,7 +135,7 @@ class Request:
 
     @property
     def held(self) -> bool:
-        """Whether the lease is held. Reads the clock at every call; safe from any thread."""
+        """True while the lease is held. Reads the clock at every call; safe from any thread."""
         if self.state is HELD:
             if self.session.is_proven():
                 return True

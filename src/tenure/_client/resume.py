@@ -27,12 +27,12 @@ _SESSION_IDS = 1 << 63
 
 
 def new_key() -> bytes:
-    """A protection key that nobody can guess."""
+    """Return a protection key that cannot be guessed."""
     return os.urandom(rules.ATTACH_KEY_BYTES)  # as `secrets` does, whose import takes long
 
 
 class ResumeToken(NamedTuple):
-    """What a token says."""
+    """Contents of a resume token."""
 
     node: str
     session_id: int
@@ -49,7 +49,7 @@ class ResumeToken(NamedTuple):
         """Read a token.
 
         Raises:
-            InvalidArgument: this is not a whole one.
+            InvalidArgument: the text is not a complete resume token.
         """
         if not isinstance(text, str):
             raise InvalidArgument(f"a resume token is a str, not {type(text).__name__}")

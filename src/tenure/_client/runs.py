@@ -102,7 +102,7 @@ class RunLease(Lease):
 
 
 class Jobs:
-    """What a client and a session do for jobs that are due once in a period."""
+    """Methods of clients and sessions for jobs that are due once in a period."""
 
     if TYPE_CHECKING:
 

@@ -9,8 +9,8 @@ cancelled, and the block turns that cancellation into its own error when the sco
   inside an outer triggered scope, the task is cancelled again for that one.
 * A task is never cancelled while it runs, only at a later turn of the loop: it is suspended then,
   so that the cancellation arrives inside the block, or it has left the block, and none is sent.
-* Cancellation from outside wins: `exit` claims a cancellation only when nobody else has asked
-  for one since the scope was entered.
+* Cancellation from outside wins: `exit` claims a cancellation only if no other was requested
+  since the scope was entered.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ def _deliver(task: asyncio.Task[object]) -> None:
 
 
 def note_failure(error: BaseException | None, failure: Exception, what: str) -> None:
-    """What leaving a block does when that fails: the body's error is never hidden.
+    """Report a failure to leave a block, without hiding the body's error.
 
-    Raises `failure` when there is no `error`, and else notes it on that one.
+    Raises `failure` if there is no `error`; otherwise adds it to `error` as a note.
     """
     if error is None:
         raise failure

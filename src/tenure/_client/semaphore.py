@@ -58,14 +58,14 @@ class Ticket(AsyncHandle, Generic[L]):
 
     @property
     def granted(self) -> bool:
-        """Whether the request owns its tokens now."""
+        """True while the request owns its tokens."""
         return self._request.held
 
     @property
     def fencing_token(self) -> int | None:
         """The fencing token that the lease has or will have; ``None`` while it is not known.
 
-        Some stores tell it with the grant (`Capabilities.waiter_order`), some never.
+        Some stores report it only with the grant (`Capabilities.waiter_order`), some never.
         """
         return self._request.order_id
 
@@ -240,10 +240,10 @@ class Semaphore(Handle):
         )
 
     async def update(self, data: bytes) -> None:
-        """Replace the semaphore's data; who watches it is told, unless the bytes are equal.
+        """Replace the semaphore's data. Its watchers are notified, unless the bytes are equal.
 
         Raises:
-            SemaphoreNotFound: there is none.
+            SemaphoreNotFound: the semaphore does not exist.
             InvalidArgument: this is an ephemeral semaphore.
         """
         self._check_lasting("has no data of its own: a lease's data is changed by Lease.update")
@@ -258,7 +258,7 @@ class Semaphore(Handle):
                 reaches an owner, it believes that it still holds.
 
         Raises:
-            SemaphoreNotFound: there is none.
+            SemaphoreNotFound: the semaphore does not exist.
             SemaphoreBusy: it has owners or waiters, and `force` is false.
         """
         session = await self._source.obtain()
@@ -270,7 +270,8 @@ class Semaphore(Handle):
         """The semaphore as it is now.
 
         Raises:
-            SemaphoreNotFound: there is none; an ephemeral one is empty instead.
+            SemaphoreNotFound: the semaphore does not exist. An ephemeral one is described as empty
+                instead.
             EngineUnavailable: the store cannot be reached, or does not answer.
         """
         return await self._source.contact.answered(
@@ -285,7 +286,7 @@ class Semaphore(Handle):
         )
 
     async def count(self) -> int:
-        """How many tokens are held now. Raises as `describe`."""
+        """Return the number of tokens held now. Raises as `describe`."""
         return (await self.describe()).held
 
     def acquire(
@@ -301,7 +302,7 @@ class Semaphore(Handle):
 
         Args:
             count: 1 to the limit.
-            data: what the request carries, for who looks at the owners.
+            data: bytes of the request, which clients see in descriptions of the owners.
             timeout: seconds to wait, on the local clock; 0 tries; ``None`` waits until
                 granted or the session ends.
             on_loss: what a loss does beside being raised; the session's default if ``None``.
@@ -311,7 +312,7 @@ class Semaphore(Handle):
         Raises:
             AcquireTimeout: not granted in time. During an outage the message says so, and
                 ``__cause__`` is the failure of the connection.
-            SemaphoreNotFound: there is none; `create` it.
+            SemaphoreNotFound: the semaphore does not exist; `create` it.
             InvalidArgument: the count is not between 1 and the limit.
             SelfDeadlock: the calling task is inside what it waits for.
             SessionExpired, SessionClosed: the session is over.

@@ -65,7 +65,7 @@ class Session(Jobs, AsyncHandle):
 
     @property
     def resume_token(self) -> str:
-        """What a restarted program gives to `Client.session` to take this session over.
+        """Token with which a restarted program takes this session over (`Client.session`).
 
         Keep it like a password, and where a restart finds it. It stays the same for the whole
         life of the session.
@@ -84,10 +84,10 @@ class Session(Jobs, AsyncHandle):
 
     @property
     def recovered(self) -> tuple[Recovered, ...]:
-        """What a resumed session found in queues and nobody has claimed yet, in order.
+        """Requests of a resumed session that have not been claimed yet, in order.
 
-        `Mutex.recover`, `Semaphore.recover` and `Election.recover` claim it. What is left
-        unclaimed keeps its place, or its tokens, until the session ends.
+        `Mutex.recover`, `Semaphore.recover` and `Election.recover` claim them. An unclaimed
+        request keeps its place, or its tokens, until the session ends.
         """
         return tuple(self._core.recovered.values()) if self._core.is_proven() else ()
 

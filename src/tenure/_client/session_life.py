@@ -155,7 +155,7 @@ class SessionLife(ABC):
         return self.proof.deadline
 
     def is_proven(self) -> bool:
-        """Whether the session lives, by the clock. A session past its deadline ends here."""
+        """Return true if the session lives, by the clock. A session past its deadline ends here."""
         if fork._generation != self._born:
             self.check_process()
         if self.now() < self._until:

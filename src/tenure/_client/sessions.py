@@ -139,14 +139,14 @@ def path_and_work(path: str | W, work: W | None) -> tuple[str, W]:
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether the error is the loss of a lease or session and nothing else; of a group, all."""
+    """Return true if the error is only the loss of a lease or session; of a group, all are."""
     if isinstance(error, BaseExceptionGroup):
         return all(is_loss(each) for each in error.exceptions)
     return isinstance(error, LeaseLost | SessionExpired)
 
 
 def _is_expiry_of(session: SessionCore, error: BaseException) -> bool:
-    """Whether the error is the expiry of that session and nothing else; of a group, every leaf."""
+    """Return true if the error is only the expiry of that session; of a group, all leaves are."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_expiry_of(session, each) for each in error.exceptions)
     origin = error.__cause__ if isinstance(error, LeaseLost) else error.__dict__.get(ORIGIN)

@@ -1,10 +1,10 @@
-"""The tasks of a client's own, so that what a cancelled caller began has an owner.
+"""Tasks of a client, which outlive the callers that started them.
 
-* A *beginning* makes what its callers wait for: the opened engine, an attached session. Who waits
-  for it is told how it ended, and does not stop it by being cancelled; when nobody waits any more,
-  its failure is nobody's business. A client that is closed cancels it.
-* An *ending* tells the store that something is over. A client that is closed waits for it, and
-  raises its failure.
+* A *beginning* makes something that callers wait for: the opened engine, an attached session. Each
+  of them gets its result or its error; the cancellation of a caller does not stop it. When there
+  are no callers left, its failure is ignored. Closing the client cancels it.
+* An *ending* notifies the store that something is over. Closing the client waits for it, and raises
+  its failure.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Tasks:
         self._endings: set[asyncio.Task[Any]] = set()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task that `cancel_beginnings` cancels."""
+        """Start a task that `cancel_beginnings` cancels."""
         task = self._own(work, self._beginnings)
         task.add_done_callback(failure_of)  # it is looked at, so that asyncio does not report it
         return task
 
     def see_through(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task that `wait_for_endings` waits for."""
+        """Start a task that `wait_for_endings` waits for."""
         return self._own(work, self._endings)
 
     def _own(self, work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
@@ -52,7 +52,7 @@ class Tasks:
             await asyncio.wait(self._beginnings)
 
     async def wait_for_endings(self) -> list[Exception]:
-        """Wait for all of them; returns how they failed."""
+        """Wait for all of them, and return their failures."""
         failures: list[Exception] = []
         while self._endings:
             done, _ = await asyncio.wait(self._endings)
@@ -61,5 +61,5 @@ class Tasks:
 
 
 def failure_of(task: asyncio.Task[Any]) -> BaseException | None:
-    """Why a task that is done has no result."""
+    """Return the error of a task that is done, a cancellation included; ``None``: it has none."""
     return asyncio.CancelledError() if task.cancelled() else task.exception()

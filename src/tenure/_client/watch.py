@@ -126,7 +126,7 @@ class Watch(AsyncHandle, Generic[T]):
                     session, self._name, ephemeral=self._ephemeral, owners=self._owners
                 )
             except BaseException:
-                self._changed.set()  # what was to be told has not been
+                self._changed.set()  # this change was not delivered: read again at the next call
                 raise
             seen = self._what_is_watched(described)
             if seen != self._told and not self._closed:
@@ -165,11 +165,11 @@ class Watch(AsyncHandle, Generic[T]):
 async def described_now(
     session: SessionCore, name: str, *, ephemeral: bool, owners: bool, waiters: bool = False
 ) -> SemaphoreDescription:
-    """A semaphore as it is now; an ephemeral one that nobody uses is empty.
+    """Describe a semaphore as it is now; an ephemeral one without requests is empty.
 
     Raises:
         SemaphoreNotFound: there is no lasting semaphore of that name.
-        InvalidArgument: there is one, and it was asked for as ephemeral.
+        InvalidArgument: the semaphore is a lasting one, and `ephemeral` is true.
     """
     try:
         described = await session.race(

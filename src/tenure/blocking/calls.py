@@ -43,19 +43,19 @@ class ClientCalls(SyncWrapper[async_client.Client]):
 
     @property
     def url(self) -> str:
-        """Where the store is, without secrets."""
+        """URL of the store, without secrets."""
         return self._wrapped.url
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the engine can do, and which facts it knows."""
+        """Features of the engine, and the facts that it reports."""
         return self._wrapped.capabilities
 
     @property
     def guarantees(self) -> str:
-        """What this store leaves to chance beyond what every engine does, in a few sentences.
+        """Limits of this store's guarantees beyond those of every engine, in a few sentences.
 
-        Empty where that is nothing.
+        Empty if there are none.
         """
         return self._wrapped.guarantees
 
@@ -76,8 +76,8 @@ class ClientCalls(SyncWrapper[async_client.Client]):
         A session ends with its program, unless it is *resumable*: then it survives the death of
         the program, and a restart of the machine where the store does, for its recovery window.
         Another program takes it over with its `Session.resume_token`, and finds what it held in
-        `Session.recovered`. That takes until the former program has been told, is known to be
-        dead, or has been silent for the window, so that never two of them hold.
+        `Session.recovered`. The takeover waits until the former program has been notified, is known
+        to be dead, or has been silent for the window, so that two programs never hold at once.
 
         Args:
             path: the node, which exists (`create_node`).
@@ -173,10 +173,10 @@ class ClientCalls(SyncWrapper[async_client.Client]):
         return Election(self._portal, self._wrapped.election(name))
 
     def events(self, size: int = 1024) -> EventStream:
-        """What happens to this client's sessions and leases from now on (`tenure.events`).
+        """Return a stream of this client's events from now on (`tenure.events`).
 
         Args:
-            size: how many events wait for a slow reader; then the oldest are dropped.
+            size: number of events that wait for a slow reader; beyond it the oldest are dropped.
         """
         return EventStream(self._portal, self._portal.run(self._wrapped.events, size))
 
@@ -273,7 +273,7 @@ class ClientCalls(SyncWrapper[async_client.Client]):
             force: even when sessions are attached; they expire.
 
         Raises:
-            NodeNotFound: there is none.
+            NodeNotFound: the node does not exist.
             NodeBusy: sessions are attached, and `force` is false.
             InvalidArgument: the path is ``/default``.
         """
@@ -302,10 +302,10 @@ class ClientCalls(SyncWrapper[async_client.Client]):
     def describe_semaphore(
         self, name: str, path: str = DEFAULT_NODE, *, owners: bool = True, waiters: bool = True
     ) -> SemaphoreDescription:
-        """A semaphore as it is now, without a session.
+        """Describe a semaphore as it is now, without a session.
 
         Raises:
-            NodeNotFound, SemaphoreNotFound: there is none.
+            NodeNotFound, SemaphoreNotFound: the node or the semaphore does not exist.
         """
         return self._portal.call(
             self._wrapped.describe_semaphore, name, path, owners=owners, waiters=waiters
@@ -326,6 +326,7 @@ class ClientCalls(SyncWrapper[async_client.Client]):
         release. Until then it still considers the lease held.
 
         Raises:
-            NodeNotFound, SemaphoreNotFound: there is none; a mutex that nobody has is none.
+            NodeNotFound, SemaphoreNotFound: the node or the semaphore does not exist. A mutex
+                without a holder or waiter does not exist.
         """
         return self._portal.call(self._wrapped.evict, path, name, order_id)

@@ -54,7 +54,7 @@ class Lease(LeaseBlock):
 
     @property
     def count(self) -> int:
-        """How many of the semaphore's tokens are held."""
+        """Number of the semaphore's tokens that are held."""
         return self._wrapped.count
 
     @property
@@ -68,10 +68,10 @@ class Lease(LeaseBlock):
 
     @property
     def store_token(self) -> str:
-        """What the store itself knows this grant by, for its other clients: a dflockd token.
+        """The store's own token for this grant, for other clients of the store: a dflockd token.
 
-        Empty when the lease is over. With it they can renew and release behind this program's back,
-        so keep it as a secret.
+        Empty when the lease is over. A client with this token can renew and release the grant
+        without this program, so keep it secret.
 
         Raises:
             Unsupported: the store has no such token.
@@ -111,12 +111,12 @@ class Lease(LeaseBlock):
 
     @property
     def held(self) -> bool:
-        """Whether the lease is held. Reads the clock at every call; safe from any thread."""
+        """True while the lease is held. Reads the clock at every call; safe from any thread."""
         return self._wrapped.held
 
     @property
     def loss(self) -> LeaseLost | None:
-        """How the lease was lost, or ``None``. Reads the clock; safe from any thread."""
+        """The loss of the lease, or ``None``. Reads the clock; safe from any thread."""
         return self._wrapped.loss
 
     def release(self) -> None:
@@ -196,14 +196,14 @@ class Ticket(TicketBlock[L], Generic[L]):
 
     @property
     def granted(self) -> bool:
-        """Whether the request owns its tokens now."""
+        """True while the request owns its tokens."""
         return self._wrapped.granted
 
     @property
     def fencing_token(self) -> int | None:
         """The fencing token that the lease has or will have; ``None`` while it is not known.
 
-        Some stores tell it with the grant (`Capabilities.waiter_order`), some never.
+        Some stores report it only with the grant (`Capabilities.waiter_order`), some never.
         """
         return self._wrapped.fencing_token
 
@@ -321,5 +321,8 @@ class Election(SyncWrapper[async_election.Election]):
         return self._portal.call(self._wrapped.leader)
 
     def observe(self) -> Watch[Leader | None]:
-        """Who leads now, then every change of the leader or of its data; ``None``: nobody."""
+        """Watch the leader: the present one, then each change of the leader or of its data.
+
+        ``None`` means that there is no leader.
+        """
         return Watch(self._portal, self._wrapped.observe())

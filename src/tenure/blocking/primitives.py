@@ -41,7 +41,7 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
         """Lock the mutex: ``with mutex.lock() as lease``.
 
         Args:
-            data: what the request carries, for who looks at the holder.
+            data: bytes of the request, which clients see in descriptions of the holder.
             timeout: seconds to wait, on the local clock; 0 tries; ``None`` waits until
                 granted or the session ends.
             on_loss: what a loss does beside being raised; the session's default if ``None``.
@@ -177,10 +177,10 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
         self._portal.call(self._wrapped.create, limit, data, exist_ok=exist_ok)
 
     def update(self, data: bytes) -> None:
-        """Replace the semaphore's data; who watches it is told, unless the bytes are equal.
+        """Replace the semaphore's data. Its watchers are notified, unless the bytes are equal.
 
         Raises:
-            SemaphoreNotFound: there is none.
+            SemaphoreNotFound: the semaphore does not exist.
             InvalidArgument: this is an ephemeral semaphore.
         """
         self._portal.call(self._wrapped.update, data)
@@ -193,7 +193,7 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
                 reaches an owner, it believes that it still holds.
 
         Raises:
-            SemaphoreNotFound: there is none.
+            SemaphoreNotFound: the semaphore does not exist.
             SemaphoreBusy: it has owners or waiters, and `force` is false.
         """
         self._portal.call(self._wrapped.delete, force=force)
@@ -202,13 +202,14 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
         """The semaphore as it is now.
 
         Raises:
-            SemaphoreNotFound: there is none; an ephemeral one is empty instead.
+            SemaphoreNotFound: the semaphore does not exist. An ephemeral one is described as empty
+                instead.
             EngineUnavailable: the store cannot be reached, or does not answer.
         """
         return self._portal.call(self._wrapped.describe, owners=owners, waiters=waiters)
 
     def count(self) -> int:
-        """How many tokens are held now. Raises as `describe`."""
+        """Return the number of tokens held now. Raises as `describe`."""
         return self._portal.call(self._wrapped.count)
 
     def acquire(
@@ -224,7 +225,7 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
 
         Args:
             count: 1 to the limit.
-            data: what the request carries, for who looks at the owners.
+            data: bytes of the request, which clients see in descriptions of the owners.
             timeout: seconds to wait, on the local clock; 0 tries; ``None`` waits until
                 granted or the session ends.
             on_loss: what a loss does beside being raised; the session's default if ``None``.
@@ -234,7 +235,7 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
         Raises:
             AcquireTimeout: not granted in time. During an outage the message says so, and
                 ``__cause__`` is the failure of the connection.
-            SemaphoreNotFound: there is none; `create` it.
+            SemaphoreNotFound: the semaphore does not exist; `create` it.
             InvalidArgument: the count is not between 1 and the limit.
             SelfDeadlock: the calling thread is inside what it waits for.
             SessionExpired, SessionClosed: the session is over.

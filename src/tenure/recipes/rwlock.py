@@ -54,7 +54,7 @@ class RWLock:
         """Lock for reading: ``async with lock.read() as lease``, or ``await`` it.
 
         Args:
-            data: what the request carries, for who looks at the holders.
+            data: bytes of the request, which clients see in descriptions of the holders.
             timeout: seconds to wait, on the local clock; 0 tries; ``None`` waits until
                 granted or the session ends.
             on_loss: what a loss does beside being raised; the session's default if ``None``.
