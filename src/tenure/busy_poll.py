@@ -1,18 +1,18 @@
-"""Not going to sleep while what comes next is about to come.
+"""Adaptive busy polling.
 
-To wake a sleeping process takes tens of microseconds, on a virtual machine about as long as all the
-rest of a round trip. So where something is expected soon (by a client that has asked, by a server
-after something has arrived) the loop goes on turning for a moment, as a hypervisor waits before it
-halts a processor. Rules:
+Waking a sleeping process takes tens of microseconds; on a virtual machine that is about as long as
+the rest of a round trip. So while something is expected soon, the loop keeps turning for a moment
+instead of sleeping, as a hypervisor polls before it halts a processor. A client expects a reply to
+its request; a server expects more after something has arrived. Rules:
 
-* A program that asks one thing after the other is faster for it; where what is expected takes
-  longer it is waste. So each time that nothing came, twice as many occasions are passed over as the
-  last time, up to `_MOST_PASSED_OVER`; and none any more when something did come.
-* Whatever else wants to run on this core goes first (`os.sched_yield`). When that takes long the
-  core is not to spare, and who does not sleep is not woken before others: it is as if nothing had
-  come many times.
-* Whatever else there is to do in the loop is done meanwhile as ever. A busy loop never sleeps
-  anyway: then this adds a glance at the time to each turn.
+* Polling speeds up a program that sends one request after the other. Where the wait is longer, it
+  is wasted. So after each fruitless poll twice as many occasions are skipped as the last time, up
+  to `_MOST_PASSED_OVER`; after a successful poll none are.
+* Other processes and threads on this core run first (`os.sched_yield`). If yielding takes long,
+  the core is busy, and a process that does not sleep is not woken before others. This counts like
+  many fruitless polls.
+* Other work in the loop goes on as usual. A busy loop never sleeps anyway: polling then adds one
+  reading of the clock to each turn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable
 __all__ = ["LONGEST", "USUAL", "BusyPoll"]
 
 USUAL, LONGEST = 200, 10_000
-"""Microseconds that a loop stays awake: where nobody says anything else, and at the most."""
+"""Microseconds that a loop stays awake: by default, and at the most."""
 
 _MOST_PASSED_OVER = 64
 
@@ -32,13 +32,13 @@ _sched_yield: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
 class BusyPoll:
-    """Keeps one event loop awake for a moment.
+    """Busy poller of one event loop.
 
     Args:
-        soon: has something called at the loop's next turn (`call_soon`).
-        longest: seconds that it stays awake when nothing comes; 0: it never does.
-        now: what tells the time, in seconds.
-        step_back: lets others run that want this core.
+        soon: calls a function at the loop's next turn (`call_soon`).
+        longest: seconds that the loop stays awake when nothing comes; 0 turns polling off.
+        now: returns the time, in seconds.
+        step_back: yields the core to other processes and threads.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class BusyPoll:
         self._passed_over = 0
 
     def expect(self) -> None:
-        """Something is expected from now on."""
+        """Expect something from now on, and poll for it unless this occasion is skipped."""
         if not self._awake:
             if not self._longest:
                 return
@@ -73,19 +73,19 @@ class BusyPoll:
         self._until = self._now() + self._longest
 
     def came(self, *, more: bool) -> None:
-        """Something has come; is more expected, as it was before?"""
+        """Note that something has come. If `more` is true, more is expected as before."""
         if self._awake:
             self._pass_over = 0
             self._awake = more
 
     def arrived(self) -> None:
-        """Something has come, and more is expected from now on."""
+        """Note that something has come, and expect more from now on."""
         if self._awake:
             self._pass_over = 0
         self.expect()
 
     def _look(self) -> None:
-        """The loop looks at its sockets once a turn, whatever there is to do in it."""
+        """Keep the loop turning: it looks at its sockets once a turn."""
         if not self._awake:
             self._looking = False
             return

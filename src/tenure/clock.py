@@ -1,9 +1,8 @@
-"""Where time comes from.
+"""Clocks.
 
-Nothing in tenure reads a clock of its own: an engine and everything above it
-use one `Clock`, so that a test can replace it (`tenure.testing` has one that
-jumps). Waiting is left to asyncio; a virtual clock brings an event loop whose
-time is its own.
+An engine and everything above it read one `Clock`, so that a test can replace it
+(`tenure.testing` has one that jumps). Waiting is left to asyncio; a virtual clock
+brings an event loop that runs on its time.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class Clock(Protocol):
 
     @property
     def virtual(self) -> bool:
-        """Whether this time is not the machine's, so that waiting in a thread makes no sense."""
+        """True if this time is not the machine's, so that waiting in a thread makes no sense."""
         ...
 
     def now(self) -> float:

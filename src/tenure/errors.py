@@ -1,4 +1,4 @@
-"""What can go wrong, in one tree.
+"""Exceptions of tenure, in one tree.
 
 ::
 
@@ -146,7 +146,7 @@ class SessionClosed(TenureError):
 
 
 class LeaseLost(TenureError):
-    """A lease ended before it was released: whoever comes next may hold it already.
+    """A lease ended before it was released: another client may hold it already.
 
     When the end of the session is the reason, ``__cause__`` is its `SessionExpired`
     or `SessionClosed`.

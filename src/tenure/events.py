@@ -1,7 +1,7 @@
-"""What happened to a client's sessions and leases: the feed for logs, metrics and traces.
+"""Events of a client's sessions and leases, for logs, metrics and traces.
 
-`Client.events` gives them as a bounded stream. They are told after the fact and change
-nothing; a reader that is too slow loses the oldest, and the stream counts how many.
+`Client.events` returns them as a bounded stream. They report what has happened, and change nothing.
+A reader that is too slow loses the oldest, and the stream counts how many.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Telling a forked child from its parent: a client's connections and threads are its parent's."""
+"""Detection of forked children: a client's connections and threads belong to the parent."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch  (there is no fork on W
 
 
 def generation() -> int:
-    """How many forks lie between this process and the one that imported tenure."""
+    """Return the number of forks between this process and the one that imported tenure."""
     return _generation
 
 
 def check(born: int, what: str) -> None:
-    """Raise `Misuse` when what was made in generation `born` is used in a forked child."""
+    """Raise `Misuse` if an object made in generation `born` is used in a forked child."""
     if born != _generation:
         raise Misuse(
             f"{what} belongs to the parent of this forked process, which still uses it; "

@@ -57,7 +57,7 @@ _OFF = frozenset({"0", "no", "off", "false"})
 
 
 class Identity(NamedTuple):
-    """What a program is known by; ``None`` is unknown."""
+    """Host, process id and name of a program; ``None`` is unknown."""
 
     host: str | None = None
     pid: int | None = None
@@ -65,7 +65,7 @@ class Identity(NamedTuple):
 
 
 NOBODY = Identity()
-"""The identity of a program that does not tell it."""
+"""The identity of a program that does not publish any."""
 
 
 def identify_by_default() -> bool:

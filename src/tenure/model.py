@@ -1,7 +1,7 @@
-"""What is spoken of: the frozen values that pass between a program, the primitives and an engine.
+"""Data model: the frozen values that pass between a program, the primitives and an engine.
 
-A fact that some engines cannot know is optional, and ``None`` means "unknown here".
-Times are seconds; data is bytes. The rules for names and numbers stand in `tenure.core.rules`.
+A fact that some engines do not know is optional; ``None`` means unknown.
+Times are seconds; data is bytes. The rules for names and numbers are in `tenure.core.rules`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Unchanged(Enum):
 
 
 UNCHANGED: Final = Unchanged.UNCHANGED
-"""Leave it as it is: said of what may be ``None`` as well."""
+"""Leave the value as it is; for values that may be ``None`` as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class SemaphoreDescription:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who leads an election.
+    """Leader of an election.
 
     Attributes:
         data: what the leader campaigned with, or proclaimed since.
@@ -233,15 +233,15 @@ class LastRun:
 
 @dataclass(frozen=True, slots=True)
 class MutexHolder:
-    """Who holds a mutex.
+    """Holder of a mutex.
 
     Attributes:
         data: what the holder attached to its lease.
         is_me: whether it is held through the asking session.
         fencing_token: the holder's fencing token.
         since: seconds it has been held, where known.
-        remaining: seconds after which the holder's session would expire if nothing
-            more were heard of it, where known.
+        remaining: seconds after which the holder's session would expire if it were not renewed
+            any more, where known.
         waiting: how many requests wait behind it, where known.
         host, pid, program: the holder's process, where known.
         description: the description of the holder's session, where known.
@@ -261,7 +261,7 @@ class MutexHolder:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do, and which facts it knows.
+    """Features of an engine, and the facts that it reports.
 
     Attributes:
         fencing: grants carry order ids (fencing tokens).
@@ -269,15 +269,15 @@ class Capabilities:
         data: semaphores and requests carry data.
         lasting: semaphores can exist without requests, and sessions can create them.
         resume: sessions of liveness ``window`` with resume tokens.
-        since: descriptions tell since when.
+        since: descriptions report since when.
         waiter_timeout: descriptions tell how long a waiter will still wait.
         durable: the state survives the end of every process.
         waiter_order: a request's order id is known while it waits, and not only with its grant.
-        one_step: whatever a session has, it leaves all its queues in one step. Where this is
-            false, that holds of its first request for each name.
-        removal_reason: it is told apart whether an ephemeral semaphore was deleted, or its last
-            request evicted.
-        owners: descriptions tell who owns and who waits.
+        one_step: a session that ends leaves all its queues in one step. Where this is false, that
+            holds only for its first request for each name.
+        removal_reason: the deletion of an ephemeral semaphore is distinguished from the eviction
+            of its last request.
+        owners: descriptions list the owners and the waiters.
         descriptions: an owner and a waiter are described with their session's description.
         longest_window: seconds of the longest recovery window that a session may have.
         store_time: the store's wall clock can be read. Where this is false, what is dated
