@@ -11,15 +11,14 @@ program's loop stands still.
 
 Rules:
 
-* A key is asked for with a try on the connection that all share. Who has to wait does so on a
-  connection that holds nothing else, and keeps it with the grant: a blocking wait can be ended
+* A key is asked for with a try on the connection that all share. A request that has to wait does so
+  on a connection that holds nothing else, and keeps it with the grant: a blocking wait can be ended
   only by closing its connection.
-* A closed connection is the loss of all that was held on it, at once. Who waited joins again.
+* A closed connection is the loss of all that was held on it, at once. Its waiters join again.
 * Requests of one program for one key reach the server in the order in which they were made: each
   step of the one is answered before the next is sent.
-* A grant is told with a proof that is fresh: that of a waiter is renewed first.
-* A connection that is idle says something before the server takes it for dead, which renews
-  nothing.
+* A grant is reported with a proof that is fresh: that of a waiter is renewed first.
+* An idle connection sends something before the server takes it for dead. That renews nothing.
 """
 
 from __future__ import annotations

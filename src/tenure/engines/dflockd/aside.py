@@ -23,7 +23,7 @@ __all__ = ["Aside"]
 _log = logging.getLogger("tenure")
 
 _LISTENING = 3.0
-"""Seconds for which the thread listens after the last renewal that it was told of."""
+"""Seconds for which the thread listens after the last renewal that it was notified of."""
 
 _POLL = 50
 """Milliseconds after which it looks for new connections, and for its end."""

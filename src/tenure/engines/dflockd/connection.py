@@ -65,8 +65,8 @@ class Connection:
         connected: a socket that does not block; the connection closes it.
 
     Attributes:
-        users: who is told when it is lost.
-        lost: whether it is.
+        users: notified when it is lost.
+        lost: true once it is lost.
         last_sent: when something was sent, on the clock.
     """
 
@@ -185,7 +185,7 @@ class Connection:
         self._loop.remove_writer(self._descriptor)
 
     def _break(self, why: object) -> None:
-        """It cannot be used any more; the loop is told."""
+        """Mark the connection as unusable, and notify the loop."""
         if not self._broken:
             self._broken = str(why) or type(why).__name__
             with contextlib.suppress(RuntimeError):  # the loop is closed

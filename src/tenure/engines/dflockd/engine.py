@@ -402,7 +402,7 @@ class DflockdEngine(EngineDefaults):
 
 
 def _lost(shards: Sequence[Shard]) -> EngineUnavailable | None:
-    """Return the failure of the first unconnected server; ``None`` if there is none."""
+    """Return the failure of the first unconnected server; ``None`` if all are connected."""
     for shard in shards:
         if shard.shared is None:
             lost = EngineUnavailable(f"{shard}: {_words(shard.failure)}")

@@ -168,9 +168,9 @@ class Shard:
         self._changed()
 
     def leave_behind(self, release: bytes) -> None:
-        """Something was held on a connection that is lost: a server that has not noticed is told.
+        """Release something that was held on a connection that is lost.
 
-        Nor has one that keeps what is held when it is started anew.
+        This is for a server that has not noticed the loss, or that keeps its holds over a restart.
         """
         if self.shared is not None:
             self.shared.ask(release, _ignore)

@@ -24,8 +24,8 @@ Rules:
 * Every transaction of a session compares the number of its attachment. What was not answered is
   asked again only after the session has been attached anew, under the next number.
 * One request a transaction: two that are put in one would share a revision, and so a place.
-* Nothing is granted without a majority: without one, who wants something waits, or times out; who
-  holds something keeps it for as long as its lease was proven, and not longer.
+* Nothing is granted without a majority. Without one, waiters wait or time out, and holders keep
+  what they hold for as long as their lease was proven, and not longer.
 """
 
 from __future__ import annotations

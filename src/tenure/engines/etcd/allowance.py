@@ -1,8 +1,8 @@
-"""Time to answer in: what a program did not run itself is not counted against who is to answer.
+"""Time limit for an answer that does not count the time in which the event loop was late.
 
-On a busy machine an answer may have come long ago and not have been read. So the time is counted in
-ticks, and one that the loop was late for is not counted, up to so many: then it is judged all the
-same, since the lease does not wait either.
+On a busy machine an answer may have arrived long ago and not have been read. So the time is counted
+in ticks. A tick for which the loop was late is not counted, up to `_EXCUSED` of them: more are
+counted, since the lease does not wait either.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from collections.abc import Callable
 __all__ = ["give_time"]
 
 _TICKS = 4
-"""In so many the time is divided."""
+"""Number of ticks into which the time is divided."""
 
 _EXCUSED = 4
-"""So many ticks need not count."""
+"""Number of late ticks that are not counted, at the most."""
 
 _LATE = 0.5
-"""A tick is late by this much of itself."""
+"""Fraction of a tick; a tick that comes later than by this much is late."""
 
 
 def give_time(seconds: float, settled: Callable[[], bool], spent: Callable[[], None]) -> None:
-    """Call `spent` when the time is over, unless what it was given for is settled by then.
+    """Call `spent` when the time is over, unless the answer has come by then.
 
     Args:
         seconds: the time, as long as the loop keeps up.
-        settled: whether nothing is waited for any more.
-        spent: what to do otherwise.
+        settled: returns true if no answer is expected any more.
+        spent: called otherwise.
     """
     loop, tick = asyncio.get_running_loop(), seconds / _TICKS
 

@@ -303,7 +303,7 @@ def read_watch(data: bytes) -> WatchAnswer:
             answer.revision = _revision(value)
         elif field == 2:
             assert isinstance(value, int)
-            answer.number = value if value < 1 << 63 else value - (1 << 64)  # -1 is none
+            answer.number = value if value < 1 << 63 else value - (1 << 64)  # -1: no number
         elif field == 3:
             answer.created = bool(value)
         elif field == 4:

@@ -46,7 +46,7 @@ class Attachment:
         window: seconds that it survives without contact.
         resumable: whether another program may take it over.
         proven_at: when the latest renewal that was answered was sent.
-        over: it has ended, or been left; nothing is told about it any more.
+        over: it has ended, or been left; no events of it are delivered any more.
         turns: its operations.
     """
 

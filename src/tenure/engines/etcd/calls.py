@@ -80,7 +80,7 @@ class GrpcCall(Http2Stream):
         self._wanted = _PREFIX
 
     def cancel(self, why: str = "it is not wanted any more") -> None:
-        """End it; who waits for it gets `CallFailed`. Safe to call twice."""
+        """End the call; its waiters get `CallFailed`. Safe to call twice."""
         self._fail(Code.CANCELLED, why)
 
     def give_up(self) -> None:

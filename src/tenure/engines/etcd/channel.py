@@ -80,7 +80,7 @@ class _Link(asyncio.Protocol):
         return self._transport is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit it
         secure: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
         if secure is not None and secure.selected_alpn_protocol() != "h2":
             self.end("it does not speak HTTP/2")
@@ -306,7 +306,7 @@ class Channel:
     # The connection
 
     async def _connect(self, link: _Link) -> str:
-        """Make a connection; returns why there is none."""
+        """Make a connection; return the cause of a failure, or an empty string."""
         self._links.add(link)
         try:
             async with asyncio.timeout(_CONNECTING):

@@ -89,7 +89,7 @@ class EtcdEngine(EtcdCluster, EngineDefaults):
         self.watching.open()
 
     async def _greet(self) -> None:
-        """See who is there, and that there is a base, and the default node."""
+        """Find a member that answers, and make sure that the base and the default node exist."""
         address, pause = self.address, _FIRST_PAUSE
         hello = wire.txn(
             (wire.exists(self.keys.base), wire.exists(self.keys.node(DEFAULT_NODE))),

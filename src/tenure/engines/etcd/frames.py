@@ -292,7 +292,7 @@ class Http2Stream:
             self.connection.push(self)
 
     def reset(self, code: Trouble) -> None:
-        """End it, and be told nothing more of it. Safe to call twice."""
+        """End the stream; nothing more of it is delivered. Safe to call twice."""
         if self.connection is not None:
             self.connection.reset(self, code)
 

@@ -1,4 +1,4 @@
-"""HTTP/2, the client's half, without I/O: bytes in, bytes out, and streams that are told.
+"""HTTP/2, the client's half, without I/O: bytes in, bytes out, and streams that receive events.
 
 As much of RFC 9113 as gRPC needs, made for requests of a few known shapes that are sent very often.
 A connection owns all its state. Its owner passes it what was read (`receive`), and writes what

@@ -7,14 +7,14 @@ Under the prefix, with ``:a:b`` for the node ``/a/b`` and names percent-encoded:
     n/:a:b                        a node; its configuration
     s/:a:b/SESSION                a session, under its lease; its record
     s/:a:b/SESSION/b/TOKEN        an attachment that may believe that it holds something
-    s/:a:b/SESSION/h/HOLD         why a request of it was taken out: its session is told so here
+    s/:a:b/SESSION/h/HOLD         why a request of it was taken out, for its session to read
     q/:a:b/NAME/limit             a lasting semaphore: its limit in 8 bytes, and who created it
     q/:a:b/NAME/r/SESSION-HOLD    a request, under its session's lease: its count, and a mark
     d/:a:b/NAME                   a semaphore's data
     x/:a:b/NAME/SESSION-HOLD      a request's data, under its session's lease
 
-What is read often is small, and what is large lies apart. All of a session that can be told to it
-lies in one range, so that one watch hears of it.
+What is read often is small, and what is large lies apart. All keys by which a session is notified
+lie in one range, so that one watch receives them.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ class EtcdRequests:
         if hands_over:
             head = answer.parts[-1].first
         if session.over:
-            request.left = True  # nothing is told any more
+            request.left = True  # no event is delivered any more
         else:
             self._is_out(request, head)
         return answer.parts[0].count > 0 or request.perhaps_left
@@ -218,11 +218,12 @@ class EtcdRequests:
         *,
         joined: EtcdRequest | None = None,
     ) -> None:
-        """It is out of its queue.
+        """Take note that a request is out of its queue.
 
         Args:
-            head: who was the first then, if that is known.
-            joined: who has joined just before, and has not been told yet: it looks by itself.
+            head: the first request of the queue then, if that is known.
+            joined: a request that has joined just before, and whose caller has no answer yet: it
+                looks by itself.
         """
         request.left = True
         for each in request.followers:

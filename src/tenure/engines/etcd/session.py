@@ -169,7 +169,7 @@ class EtcdSession(Attachment, SessionDefaults):
         self._end(SessionExpired(f"the session on {self.path} is over: {why}", node=self.path))
 
     def superseded(self) -> None:
-        """Another attachment has taken over. It is told so, and the store then that it was."""
+        """End it: another attachment has taken over. The store gets the acknowledgement then."""
         if not self.over:
             self._end(rules.taken_over(self.path))
             self.engine.spawn(self.acknowledge())

@@ -40,7 +40,8 @@ class Transactions:
             condition: what must hold of the semaphore.
             whole: it wants all that there is.
             at_once: it does not wait.
-            newest: put it only if no request has joined since this revision; 0: if there is none.
+            newest: put it only if no request has joined since this revision; 0: only if the queue
+                is empty.
         """
         session, name = self._session, request.name
         put = [wire.put(request.key, request_value(request.count), session.id)]
@@ -138,7 +139,7 @@ class Transactions:
         )
 
     def handing_over(self, request: EtcdRequest) -> bytes:
-        """Delete a request, and read who is the first then."""
+        """Delete a request, and read which request is the first then."""
         session = self._session
         then = (wire.delete(request.key), wire.delete(request.data_key), request.name.head)
         return wire.txn((session.mine,), then, (session.get,))

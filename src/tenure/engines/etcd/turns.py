@@ -1,15 +1,14 @@
 """Operations of one session: on each name one after the other, in the order of the calls.
 
-Each is a task, and begins when the one before it on the same name is done, however that ended: at
-once, inside the call, if there is none. The caller awaits a future, and may lose interest:
-the operation goes on. Operations on different names do not wait for each other.
+Each is a task. It begins when the one before it on the same name is done, however that ended; if
+there is no other, at once, inside the call. The caller awaits a future. If it stops waiting, the
+operation goes on. Operations on different names do not wait for each other.
 
-What an operation does before it waits for the first time it does in the task of whoever called it,
-where nothing may ask which task that is (`asyncio.timeout` does): an operation bounds its calls by
-their own timeouts.
+Until it waits for the first time, an operation runs in the caller's task. There it must not depend
+on the current task, as `asyncio.timeout` does: an operation bounds its calls by their own timeouts.
 
-Who takes a request out of its queue says so (`leaving`), so that the operation before it may do
-that on its way.
+An operation that takes a request out of its queue announces it (`leaving`), so that the operation
+before it may do that on its way.
 """
 
 from __future__ import annotations

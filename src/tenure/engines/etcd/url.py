@@ -46,7 +46,7 @@ class EtcdUrl:
         endpoints: ``host:port`` of each member that is named.
         tls: how to encrypt, or ``None``.
         prefix: the beginning of all keys; it ends in a slash.
-        user, password: the account; both empty where there is none.
+        user, password: the account; both empty without an account.
         timeout: seconds after which an unanswered call is sent to another member, at the most.
         connect_timeout: seconds for opening, and for attaching.
     """

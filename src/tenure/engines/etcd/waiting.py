@@ -7,11 +7,11 @@
   one by now, or if the request does not fit what is remembered.
 * **Ownership is the prefix rule** over the queue in the order of the create revisions, as it was
   read by the one who concludes it, at a revision of a majority, and under its own attachment.
-* **Who waits is woken by what stands before it.** A request for the whole waits for its
-  predecessor to go. Another one waits for its predecessor to go, to shrink, or to be marked as an
-  owner; the first that waits watches the owners. An owner that had to wait, and that others may
-  own beside, marks itself: to wake the next. The mark tells nobody anything else. Should the one
-  that is to make it not live to, the next finds out when it looks, every few seconds.
+* **A waiter is woken by the request before it.** A request for the whole waits for its predecessor
+  to go. Another one waits for its predecessor to go, to shrink, or to be marked as an owner; the
+  first that waits watches the owners. An owner that had to wait, and that others may own beside,
+  marks itself to wake the next. The mark has no other meaning. If that owner dies before it marks
+  itself, the next one finds out when it looks, every few seconds.
 * Whose predecessor is this engine's own hears of it directly: see `gone`.
 """
 
@@ -44,7 +44,7 @@ _POLL, _POLL_BY_PLACE = 2.5, 0.02
 """Seconds between two looks of one behind other waiters: at least, and for each before it."""
 
 _MISSED = 0.1
-"""Seconds after which who is far from the head looks, when its watch began late."""
+"""Seconds after which a waiter far from the head looks, when its watch began late."""
 
 
 _NEAR = 2

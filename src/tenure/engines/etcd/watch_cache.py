@@ -1,11 +1,11 @@
-"""Watches of semaphores: a copy of what their keys say, kept up to date, and who is told of what.
+"""Watch cache: an up-to-date copy of a semaphore's keys, and the watches to notify.
 
-One cache for each name that this engine watches, for however many watch it. It begins with the
-state as it is read then, and hears of every key of the semaphore that is put or deleted after it;
-what the session does next is answered when it does. The prefix rule, over the copy after each
-revision, says whether owners have changed: requests that come, wait and go without owning concern
-nobody. Nothing is concluded from the copy but that somebody should look. After a gap it is made
-anew, and everybody is told.
+There is one cache for each name that this engine watches, for any number of watches. It begins with
+the state as it is read then, and receives every key of the semaphore that is put or deleted after
+it; what the session does next is answered when it does. The prefix rule, over the copy after each
+revision, shows whether owners have changed: requests that come, wait and go without owning notify
+no watch. The copy is used only to decide which watches should read again. After a gap it is made
+anew, and all watches are notified.
 """
 
 from __future__ import annotations

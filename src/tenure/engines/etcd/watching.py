@@ -150,8 +150,8 @@ class Watching:
         """EtcdWatch a key, or a range, from the revision `following` on.
 
         One that begins in the past is a tenth of a second late until it has caught up. With
-        `at_once` it begins in the present instead, and that something is missed is told if
-        anything may have happened in between.
+        `at_once` it begins in the present instead, and `missed` is called if anything may have
+        happened in between.
         """
         number = next(self._numbers)
         known, following = (following - 1, 0) if at_once else (0, following)

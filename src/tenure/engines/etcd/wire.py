@@ -208,7 +208,7 @@ def txn(
     )
 
 
-# Leases, watches, and who asks
+# Leases, watches, and authentication
 
 
 def lease(number: int) -> bytes:

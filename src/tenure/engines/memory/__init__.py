@@ -7,12 +7,12 @@ them is closed.
 Rules:
 
 * One lock guards the core. It is held for one command, never across an await.
-* What a command has to tell others goes to each concerned connection's loop, in order, one
-  callback per turn of that loop; it is never delivered from inside the command.
+* Events of a command go to the loop of each connection concerned, in order, one callback per turn
+  of that loop. They are never delivered from inside the command.
 * Each connection with something attached keeps one timer on its own loop, for the store's next
   deadline or a second, whichever comes first, so that a loop that is stuck delays only itself.
-* What is told to a session is told to the attachment that it was meant for: one that has been
-  taken over hears of its end, and of nothing else.
+* An event goes to the attachment that was current when it happened: one that has been taken over
+  receives its end, and nothing else.
 """
 
 from __future__ import annotations

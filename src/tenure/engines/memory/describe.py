@@ -10,7 +10,7 @@ __all__ = ["recovered", "semaphore", "session"]
 
 
 def recovered(request: Request) -> Recovered:
-    """As its session is told of it when it is resumed."""
+    """Return a request as a resumed session receives it."""
     semaphore = request.semaphore
     return Recovered(
         request.hold,

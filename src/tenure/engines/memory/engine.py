@@ -43,7 +43,7 @@ __all__ = ["MemoryEngine", "forget"]
 _log = logging.getLogger("tenure")
 
 _Push = tuple[MemorySession, int, Any]
-"""What a session is told: (session, kind, subject)."""
+"""An event for a session: (session, kind, subject)."""
 
 _REMOVALS = {TIMED_OUT: Removal.TIMED_OUT, DELETED: Removal.DELETED, EVICTED: Removal.EVICTED}
 _TAKEN_OVER = -1  # a kind of push beside the core's effects: (session, _TAKEN_OVER, error)
@@ -115,16 +115,16 @@ class MemoryEngine(EngineDefaults):
     # Effects
 
     def settle(self, store: Store) -> None:
-        """Hand what the last command has to tell to those concerned. Under the lock."""
+        """Send the effects of the last command to their sessions. Under the lock."""
         for session, kind, what in store.effects:
             self._push(session.sink, kind, what)
         store.effects.clear()
 
     def settle_grants(self, store: Store) -> list[tuple[MemorySession, Request]]:
-        """The same, but for grants that can be told now: the caller does so, outside the lock.
+        """Settle, but return the grants that can be delivered now: by the caller, outside the lock.
 
-        These are grants to this connection's own sessions, where nothing has to be told before them
-        and nothing besides.
+        That is possible if all effects are grants to this connection's own sessions, and no event
+        waits before them.
         """
         if not self._pushes:
             granted = [
@@ -139,13 +139,13 @@ class MemoryEngine(EngineDefaults):
         return []
 
     def _push(self, sink: MemorySession, kind: int, what: Any) -> None:
-        """Have something told to a session. Under the lock."""
+        """Send an event to a session. Under the lock."""
         if sink.deaf and kind not in {ENDED, _TAKEN_OVER}:
-            return  # what it finds will be told to it first
+            return  # it receives the requests that it has found first (`begin`)
         sink.engine.deliver(self.loop, (sink, kind, what))
 
     def deliver(self, from_loop: asyncio.AbstractEventLoop | None, push: _Push) -> None:
-        """Have something told to one of this connection's sessions, in its loop."""
+        """Deliver an event to one of this connection's sessions, on the connection's loop."""
         delivery = self._delivery
         assert delivery is not None
         if self.loop is from_loop:
@@ -154,7 +154,7 @@ class MemoryEngine(EngineDefaults):
             delivery.put_threadsafe(push)
 
     def grant_again(self, session: MemorySession, request: Request, error: Exception) -> None:
-        """Telling a session of a grant failed: it is told later."""
+        """Report a failure to deliver a grant, and deliver it later."""
         self._failures.report(error)
         self.deliver(self.loop, (session, GRANTED, request))
 
@@ -185,7 +185,7 @@ class MemoryEngine(EngineDefaults):
                 self.set_timer(shared.store)
 
     def set_timer(self, store: Store) -> None:
-        """See to it that this connection's timer fires by the next deadline. Under the lock."""
+        """Set this connection's timer to fire by the next deadline. Under the lock."""
         if not self.sessions:
             return
         now = self.clock.now()
@@ -246,7 +246,7 @@ class MemoryEngine(EngineDefaults):
         return shared, shared.store, self.clock.now()
 
     def _expire(self, store: Store) -> None:
-        """End what has run out, whoever's timer it was that should have. Under the lock."""
+        """Expire all overdue sessions and requests, of all connections. Under the lock."""
         store.expire(self.clock.now())
         self.settle(store)
 

@@ -71,7 +71,7 @@ class MemorySession(SessionDefaults):
     """One attachment of a session, of which it is the state's `sink` until another takes over.
 
     Attributes:
-        deaf: nothing but its end is told to it: its take-over is not complete.
+        deaf: it receives no event but its end: its takeover is not complete.
         superseded: another one has taken over.
     """
 
@@ -83,7 +83,7 @@ class MemorySession(SessionDefaults):
         events: SessionEvents,
         former: MemorySession | None = None,
     ) -> None:
-        """Under the lock; with `former`, that one is taken over."""
+        """Make an attachment, under the lock; with `former`, it takes that one over."""
         state.sink = self
         self.id = state.id
         self.node = state.node.path
@@ -105,7 +105,7 @@ class MemorySession(SessionDefaults):
         self._wall = engine.clock.wall
 
     def over(self, error: SessionExpired) -> None:
-        """The store ended it, or another one has taken over."""
+        """End it: the store has ended the session, or another attachment has taken it over."""
         self.engine.sessions.discard(self)
         self.events.ended(error)
         with self._lock:
@@ -140,24 +140,24 @@ class MemorySession(SessionDefaults):
         return self.state
 
     def hears_from(self, engine: _Engine) -> bool:
-        """Whether it is that connection's, and may be told of a grant. Under the lock."""
+        """Return true if it is that connection's, and may receive a grant. Under the lock."""
         return self.engine is engine and not self.deaf and not self.superseded
 
     # Taking over
 
     def cut_off(self) -> None:
-        """Another one takes over. Under the lock."""
+        """Cut it off: another attachment takes over. Under the lock."""
         self.superseded = True
         self._until = self.state.last_contact + self.state.window
         self.wake()
 
     def _disbelieve(self) -> None:
-        """From now on it does not believe that it holds anything. Under the lock."""
+        """Note that it does not consider anything held any more. Under the lock."""
         self._believes = False
         self.state.sink.wake()  # perhaps a successor waits for that
 
     def wake(self) -> None:
-        """Let a take-over that waits look again, from any thread."""
+        """Wake a waiting takeover, so that it checks again. From any thread."""
         loop = self.engine.loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._look.set)
@@ -189,7 +189,7 @@ class MemorySession(SessionDefaults):
                     await self._look.wait()
 
     def begin(self) -> None:
-        """The take-over is complete: from now on this is the program that holds."""
+        """Complete the takeover: from now on this is the program that holds."""
         now = self._now()
         with self._lock:
             state = self._alive()

@@ -7,9 +7,9 @@ Rules:
 * No more requests are under way than the server said it reads, and none are added while the
   transport says that the server does not read: the rest wait here, in order. What is not a request
   (proof, heartbeats, acknowledgements) does not wait.
-* Where nothing was said for a while, in either direction, `Ping` is; a server that says nothing for
-  three times that is given up. A loop that was held up itself first reads what has arrived.
-* Whatever ends it, `connection_lost` follows, `gone` is done then, and its owner is told once.
+* After a silence, in either direction, a `Ping` is sent. A server that is silent for three times as
+  long is given up. A loop that was held up itself first reads what has arrived.
+* Whatever ends it, `connection_lost` follows, `gone` is done then, and its owner is notified once.
 """
 
 from __future__ import annotations

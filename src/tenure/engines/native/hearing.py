@@ -61,7 +61,7 @@ def _answers(link: Link, connection: Connection) -> Handlers:
     def attached(answer: wire.Attached) -> None:
         call = landed(answer.rid)
         if call is None or call.future.done():
-            return  # it was cancelled, and the server has been told
+            return  # it was cancelled, and the server has been notified
         assert isinstance(call.message, wire.Attach)
         channel = call.message.channel
         session = link.sessions.get(channel)

@@ -9,7 +9,7 @@ Rules:
   is never the same for two programs (jitter). A connection that was good for nothing counts as a
   failed try, so that a server which answers and refuses is not asked in a tight loop.
 * Dialling, TLS and the greeting together have a time limit, a share of the shortest window.
-* What goes on here is told in the log, without anything secret.
+* Events here are logged, without anything secret.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Link:
     Attributes:
         sessions: those that are attached, are being attached, or are to be attached again, by
             their channels.
-        connection: the one that can be used; ``None`` while there is none.
+        connection: the one that can be used; ``None`` while disconnected.
         patience: seconds for which a call waits for a connection.
     """
 
@@ -92,7 +92,7 @@ class Link:
         """
         try:
             connection = await self._try_all()
-        except (Exception, asyncio.CancelledError):  # who is thrown away cannot wait
+        except (Exception, asyncio.CancelledError):  # this object will not be closed later
             await self._until_closed()
             raise
         if connection is None:
@@ -114,11 +114,11 @@ class Link:
             self._lose(self.connection)
         for session in list(self.sessions.values()):
             session.stop()
-        self._up.set()  # who waits for a connection waits in vain
+        self._up.set()  # wake those that wait for a connection: there will be none
         await self._until_closed()
 
     async def _until_closed(self) -> None:
-        """No transport is left open, whatever the other side does."""
+        """Wait until the transports are closed, and abort those that are not after a second."""
         if self._made:
             await asyncio.wait([each.gone for each in self._made], timeout=1.0)
         while self._made:

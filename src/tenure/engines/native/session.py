@@ -313,7 +313,7 @@ class NativeSession(Asking, SessionDefaults):
         unanswered = attaching is not None and not attaching.future.done()
         if attaching is not None and unanswered:
             attaching.future.cancel()
-        self._leaving = self._loop.create_future()  # nothing is told any more
+        self._leaving = self._loop.create_future()  # no event is delivered any more
         self._finish(None)
         if attaching is None:
             return  # no server has heard of it
@@ -422,6 +422,6 @@ class NativeSession(Asking, SessionDefaults):
 
 
 def _of(error: Exception, node: str) -> SessionExpired:
-    """The end of a session, for what the server said; each who is told gets one of his own."""
+    """Return the end of a session from the server's error: a new object for each recipient."""
     taken_over = isinstance(error, SessionExpired) and error.taken_over
     return SessionExpired(str(error), node=node, taken_over=taken_over)

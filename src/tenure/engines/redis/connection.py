@@ -270,7 +270,7 @@ class RedisConnection(asyncio.Protocol):
     # Receiving
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit it
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.over = True

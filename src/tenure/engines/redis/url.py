@@ -87,7 +87,7 @@ class RedisUrl:
         prefix: the beginning of all keys, in braces.
         fresh: the caller says that a namespace without data is new.
         max_window: seconds of the namespace's longest recovery window, the same for every program.
-        min_replicas: how many replicas confirm a grant before it is told.
+        min_replicas: number of replicas that confirm a grant before it is reported.
         patience: seconds after which a silent connection is given up, at the most.
         connect_timeout: seconds for one attempt to connect.
         busy_poll: seconds that the loop stays awake for an answer, at the most.

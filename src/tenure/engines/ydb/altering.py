@@ -133,7 +133,7 @@ class Altering:
         def heard(kind: str, body: Message) -> bool:
             granted = kind == "acquire_semaphore_result" and body.status == Status.SUCCESS
             if hold.state is State.OWNS and not granted:
-                # It did not own any more, and has joined the queue anew, or there is none.
+                # It did not own any more: it has joined the queue anew, or the queue is gone.
                 pending = kind == "acquire_semaphore_pending"
                 gone = pending or body.status == Status.NOT_FOUND
                 if gone:

@@ -46,9 +46,9 @@ class Hold:
         refused: the server did not take it; the error is known, or looked for.
         order_id: once known.
         owned_at: the session's step at which it was known to own, with its order id.
-        order_id_asked: a description that will tell it is on its way.
+        order_id_asked: a description that will contain it is on its way.
         answer: what `enqueue` returned.
-        leavers: who waits for it to be out of its queue.
+        leavers: callers that wait for it to be out of its queue.
         lost: it has left its queue though the program did not ask for it.
     """
 

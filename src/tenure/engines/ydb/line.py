@@ -181,7 +181,7 @@ class Line:
         self._mind_silence()
         ended = False
         try:
-            # To cut off a stream that has not begun does not wake who waits for it.
+            # Cutting off a stream that has not begun does not wake its waiter.
             async with asyncio.timeout(None) as self._beginning:
                 with contextlib.suppress(OutOfReach):  # what the server says then tells why
                     await stream.write(strand.begin())

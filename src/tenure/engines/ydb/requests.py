@@ -131,7 +131,7 @@ class Requests:
         return True
 
     def _member_for(self, hold: Hold) -> Member | None:
-        """The strand for a request; ``None`` when it cannot be told yet, or it may not go yet.
+        """Return the member for a request; ``None``: the request must not be sent yet.
 
         Raises:
             Unsupported: there are as many siblings as may be.
@@ -457,7 +457,7 @@ class Requests:
 
     def _out(self, hold: Hold, was_there: bool) -> None:
         self._forget(hold)
-        if not hold.refused:  # or else the error is still to be told
+        if not hold.refused:  # otherwise the error is still to be reported
             place = Place.GRANTED if hold.taken else Place.WAITING
             _answer(hold, Enqueued(place, hold.order_id))
         hold.tell_leavers(was_there and not hold.lost)

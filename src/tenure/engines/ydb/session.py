@@ -7,9 +7,9 @@ session of its own beside the main one. Rules:
   what the oldest of theirs is.
 * A sibling without requests is used again, and ended when it has been idle for a window.
 * A request that is leaving its queue keeps its strand until the server has said that it is out.
-* With fencing, a grant is told together with its order id, which a description of the owners
-  tells; it is asked for right behind what may be granted at once, unless the last request for that
-  name had to wait.
+* With fencing, a grant is reported together with its order id, which comes from a description of
+  the owners. The description is requested right behind a request that may be granted at once,
+  unless the last request for that name had to wait.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class YdbSession(SessionDefaults):
 
     @property
     def failure(self) -> EngineUnavailable | None:
-        """Cause of a broken contact; ``None`` while there is none."""
+        """Cause of a broken contact; ``None`` while the contact is not broken."""
         return EngineUnavailable(self._why_not) if self._broken else None
 
     # Attaching
@@ -256,7 +256,7 @@ class YdbSession(SessionDefaults):
         await self._see_through(self._end_members(self._how.recovery_window))
 
     async def close_within(self, seconds: float) -> None:
-        """As `close`; but what cannot be told in that time is left to its window."""
+        """Close as `close`, in that time; what the server cannot be notified of expires."""
         await self._see_through(self._end_members(seconds))
 
     async def detach(self) -> None:
@@ -295,7 +295,7 @@ class YdbSession(SessionDefaults):
         return SessionExpired(f"the session on {self.node} is over: {how}", node=self.node)
 
     def _leave(self, why: SessionExpired) -> None:
-        """It is over for the program: nothing is told any more, and nothing will be answered."""
+        """End it for the program: no more events are delivered, and nothing is answered."""
         if self._over is not None:
             return
         self._over = why
@@ -459,12 +459,12 @@ class YdbSession(SessionDefaults):
         return self._requests.withdraw(request_id)
 
     def granted(self, hold: Hold) -> None:
-        """A request owns, and the program has been told."""
+        """Note that a request owns, and that the program has been notified."""
         self._watches.appeared(hold.name)
         self._watches.granted()
 
     def waits(self, hold: Hold) -> None:
-        """A request waits."""
+        """Note that a request waits."""
         self._watches.appeared(hold.name)
 
     def owned(self, name: str) -> list[Hold]:
