@@ -98,7 +98,7 @@ class Client(Nodes, Jobs, AsyncHandle):
     """A program's way to one store. `connect` makes one. It belongs to one event loop.
 
     Attributes:
-        clock: what its deadlines are measured on.
+        clock: the clock of its deadlines.
     """
 
     def __init__(

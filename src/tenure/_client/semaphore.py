@@ -202,8 +202,8 @@ class Semaphore(Handle):
 
     Attributes:
         name: 1 to 1,024 bytes.
-        ephemeral: whether it is asked for as an ephemeral one. A semaphore of that name that
-            is of the other kind is refused with `InvalidArgument`.
+        ephemeral: true if it is used as an ephemeral semaphore. If a semaphore of that name is
+            of the other kind, `InvalidArgument` is raised.
     """
 
     def __init__(self, source: SessionSource, name: str, *, ephemeral: bool = False) -> None:

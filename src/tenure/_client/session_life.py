@@ -237,7 +237,7 @@ class SessionLife(ABC):
     # Transitions
 
     def step(self, event: states.SessionEvent) -> bool:
-        """Take a transition; false when there is none from the present state."""
+        """Take a transition; return false if the present state has no such transition."""
         with self.lock:
             after = event.get(self.phase)
             if after is not None:

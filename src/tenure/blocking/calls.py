@@ -38,7 +38,7 @@ class ClientCalls(SyncWrapper[async_client.Client]):
 
     @property
     def clock(self) -> Clock:
-        """What its deadlines are measured on."""
+        """The clock of its deadlines."""
         return self._wrapped.clock
 
     @property

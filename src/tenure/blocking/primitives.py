@@ -150,9 +150,9 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
 
     @property
     def ephemeral(self) -> bool:
-        """Whether it is asked for as an ephemeral one.
+        """True if it is used as an ephemeral semaphore.
 
-        A semaphore of that name that is of the other kind is refused with `InvalidArgument`.
+        If a semaphore of that name is of the other kind, `InvalidArgument` is raised.
         """
         return self._wrapped.ephemeral
 

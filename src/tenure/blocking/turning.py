@@ -54,7 +54,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class LoopThread(threading.Thread):
-    """Turns the loop, after another one has ended, until it is told that it `ended` itself."""
+    """Thread that runs the loop, after another one has ended, until its `ended` is set."""
 
     def __init__(self, loop: Loop, before: LoopThread | None) -> None:
         super().__init__(name="tenure-blocking", daemon=True)
@@ -65,9 +65,9 @@ class LoopThread(threading.Thread):
         self.ended = False
 
     def begins(self, begun: bool) -> bool:
-        """Settle whether it is to turn the loop; the first word counts, and is returned.
+        """Settle whether it runs the loop: the first call decides, and each returns the decision.
 
-        Whoever was interrupted while it started it cannot tell whether it did.
+        A caller that is interrupted while it starts the thread cannot tell whether it started.
         """
         with self._beginning:
             if self._begun is None:
@@ -75,7 +75,7 @@ class LoopThread(threading.Thread):
             return self._begun
 
     def run(self) -> None:
-        """Run the loop until this thread is told to end."""
+        """Run the loop until `ended` is set."""
         if not self.begins(True):
             return
         if self._before is not None:
@@ -86,10 +86,10 @@ class LoopThread(threading.Thread):
 
 
 class Turning:
-    """Starts and ends the threads of one loop.
+    """Start and end of the threads of one loop.
 
     Args:
-        needed: whether the loop must turn. Asked under the lock.
+        needed: returns true if the loop must run. Called under the lock.
 
     Attributes:
         thread: the one that runs.
@@ -142,17 +142,17 @@ class Turning:
             return thread if thread.ended else None
 
     def ending(self) -> LoopThread | None:
-        """The last thread that ran, which may not have ended yet; ``None`` while one runs."""
+        """Return the last thread, which may not have ended yet; ``None`` while one runs."""
         with self._lock:
             return self._before if self.thread is None else None
 
     def last(self) -> LoopThread | None:
-        """The thread that runs, or the last that did."""
+        """Return the thread that runs, or the last that did."""
         with self._lock:
             return self.thread or self._before
 
     def forget(self) -> None:
-        """In a forked child: there is no thread to turn the loop, which is the parent's."""
+        """Forget the thread in a forked child: it runs in the parent, as does the loop."""
         if self.thread is not None:
             self._restore_interval()
         self._loop.forget()

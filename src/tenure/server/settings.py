@@ -39,7 +39,7 @@ class Setting:
         kind: what its value is; ``texts`` are several, ``file`` is a path.
         metavar: what stands for the value in a help text.
         about: what it does, in a line or two.
-        default: the value if it is not given; ``None`` where there is none.
+        default: the value if it is not given; ``None`` if it has no default.
         choices: of the kind ``choice``.
         limit: the limit that it is (`tenure.server.limits`), or empty.
     """
