@@ -54,7 +54,7 @@ class Greeting:
     Attributes:
         peer: the client's address, for the log.
         source: what the connection is counted by.
-        deadline: when the client must have said who it is.
+        deadline: time by which the client must have identified itself.
         displaced: called, soon, when the connection must yield its slot before that; the protocol
             sets it in `connection_made`.
     """
@@ -254,8 +254,8 @@ class Door:
     def _cut_off(self, task: asyncio.Task[None], _: LimitReached | None = None) -> None:
         """End a connection that has no protocol yet.
 
-        Its task is not cancelled: a protocol that was made in this turn of the loop would never be
-        told that its connection is lost.
+        Its task is not cancelled: a protocol that was made in this turn of the loop would never get
+        its `connection_lost`.
         """
         connection = self._arriving.get(task)
         if connection is not None:
@@ -314,7 +314,7 @@ class Door:
             raise ConnectionAbortedError("the server has ended it")  # an answer would be wasted
 
     def _time_left(self, greeting: Greeting) -> float:
-        """Seconds until a client must have said who it is; a late handshake has a moment."""
+        """Return the seconds that a client has to identify itself, even late a short time."""
         return max(_LEAST_TIME, greeting.deadline - self._context.clock.now())
 
     def _arrived(

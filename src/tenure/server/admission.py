@@ -2,7 +2,7 @@
 
 A *source* is an IPv4 address, an IPv6 network of 64 bits (one subscriber has at least that much),
 or the user of a Unix socket. A connection is a *greeting* from being accepted, TLS handshake
-included, until its client has said who it is; then it is *let in*.
+included, until its client has identified itself; then it is *let in*.
 
 Rules:
 

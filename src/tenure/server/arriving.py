@@ -1,16 +1,18 @@
 """Arrival of sessions at a server: begun, fetched from the store, or taken over by another program.
 
-**Who may believe.** A former program that was hosted here believes until it has said `Heard`,
-`Detach` or `Close`, or until the window has passed since the last proof that this server can have
-told it of (`Hosted.believes_until`). That the store has told *this server* of the taking over is
-not enough, and neither is that a former server is dead: what counts is the program. Where nobody
-here knows it, since it was attached through another server or before a restart, it is taken to
-have been heard of in the instant before the store took the session away from it: what the store
-says before (`SessionDescription.silent_for`) may be out of date by then, and afterwards it speaks
-of this attachment. So the whole window is waited for. Whether this server knows everybody is seen
-from the attach numbers (`tenure.server.predecessors`).
+**Former programs.** Unless it assumes them dead, a takeover waits until no former program can
+believe that it has the session. A program that was hosted here believes so until it has sent
+`Heard`, `Detach` or `Close`, or until the window has passed since the last proof that this server
+can have sent it (`Hosted.believes_until`). A notification of the takeover from the store to *this
+server* is not enough, and neither is the death of a former server: what counts is the program.
 
-Whoever is cancelled here leaves nothing behind: a new session is not left, and one that was to be
+A program may be unknown here, since it was attached through another server or before a restart.
+Then its last contact is taken to be the instant before the store took the session away from it, and
+the takeover waits for the whole window. The store's own figure (`SessionDescription.silent_for`)
+may be out of date before the takeover, and afterwards it describes this attachment. The attach
+numbers show whether all former programs are known here (`tenure.server.predecessors`).
+
+A cancelled arrival leaves nothing behind: a new session is not left, and one that was to be
 resumed is detached.
 """
 
@@ -76,7 +78,7 @@ class Arriving:
     """The ways in to one `Hosting`, which makes sessions, and keeps them from then on.
 
     Attributes:
-        predecessors: who had the sessions that are over here.
+        predecessors: earlier attachments of the sessions that are over here.
     """
 
     def __init__(self, hosting: Hosting) -> None:
@@ -89,7 +91,7 @@ class Arriving:
         self._waiting: set[Hosted] = set()  # those that are being resumed
 
     def look(self) -> None:
-        """Some program has ceased to believe."""
+        """Let the arrivals that wait for former programs check again."""
         for each in self._waiting:
             each.look()
 
@@ -147,12 +149,12 @@ class Arriving:
         return hosted
 
     async def _take_over(self, arrival: Arrival, window: float) -> Hosted:
-        """Have the store give it to us, and refuse what a former attachment still sends.
+        """Have the store attach it to this server, and refuse what a former attachment still sends.
 
-        If the one before was here, what it was told is known here, and the store need not wait.
-        That takes no time; it is done by one after the other, and not cancelled, or else the next
-        one would not know who came before. If the one before was not here, the store takes care
-        that whoever attached it has been told.
+        If the former attachment was here, the proof that it got is known here, and the store need
+        not wait. That takes no time; such takeovers run one after the other, and are not cancelled,
+        so that each knows the attachment before it. If the former attachment was not here, the
+        store makes sure that its holder has been notified.
         """
         link, message = arrival.link, arrival.message
         number = message.session_id

@@ -94,7 +94,7 @@ class Share:
         self._closed = False
 
     def greeted(self) -> None:
-        """Let the connection accrue credit from now on: its client has said who it is."""
+        """Let the connection accrue credit from now on: its client has identified itself."""
         if self._credited_at is None:
             self._credited_at = self.now()
             self._credit = _CREDIT

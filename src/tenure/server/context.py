@@ -1,6 +1,6 @@
 """State shared by the listeners of one server.
 
-That is the store, the limits and what counts against them, who may come in, and the log. Rules:
+These are the store, the limits and the counts against them, authentication, and the log. Rules:
 
 * One `Context` belongs to one server and to the event loop on which its engine was opened. All of
   it is used on that loop alone.
@@ -283,7 +283,7 @@ class Context:
     Args:
         engine: the store, opened; the server that opened it closes it, after the listeners.
         limits: what clients may make the server hold.
-        authenticator: who may come in.
+        authenticator: decides which clients may connect.
         logger: the logger of the server.
         arrived: called whenever something has arrived from a client.
         audit: the audit log; by default it is part of the log.

@@ -39,13 +39,13 @@ def examine_files(settings: Settings) -> Iterator[Finding]:
     yield from _audit_log(settings)
     for address, files in settings.tls.items():
         yield _certificate(address, files)
-        with contextlib.suppress(OSError):  # told above
+        with contextlib.suppress(OSError):  # reported above
             loose = readable_by_others(files.key)
             if loose is not None:
                 yield _warning("key", loose)
     lists = {each.client_crl for each in settings.tls.values() if each.client_crl is not None}
     for path in lists:
-        with contextlib.suppress(InvalidArgument):  # told above
+        with contextlib.suppress(InvalidArgument):  # reported above
             yield from _revocation_lists(path)
     for address in settings.exposed:
         yield Finding(

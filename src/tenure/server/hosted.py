@@ -15,9 +15,9 @@ Who owns what, and what happens:
   watches). It is not renewed, so the store's window runs from the holder's last renewal.
 * **Proof.** The store's session is renewed when its holder says `Renew`, and not otherwise.
 * **Once only.** What changes something is done once, and its answer kept (`Answers`).
-* **Order.** What the engine answers by a coroutine is begun in a task. What came behind it waits
-  until that task has begun, so that the store hears of everything in the order in which it came;
-  except that a costly read may have to wait for its turn (`tenure.server.reads`).
+* **Order.** What the engine answers by a coroutine is begun in a task. Later messages wait until
+  that task has begun, so that the store gets everything in the order in which it came; except that
+  a costly read may have to wait for its turn (`tenure.server.reads`).
 * **Cancel.** A holder cannot cancel what it has asked for, and a lost connection does not either.
 * **Deadline.** There are none here but the store's: a session ends when the store says so.
 * **Close of the server.** The store's session is detached, and lives for its window.
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 __all__ = ["UNKNOWN", "Hosted", "State"]
 
 UNKNOWN = float("inf")
-"""Of `Hosted.strangers_until`: it is not known who had the session before."""
+"""Value of `Hosted.strangers_until` while the former holder of the session is not known."""
 
 _Handler: TypeAlias = "Callable[[Hosted, Any], None]"
 
@@ -101,8 +101,9 @@ class Hosted:
         places: what it has in queues.
         answers: those that are kept for it, and what is not answered yet.
         watches: what ends each, by its number.
-        starting: something has been asked for that the engine will hear of in a moment.
-        strangers_until: until when programs that attached it elsewhere may believe so.
+        starting: an operation has been requested that the engine will get in a moment.
+        strangers_until: time until which programs that attached it elsewhere may believe that they
+            have it.
     """
 
     __slots__ = (
@@ -333,7 +334,7 @@ class Hosted:
     # Leaving
 
     def leave(self, rid: int, *, closing: bool) -> None:
-        """The holder closes or detaches it; it believes no more from now on."""
+        """Close or detach it for its holder, which considers nothing held from now on."""
         link = self.link
         assert link is not None
         self.state = State.LEAVING

@@ -7,11 +7,11 @@ A session comes here in one of four ways (`Attach.kind`):
 * ``again``, and it is here: it moves from its former connection, which may be half open, to the new
   one. The store is not asked; nothing is lost; no limit is looked at.
 * ``again``, and it is not here (this server was started anew, or it was at another one): it is
-  taken over from the store at once, because its program knows what it believes. It is counted,
-  and no limit refuses it.
+  taken over from the store at once, because its own program comes back. It is counted, and no
+  limit refuses it.
 * ``resume``: another program takes it over. First the store does so, which checks the key and
-  refuses what the former attachment still sends; then it is kept alive until nobody can believe
-  that he has it.
+  refuses what the former attachment still sends; then it is kept alive until no other program can
+  believe that it has the session.
 
 Who owns what: `Hosting` owns the registry, the tasks of attaching and of what hosted sessions have
 begun, and one timer. Listeners of the native protocol share one `Hosting`: the first to open makes
@@ -182,7 +182,7 @@ class Hosting:
             del self._programs[hosted.program]
 
     def look(self) -> None:
-        """Some program has ceased to believe."""
+        """Let the arrivals that wait for former programs check again."""
         self._arriving.look()
 
     # What connections say

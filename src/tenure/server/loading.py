@@ -32,7 +32,7 @@ class LoadedFiles:
         credentials: what opens the server; ``None`` where nothing is required.
         tls: of each address with TLS.
         revoked: client certificates that their authorities have revoked.
-        authorities: of each address whose clients need a certificate: who may have signed it.
+        authorities: the trusted signers, of each address whose clients need a certificate.
     """
 
     credentials: Credentials | None

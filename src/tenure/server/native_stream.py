@@ -13,10 +13,10 @@ States (`ConnectionStage`)::
   `Bye` and a line in the log.
 * **Writing.** What is said in one turn of the loop is one write. But the first thing that is said
   after the client has spoken, with nothing else under way, is written at once: it may be a grant
-  that somebody waits for. While the client does not read, nothing is given to the transport; beyond
+  that a client waits for. While the client does not read, nothing is given to the transport; beyond
   the limit, in bytes or in seconds, it is cut off.
 * **Deadlines.** The greeting's, the client's silence (three heartbeats), its not reading, and that
-  of a farewell that nobody reads are looked at once a second (`tick`).
+  of an unread farewell are looked at once a second (`tick`).
 * **Close.** `bye` says why, then closes; `cut_off` closes at once.
 """
 
@@ -69,7 +69,7 @@ class OutOfOrder(Exception):
 
 
 class NativeServerStream(asyncio.Protocol, ABC):
-    """A connection whose messages are carried out by who derives from it.
+    """Stream of one connection; a subclass carries out its messages.
 
     Attributes:
         peer: where it comes from.
@@ -226,7 +226,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._reading = reading
         assert self._transport is not None
         if reading:
-            self._heard_at = self._now()  # what it said meanwhile could not be heard
+            self._heard_at = self._now()  # what it sent meanwhile could not be read
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
@@ -364,7 +364,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
             self.send(Bye(to_wire(error), again))
 
     def _yield_slot(self, error: LimitReached) -> None:
-        """Close a connection that has not said who it is, because its slot is needed."""
+        """Close a connection that has not identified itself, because its slot is needed."""
         self.bye(EngineUnavailable(str(error)), again=True)
 
     def cut_off(self) -> None:

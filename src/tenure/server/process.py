@@ -187,7 +187,7 @@ async def _either(*futures: asyncio.Future[Any], timeout: float | None = None) -
 
 
 async def _signs_of_life(notifier: Notifier) -> None:
-    """As long as the loop turns, the service manager hears so."""
+    """Notify the service manager as long as the loop turns."""
     while notifier.watchdog is not None:
         notifier.alive()
         await asyncio.sleep(notifier.watchdog)

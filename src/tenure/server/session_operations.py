@@ -1,8 +1,8 @@
 """Operations on a hosted session: one function for each message of its holder.
 
-Each begins what it is asked within the call, so that the store hears of everything in the order in
-which it came, and answers at once where the engine does. See `tenure.server.hosted` for what
-happens on cancel, disconnect and close.
+Each begins its operation within the call, so that the store gets everything in the order in which
+it came, and answers at once where the engine does. See `tenure.server.hosted` for what happens on
+cancel, disconnect and close.
 """
 
 from __future__ import annotations

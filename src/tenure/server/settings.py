@@ -3,8 +3,8 @@
 Every setting has one name. As an option it is ``--max-connections``, in the environment
 ``TENURE_SERVE_MAX_CONNECTIONS``, in the file (TOML) ``max-connections``; `sources` reads them.
 
-A setting that would have no effect (a certificate, and no listener with TLS) is wrong: who wrote it
-believes in something that is not so.
+A setting that would have no effect (a certificate, and no listener with TLS) is an error: its
+author expects an effect.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Wrong(InvalidArgument):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A setting's value, and who says so.
+    """Value of a setting, and its origin.
 
     Attributes:
         origin: the option, the variable or the file; empty for the default.

@@ -1,7 +1,7 @@
 """Protocols of systemd, without a library: notifications, and sockets that it passes.
 
-Telling is one datagram to the socket that ``NOTIFY_SOCKET`` names; without it, nothing is told.
-Sockets that systemd has opened (``LISTEN_FDS``) belong to whoever takes them here, once.
+A notification is one datagram to the socket that ``NOTIFY_SOCKET`` names; without it, none is sent.
+Sockets that systemd has opened (``LISTEN_FDS``) can be taken once, and belong to the taker.
 """
 
 from __future__ import annotations

@@ -287,7 +287,7 @@ def check_name(name: str, where: str) -> None:
 
 
 def readable_by_others(path: str) -> str | None:
-    """Describe who else may read or write a file that holds a secret; ``None``: no other user."""
+    """Describe other users who may read or write a file with a secret; ``None``: there are none."""
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if mode & stat.S_IROTH:
         return f"everybody may read {path} (mode {mode:04o}); chmod 600 {path}"

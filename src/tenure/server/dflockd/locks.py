@@ -287,7 +287,7 @@ class Locks:
         data = Record(claim.seal, lease, until).to_bytes()
         answer = claim.holder.session.alter(claim.hold, count=None, data=data)
         claim.lease = lease
-        # Until its client hears of it, a lease may be prolonged, and not be cut short.
+        # Until its client gets the reply, a lease may be prolonged, but not be cut short.
         claim.deadline = now + lease if answer is None else max(claim.deadline, now + lease)
         return answer
 

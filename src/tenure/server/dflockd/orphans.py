@@ -6,9 +6,10 @@ a store of its own: its listeners take over the sessions in the copy.
 
 Rules:
 
-* A session of a living listener is left alone. Its store says that it is attached, or it was heard
-  of within half its window. A store that cannot tell who is attached has to show the session silent
-  in two looks, some time apart: a living listener reports in between, also after an outage.
+* A session of a living listener is left alone. Its store shows it as attached, or its last contact
+  is not older than half its window. A store that cannot tell what is attached has to show the
+  session silent in two looks, some time apart: a living listener reports in between, also after an
+  outage.
 * A session that is taken over by mistake costs its listener the locks, and no client its lease:
   the leases are in the requests' data, and are kept until they end.
 * The lists are read in turn with the costly reads of clients (`tenure.server.reads`), because a
@@ -130,7 +131,7 @@ class Orphans:
             return False
         now = self._locks.now()
         before, seen_at = self._suspects.setdefault(session.id, (silent, now))
-        if silent < before:  # it was heard of
+        if silent < before:  # it had contact in between
             self._suspects[session.id] = silent, now
         return silent > before and now - seen_at >= _BETWEEN
 

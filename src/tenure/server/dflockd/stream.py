@@ -3,7 +3,7 @@
 * **Reading.** What arrives is carried out within `data_received`, as far as the connection's share
   of the loop's iteration goes (`tenure.server.budget`). It is not read from while much is unread
   here, or while its client does not read; but while it waits for a
-  lock it is, because its end must be noticed. Who sends much without end meanwhile is cut off.
+  lock it is, because its end must be noticed. A client that keeps sending meanwhile is cut off.
 * **End of input.** A client that sends its requests and half-closes right behind them, as
   ``printf … | nc`` does, gets every reply, also that of a wait. One that ends later, while it
   waits, or in the middle of a request, is taken to be gone: its wait ends.
