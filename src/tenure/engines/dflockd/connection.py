@@ -9,8 +9,8 @@ Rules:
 * A reply belongs to the oldest request that has none. Its handler runs on the loop; that of a
   renewal runs in whatever thread reads it, and must not mind.
 * A connection is lost once: by the server, by silence, or by `hang_up`. Then no handler is called
-  any more, but those of renewals, with `LOST`; and whoever uses the connection is told, unless it
-  was hung up.
+  any more, but those of renewals, with `LOST`; and the users of the connection are notified, unless
+  it was hung up.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ Its standing, and what moves it on::
     JOINING    about to enter the queue, on a connection of its own -> WAITING, PROVING, GONE
     WAITING    in the server's queue                                -> PROVING
     PROVING    granted; if its proof is old, it is being renewed    -> HELD
-    HELD       its session has been told                            -> GONE
+    HELD       its session has been notified                        -> GONE
     LEAVING    it is being released, or is leaving the queue        -> GONE
 
 Whatever is not wanted any more (`withdraw`, its timeout, the end of its session) leaves from where
-it stands: at once, or when the answer that is under way has come. A lost connection sends who does
-not hold yet back to TRYING or JOINING, and is the end of what is held or leaving.
+it stands: at once, or when the answer that is under way has come. A lost connection sends a request
+that does not hold yet back to TRYING or JOINING, and is the end of what is held or leaving.
 """
 
 from __future__ import annotations

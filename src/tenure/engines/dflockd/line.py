@@ -34,7 +34,7 @@ class Lines:
         self._go_on(line)
 
     def join_and_begin(self, key: Hashable, step: Step) -> None:
-        """Have a step begun now; who joins later comes after it."""
+        """Begin a step now; steps that join later come after it."""
         self._lines.setdefault(key, {})[step] = True
         step.turn()
 

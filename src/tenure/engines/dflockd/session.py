@@ -4,8 +4,8 @@ dflockd knows no sessions. This one lives as long as it is renewed within its wi
 the lease of everything that is held through it, in whole seconds. Its proof is that of the hold
 that was proven first; while it holds nothing, there is nothing that could expire.
 
-A server also closes a connection on which it has heard nothing for its read timeout. So a proof is
-worth no more than that, however long the window is: it counts as older by the difference.
+A server also closes a connection that is silent for its read timeout. So a proof is worth no more
+than that timeout, however long the window is: it counts as older by the difference.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The keys of etcd are the truth, and its transactions the only way in which they change. A session
 is a lease. A request is a key under it, and its place in the queue the revision at which that was
-created. Who waits watches what stands before it.
+created. A waiter watches what stands before it.
 
 From the bottom up:
 

@@ -4,8 +4,9 @@ A new one gets the revision of a write as its number, then a lease of that numbe
 under that. Taking over is a compare-and-swap on the key, which
 raises the number of the attachment, so that etcd refuses whatever the other side still sends, and
 nothing proves it any more. Each attachment has a key of its own for as long as it may believe that
-it holds something. Who takes over waits until those of all others are gone, or the window has
-passed since it took over, less the time for which the lease had not been renewed by then.
+it holds something. An attachment that takes over waits until the keys of all others are gone, or
+until the window has passed since the takeover, less the time for which the lease had not been
+renewed by then.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ async def _swap(
     events: SessionEvents,
     unwanted: asyncio.Event,
 ) -> tuple[EtcdSession, set[bytes]]:
-    """Raise the number of the attachment; also returns the keys of those who may believe.
+    """Raise the number of the attachment; also return the keys of those that may believe.
 
     Once it is unwanted, it finds out whether it was done, and does not do it any more: another
     program may have the session by then.

@@ -1,8 +1,8 @@
 """gRPC's calls, on streams of HTTP/2: one request and one answer, or messages both ways.
 
 A call is over once: with an answer, or as `CallFailed`, by what the peer says, by the connection's
-end, or by who asked (`give_up`, `cancel`). What comes after that is not listened to. Whether it was
-carried out can be told of a failed call only if its code says so.
+end, or by its caller (`give_up`, `cancel`). What comes after that is ignored. The code of a failed
+call may say whether it was carried out; otherwise that is not known.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class GrpcCall(Http2Stream):
             self.reset(Trouble.CANCEL)
             self._failed(CallFailed(code, why, again=again))
 
-    # What is heard
+    # Events of the connection
 
     def lost(self, why: str, *, again: bool) -> None:
         self._fail(Code.UNAVAILABLE, why, again=again)

@@ -9,8 +9,8 @@ Rules:
 * The channel owns the task that connects, and its links; `aclose` ends them, and fails all calls.
 * Only the link touches the transport. What is said in one turn of the loop is written in one
   piece, unless there is little.
-* What is said waits in the transport if the member does not read; there is no more of it than there
-  are callers, who wait for their answers.
+* Output waits in the transport if the member does not read; its size is bounded by the number of
+  callers, which wait for their answers.
 * A call is bounded by its own deadline. One whose caller is cancelled, or whose time is over, is
   reset, which no other call notices. A call that was surely not carried out because the member is
   leaving is made once more, on another connection.
@@ -124,7 +124,7 @@ class _Link(asyncio.Protocol):
             self._reading = False
         if connection.owed and self._pong is None:
             self._pong = self._loop.call_later(_PONG, self._answer_pings)
-        if not self._due:  # after those who were waiting for this
+        if not self._due:  # after the callers that were waiting for this
             self._due = True
             self._loop.call_soon(self._write)
         if connection.ready and not self.ready.done():
@@ -238,7 +238,7 @@ class Channel:
         self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()
-            await asyncio.wait([self._connecting])  # and those who wait for it hear of that first
+            await asyncio.wait([self._connecting])  # its waiters are notified of that first
         for link in list(self._links):
             await link.aclose("the channel was closed")
 
@@ -271,7 +271,7 @@ class Channel:
         raise AssertionError
 
     def converse(self, method: str, metadata: Metadata = ()) -> StreamCall:
-        """Begin a call of messages both ways. Who begins it cancels it at the end."""
+        """Begin a call of messages both ways. The caller cancels it at the end."""
         conversation = StreamCall(self._head(method, metadata))
         self._begin(conversation)
         return conversation

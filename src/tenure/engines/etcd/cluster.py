@@ -48,7 +48,7 @@ class EtcdCluster:
     Attributes:
         keys: where everything lies.
         base: what is added to a create revision to make an order id.
-        revision: the highest that a member has told of.
+        revision: the highest that a member has reported.
         sessions: those that are attached.
         local: the requests of all sessions here, by their keys.
         patience: seconds after which an unanswered call is sent to another member, at the most.
@@ -137,7 +137,7 @@ class EtcdCluster:
             self._renewer.renew(session)
 
     async def keep_alive(self, session: Renewable) -> None:
-        """Keep a lease alive, for one who leaves it or is taking it over. Raises `Lost`."""
+        """Keep a lease alive, for a caller that leaves it or takes it over. Raises `Lost`."""
         turn = self._members.turn
         try:
             async with asyncio.timeout(session.patience):

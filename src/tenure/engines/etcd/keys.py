@@ -202,7 +202,7 @@ class Record:
 
 
 def config_text(given: NodeConfig, nonce: str = "") -> bytes:
-    """A configuration as it is stored; the nonce tells who created the node."""
+    """Return a configuration as it is stored; the nonce identifies the creator of the node."""
     return json.dumps({**asdict(given), "nonce": nonce}).encode()
 
 
@@ -217,7 +217,7 @@ def config(stored: bytes) -> tuple[NodeConfig, str]:
 
 
 def limit_value(limit: int, nonce: bytes) -> bytes:
-    """A limit as it is stored; the nonce of 8 bytes tells who created the semaphore."""
+    """Return a limit as it is stored; the nonce of 8 bytes identifies the semaphore's creator."""
     return limit.to_bytes(8, "big") + nonce
 
 

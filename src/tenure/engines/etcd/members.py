@@ -3,8 +3,8 @@
 Rules:
 
 * A call goes to the current member. Where it is not answered, or not by a member that has a
-  leader, the next one becomes the current one, for everybody, and the caller gets `Lost`: what it
-  asked for may have been done, or may still be. What to do about that is the caller's business.
+  leader, the next one becomes the current one, for all callers, and the caller gets `Lost`: its
+  operation may have been done, or may still be. The caller decides what to do about that.
 * Whatever etcd refuses for a reason that stays is `Refused`; `failure` makes it one of our errors.
 * A token of an account is fetched when it is first needed, and again when it is not valid any
   more. What was refused for its sake was not done, and is asked again.

@@ -3,17 +3,17 @@
 Rules:
 
 * A round is a call of its own, through one member, for all sessions that are due: what one member
-  does not answer holds up nothing else. Who has no proof after a sixth of its window is renewed
-  again, in rounds through every member at once: one may be cut off, and one that was asked while
-  there was no leader answers late, but answers who asks anew. The first answer counts, from when
-  it was asked.
+  does not answer holds up nothing else. A session without proof after a sixth of its window is
+  renewed again, in rounds through every member at once: one may be cut off, and one that was asked
+  while there was no leader answers late, but answers a new call. The first answer counts, from
+  when it was asked.
 * The member that has not answered is left by then. What the program itself did not run of that time
   is not counted against it (see `allowance`).
 * A lease can be kept alive by any client that knows its number. Where a session may have been taken
   over (liveness ``window``), it is proven only if its key shows, after the lease was renewed, that
   it has not been.
 * The thread has a loop and channels of its own, and is started by the first renewal that does not
-  come from the engine's thread. It blocks nobody: who asks leaves the session in a list.
+  come from the engine's thread. It blocks no caller: a caller leaves the session in a list.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ and finds out that a request owns; `transactions` builds the commands.
 Rules:
 
 * A request is in the table from when it is asked for until it is withdrawn, taken out, or gives up.
-  One that leaves is gone for the program at once, and in `leaving` until etcd has said so; if etcd
-  refuses that, it is asked again, by whoever withdraws again or after a while.
+  One that leaves is gone for the program at once, and in `leaving` until etcd has confirmed it; if
+  etcd refuses that, it is repeated, by the next withdrawal or after a while.
 * A waiter with a timeout is taken out by a timer of its own program; when that program has lost
   contact, by another one that waits behind it: see `late`.
-* The transaction that takes out an owner which another one of the same session follows reads who
-  is first then: if that is the one, it owns. Any other one of this engine that follows looks.
+* The transaction that takes out an owner which another one of the same session follows reads which
+  is first then: if that is the follower, it owns. Any other one of this engine that follows looks.
 * Where an owner of the whole leaves just after another request of the session joins behind it, one
   transaction does both, one after the other: a hand-over is one commit even if all line up again.
 """

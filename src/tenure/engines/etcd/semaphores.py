@@ -1,14 +1,14 @@
 """Operations on semaphores as such, and their descriptions.
 
 Changes are compare-and-swap: read, then a transaction that holds only if what was read is still so.
-A change that was not answered is not made twice: who finds the trace of it, or that the key was
-changed after it had been read, is done; somebody may have changed it once more since.
+A change that was not answered is not made twice: it is done if its trace is found, or if the key
+was changed after it had been read; another client may have changed it once more since.
 
 A transaction of etcd's can count keys, but not compare how many there are. So the keys are counted
 first, which costs little as long as they are few; only where they may be too many are the things
-themselves counted. Those who begin at the same moment may exceed a limit together, by as many as
+themselves counted. Clients that begin at the same moment may exceed a limit together, by as many as
 they are. Ephemeral semaphores are not counted when they are made: that would slow every lock down.
-They count for those who create a lasting one.
+They count when a lasting one is created.
 """
 
 from __future__ import annotations

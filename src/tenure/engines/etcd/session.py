@@ -73,7 +73,7 @@ class EtcdSession(Attachment, SessionDefaults):
         if not self.over:
             self.engine.renew(self)
 
-    # What is heard
+    # Events
 
     def _happened(self, events: Sequence[WatchEvent]) -> None:
         for event in events:

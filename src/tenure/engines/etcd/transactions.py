@@ -147,7 +147,7 @@ class Transactions:
     def relieving(self, request: EtcdRequest, leaving: EtcdRequest) -> bytes:
         """Join the queue behind an owner of the whole, read what stands before, and then delete it.
 
-        It is read who is the first then.
+        It also reads which request is the first then.
         """
         session, name = self._session, request.name
         value = request_value(request.count, timeout=request.timeout)

@@ -64,7 +64,7 @@ class Turns:
 
     Args:
         spawn: begins a task that its owner waits for.
-        told: what a refusal, or being cut off, means to the program.
+        told: makes the program's error of a refusal, or of being cut off.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Turns:
             if not future.done():
                 future.set_exception(self._told(refused, name))
         except asyncio.CancelledError:
-            raise  # and told to the future below, as it is of one that had not begun
+            raise  # and passed to the future below, as for one that had not begun
         except BaseException as error:
             if not future.done():
                 future.set_exception(error)

@@ -1,8 +1,8 @@
 """The queues of a session's requests: joining one, and waiting in it until a request owns.
 
 * **One transaction joins.** If the queue is empty the request is put, and owns: nothing was read.
-  If not, a transaction inside the first one puts it and reads what stands before it. Who does not
-  want to wait is put only if nothing is newer than the queue that was found to have room.
+  If not, a transaction inside the first one puts it and reads what stands before it. A request that
+  must not wait is put only if nothing is newer than the queue that was found to have room.
 * What the semaphore is, is remembered with its name, and compared: it is read only if it is another
   one by now, or if the request does not fit what is remembered.
 * **Ownership is the prefix rule** over the queue in the order of the create revisions, as it was
@@ -12,7 +12,7 @@
   first that waits watches the owners. An owner that had to wait, and that others may own beside,
   marks itself to wake the next. The mark has no other meaning. If that owner dies before it marks
   itself, the next one finds out when it looks, every few seconds.
-* Whose predecessor is this engine's own hears of it directly: see `gone`.
+* A waiter whose predecessor is in this engine is notified directly: see `gone`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MISSED = 0.1
 
 
 _NEAR = 2
-"""So many in a queue: who joins it is so near to the head that no time is to be lost."""
+"""Length of a queue up to which a new request is near the head, and must look without delay."""
 
 
 class Waiting:
@@ -127,7 +127,7 @@ class Waiting:
         """Put a request into its queue, behind an owner of the whole, and take that one out.
 
         Returns:
-            whether both were done; who was the first then, if that is known.
+            whether both were done; the first request then, if that is known.
         """
         answer, _ = await self._session.ask(partial(self._transactions.relieving, request, leaving))
         if answer.ok:

@@ -69,7 +69,7 @@ class WatchCache:
         self._loading: asyncio.Task[None] | None = None
 
     async def in_place(self) -> None:
-        """Return when everything that happens from now on will be heard of."""
+        """Return when the cache receives everything that happens from now on."""
         if self._loading is None and not self._watches:
             self._loading = self._cluster.spawn(self._load())
         if self._loading is not None:

@@ -4,8 +4,8 @@ Rules:
 
 * One task owns the stream: it opens it, begins on it whatever is watched, reads, and opens another
   one, at the current member, when it ends.
-* A watch goes on where it was: after the last revision that it has heard of. Where that has been
-  compacted it begins at what there still is, and whoever watches is told of the gap, so that the
+* A watch goes on where it was: after the last revision that it has received. Where that has been
+  compacted it begins at what there still is, and its owner is notified of the gap, so that the
   state is read again.
 * A watch of a key that has been deleted for good is not ended by itself: when there are many, a new
   stream takes the place of the old one, without them.
@@ -248,7 +248,7 @@ class Watching:
         elif watch is not None and answer.events:
             watch.spent = watch.once and answer.events[-1].deleted
             watch.happened(answer.events)
-            watch.following = answer.events[-1].kv.modified + 1  # what failed is heard again
+            watch.following = answer.events[-1].kv.modified + 1  # what failed comes again
         return False
 
     def _end_of(self, watch: EtcdWatch | None, answer: WatchAnswer) -> None:

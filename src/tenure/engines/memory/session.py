@@ -92,7 +92,7 @@ class MemorySession(SessionDefaults):
         self.events = events
         self.superseded = False
         self.deaf = former is not None
-        self._believes = former is None  # that it holds what it was told
+        self._believes = former is None  # that it holds what it was granted
         self._until = 0.0  # that it can believe so, once superseded
         self._former = former
         self._look = asyncio.Event()

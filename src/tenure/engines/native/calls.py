@@ -22,7 +22,7 @@ class Call:
 
     Attributes:
         rid: the number of the request.
-        future: of the answer; who does not want it any more has cancelled it.
+        future: of the answer; cancelled by a caller that does not want it any more.
         session: whose operation it is; ``None``: its caller sees to its being asked again.
         number: of an operation, its number among those of its session.
         until: of an `Enqueue` with a timeout, when that is over.

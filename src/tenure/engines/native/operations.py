@@ -5,7 +5,7 @@ Rules:
 * An operation is kept until it is answered, and asked again over the next connection.
 * The server keeps an answer until it is acknowledged. No more operations are sent than it keeps
   answers, counted from the oldest that is not acknowledged; and since everything up to the oldest
-  unanswered one can be, and is, acknowledged, that holds up nobody but who has one operation that
+  unanswered one can be, and is, acknowledged, that holds up only a program with one operation that
   takes very long among thousands that do not.
 """
 

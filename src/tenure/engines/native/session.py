@@ -5,7 +5,7 @@ States::
     beginning --> attached <--> away        the connection is lost, and it is attached again
                      |           |
                      +-----------+--> over  closed, detached, ended by the server's word, or away
-                                            until nobody can believe any more that it lives
+                                            until no program can believe any more that it lives
 
 Rules:
 
@@ -14,7 +14,7 @@ Rules:
   reason to try again, there or elsewhere.
 * What was not answered when the connection was lost is asked again over the next one, under the
   same number (`reconcile` says what need not be), before anything new.
-* Once the program has closed it or left it, it hears no more of it.
+* Once the program has closed it or left it, the program gets no more events of it.
 """
 
 from __future__ import annotations
@@ -210,8 +210,8 @@ class NativeSession(Asking, SessionDefaults):
     def reattach(self, connection: Connection) -> None:
         """Reattach it on a new connection, unless it is over.
 
-        Once its window has passed somebody else may have resumed it, from whom attaching would
-        take it. The timer that watches over that may be late, or may not count a suspension.
+        Once its window has passed another program may have resumed it, and attaching would take it
+        from that one. The timer of the window may be late, or may not count a suspension.
         """
         self._retry = None
         if self._window_ends is not None and self._now() >= self._until:
@@ -316,7 +316,7 @@ class NativeSession(Asking, SessionDefaults):
         self._leaving = self._loop.create_future()  # no event is delivered any more
         self._finish(None)
         if attaching is None:
-            return  # no server has heard of it
+            return  # it was sent to no server
         if not self.is_resumed:
             self._link.disown(attaching.message, self.channel, connection)
         elif connection is not None and (unanswered or self.begun):

@@ -40,7 +40,7 @@ __all__ = ["RedisEngine"]
 _log = logging.getLogger("tenure")
 
 _POLL = 2.5
-"""Seconds between two looks at what a push should have told, at the most."""
+"""Seconds between two reads of state that a push should have reported, at the most."""
 _LEAVING = 2.0
 """Seconds that closing waits for the server."""
 _SIGNS = 4

@@ -66,8 +66,8 @@ class OutOfReach(Exception):
 class Stream:
     """One stream of the coordination service.
 
-    It ends alone. Only when its connection is broken the SDK is told to leave that, and with it
-    all streams that it carries.
+    It ends alone. Only when its connection is broken, the SDK is made to leave the connection, and
+    with it all streams that it carries.
     """
 
     def __init__(self, channel: Channel, driver: Driver, opened: Any) -> None:
@@ -112,7 +112,7 @@ class Stream:
             await self._call.done_writing()
 
     def cut(self) -> None:
-        """End it at once; who reads it learns so."""
+        """End the stream at once; its reader is notified."""
         self._channel.cut_off = True
         self._call.cancel()
 

@@ -4,9 +4,9 @@ A `Line` carries what its `Strand` says to a server and back. It owns one task, 
 task owns another one for each stream, which writes. Rules:
 
 * After a loss it tries again, with pauses that grow and are drawn by lot, until the session is
-  over or the line is told to end. It does not try while the program is not heard of: attaching
-  would keep the session alive, unless that is to be ended. Once the window has passed it asks what
-  has become of it.
+  over or the line has to end. It does not try while the program is silent: attaching would keep the
+  session alive, unless that is to be ended. Once the window has passed it asks what has become of
+  the session.
 * A server that does not answer for a sixth of the window, to an attachment or to what asks for a
   proof, is left, connection and all. One that is only slow, because others hear of it over the same
   connection, is given three times as long, and then the stream alone is left: to leave them all
@@ -96,7 +96,7 @@ class Line:
         self._mind_silence()
 
     def word(self) -> None:
-        """The program was heard of."""
+        """Note a sign of life of the program."""
         self._word.set()
 
     def end(self) -> None:
@@ -116,7 +116,7 @@ class Line:
         await self.aclose()
 
     async def leave(self) -> None:
-        """Say what is to be said, and that there is no more; the server has heard it then."""
+        """Write all output, and end it; return when the server has received it."""
         self.end()
         if self._writing is not None and self._stream is not None:
             await asyncio.wait([self._writing], timeout=self.patience)

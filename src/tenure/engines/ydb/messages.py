@@ -1,4 +1,4 @@
-"""The messages of YDB's coordination API: made, told apart, and their statuses read.
+"""Messages of YDB's coordination API: building, classification, and statuses.
 
 The classes are those of the `ydb` package, so that one process has one definition of them.
 """

@@ -1,6 +1,6 @@
-"""The requests of one session: how they join queues, change, and leave.
+"""Requests of one session: joining queues, changes, and leaving.
 
-What the server says of a request is heard here, and so its state is changed here alone.
+The server's messages about a request are received here, and its state is changed here alone.
 
 ::
 
@@ -202,7 +202,7 @@ class Requests:
     def result(self, hold: Hold, body: Message) -> None:
         """Process the answer to a request that was sent, or waited.
 
-        It may be leaving already; then only the answer to `enqueue` is still to be told.
+        It may be leaving already; then only the answer to `enqueue` is still to be given.
         """
         leaving = hold.state is State.LEAVING
         if body.status == Status.SUCCESS and body.acquired:
@@ -497,7 +497,7 @@ def _is_count(count: int) -> bool:
 
 
 def _answer(hold: Hold, enqueued: Enqueued) -> bool:
-    """Tell what came of a request, if that was not told yet."""
+    """Give the answer to a request, if it has none yet; return false if it has one."""
     if hold.answer.done():
         return False
     hold.answer.set_result(enqueued)

@@ -285,7 +285,7 @@ class YdbSession(SessionDefaults):
             if member.id or member.line.connected:
                 member.stop()
             else:
-                member.give_up()  # the server has never heard of it
+                member.give_up()  # the server does not know it
         await asyncio.wait([member.over for member in members], timeout=seconds)
         await asyncio.gather(*(member.line.finish() for member in members))
         for member in members:

@@ -1,9 +1,9 @@
 """The conversation about one session of YDB's: a protocol core, with no I/O and no event loop.
 
-Whoever does the I/O asks `begin` for the first message of a new stream, hands what the server says
-to `receive`, tells of the end of the stream with `lost`, and writes what stands in `outgoing`,
-whenever `StrandEvents.outgoing` says that there is something. Whoever has something to ask calls
-`ask`, at any time, connected or not.
+The I/O part gets the first message of a new stream from `begin`, hands the server's messages to
+`receive`, reports the end of the stream with `lost`, and writes what is in `outgoing`, whenever
+`StrandEvents.outgoing` announces that there is something. A caller with a request calls `ask`, at
+any time, connected or not.
 
 Rules:
 
@@ -14,8 +14,8 @@ Rules:
   time. On YDB a ping is answered by the server that has the connection, and a description by the
   coordination node itself, which refuses one through a session that is not attached any more.
   tenure's own server answers a ping after it has renewed the session in its store.
-* The server's pings are answered only while the program is heard of: for one window after `renew`
-  was called or something was asked. An answer keeps the session alive in the store.
+* The server's pings are answered only while the program shows signs of life: for one window after
+  `renew` or `ask` was called. An answer keeps the session alive in the store.
 * Only the statuses SESSION_EXPIRED and BAD_SESSION end a session that has been attached. Whatever
   else a server refuses an attachment with may pass.
 """
@@ -112,7 +112,7 @@ class Strand:
         attached: whether the server has said so on the stream that there is.
         outgoing: what is to be written, in order; the writer takes it from the left.
         window: seconds.
-        last_word: when the program was last heard of.
+        last_word: when the program last showed a sign of life.
         last_proof: when what the last proof is an answer to was sent.
     """
 
@@ -155,7 +155,7 @@ class Strand:
 
     @property
     def silent_for(self) -> float:
-        """Seconds since the server can have heard of the session for the last time."""
+        """Seconds since the server can have had the last contact of the session."""
         return self._now() - self._spoke_at
 
     @property

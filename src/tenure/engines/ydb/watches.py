@@ -1,8 +1,8 @@
 """Watches of a session: one on the server for each name, however many there are here.
 
-The server tells once of each watch, and then it is asked for anew. Everybody who is concerned is
-told when the new watch has described what it begins with: of what the old one had told, and of what
-differs from the last description, so that nothing falls between the two.
+The server reports once for each watch; then the watch is requested anew. The session's watches are
+notified when the new one has described what it begins with: of what the old one had reported, and
+of what differs from the last description, so that nothing falls between the two.
 
 Rules:
 
@@ -53,7 +53,7 @@ class _Listener:
 
 
 class _Arm:
-    """A watch that was asked of the server, until it has told of something.
+    """A watch that was requested from the server, until it has reported something.
 
     Attributes:
         step: the session's, when it was asked for last.
