@@ -24,7 +24,7 @@
     └── EngineError                        the store failed in a way that is not the caller's doing
 
 A message says what happened, on which node and name, and what to do. What a
-program may want to act on is an attribute, so that nobody has to parse prose.
+program may want to act on is an attribute, so that no program has to parse a message.
 """
 
 from __future__ import annotations

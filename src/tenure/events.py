@@ -134,7 +134,7 @@ class EventStream(AsyncHandle):
         self._size = size
         self._wake = asyncio.Event()
         self._closed = False
-        # Only who reads it keeps it alive: after a `break` out of a bare loop it is forgotten.
+        # Only its reader keeps it alive: after a `break` out of a bare loop it is forgotten.
         self._streams = streams
         self._myself = ref(self, streams.discard)
         streams.add(self._myself)

@@ -149,7 +149,7 @@ def _cut(text: str, size: int) -> str:
 def part(stored: str) -> tuple[str, Identity | None]:
     """Take a stored description apart, into its program's own text and the identity.
 
-    The identity is ``None`` where the description has none, and `NOBODY` where that is said.
+    The identity is ``None`` if the description has none, and `NOBODY` if it contains an empty one.
     """
     if not stored.endswith("]"):
         return stored, None

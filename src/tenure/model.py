@@ -95,7 +95,7 @@ class SessionDescription:
         description: what its program said of itself.
         recovery_window: seconds it survives without contact.
         attached: whether its program is connected, as far as the store can tell.
-        silent_for: seconds since the store last heard of it.
+        silent_for: seconds since its last contact with the store.
         pid: the process on `host`, where known.
         host: the name of the machine, where known.
         program: the name of the program, where known.
@@ -123,7 +123,7 @@ class RequestDescription:
         data: what its session attached to it.
         since: seconds that it has been an owner (of a waiter: that it has waited).
         timeout: of a waiter, the seconds until it gives up; ``None`` for never or unknown.
-        remaining: seconds until its session expires if nothing more is heard of it.
+        remaining: seconds until its session expires if it is not renewed any more.
         session_description: what the session said of itself, where known.
         pid: the process on `host`, where known.
         host: the name of the machine, where known.
@@ -217,7 +217,7 @@ class LastRun:
         since: seconds from then until now, by the same clock.
         succeeded: whether it ended well. A run that still goes on has not (yet).
         fencing_token: of its lease; 0 where the store has none.
-        host, pid, program: who ran it; ``None`` is unknown.
+        host, pid, program: the process that ran it; ``None`` is unknown.
         description: what its session said of itself.
     """
 

@@ -40,7 +40,7 @@ class Lease(AsyncHandle):
 
     ``async with lease:`` enters it: from then on the body is cancelled when the lease is lost,
     before it can have expired, and the block raises `LeaseLost`. A lease that was only awaited
-    cancels nobody; ask `held` or `check`, and `release` it.
+    cancels no task; ask `held` or `check`, and `release` it.
 
     A lease is always true; it is `held` that tells.
 

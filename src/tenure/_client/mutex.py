@@ -1,7 +1,7 @@
 """A mutex: one holder at a time, in strict FIFO order. It needs no set-up.
 
-In the model it is an ephemeral semaphore acquired whole: it exists while somebody holds it or
-waits for it.
+In the model it is an ephemeral semaphore acquired whole: it exists while it has a holder or a
+waiter.
 """
 
 from __future__ import annotations

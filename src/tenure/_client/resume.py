@@ -1,7 +1,7 @@
 """Resume tokens: what a restarted program needs to take over its own session.
 
-A token is printable text without spaces. Whoever has it can take the session over, so it is kept
-like a password: it carries the session's protection key. Its form is tenure's own business::
+A token is printable text without spaces. Any program that has it can take the session over, so keep
+it like a password: it contains the session's protection key. Its form is internal to tenure::
 
     tenure1.<base64 of: session id, recovery window, key, node, checksum of all that>
 """

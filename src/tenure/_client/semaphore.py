@@ -1,8 +1,7 @@
 """A counting semaphore: at most `limit` tokens are held at a time, in strict FIFO order.
 
 A lasting one is created and deleted. An ephemeral one has no limit that a program would meet, and
-exists while somebody holds it or waits for it: what counts is who its owners are, and what data
-they have.
+exists while it has an owner or a waiter: what counts is which owners it has, and their data.
 """
 
 from __future__ import annotations
@@ -254,8 +253,8 @@ class Semaphore(Handle):
         """Delete the semaphore.
 
         Args:
-            force: even when it has owners, whose leases are lost, or waiters. Until the news
-                reaches an owner, it believes that it still holds.
+            force: even when it has owners, whose leases are lost, or waiters. Until the
+                notification reaches an owner, it still considers its lease held.
 
         Raises:
             SemaphoreNotFound: the semaphore does not exist.
@@ -368,7 +367,7 @@ class Semaphore(Handle):
 
         Args:
             data: watch the semaphore's data.
-            owners: watch who owns it, and the owners' data.
+            owners: watch its owners, and their data.
         """
         return Watch(
             self._source,

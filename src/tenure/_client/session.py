@@ -124,8 +124,8 @@ class Session(Jobs, AsyncHandle):
         """Leave without ending the session: it keeps its places until its window is over.
 
         Until then its `resume_token`, if it has one, takes it up again, here or in another
-        process. From this object's view it is over: leases count as lost, because nobody
-        proves them.
+        process. From this object's view it is over: leases count as lost, because they are
+        not proven any more.
         """
         await self._core.close(detach=True)
 

@@ -25,8 +25,8 @@ W = TypeVar("W", bound=Callable[..., object])
 class ImplicitSession:
     """The session behind `Client.mutex` and its like: attached on first use, anew once over.
 
-    Whoever needs it first has it attached, in a task that the client owns: if that caller is
-    cancelled the others still get it, and if it fails all of them are told.
+    The first caller that needs it has it attached, in a task that the client owns. If that caller
+    is cancelled the others still get it. If attaching fails, all of them get the error.
     """
 
     def __init__(self, client: ClientCore, recovery_window: float) -> None:

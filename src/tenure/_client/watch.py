@@ -1,7 +1,7 @@
 """Watching a semaphore: its state now, and a newer one after every change.
 
 A watch describes the semaphore each time the engine says that something changed. Changes may be
-merged, but the last state told is always the true one: a change that arrives while a state is
+merged, but the last state delivered is always the true one: a change that arrives while a state is
 being read causes another reading.
 """
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 class Watch(AsyncHandle, Generic[T]):
     """A stream of states: an async iterator and an async context manager.
 
-    It starts with the current state. States that are equal are told once. It ends with
+    It starts with the current state. Equal states are delivered once. It ends with
     `SemaphoreNotFound` when the semaphore is deleted (one asked for as ephemeral comes and goes
     with its requests, and while it is away its state is an empty one), and with the session's
     error when that is over. Used in a bare ``async for`` it lives until it is garbage collected; in

@@ -11,7 +11,7 @@ Rules:
 * Every call ends, and the thread that made it waits until then, whatever interrupts it.
 * A call that an exception interrupts (Ctrl-C, a signal handler that raises) is cancelled. What it
   had obtained all the same is undone, on the loop, before the exception goes on in the thread.
-  What gives back is begun first, as it would be by a task: nobody gives it back a second time.
+  What gives back is begun first, as it would be by a task: it is not given back a second time.
 * Inside the block of a lost lease or an expired session, a call raises that loss. What gives back
   (a release, a close, the end of a block) is carried out all the same.
 * A cancellation that finds the agent idle is for the thread's next call, which looks at the

@@ -169,7 +169,7 @@ class Portal:
     ) -> T:
         """Call as `call` does, even inside the block of a lost lease.
 
-        It is begun even if an interruption comes before the loop has heard of it.
+        It is begun even if an interruption comes before the loop has received it.
         """
         given: T = self._call(function, args, kwargs, gives_back=True)
         return given

@@ -189,8 +189,8 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
         """Delete the semaphore.
 
         Args:
-            force: even when it has owners, whose leases are lost, or waiters. Until the news
-                reaches an owner, it believes that it still holds.
+            force: even when it has owners, whose leases are lost, or waiters. Until the
+                notification reaches an owner, it still considers its lease held.
 
         Raises:
             SemaphoreNotFound: the semaphore does not exist.
@@ -315,6 +315,6 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
 
         Args:
             data: watch the semaphore's data.
-            owners: watch who owns it, and the owners' data.
+            owners: watch its owners, and their data.
         """
         return Watch(self._portal, self._wrapped.watch(data=data, owners=owners))

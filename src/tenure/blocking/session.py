@@ -110,8 +110,8 @@ class Session(SessionBlock):
         """Leave without ending the session: it keeps its places until its window is over.
 
         Until then its `resume_token`, if it has one, takes it up again, here or in another
-        process. From this object's view it is over: leases count as lost, because nobody
-        proves them.
+        process. From this object's view it is over: leases count as lost, because they are
+        not proven any more.
         """
         self._portal.give_back(self._wrapped.detach)
 

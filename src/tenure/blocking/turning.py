@@ -7,7 +7,7 @@ It runs as long as the loop is needed, by the word of the portal that has the lo
 * One thread at a time turns the loop: the next waits for the end of the one before.
 * The thread is a daemon.
 
-Threads that compute in short slices would starve this one: Python lets whoever waits for the
+Threads that compute in short slices would starve this one: Python lets a thread that waits for the
 interpreter ask for it only after the switch interval, and a thread that lets go and comes back
 each millisecond is mostly there first. Renewals have been seen to be seconds late. So the switch
 interval is at most `SWITCH_INTERVAL` while the thread runs, and what it was afterwards.

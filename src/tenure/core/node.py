@@ -218,7 +218,7 @@ class Store:
         return session
 
     def take_over(self, path: str, number: int, key: bytes) -> Session:
-        """Attach a session anew, for another program, from which it has not been heard yet.
+        """Attach a session anew, for another program, which has had no contact yet.
 
         Raises:
             NodeNotFound, SessionExpired, AuthenticationFailed, InvalidArgument
@@ -242,7 +242,7 @@ class Store:
             self._due(until, session)
 
     def touch(self, session: Session, now: float) -> bool:
-        """The session was heard of; false when it is over."""
+        """Note a contact of the session; return false if it is over."""
         if not session.alive:
             return False
         session.last_contact = max(session.last_contact, now)

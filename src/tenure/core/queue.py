@@ -1,10 +1,10 @@
-"""One semaphore: its limit, its data, and the one ordered queue of requests that decides who owns.
+"""One semaphore: its limit, its data, and one ordered queue of requests, which decides ownership.
 
 *The owners are the longest prefix of the queue whose counts fit in the limit; the rest wait.*
 
 The queue is a linked list through the requests, in the order of their order ids: the owners first,
-then, from `first_waiting` on, those who wait. Adding, removing anywhere and granting the next are
-each a constant number of steps, however long the queue.
+then, from `first_waiting` on, the waiters. Adding, removing anywhere and granting the next each
+take a constant number of steps, however long the queue.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ back. The rules that make this right:
 * A round becomes full by a grant and nothing else, so only a party that is granted a place
   has to look.
 * A party keeps its place until it has found itself in the mark. The next round cannot be full
-  before all of this one have left, so no mark is overwritten before all have seen it; who comes
-  early for the next round waits in the queue.
+  before all of this one have left, so no mark is overwritten before all have seen it; a party that
+  comes early for the next round waits in the queue.
 * Looking and marking is one step, under a mutex of the same session. Else a party that looked,
   was slow, and wrote late could undo the mark of a round that was filled up anew meanwhile.
 * A party that dies takes its place with it: then the round is not full any more, and the

@@ -24,7 +24,7 @@ class States(Generic[T]):
     """A stream of a recipe's states: an async iterator and an async context manager.
 
     It starts with the state now, and a newer one comes after every change. Changes may be
-    merged, but the last state told is always the true one. It ends with the session's error when
+    merged, but the last state delivered is the true one. It ends with the session's error when
     that is over. Used in a bare ``async for`` it lives until it is garbage collected; in
     ``async with`` it ends with the block.
     """

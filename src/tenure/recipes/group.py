@@ -1,4 +1,4 @@
-"""A group: who takes part, with what data, and who joins and leaves.
+"""A group: its members with their data, and the events of joining and leaving.
 
 In the model it is what a service registry is: requests of count 1 for an ephemeral semaphore,
 whose data is the members'. The changes are computed from the states that a watch sees.

@@ -1,7 +1,7 @@
 """A service registry: where the instances of a service are, as long as they live.
 
 In the model it is an ephemeral semaphore: each registration is a request of count 1, and its data
-is the endpoint. A request ends with its session, so that nobody has to clean up after a crash.
+is the endpoint. A request ends with its session, so no clean-up is needed after a crash.
 """
 
 from __future__ import annotations

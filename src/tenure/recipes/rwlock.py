@@ -19,7 +19,7 @@ __all__ = ["RWLock"]
 class RWLock:
     """A read/write lock on a node. Not re-entrant.
 
-    Readers share it, a writer is alone. Nobody overtakes: a writer that waits holds back the
+    Readers share it, a writer is alone. No request overtakes: a writer that waits holds back the
     readers that come after it, so that neither side can starve the other. Fencing tokens rise in
     the order of the queue, for readers and writers alike.
 
