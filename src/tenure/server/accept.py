@@ -314,7 +314,7 @@ class Door:
             raise ConnectionAbortedError("the server has ended it")  # an answer would be wasted
 
     def _time_left(self, greeting: Greeting) -> float:
-        """Return the seconds that a client has to identify itself, even late a short time."""
+        """Return the seconds left to identify itself; a late handshake gets a short time more."""
         return max(_LEAST_TIME, greeting.deadline - self._context.clock.now())
 
     def _arrived(

@@ -99,7 +99,7 @@ class Guest(Protocol):
 
     @property
     def source(self) -> Source:
-        """Its origin."""
+        """Origin of the connection."""
         ...
 
     def displace(self, error: LimitReached) -> None:

@@ -60,6 +60,6 @@ class Answers:
                 self.kept = {rid: answer for rid, answer in self.kept.items() if rid > upto}
 
     def clear(self) -> None:
-        """The session is over."""
+        """Forget all answers: the session is over."""
         self.kept.clear()
         self.unanswered.clear()

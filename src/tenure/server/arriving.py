@@ -116,7 +116,7 @@ class Arriving:
         return hosted
 
     async def resume(self, arrival: Arrival) -> Hosted:
-        """A session of another program."""
+        """Attach a session of another program, and wait until no other program has it."""
         message = arrival.message
         former = self._sessions.get(message.session_id)
         if former is not None and former.node != message.node:
@@ -184,7 +184,7 @@ class Arriving:
         return hosted
 
     def _follow(self, hosted: Hosted, *, told: bool) -> None:
-        """It is the session's attachment now, and what was before it is over.
+        """Register the session's new attachment, and end the one before it.
 
         Args:
             told: the store guarantees that the former holder gets no more proof.
@@ -230,7 +230,7 @@ class Arriving:
 
 
 def _key_for_store(message: Attach) -> bytes:
-    """The key that the store is shown: that of the client, or one that no client knows.
+    """Return the key for the store: that of the client, or one that no client knows.
 
     Raises:
         AuthenticationFailed: without its key the session cannot be attached again.

@@ -151,7 +151,7 @@ class Semaphores:
                         yield each.name
 
     async def create(self, node: str, name: str, account: Account | None = None) -> None:
-        """A lasting semaphore is about to be created.
+        """Check that a lasting semaphore may be created.
 
         Nothing is counted yet: `created` does that.
 
@@ -170,7 +170,7 @@ class Semaphores:
                 self._check(node, name, account)
 
     def created(self, node: str, name: str, account: Account | None = None) -> None:
-        """A lasting semaphore has been created, or was there."""
+        """Count a lasting semaphore that has been created, or existed."""
         if (node, name) not in self._lasting:
             self._lasting[node, name] = account
             if account is not None:
@@ -179,7 +179,7 @@ class Semaphores:
             self._changes[node, name] = True
 
     def deleted(self, node: str, name: str) -> None:
-        """A lasting semaphore has been deleted."""
+        """Stop counting a lasting semaphore that has been deleted."""
         self._forget((node, name))
         if self._reader.lock.locked():
             self._changes[node, name] = False
@@ -187,7 +187,7 @@ class Semaphores:
     def join(
         self, node: str, name: str, *, ephemeral: bool, account: Account | None = None
     ) -> None:
-        """A session is about to have one request more for this semaphore.
+        """Count a request that a session is about to make for this semaphore.
 
         Raises:
             LimitReached: the queue is as long as may be, or the semaphore would be one too many.
@@ -211,7 +211,7 @@ class Semaphores:
     def rejoin(
         self, node: str, name: str, *, ephemeral: bool, account: Account | None = None
     ) -> None:
-        """A session has come that has a request for this semaphore already."""
+        """Count a request for this semaphore that a session has already."""
         queue = self._queues.get((node, name))
         if queue is None:
             self._queues[node, name] = queue = _Queue(ephemeral, account)
@@ -221,7 +221,7 @@ class Semaphores:
         queue.length += 1
 
     def leave(self, node: str, name: str) -> None:
-        """A request that was counted by `join` or `rejoin` is over."""
+        """Stop counting a request that was counted by `join` or `rejoin`."""
         queue = self._queues[node, name]
         queue.length -= 1
         if not queue.length:
@@ -231,7 +231,7 @@ class Semaphores:
                 queue.account.semaphores.give_back()
 
     def of(self, account: Account) -> AccountSemaphores:
-        """Requests of one account's sessions are counted there."""
+        """Return the object that counts the requests of one account's sessions."""
         return AccountSemaphores(self, account)
 
     def _check(self, node: str, name: str, account: Account | None) -> None:

@@ -179,7 +179,7 @@ class Hosted:
     # Coming and going of the holder
 
     def attach(self, link: Link, channel: int) -> None:
-        """The holder is, or is again, at this connection; the caller tells it so first of all."""
+        """Connect it with its holder's connection; the caller sends the answer first of all."""
         self.leave_link()
         self.link = link
         self.channel = channel
@@ -187,7 +187,7 @@ class Hosted:
         self._disbelieves = False
 
     def leave_link(self) -> None:
-        """The holder is not at its connection any more."""
+        """Disconnect it from its holder's connection, if it has one."""
         link, self.link = self.link, None
         if link is not None:
             link.over(self.channel)
@@ -208,7 +208,7 @@ class Hosted:
 
     @property
     def shown_key(self) -> bytes:
-        """Its key, as other programs have to show it: none, if its client drew it."""
+        """Key that other programs have to show; empty if its client drew it."""
         return b"" if self.drawn else self.key
 
     # Belief
@@ -298,7 +298,7 @@ class Hosted:
     # Requests
 
     def answer_placing(self, hold: int, request: Request, error: BaseException | None) -> None:
-        """The store has answered the enqueueing."""
+        """Answer the enqueueing of a request: the store has answered it."""
         rid, answer = request.see_answer()
         self.answers.unanswered.discard(rid)
         if error is not None:
@@ -322,7 +322,7 @@ class Hosted:
             self.answer(rid, Placed(rid, REFUSED, None))
 
     def _see_placed(self, hold: int, request: Request) -> None:
-        """The answer precedes the push, also where its callback has not been called yet."""
+        """Send the answer before the push, even if its callback has not been called yet."""
         if request.placing is not None and request.placing[1].done():
             self.answer_placing(hold, request, error_of(request.placing[1]))
 
@@ -359,7 +359,7 @@ class Hosted:
         link.send(answer)
 
     def end(self, error: SessionExpired | None) -> None:
-        """It is over here; `error` is why, if its holder does not know. Safe to call twice."""
+        """End it here; `error` is the reason, if its holder does not know. Safe to call twice."""
         if self.state is State.OVER:
             return
         self.state = State.OVER
@@ -390,7 +390,7 @@ class Hosted:
         self.places.recover(requests)
 
     def granted(self, hold: int, order_id: int | None) -> None:
-        """A waiting request is an owner now."""
+        """Notify the holder that a waiting request is an owner now."""
         request = self.places.requests.get(hold)
         if request is None:
             return  # it is being withdrawn

@@ -161,13 +161,13 @@ class Hosting:
     # What hosted sessions say
 
     def register(self, hosted: Hosted) -> None:
-        """It is the session's attachment here, unless a later one is there already."""
+        """Register the session's attachment here, unless a later one is registered already."""
         there = self.sessions.get(hosted.store.id)
         if there is None or there.store.attach_number < hosted.store.attach_number:
             self.sessions[hosted.store.id] = hosted
 
     def forget(self, hosted: Hosted) -> None:
-        """A session is over here, or has another attachment."""
+        """Forget a session that is over here, or has another attachment."""
         key = hosted.program, hosted.born
         if self._begun.get(key) is hosted:
             del self._begun[key]
@@ -188,11 +188,11 @@ class Hosting:
     # What connections say
 
     def connected(self, program: bytes) -> None:
-        """A program has one connection more."""
+        """Count a connection of a program."""
         self._connections[program] = self._connections.get(program, 0) + 1
 
     def disconnected(self, program: bytes) -> None:
-        """It has one less."""
+        """Stop counting a connection of a program."""
         self._connections[program] -= 1
         if not self._connections[program]:
             del self._connections[program]
@@ -206,7 +206,7 @@ class Hosting:
         return program in self._programs and self._connections.get(program, 0) < _CONNECTIONS
 
     def of_program(self, program: bytes, node: str, number: int, key: bytes) -> Hosted | None:
-        """A program's own session, if it is here."""
+        """Return a program's own session, if it is here."""
         hosted = self.sessions.get(number)
         if hosted is None or hosted.state not in {State.ATTACHED, State.LINKLESS}:
             return None
@@ -240,7 +240,7 @@ class Hosting:
         return arrival
 
     def cancel(self, arrival: Arrival) -> None:
-        """It is not wanted any more; its connection is lost, for one."""
+        """Cancel an arrival that is not wanted any more, because its connection is lost, say."""
         self._unbegin(arrival)
         arrival.wanted = False
         if not arrival.hurries:
@@ -252,7 +252,7 @@ class Hosting:
             del self._begun[key]
 
     def leave(self, arrival: Arrival, rid: int, *, closing: bool) -> None:
-        """`Close` or `Detach`, before the attaching is answered."""
+        """Process a `Close` or `Detach` that comes before the attaching is answered."""
         arrival.leaving, arrival.closing = rid, closing
         if arrival.message.kind != "again":
             self.cancel(arrival)
@@ -266,7 +266,7 @@ class Hosting:
         arrival.link.send(Done(arrival.leaving))
 
     def _again(self, link: Switchboard, message: Attach, hosted: Hosted) -> None:
-        """The session is here: move it, if it is this program's."""
+        """Move a session that is here to this connection, if it is this program's."""
         error: TenureError | None = None
         if not hmac.compare_digest(hosted.key, message.key):
             error = AuthenticationFailed(

@@ -45,7 +45,7 @@ class Link(Protocol):
         """Say `Changed`; once is enough until the holder has read it."""
 
     def over(self, channel: int) -> None:
-        """The channel has no session any more, and may be forgotten."""
+        """Forget a channel: it has no session any more."""
 
     async def room(self, size: int) -> None:
         """Return when an answer of so many bytes may be said.
@@ -60,18 +60,18 @@ class Link(Protocol):
         ...
 
     def begun(self, price: int = 1) -> None:
-        """An operation that came over this connection could not be answered at once.
+        """Count an operation of this connection that could not be answered at once.
 
         Args:
             price: operations for which it counts.
         """
 
     def finished(self, price: int = 1) -> None:
-        """It is answered, or will never be."""
+        """Stop counting an operation: it is answered, or will never be."""
 
 
 class Switchboard(Link, Protocol):
     """A connection that has channels."""
 
     def connect(self, channel: int, hosted: Hosted) -> None:
-        """The channel has that session from now on."""
+        """Connect a channel with a session."""

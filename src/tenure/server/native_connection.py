@@ -265,11 +265,11 @@ class NativeServerConnection(NativeServerStream):
             self._channels[channel] = arrival
 
     def connect(self, channel: int, hosted: Hosted) -> None:
-        """The channel has a session."""
+        """Connect a channel with a session."""
         self._channels[channel] = hosted
 
     def over(self, channel: int) -> None:
-        """The channel has none any more."""
+        """Forget a channel: it has no session any more."""
         self._channels.pop(channel, None)
 
     def _renew_aside(self, message: RenewAside) -> None:

@@ -265,11 +265,11 @@ class NativeServerStream(asyncio.Protocol, ABC):
             self.cut_off()
 
     def begun(self, price: int = 1) -> None:
-        """An operation is under way, which counts for so many."""
+        """Count an operation that is under way as `price` operations."""
         self._in_flight += price
 
     def finished(self, price: int = 1) -> None:
-        """An operation is not under way any more."""
+        """Stop counting an operation that is not under way any more."""
         if self._in_flight >= self._limits.operations_in_flight:
             self._go_on_soon()
         self._in_flight -= price
@@ -277,7 +277,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
     # Writing
 
     def send(self, message: Struct) -> None:
-        """Say something, in this turn of the loop or when the client reads."""
+        """Send a message, in this turn of the loop or when the client reads."""
         if self.stage > ConnectionStage.OPEN:
             return
         try:

@@ -49,7 +49,7 @@ class Request:
         self.placing: tuple[int, asyncio.Future[Enqueued]] | None = None
 
     def see_answer(self) -> tuple[int, asyncio.Future[Enqueued]]:
-        """The store has answered: it is being placed no more."""
+        """Return the answered placing, and forget it."""
         assert self.placing is not None
         placing, self.placing = self.placing, None
         return placing
@@ -96,7 +96,7 @@ class Places:
         return list(self.removals.items())
 
     def recover(self, requests: Sequence[Recovered]) -> None:
-        """The session was taken over, with these."""
+        """Take the requests of a session that was taken over."""
         for each in requests:
             self._semaphores.rejoin(
                 self._node, each.name, ephemeral=each.ephemeral, account=self._account
@@ -129,7 +129,7 @@ class Places:
         return word
 
     def clear(self) -> None:
-        """The session is over."""
+        """Forget all requests: the session is over."""
         for hold, request in list(self.requests.items()):
             self.drop(hold, request)
         self.removals.clear()

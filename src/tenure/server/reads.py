@@ -98,7 +98,7 @@ class Reads:
             raise
 
     def end(self, client: Hashable) -> None:
-        """A slice of this client has ended."""
+        """End a slice of this client, and let its next one wait for its turn."""
         line = self._busy.pop(client)
         if line:
             self._waiting[client] = line
@@ -111,7 +111,7 @@ class Reads:
         loop.call_soon(self._measure, begun, loop)
 
     def _measure(self, begun: float, loop: asyncio.AbstractEventLoop) -> None:
-        """The iteration in which a slice began is over."""
+        """Measure the loop iteration in which a slice began, and pause for as long."""
         now = loop.time()
         self._free_at = now + min(now - begun, _LONGEST_PAUSE)
         if self._granting is not None:

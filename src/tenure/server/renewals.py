@@ -59,7 +59,7 @@ class Renewals:
         self._unproven.add(self)
 
     def prove(self, at: float) -> None:
-        """The store's session lived at that time."""
+        """Take a proof that the store's session lived at that time; answer waiting renewals."""
         self.proof = max(self.proof, at)
         if self._waiting and self.age(self.proof) is not None:
             for link, channel, number, asked in self._waiting:
@@ -67,14 +67,14 @@ class Renewals:
             self.forget()
 
     def give_up_old(self, now: float) -> None:
-        """Say of those that have waited for too long that they have proven nothing."""
+        """Answer renewals that have waited for too long with `Unproven`."""
         while self._waiting and now - self._waiting[0][3] > self._worth:
             self._give_up_first()
         if not self._waiting:
             self._unproven.discard(self)
 
     def give_up(self) -> None:
-        """Say of all that they have proven nothing: the session is over."""
+        """Answer all renewals with `Unproven`: the session is over."""
         while self._waiting:
             self._give_up_first()
         self._unproven.discard(self)

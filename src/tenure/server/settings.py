@@ -54,7 +54,7 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        """Its name in the environment."""
+        """Name of the variable in the environment."""
         return PREFIX + self.name.upper().replace("-", "_")
 
 

@@ -18,7 +18,7 @@ FIRST_DESCRIPTOR = 3
 
 
 class Notifier:
-    """Tells the service manager how it goes.
+    """Sender of notifications to the service manager.
 
     Args:
         environment: where its variables are.
@@ -33,11 +33,11 @@ class Notifier:
         self.watchdog = _watchdog(environment) if self._address else None
 
     def ready(self, status: str) -> None:
-        """The server accepts connections."""
+        """Report that the server accepts connections."""
         self._tell("READY=1", f"STATUS={_line(status)}")
 
     def reloading(self, now: float) -> None:
-        """It reads its files again; `ready` ends this.
+        """Report that the server reads its files again; `ready` ends this.
 
         Args:
             now: the monotonic clock, which systemd compares with its own.
@@ -45,11 +45,11 @@ class Notifier:
         self._tell("RELOADING=1", f"MONOTONIC_USEC={int(now * 1e6)}")
 
     def stopping(self, status: str) -> None:
-        """It is on its way out."""
+        """Report that the server is stopping."""
         self._tell("STOPPING=1", f"STATUS={_line(status)}")
 
     def alive(self) -> None:
-        """A sign of life."""
+        """Send a sign of life."""
         self._tell("WATCHDOG=1")
 
     def _tell(self, *facts: str) -> None:

@@ -116,7 +116,7 @@ class GuardedSession(SessionDefaults):
         self._session: EngineSession | None = None
 
     def use(self, session: EngineSession) -> None:
-        """The store has attached this session."""
+        """Take the session that the store has attached."""
         self._session = session
         self.renew = session.renew
 

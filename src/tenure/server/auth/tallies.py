@@ -171,7 +171,7 @@ class Tallies:
         return self._tallies.get((node, number))
 
     def attached(self, node: str, number: int, tally: Tally) -> None:
-        """A session is attached. What was counted for it while it was detached is not any more."""
+        """Count an attached session, instead of what was counted for it while it was detached."""
         former = self._tallies.get((node, number))
         if former is not None:
             former.end()
@@ -179,7 +179,7 @@ class Tallies:
             self._tallies[node, number] = tally
 
     def detached(self, node: str, number: int, tally: Tally, now: float) -> None:
-        """A session was detached: it is counted until its recovery window has passed."""
+        """Count a detached session until its recovery window has passed."""
         tally.leave_watches()
         if not (tally.over or tally.detached):
             tally.detached = True
@@ -194,7 +194,7 @@ class Tallies:
             heapq.heapify(self._detached)
 
     def over(self, node: str, number: int, tally: Tally | None = None) -> None:
-        """A session is over. Safe to call twice.
+        """End what is counted for a session that is over. Safe to call twice.
 
         Args:
             tally: the one that is meant; ``None`` for the one that is known.

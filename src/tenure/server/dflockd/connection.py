@@ -190,12 +190,12 @@ class DflockdServerConnection(DflockdServerStream):
         return None
 
     def wait_for(self, claim: Claim) -> None:
-        """It is busy until there is news of this claim."""
+        """Keep the connection busy until there is news of this claim."""
         self._awaited = claim
         self._enqueues = False
 
     def news(self, claim: Claim) -> None:
-        """Something has become of a claim of this connection."""
+        """Reply to the client if the claim that it waits for is decided."""
         if self._awaited is not claim or claim.stage is ASKED:
             return
         self._awaited = None
@@ -251,7 +251,7 @@ class DflockdServerConnection(DflockdServerStream):
             self._go_on()
 
     def _reply(self, reply: bytes) -> None:
-        """It is not busy any more."""
+        """Send a reply, and go on with the next request."""
         self._awaited = None
         if self._transport is None or self._leaving is not None:
             return
@@ -283,7 +283,7 @@ class DflockdServerConnection(DflockdServerStream):
         return None
 
     def lost_holder(self, claims: list[Claim]) -> None:
-        """The session is over, and so is what it had."""
+        """Drop the holder: its session is over. Close the connection if it had claims."""
         self.holder = None
         if claims:
             self.leave(ERROR if self._busy else b"")
@@ -314,7 +314,7 @@ class DflockdServerConnection(DflockdServerStream):
         self.leave(ERROR)
 
     def greet(self, requests: list[RawRequest]) -> list[RawRequest]:
-        """The first request, of which more is asked; returns those behind it."""
+        """Check the first request, on which further rules apply; return those behind it."""
         if self._greeted or self._leaving is not None or not requests:
             return []
         command, _, token = requests[0]
@@ -393,7 +393,7 @@ class DflockdServerConnection(DflockdServerStream):
         return True
 
     def leave(self, word: bytes) -> None:
-        """A last word, and then it is closed, however slowly that is read."""
+        """Send a last reply, and then close the connection, however slowly the client reads."""
         if self._transport is None or self._leaving is not None:
             return
         self._special = True

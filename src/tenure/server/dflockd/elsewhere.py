@@ -97,7 +97,7 @@ class Elsewhere:
     async def _find(
         self, conn: DflockdServerConnection, name: str, token: str
     ) -> RequestDescription | None:
-        """The request of a token that is valid, and another listener's."""
+        """Return the request of a valid token that another listener granted; or ``None``."""
         fence = fence_of(token)
         if fence is None or not is_key(name):
             return None

@@ -256,7 +256,7 @@ def _switch(_: Flag, text: str) -> bool:
 def _tokens(
     given: Mapping[str, str | None], values: Mapping[str, Any], faults: list[str]
 ) -> dict[str, str]:
-    """The token, if there is one: a flag counts more than a variable, then itself than a file."""
+    """Return the token, if any: a flag precedes a variable, then a token precedes a token file."""
     token, file = values["auth-token"], values["auth-token-file"]
     if given.get("auth-token-file") and not given.get("auth-token"):
         token = None

@@ -154,17 +154,17 @@ class Holder:
         self._tell(claim)
 
     def detached(self, cause: BaseException | None = None) -> None:
-        """The store cannot be reached. `lapsed` says when that is too long."""
+        """Do nothing: the store cannot be reached. `lapsed` says when that is too long."""
 
     def attached(self) -> None:
-        """The store is there again."""
+        """Renew the session: the store can be reached again."""
         self.session.renew()
 
     def ended(self, error: SessionExpired) -> None:
         self.locks.lose(self, str(error))
 
     def _see_answer(self, claim: Claim) -> None:
-        """The answer precedes the push, also where its callback has not been called yet."""
+        """Process the answer before the push, even if its callback has not been called yet."""
         if claim.answer is not None and claim.answer.done():
             self.locks.answered(claim, claim.answer)
 
@@ -174,7 +174,7 @@ class Holder:
 
 
 async def attached(connection: DflockdServerConnection, lease: int, description: str) -> Holder:
-    """A holder for a connection, whose first claim is for such a lease.
+    """Return a new holder for a connection whose first claim is for `lease` seconds.
 
     Raises what the store raises, and `LimitReached`.
     """

@@ -192,7 +192,7 @@ class Locks:
             claim.key.waiting += 1
 
     def give(self, claim: Claim, order_id: int, now: float) -> None:
-        """The store has granted it."""
+        """Hold a claim that the store has granted."""
         if claim.stage is WAITING:
             claim.key.waiting -= 1
         claim.stage = HELD
@@ -201,13 +201,13 @@ class Locks:
         self.held[token] = claim
 
     def inherit(self, claim: Claim, order_id: int) -> None:
-        """Another server granted it, and its client has the token."""
+        """Hold a claim that another server granted, and whose client has the token."""
         claim.stage = HELD
         claim.order_id = order_id
         self.held[order_id, claim.seal] = claim
 
     def find(self, name: str, token: str) -> Claim | None:
-        """The claim for the key `name` that holds by this token."""
+        """Return the claim for the key `name` that holds by this token."""
         claim = self.held.get(token)
         if claim is None:
             token = token.strip()
@@ -215,7 +215,7 @@ class Locks:
         return claim if claim is not None and claim.key.name == name else None
 
     def _claim_inherited(self, name: str, token: str) -> Claim | None:
-        """A claim that another server granted; from now on it is found as all others are."""
+        """Return a claim that another server granted; from now on it is found as all others are."""
         fence = fence_of(token)
         if fence is None:
             return None
@@ -227,7 +227,7 @@ class Locks:
         return claim
 
     def drop(self, claim: Claim, verdict: bytes, now: float) -> None:
-        """It is over. Safe to call twice."""
+        """Remove a claim that is over. Safe to call twice."""
         stage, key = claim.stage, claim.key
         if stage is OVER:
             return
@@ -321,14 +321,14 @@ class Locks:
             self.expire(claim, now)
 
     def expire(self, claim: Claim, now: float) -> None:
-        """Its lease has run out, which is its end."""
+        """End a claim whose lease has run out."""
         self.context.log(logging.WARNING, "lease expired", name=claim.key.stored, lease=claim.lease)
         self.give_up(claim, ERROR_LEASE_EXPIRED, now)
 
     # Holders
 
     def leave(self, holder: Holder, *, keep: bool = False) -> None:
-        """Its client has gone.
+        """Release the claims of a holder whose client has gone, or keep them.
 
         Args:
             keep: keep what it holds for its lease, whatever `DflockdOptions.auto_release` says.
@@ -345,7 +345,7 @@ class Locks:
             self.end(holder)
 
     def end(self, holder: Holder) -> None:
-        """End its session, with whatever it has in queues."""
+        """End a holder's session, with all that it has in queues."""
         self._over(holder)
         self._start(self._close(holder))
 
@@ -356,14 +356,14 @@ class Locks:
             self.context.log(logging.ERROR, "a session could not be closed", why=error)
 
     async def detach(self, holder: Holder) -> None:
-        """Leave it in the store, with what it has. Raises what the store raises."""
+        """Leave a holder's session in the store, with what it has. Raises what the store raises."""
         try:
             await holder.session.detach()
         finally:
             self._over(holder)
 
     def lose(self, holder: Holder, why: str) -> None:
-        """Its session is over, by the store's word, or may be: so is all that it has."""
+        """Drop all claims of a holder whose session is over, or may be."""
         if holder.over:
             return
         self._over(holder)

@@ -209,7 +209,7 @@ def _keep(
     record: Record,
     semaphore: SemaphoreDescription,
 ) -> Claim:
-    """Its token goes on being right, for as long as its lease has left."""
+    """Keep a claim that was taken over: its token stays valid for the rest of its lease."""
     now = locks.now()
     limit = 1 if request.ephemeral else semaphore.limit
     key = locks.keys.get(name)

@@ -104,15 +104,15 @@ class DflockdServerStream(asyncio.Protocol):
         self._blocked_at: float | None = None  # since when the client does not read
 
     def greet(self, requests: list[RawRequest]) -> list[RawRequest]:
-        """The first request, of which more is asked; returns those to be carried out."""
+        """Check the first request, on which further rules apply; return those to be carried out."""
         raise NotImplementedError
 
     def leave(self, word: bytes) -> None:
-        """A last word, and then it is closed, however slowly that is read."""
+        """Send a last reply, and then close the connection, however slowly the client reads."""
         raise NotImplementedError
 
     def end(self) -> None:
-        """Close it: its client has sent all that it will, and every reply is written."""
+        """Close the connection: its client has sent everything, and every reply is written."""
         raise NotImplementedError
 
     def cut_off(self) -> None:
