@@ -142,7 +142,7 @@ def check_description(description: str, node: str | None = None) -> None:
 
 
 def check_key(key: bytes, node: str | None = None) -> None:
-    """A session's protection key: at most 16 bytes."""
+    """Check a session's protection key: at most 16 bytes."""
     if len(key) > ATTACH_KEY_BYTES:
         raise InvalidArgument(
             f"a protection key has at most {ATTACH_KEY_BYTES} bytes, this has {len(key)}",
@@ -170,7 +170,7 @@ def check_resumable(liveness: Liveness, stored: bytes, key: bytes, node: str, nu
 
 
 def not_there_to_resume(node: str, number: int) -> SessionExpired:
-    """The error for taking over a session that is over."""
+    """Return the error for taking over a session that is over."""
     return SessionExpired(
         f"session {number} on {node} is over, and cannot be resumed: begin a new one", node=node
     )
@@ -241,7 +241,7 @@ def check_timeout(timeout: float | None, node: str | None = None, name: str | No
 
 
 def check_kind(wanted_ephemeral: bool, is_ephemeral: bool, node: str, name: str) -> None:
-    """One name on one node is one semaphore, whatever it is used as."""
+    """Check the kind of a semaphore: a name on a node is one semaphore, lasting or ephemeral."""
     if wanted_ephemeral and not is_ephemeral:
         raise InvalidArgument(
             f"{name!r} on {node} is a lasting semaphore, and was asked for as an ephemeral one "
