@@ -153,7 +153,7 @@ class ClientCore:
         self.keeper.add(session)
 
     def forget_session(self, session: OwnedSession) -> None:
-        """The session has ended."""
+        """Forget a session that has ended."""
         self.sessions.pop(session, None)
         self.contact.ended(session)
         self.keeper.discard(session)

@@ -96,9 +96,9 @@ class Election(Handle):
     def recover(
         self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0
     ) -> Ticket[Leadership] | None:
-        """The first candidacy in this election that a resumed session still has, or ``None``.
+        """Claim the first candidacy in this election of a resumed session, or return ``None``.
 
-        It is given once: then it is the ticket's to keep, to `wait` for, or to withdraw.
+        A candidacy is returned once. Its ticket then keeps it, can `wait` for it, or withdraws it.
 
         Args:
             on_loss, stop_time: as for `campaign`.

@@ -153,7 +153,7 @@ class Lease(AsyncHandle):
 
     @property
     def deadline(self) -> float:
-        """Until when the lease is proven, on the client's clock (`Client.clock`), in seconds."""
+        """Time until which the lease is proven: seconds on the client's clock (`Client.clock`)."""
         return self._request.session.deadline
 
     @property

@@ -90,9 +90,9 @@ class Mutex(Handle):
     def recover(
         self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0
     ) -> Ticket[Lease] | None:
-        """The first request for this mutex that a resumed session still has, or ``None``.
+        """Claim the first request for this mutex of a resumed session, or return ``None``.
 
-        It is given once: then it is the ticket's to keep, to `wait` for, or to withdraw.
+        A request is returned once. Its ticket then keeps it, can `wait` for it, or withdraws it.
 
         Args:
             on_loss, stop_time: as for `lock`.

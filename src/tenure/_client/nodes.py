@@ -71,7 +71,7 @@ class Nodes:
         await (await self._core.opened()).drop_node(path, force=force)
 
     async def describe_node(self, path: str = DEFAULT_NODE) -> NodeDescription:
-        """A node as it is now. Raises `NodeNotFound`."""
+        """Describe a node as it is now. Raises `NodeNotFound`."""
         rules.check_path(path)
         return await self._read(f"node {path}", lambda engine: engine.describe_node(path))
 

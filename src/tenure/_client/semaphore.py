@@ -266,7 +266,7 @@ class Semaphore(Handle):
     async def describe(
         self, *, owners: bool = False, waiters: bool = False
     ) -> SemaphoreDescription:
-        """The semaphore as it is now.
+        """Describe the semaphore as it is now.
 
         Raises:
             SemaphoreNotFound: the semaphore does not exist. An ephemeral one is described as empty
@@ -353,9 +353,9 @@ class Semaphore(Handle):
     def recover(
         self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0
     ) -> Ticket[Lease] | None:
-        """The first request for this semaphore that a resumed session still has, or ``None``.
+        """Claim the first request for this semaphore of a resumed session, or return ``None``.
 
-        It is given once: then it is the ticket's to keep, to `wait` for, or to withdraw.
+        A request is returned once. Its ticket then keeps it, can `wait` for it, or withdraws it.
 
         Args:
             on_loss, stop_time: as for `acquire`.
@@ -363,7 +363,7 @@ class Semaphore(Handle):
         return recover(self._source, self._options(1, b"", on_loss, stop_time))
 
     def watch(self, *, data: bool = False, owners: bool = False) -> Watch[SemaphoreDescription]:
-        """The semaphore's state now, and a newer one after every change of what is watched.
+        """Watch the semaphore: its present state, then a newer one after each watched change.
 
         Args:
             data: watch the semaphore's data.

@@ -60,7 +60,7 @@ class Session(Jobs, AsyncHandle):
 
     @property
     def deadline(self) -> float:
-        """Until when the session is proven, on the client's clock, in seconds."""
+        """Time until which the session is proven: seconds on the client's clock."""
         return self._core.deadline
 
     @property

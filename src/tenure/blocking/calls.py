@@ -280,7 +280,7 @@ class ClientCalls(SyncWrapper[async_client.Client]):
         self._portal.call(self._wrapped.drop_node, path, force=force)
 
     def describe_node(self, path: str = DEFAULT_NODE) -> NodeDescription:
-        """A node as it is now. Raises `NodeNotFound`."""
+        """Describe a node as it is now. Raises `NodeNotFound`."""
         return self._portal.call(self._wrapped.describe_node, path)
 
     def list_nodes(self) -> Sequence[str]:

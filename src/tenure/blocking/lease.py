@@ -106,7 +106,7 @@ class Lease(LeaseBlock):
 
     @property
     def deadline(self) -> float:
-        """Until when the lease is proven, on the client's clock (`Client.clock`), in seconds."""
+        """Time until which the lease is proven: seconds on the client's clock (`Client.clock`)."""
         return self._wrapped.deadline
 
     @property
@@ -287,9 +287,9 @@ class Election(SyncWrapper[async_election.Election]):
     def recover(
         self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0
     ) -> Ticket[Leadership] | None:
-        """The first candidacy in this election that a resumed session still has, or ``None``.
+        """Claim the first candidacy in this election of a resumed session, or return ``None``.
 
-        It is given once: then it is the ticket's to keep, to `wait` for, or to withdraw.
+        A candidacy is returned once. Its ticket then keeps it, can `wait` for it, or withdraws it.
 
         Args:
             on_loss, stop_time: as for `campaign`.

@@ -54,7 +54,7 @@ class Session(SessionBlock):
 
     @property
     def deadline(self) -> float:
-        """Until when the session is proven, on the client's clock, in seconds."""
+        """Time until which the session is proven: seconds on the client's clock."""
         return self._wrapped.deadline
 
     @property
