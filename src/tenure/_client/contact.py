@@ -1,8 +1,8 @@
 """Contact between a client and its store: outages, their causes and their log lines.
 
 A `Contact` belongs to one client. Its sessions report the loss and the return of their contact;
-the client logs an outage once, however many sessions it has. Whatever times out asks it for the
-`Obstacle`, so that an outage is never reported as contention.
+the client logs an outage once, however many sessions it has. An operation that times out asks it
+for the `Obstacle`, so that an outage is never reported as contention.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class Contact:
     # Reports of the sessions
 
     def attached(self, session: object) -> None:
-        """The session is attached, for the first time or again."""
+        """Note that a session is attached, for the first time or again."""
         self._detached.discard(session)
         self._attached.add(session)
         self._end_outage()
 
     def detached(self, session: object, cause: BaseException | None) -> None:
-        """The session has lost its contact."""
+        """Note that a session has lost its contact. The first loss of an outage is logged."""
         self._attached.discard(session)
         self._detached.add(session)
         if self._lost_at is None:
@@ -83,7 +83,7 @@ class Contact:
             )
 
     def ended(self, session: object) -> None:
-        """The session is over."""
+        """Forget a session that is over."""
         self._attached.discard(session)
         self._detached.discard(session)
         self._end_outage()
@@ -93,10 +93,10 @@ class Contact:
             lasted, self._lost_at = self._now() - self._lost_at, None
             _log.info("re-established contact to %s after %.1f s", self._engine.url, lasted)
 
-    # Questions of whatever has timed out
+    # For operations that have timed out
 
     def obstacle(self, name: str | None = None) -> Obstacle | None:
-        """The known reason why nothing is granted, or ``None`` while the store works."""
+        """Return the known reason why nothing is granted, or ``None`` while the store works."""
         trouble = self._engine.trouble(name)
         if trouble is None:
             return None

@@ -231,7 +231,7 @@ class Lease(AsyncHandle):
             raise request.why_not_held() from None
 
     def _altered(self, count: int | None, answer: asyncio.Future[None] | None) -> None:
-        """The store has answered, whether or not a task still waits for that."""
+        """Process the store's answer, even if no task waits for it any more."""
         failed = answer is not None and (answer.cancelled() or answer.exception() is not None)
         if count is not None and not failed:
             self._request.count = count

@@ -65,7 +65,7 @@ def carry_out(policy: OnLoss, loss: LeaseLost) -> None:
 
 
 def lost_error(request: LosableRequest, reason: str, cause: BaseException | None) -> LeaseLost:
-    """The loss of a lease, with its reason and, when it is the session's end, its cause."""
+    """Return the loss of a lease, with its reason and, if that is the session's end, its cause."""
     error = LeaseLost(
         f"the lease of {request.name!r} on {request.node} is lost: {reason}; "
         "stop what it protects, somebody else may hold it already",
@@ -78,7 +78,7 @@ def lost_error(request: LosableRequest, reason: str, cause: BaseException | None
 
 
 def late_release_error(request: LosableRequest, cause: BaseException | None) -> LeaseLost:
-    """The loss of a lease that only its release has shown."""
+    """Return the loss of a lease that only its release has shown."""
     why = "evicted, deleted or lapsed" if cause is None else str(cause)
     error = LeaseLost(
         f"the lease of {request.name!r} on {request.node} was lost before its release: the request "

@@ -50,7 +50,7 @@ class Probe:
         )
 
     def obstacle(self) -> Obstacle | None:
-        """The reason of the timeout, when it is not contention."""
+        """Return the reason of the timeout if it is not contention."""
         request, asking = self._request, self._asking
         contact = request.session.contact
         if asking is None or (asking.done() and not asking.cancelled() and asking.result()):

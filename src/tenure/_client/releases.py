@@ -66,7 +66,7 @@ class ReleaseRetries:
         task.add_done_callback(self._tasks.discard)
 
     def stop(self) -> None:
-        """The session has ended."""
+        """Stop all retries: the session has ended."""
         for task in self._tasks:
             task.cancel()
 

@@ -213,7 +213,7 @@ class Request:
     # Reports of the session, on its loop
 
     def answered(self, answer: asyncio.Future[Enqueued]) -> None:
-        """The store has answered the request, or rejected it."""
+        """Process the store's answer to the request, or its error."""
         error = answer.exception()
         if error is None:
             self.place(answer.result())
@@ -222,7 +222,7 @@ class Request:
             self.refused(error)
 
     def refused(self, error: Exception) -> None:
-        """The store has rejected the request with an error."""
+        """Fail: the store has rejected the request with an error."""
         if isinstance(error, SessionExpired):
             self.session.ended(error)
         self.fail(error)
@@ -234,7 +234,7 @@ class Request:
                 note_failure(error, failure, "its withdrawal")
 
     def place(self, placed: Enqueued) -> None:
-        """The store has answered the request."""
+        """Process the store's answer to the request."""
         place, order_id = placed
         if place is _GRANTED:
             self.grant(order_id)
@@ -248,7 +248,7 @@ class Request:
                 self.wake()
 
     def grant(self, order_id: int | None) -> None:
-        """The request is an owner. The order id may come later, with a second call."""
+        """Make the request an owner. The order id may come later, with a second call."""
         if order_id is not None:
             self.order_id = order_id
         after = GRANTED.get(self.state)
@@ -266,7 +266,7 @@ class Request:
             self.wake()
 
     def fail(self, why: Place | Removal | Exception | None) -> None:
-        """The request will not be granted."""
+        """End the request: it will not be granted."""
         if self.state in REJECTED:
             self.why_gone = why
             self.state = REJECTED[self.state]
@@ -274,19 +274,19 @@ class Request:
             self.wake()
 
     def remove(self, why: Removal) -> None:
-        """The request has left its queue, and this session did not withdraw it."""
+        """End the request: it has left its queue, and this session did not withdraw it."""
         self.fail(why)
         self.taken(why.value)
 
     def taken(self, how: str) -> None:
-        """The owner has left its queue, and this session did not release it."""
+        """Lose the lease: the owner has left its queue, and this session did not release it."""
         if self.state in TAKEN:
             self.session.forget(self)
             self.lose(how, None)
             self.announce_loss()
 
     def await_withdrawal(self, answer: asyncio.Future[bool]) -> None:
-        """A withdrawal was sent, as an owner or a waiter."""
+        """Process the answer to a withdrawal that was sent, as an owner or a waiter."""
         when_answered(answer, self._withdrawn)
 
     def _withdrawn(self, answer: asyncio.Future[bool]) -> None:
@@ -301,7 +301,7 @@ class Request:
             self.wake()
 
     def withdrawal_failed(self, error: BaseException) -> None:
-        """The store's answer to a withdrawal is an error."""
+        """Process an error that is the store's answer to a withdrawal."""
         session = self.session
         if isinstance(error, SessionExpired):
             session.ended(error)
@@ -310,7 +310,7 @@ class Request:
             session.retry_withdrawal(self)
 
     def left(self, *, was_there: bool) -> None:
-        """The request is out of its queue. A release that came too late is a loss.
+        """Note that the request is out of its queue. A release that came too late is a loss.
 
         The policies of a loss are not carried out: they stop work, and this work has ended.
         """

@@ -41,7 +41,7 @@ class Scope:
 
     @property
     def task(self) -> asyncio.Task[object] | None:
-        """The task that is inside, or ``None``."""
+        """Task that is inside, or ``None``."""
         return self._task
 
     def enter(self, task: asyncio.Task[object] | None = None) -> None:
@@ -88,7 +88,7 @@ class Scope:
 
 
 def entered_scopes(task: asyncio.Task[object] | None) -> Iterator[Scope]:
-    """The scopes that a task is inside, innermost first."""
+    """Yield the scopes that a task is inside, innermost first."""
     scope: Scope | None = getattr(task, "_tenure_innermost", None)
     while scope is not None:
         yield scope

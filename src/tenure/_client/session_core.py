@@ -137,12 +137,12 @@ class SessionCore(SessionLife):
         self.client.keeper.reschedule()
 
     def drop_stop_time(self, request: Request) -> None:
-        """The lease has ended. Safe for one that was never held."""
+        """Forget the stop time of a lease that has ended. Safe for one that was never held."""
         self.proof.drop_stop_time(request.id)
         self.measure()
 
     def forget(self, request: Request) -> None:
-        """The request is in no queue any more."""
+        """Forget a request that is in no queue any more."""
         self.requests.pop(request.id, None)
         if request.options.stop_time:
             self.drop_stop_time(request)
@@ -191,7 +191,7 @@ class SessionCore(SessionLife):
     # Reports of the engine (`SessionEvents`), beside `proven` and `ended`
 
     def start(self, engine: EngineSession) -> None:
-        """The engine has attached the session."""
+        """Begin with the session that the engine has attached."""
         self.engine = engine
         # The numbers of two attachments never overlap.
         self._last_request_id = (engine.attach_number - 1) << 32
@@ -202,11 +202,11 @@ class SessionCore(SessionLife):
             self.finish_end()
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
-        """Requests that the session had in queues when it was taken over."""
+        """Take the requests that the session had in queues when it was taken over."""
         self.recovered = {found.hold: found for found in requests}
 
     def granted(self, hold: int, order_id: int | None) -> None:
-        """A waiting request is an owner now."""
+        """Process the grant of a waiting request."""
         request = self.requests.get(hold)
         if request is not None:
             request.grant(order_id)
@@ -214,20 +214,20 @@ class SessionCore(SessionLife):
             self.recovered[hold] = replace(self.recovered[hold], granted=True)
 
     def removed(self, hold: int, why: Removal) -> None:
-        """A request has left its queue, and this session did not withdraw it."""
+        """Process the removal of a request that this session did not withdraw."""
         request = self.requests.get(hold)
         if request is not None:
             request.remove(why)
         self.recovered.pop(hold, None)
 
     def detached(self, cause: BaseException | None = None) -> None:
-        """The contact is broken."""
+        """Note that the contact is broken."""
         if self.step(states.CONTACT_LOST):
             self.contact.detached(self, cause)
             self.tell("SessionDetached")
 
     def attached(self) -> None:
-        """The contact is re-established."""
+        """Note that the contact is re-established, and renew the session."""
         if self.step(states.CONTACT_RESTORED):
             self.contact.attached(self)
             self.tell("SessionAttached")

@@ -151,7 +151,7 @@ class SessionLife(ABC):
 
     @property
     def deadline(self) -> float:
-        """The time until which the session is proven, on the client's clock."""
+        """Time until which the session is proven, on the client's clock."""
         return self.proof.deadline
 
     def is_proven(self) -> bool:
@@ -192,7 +192,7 @@ class SessionLife(ABC):
     # Proof; from any thread
 
     def proven(self, at: float) -> None:
-        """The store has proven that the session lived at `at`. From any thread."""
+        """Take the store's proof that the session lived at `at`. From any thread."""
         started = self._started
         if at > self.proof.at and (not started or self.is_proven()):  # it does not revive
             self.proof.at = at
@@ -220,7 +220,7 @@ class SessionLife(ABC):
         self.engine.renew()
 
     def lapse(self) -> None:
-        """The deadline has passed: end the session."""
+        """End the session: its deadline has passed."""
         self.begin_end(
             SessionExpired(
                 f"the session on {self.node} could not be proven alive within its recovery "
@@ -255,7 +255,7 @@ class SessionLife(ABC):
         return error
 
     def ended(self, error: SessionExpired) -> None:
-        """The store has ended the session."""
+        """End the session: the store has ended it."""
         self.begin_end(error)
         self.ended_by_store = self.ended_by_store or self.why is error
         self.finish_end()

@@ -148,7 +148,7 @@ class Agent:
         return waits
 
     def abandon(self, call: Call) -> None:
-        """The thread that made the call has been interrupted."""
+        """Cancel a call whose thread has been interrupted; settle it if it is over already."""
         if call.abandoned:
             return
         call.abandoned = True
@@ -164,12 +164,12 @@ class Agent:
             self._over(call)
 
     def end(self) -> None:
-        """The thread has ended."""
+        """End the task: the thread has ended."""
         self._ended = True
         self._rouse()
 
     def stop(self) -> None:
-        """The program ends: so does the call, if there is one."""
+        """End the call, if there is one: the program ends."""
         self.end()
         if self._call is not None:
             self._cancel()
@@ -277,7 +277,7 @@ class _Rest:
 
 
 def loss_around(task: asyncio.Task[object]) -> Exception | None:
-    """The loss of the innermost lost block that the task is inside, to raise. From any thread."""
+    """Return the loss of the innermost lost block that the task is in. From any thread."""
     for scope in entered_scopes(task):
         owner = scope.owner
         if isinstance(owner, Request):
