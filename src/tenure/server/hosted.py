@@ -18,7 +18,7 @@ Who owns what, and what happens:
 * **Order.** What the engine answers by a coroutine is begun in a task. Later messages wait until
   that task has begun, so that the store gets everything in the order in which it came; except that
   a costly read may have to wait for its turn (`tenure.server.reads`).
-* **Cancel.** A holder cannot cancel what it has asked for, and a lost connection does not either.
+* **Cancel.** A holder cannot cancel its operations, and a lost connection does not either.
 * **Deadline.** There are none here but the store's: a session ends when the store says so.
 * **Close of the server.** The store's session is detached, and lives for its window.
 
@@ -94,7 +94,7 @@ class Hosted:
         store: the store's session, once there is one.
         link, channel: over which, and on which channel, the holder is connected.
         error: why it is over.
-        renewals: what its holder has asked for to be proven, and what is.
+        renewals: its holder's renewals, and the latest proof.
         came_at: when its program came here from another server, or from this one's former life.
         former: attachments from which it was taken over, whose programs may still believe that
             they have it.
@@ -257,7 +257,7 @@ class Hosted:
         if self._look is not None:
             self._look.set()
 
-    # What the holder asks for
+    # Operations of the holder
 
     def put_by(self, link: Link, message: Struct, handler: _Handler) -> None:
         """Put a message behind the operation that is `starting`."""
@@ -375,7 +375,7 @@ class Hosted:
             self.link.send(Ended(self.channel, to_wire(error)))
         self.look()
 
-    # What the store says (`SessionEvents`)
+    # Events of the store (`SessionEvents`)
 
     def proven(self, at: float) -> None:
         """Take a proof that the store's session lives. From any thread."""

@@ -87,7 +87,7 @@ class Hosting:
 
     @classmethod
     def share(cls, context: Context) -> Hosting:
-        """The server's `Hosting`, for one listener more."""
+        """Return the server's `Hosting`, for one more listener."""
         hosting = context.hosting
         if hosting is None:
             context.hosting = hosting = cls(context)
@@ -96,10 +96,10 @@ class Hosting:
         return hosting
 
     def unshare(self) -> bool:
-        """One listener less. If it was the last, all is cancelled, and `aclose` is to be called.
+        """End the share of one listener. The last one cancels all tasks, and must call `aclose`.
 
         Returns:
-            whether it was the last.
+            true if it was the last.
         """
         self._users -= 1
         if self._users:
@@ -115,7 +115,7 @@ class Hosting:
         """Detach every session in the store.
 
         Raises:
-            EngineError: some could not be.
+            EngineError: some could not be detached.
         """
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -130,7 +130,7 @@ class Hosting:
             )
 
     async def _detach(self, hosted: Hosted, gate: asyncio.Semaphore) -> bool:
-        """Returns whether it has failed."""
+        """Detach a session in the store; return true if that has failed."""
         async with gate:
             try:
                 await hosted.store.detach()
@@ -290,7 +290,7 @@ class Hosting:
         self._tell_attached(link, message, hosted, now, kept=True)
 
     def _let_hear(self, link: Switchboard, channel: int, hosted: Hosted) -> None:
-        """Notify a former program that asks for its session of the end; it will acknowledge it."""
+        """Send a former program that asks for its session the end, which it acknowledges."""
         for former in hosted.former:
             if former.program == link.program and former.link is None:
                 former.link, former.channel = link, channel

@@ -108,7 +108,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
 
     @abstractmethod
     def _carry_out(self, message: Struct) -> None:
-        """Do what the client asks; raises `OutOfOrder` where it may not ask for that."""
+        """Carry out a message of the client. Raises `OutOfOrder` if it is not allowed then."""
 
     @abstractmethod
     def _say_changed(self) -> None:

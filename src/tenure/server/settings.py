@@ -231,7 +231,7 @@ class Settings:
 
     @property
     def exposed(self) -> tuple[Address, ...]:
-        """The addresses that other machines can reach and that ask for nothing."""
+        """Addresses that other machines can reach without a token or a certificate."""
         if self.auth_token_file is not None or self.tokens:
             return ()
         return tuple(

@@ -98,7 +98,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 class _Encrypted(Exception):
-    """The key asks for a password."""
+    """A key that is encrypted, and needs a password."""
 
 
 def _no_password() -> str:

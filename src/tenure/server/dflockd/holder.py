@@ -2,8 +2,7 @@
 
 Rules:
 
-* The store's word precedes everything: a claim is held when the store has granted it, and over when
-  its session is.
+* The store decides: a claim is held when the store has granted it, and over when its session is.
 * A lease is promised as far as the session is known to live, and no further (`can_promise`). A
   session that may have expired by now is over (`lapsed`).
 * A grant is reported to the client only if the session was proven to live a short time ago. After
@@ -41,14 +40,14 @@ class Holder:
     Attributes:
         session: once it is attached.
         window: seconds that it lives without proof.
-        connection: whose it is; ``None`` when that is gone.
+        connection: the connection of its client; ``None`` when that is gone.
         claims: by their numbers.
         hold: the greatest of these numbers.
-        proof: when it was known to live.
-        found: what it had in queues when it was taken over.
+        proof: the latest time at which the session was proven to live.
+        found: the requests that it had in queues when it was taken over.
         letters: to other listeners, by their numbers, until they are answered
             (`tenure.server.dflockd.elsewhere`).
-        over: it is no holder any more.
+        over: its session is over, or left in the store.
     """
 
     session: EngineSession
