@@ -119,7 +119,7 @@ class Nodes:
         return [session_with_identity(each) for each in found]
 
     async def end_session(self, path: str, session_id: int) -> bool:
-        """End a session as if it had expired; false when there was none."""
+        """End a session in the same way as an expiry; return false if there was no such session."""
         rules.check_path(path)
         return await (await self._core.opened()).end_session(path, session_id)
 

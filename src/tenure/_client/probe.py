@@ -25,11 +25,11 @@ __all__ = ["Probe"]
 _log = logging.getLogger("tenure")
 
 LONGEST_LEAD, SHORTEST_LEAD = 1.0, 0.2
-"""Seconds from the question to the timeout. Where less is left, no question is asked."""
+"""Seconds from the probe to the timeout. Where less is left, no probe is sent."""
 
 
 class Probe:
-    """The question about one waiting request.
+    """Probe of the store for one waiting request.
 
     Args:
         request: the request.
@@ -58,7 +58,7 @@ class Probe:
         return contact.silence(request.name, request.session.now() - self._asked_at)
 
     def stop(self) -> None:
-        """Ask no question any more. Safe to call twice."""
+        """Send no probe any more. Safe to call twice."""
         if self._timer is not None:
             self._timer.cancel()
 

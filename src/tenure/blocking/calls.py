@@ -316,7 +316,7 @@ class ClientCalls(SyncWrapper[async_client.Client]):
         return self._portal.call(self._wrapped.list_sessions, path)
 
     def end_session(self, path: str, session_id: int) -> bool:
-        """End a session as if it had expired; false when there was none."""
+        """End a session in the same way as an expiry; return false if there was no such session."""
         return self._portal.call(self._wrapped.end_session, path, session_id)
 
     def evict(self, path: str, name: str, order_id: int) -> bool:

@@ -24,14 +24,14 @@ def recovered(request: Request) -> Recovered:
 
 
 def session(found: Session, node: str, now: float) -> SessionDescription:
-    """As it is at that time."""
+    """Describe a session as it is at `now`."""
     return SessionDescription(
         found.id, node, found.description, found.window, found.attached, now - found.last_contact
     )
 
 
 def semaphore(found: Semaphore, now: float, *, owners: bool, waiters: bool) -> SemaphoreDescription:
-    """As it is at that time."""
+    """Describe a semaphore as it is at `now`."""
     owning: list[RequestDescription] = []
     waiting: list[RequestDescription] = []
     if owners or waiters:
