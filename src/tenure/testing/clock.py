@@ -1,20 +1,19 @@
-"""Time that passes when a test says so, or when there is nothing else left to do.
+"""Virtual time: it passes when a test advances it, or when the event loop is idle.
 
-`VirtualClock` is a clock that stands still; `VirtualLoop` is an event loop that lives by it. When
-nothing is ready to run, the loop does not wait for its next timer: it moves the clock there. So
-an hour costs nothing, a timer never comes late, and a test that has run once runs the same way
-every time::
+`VirtualClock` is a clock that stands still; `VirtualLoop` is an event loop that uses it. When no
+callback is ready, the loop does not wait for its next timer: it advances the clock to it. So an
+hour costs nothing, a timer is never late, and a test runs the same way every time::
 
     clock = VirtualClock()
     run(scenario(clock), clock)
 
-`asyncio.sleep`, `asyncio.timeout`, `call_later` and whatever is built on them need no change.
-When nothing is ready *and* no timer is set, nothing can ever happen again: `run` raises
-`Deadlock`, which names the tasks that wait and the lines where they do.
+`asyncio.sleep`, `asyncio.timeout`, `call_later` and everything built on them work unchanged.
+When no callback is ready *and* no timer is set, nothing can ever happen again: `run` raises
+`Deadlock`, which names the waiting tasks and the lines at which they wait.
 
-By default nothing is expected from outside the loop, neither from threads nor from sockets that
-are answered elsewhere: the loop would not know whether to wait for them or to let time pass.
-`patience` allows it, at the cost of so many real seconds before each jump.
+By default the loop does not wait for anything outside itself, such as threads, or sockets that are
+served elsewhere: it could not tell whether to wait for them or to advance time. With `patience` it
+waits for them for that many real seconds before each jump.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 HORIZON = 7 * 24 * 3600.0
-"""Seconds of virtual time after which a loop takes it that what it waits for will not come."""
+"""Seconds of virtual time after which a loop assumes that it waits for ever."""
 
 
 class Deadlock(RuntimeError):
-    """Nothing will ever happen again, and something is still waited for."""
+    """The loop can make no progress, although a task still waits."""
 
 
 class VirtualClock:
-    """A `tenure.clock.Clock` that moves only when it is moved.
+    """`tenure.clock.Clock` that moves only when it is advanced or set.
 
     Args:
         now: the first reading of `now`, in seconds.
@@ -65,22 +64,29 @@ class VirtualClock:
         return self._now + self._ahead
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, on both clocks; as a suspended machine does, if nobody turns the loop."""
+        """Advance both clocks by some seconds.
+
+        While the loop does not run, this has the effect of a suspended machine.
+        """
         self.advance_to(self._now + seconds)
 
     def advance_to(self, now: float) -> None:
-        """Let time pass until `now` reads so."""
+        """Advance both clocks until `now` returns the given reading.
+
+        Raises:
+            ValueError: the reading is in the past.
+        """
         if not now >= self._now:
             raise ValueError(f"time does not run backwards, from {self._now} to {now}")
         self._now = now
 
     def set_wall(self, wall: float) -> None:
-        """Set the wall clock alone, forwards or backwards, as an administrator or NTP may."""
+        """Set only the wall clock, forwards or backwards, as an administrator or NTP may do."""
         self._ahead = wall - self._now
 
 
 class _Selector(selectors.PollSelector):
-    """Never waits: what asks it to wait is told to let time pass instead."""
+    """Selector that never waits for a timer: it has the loop advance time instead."""
 
     def __init__(self, idle: Callable[[float | None], None], patience: float) -> None:
         super().__init__()
@@ -96,14 +102,14 @@ class _Selector(selectors.PollSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time is a `VirtualClock`'s.
+    """Event loop on the time of a `VirtualClock`.
 
     Args:
-        clock: moved by the loop whenever it has nothing to do.
+        clock: the clock, which the loop advances whenever it is idle.
         patience: real seconds to wait for threads and sockets before time jumps. Without it,
-            `run_in_executor` and `asyncio.to_thread` are refused.
-        horizon: virtual seconds that may pass while the loop turns, before it raises `Deadlock`:
-            something that ticks for ever must not hide that everything else is stuck.
+            `run_in_executor` and `asyncio.to_thread` raise `RuntimeError`.
+        horizon: virtual seconds that may pass before the loop raises `Deadlock`. A timer that
+            repeats for ever must not hide that everything else is stuck.
     """
 
     def __init__(
@@ -143,7 +149,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def _place(task: asyncio.Task[Any]) -> str:
-    """A task's name, and the innermost line, asyncio's own left aside, that it waits at."""
+    """Return a task's name and the innermost line, outside asyncio, at which it waits."""
     awaited: Any = task.get_coro()
     frame = None
     while inspect.iscoroutine(awaited):
@@ -173,12 +179,14 @@ def run(
     """Run a coroutine to its end in virtual time, on a loop of its own, as `asyncio.run` does.
 
     Args:
-        clock: whose time it is; a new clock when left out.
+        coroutine: the coroutine.
+        clock: the clock; a new one if omitted.
         debug: asyncio's debug mode.
-        patience, horizon: see `VirtualLoop`.
+        patience: see `VirtualLoop`.
+        horizon: see `VirtualLoop`.
 
     Raises:
-        Deadlock: nothing can happen any more. The tasks that wait are cancelled, as they are
+        Deadlock: the loop can make no progress. The waiting tasks are cancelled, as they are
             whenever `asyncio.run` ends.
     """
     time = VirtualClock() if clock is None else clock

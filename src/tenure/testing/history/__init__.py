@@ -1,13 +1,13 @@
-"""A checker of histories: what processes saw, and whether that can be.
+"""Recording of histories, and a checker that finds violations of the library's guarantees.
 
-A *history* is what several processes recorded about their own requests, data and watches, with
-the instants. `check` looks for what contradicts the promises of the library, on any engine, and
-explains each contradiction as a short timeline.
+A *history* is the set of timestamped records that several processes wrote about their own
+requests, data and watches. `check` looks for contradictions of the library's guarantees, on any
+engine, and explains each contradiction as a short timeline.
 
-- `tenure.testing.history.records`: what is recorded; `files` keeps it.
-- `tenure.testing.history.journal`: how a program records.
+- `tenure.testing.history.records`: the types of records; `files` stores them.
+- `tenure.testing.history.journal`: recording in a program.
 - `tenure.testing.history.check`: the rules.
-- `tenure.testing.history.timeline`: how a contradiction is told.
+- `tenure.testing.history.timeline`: the report of one contradiction.
 """
 
 from tenure.testing.history.check import check

@@ -1,24 +1,25 @@
-"""Whether a history can be: the promises of the library, each as a rule.
+"""Check of a history against the guarantees of the library, each written as a rule.
 
-`check` gives back what contradicts them. The rules, by the names that a `Violation` has:
+`check` returns the contradictions. The rules, by the names that a `Violation` has:
 
-* ``limit``: what is believed to be held of a semaphore is never more than its limit.
-* ``order``: who is told of a grant fits beside all that stand before it in the queue. As a
-  request with a smaller order id has been there for longer, only those matter that are certain
-  to be there still.
-* ``fencing``: no two requests have one order id, and a request that is made when an order id is
+* ``limit``: the leases of a semaphore that are believed to be held never exceed its limit.
+* ``order``: a request is granted only if it fits beside all requests that precede it in the
+  queue. A request with a smaller order id entered the queue earlier. It counts only if it is
+  certain to be in the queue still.
+* ``fencing``: no two requests have the same order id. A request that is made when an order id is
   known, anywhere in the store, gets a greater one.
-* ``never again``: what has been given up, lost or timed out is not held again; an observer does
-  not see an owner come back.
-* ``loss``: a holder learns of a loss by the deadline, or soon after its process goes on, and
-  does not hold beyond it.
-* ``data``: there is one order of the calls on a semaphore's data that explains them all.
-* ``observers``: they see the end, and never what nobody wrote.
-* ``end``: when all has settled the store has the requests of those who believe so, no others,
-  and has granted what can be granted.
+* ``never again``: a request that was released, lost or timed out is not held again; an observer
+  does not see a former owner own the semaphore again.
+* ``loss``: a holder is notified of a loss by the deadline, or soon after its process continues,
+  and does not hold the lease beyond the deadline.
+* ``data``: a single order of the calls on a semaphore's data explains all their results.
+* ``observers``: observers see the final state, and never data that was not written.
+* ``end``: when the store has settled, it has the requests that processes believe they have, no
+  others, and has granted every request that can be granted.
 
-They go by what is certain, and so accuse nobody of what a slow machine, a late message or an
-administrator has done. What is compared across processes gets the history's skew.
+The rules use only what is certain. So a slow machine, a late message or an administrator's action
+is never reported as a violation. Instants of different processes are compared with a tolerance of
+the history's skew.
 """
 
 from __future__ import annotations
@@ -36,17 +37,18 @@ from tenure.testing.history.timeline import Violation
 __all__ = ["RULES", "check"]
 
 _MOST = 5
-"""A rule tells of so many violations at most: of what is broken for good the rest is alike."""
+"""Maximum number of violations that one rule reports. Further ones have mostly the same cause."""
 
 _CONTEXT = 8
-"""So many calls on a semaphore's data are told before the one that nothing explains."""
+"""Maximum number of calls on a semaphore's data that are shown before the unexplained call."""
 
 
 def check(history: History) -> list[Violation]:
-    """What in a history contradicts the rules; nothing, if all is well.
+    """Return the contradictions between a history and the rules; an empty list if there are none.
 
     Raises:
-        ValueError: it is no history: a label is used twice, or for what was never begun.
+        ValueError: the history is malformed: two requests share a label, or a record names a
+            request that was never made.
     """
     story = Story(history)
     return [violation for rule in RULES.values() for violation in islice(rule(story), _MOST)]
@@ -61,7 +63,7 @@ def _limit(story: Story) -> Iterator[Violation]:
 
 
 def _limit_of(story: Story, place: Place, lives: list[Life]) -> Iterator[Violation]:
-    changes: list[tuple[float, int, int, bool]] = []  # when, how many more, whose, and its last
+    changes: list[tuple[float, int, int, bool]] = []  # instant, added count, life's index, is end
     for number, life in enumerate(lives):
         believed = life.believed
         if believed is None:
@@ -76,7 +78,7 @@ def _limit_of(story: Story, place: Place, lives: list[Life]) -> Iterator[Violati
                 changes.append((at, left - count, number, False))
                 count = left
         changes.append((end, -count, number, True))
-    changes.sort()  # what is given back in an instant comes before what is granted in it
+    changes.sort()  # at equal instants, releases come before grants
     least = min(life.asked.limit for life in lives)
     held, told = 0, False
     holders: dict[int, Life] = {}
@@ -114,13 +116,13 @@ def _order(story: Story) -> Iterator[Violation]:
 def _order_of(story: Story, place: Place, lives: list[Life]) -> Iterator[Violation]:
     queue = [(life.order_id, life) for life in lives if life.order_id is not None]
     queue.sort(key=lambda each: each[0])
-    # Of those behind each, the first instant in which one is told of its grant.
+    # For each position, the earliest instant at which a request from there on is granted.
     first_behind = [inf] * (len(queue) + 1)
     for index in range(len(queue) - 1, -1, -1):
         believed = queue[index][1].believed
         told = inf if believed is None else believed[0]
         first_behind[index] = min(told, first_behind[index + 1])
-    ahead: list[tuple[float, int, Life]] = []  # until when who stands there
+    ahead: list[tuple[float, int, Life]] = []  # in the queue until then, order id, request
     for index, (order_id, life) in enumerate(queue):
         believed = life.believed
         if believed is not None and ahead:
@@ -180,7 +182,7 @@ def _fencing(story: Story) -> Iterator[Violation]:
 
 
 def _origin(story: Story, life: Life) -> str:
-    """The request that this one goes on with, and that one, and so on."""
+    """Return the label of the first request in the chain of recoveries that leads to this one."""
     while life.asked.recovers is not None:
         former = story.lives.get(life.asked.recovers)
         if former is None:
@@ -253,10 +255,10 @@ def _data(story: Story) -> Iterator[Violation]:
 
 
 def _calls_on(story: Story, place: Place) -> list[Operated]:
-    """The calls, and the truths as readings.
+    """Return the calls on the data of a semaphore, and its final states (`Truth`) as reads.
 
-    Records of one instant have happened in the order that they are told in. Clocks that may
-    disagree have no such order.
+    Without skew, records of the same instant happened in the order of the history. Clocks that
+    may disagree give no such order.
     """
     skew = story.history.skew
 
@@ -294,4 +296,4 @@ RULES: dict[str, Callable[[Story], Iterator[Violation]]] = {
     "observers": observers,
     "end": end,
 }
-"""What is checked, by its name."""
+"""The rules by name, in the order in which they are checked."""

@@ -1,7 +1,8 @@
-"""The rules that look at how a history ends: what observers saw last, and what the store has.
+"""Rules about the end of a history: the last values that observers saw, and the store's contents.
 
-A `Truth` is read when all faults are healed and all has settled: who lives has been told what
-became of it, and whose session was lost has expired in the store.
+A `Truth` is read when all faults are repaired and the store has settled. By then the live
+processes have been notified of the outcome of their requests, and lost sessions have expired in
+the store.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from tenure.testing.history.timeline import Violation
 __all__ = ["end", "observers"]
 
 _CONTEXT = 5
-"""So many of an observer's last sights are told."""
+"""Maximum number of an observer's last records that a violation shows."""
 
 
 def observers(story: Story) -> Iterator[Violation]:
-    """Observers end in the true state, and were never shown what nobody wrote."""
+    """Check that observers last saw the true state, and never saw data that was not written."""
     truths = {(truth.node, truth.name): truth for _, truth in story.truths}
     for (observer, place), shown in story.observed.items():
         yield from _unwritten(story, observer, place, shown)
         truth = truths.get(place)
         if truth is None:
             continue
-        before = [record for record in shown if record.at <= truth.at]  # what follows is no matter
+        before = [record for record in shown if record.at <= truth.at]  # later records do not count
         if not before or _is_over(story, observer, before[-1].process, truth.at):
             continue
         last = before[-1]
@@ -49,7 +50,7 @@ def _unwritten(
     story: Story, observer: str, place: Place, shown: list[Observed]
 ) -> Iterator[Violation]:
     if place not in story.calls:
-        return  # then nobody has recorded what was written
+        return  # the history does not record what was written
     written: dict[bytes | None, float] = {}
     for _, called in story.calls[place]:
         if called.op in ("create", "ensure", "update"):
@@ -62,7 +63,7 @@ def _unwritten(
 
 
 def end(story: Story) -> Iterator[Violation]:
-    """The store has what the living believe, nothing else, and has granted what it can."""
+    """Check that the store has exactly the live processes' requests, and grants all it can."""
     for _, truth in story.truths:
         place = truth.node, truth.name
         lives = story.places.get(place, [])
@@ -72,7 +73,7 @@ def end(story: Story) -> Iterator[Violation]:
 
 
 def _missing(story: Story, place: Place, lives: list[Life], truth: Truth) -> Iterator[Violation]:
-    """Whoever certainly holds is an owner; whoever certainly waits is in the queue."""
+    """Check that every certain holder is an owner, and every certain waiter is in the queue."""
     owners = frozenset(truth.owners)
     queue = owners.union(truth.waiters)
     for life in lives:
@@ -88,9 +89,9 @@ def _missing(story: Story, place: Place, lives: list[Life], truth: Truth) -> Ite
 
 
 def _left_over(story: Story, place: Place, lives: list[Life], truth: Truth) -> Iterator[Violation]:
-    """Nobody is in the queue who is gone, or whom nobody has asked for."""
+    """Check that the queue has no request that is over, and none that was never made."""
     known: dict[int, list[Life]] = {}
-    nameless = 0  # requests that may be there under whatever order id
+    nameless = 0  # requests that may be in the queue with an order id that is not recorded
     for life in lives:
         if life.order_id is not None:
             known.setdefault(life.order_id, []).append(life)
@@ -111,16 +112,16 @@ def _left_over(story: Story, place: Place, lives: list[Life], truth: Truth) -> I
 
 
 def _is_out(life: Life, at: float) -> bool:
-    """Whether a request is certainly in no queue any more, now that all has settled."""
+    """Return true if a request has certainly left its queue, now that the store has settled."""
     gone, window = life.gone, life.asked.window + life.grace
     if gone is not None and gone.at < at:
-        # Of what is lost, the store may have to wait for the end of the window.
+        # The store may keep a lost request until the end of the recovery window.
         return gone.why not in ("lost", "failed") or at > gone.at + window
     return isinstance(life.ended_by, Crashed) and at > life.ended_by.at + window
 
 
 def _ungranted(story: Story, place: Place, lives: list[Life], truth: Truth) -> Iterator[Violation]:
-    """The owners fit, and the first that waits does not fit beside them."""
+    """Check that the owners fit within the limit, and that the first waiter does not fit too."""
     by_id = {life.order_id: life for life in lives if life.order_id is not None}
     owners = [by_id[order_id] for order_id in truth.owners if order_id in by_id]
     if truth.waiters and not truth.owners:

@@ -1,7 +1,6 @@
-"""Histories in files: one record a line, each process its own file.
+"""Histories in files: one record per line, and one file per process.
 
-A record is one JSON object, ``{"kind": "granted", "at": 1.5, ...}``; bytes are written as the text
-that latin-1 makes of them.
+A record is one JSON object, ``{"kind": "granted", "at": 1.5, ...}``; bytes are decoded as latin-1.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ __all__ = ["AppendOnly", "dump", "from_json", "load", "to_json"]
 
 _KINDS = {kind.__name__.lower(): kind for kind in KINDS}
 _FIELDS = {kind: tuple(field.name for field in fields(kind)) for kind in KINDS}
-_BYTES = frozenset({"argument", "result", "value", "data"})  # what is written as text
+_BYTES = frozenset({"argument", "result", "value", "data"})  # bytes fields, written as text
 
 
 def to_json(record: Record) -> str:
-    """A record as one line, without its end."""
+    """Return a record as one line, without the line ending."""
     kind = type(record)
     facts: dict[str, Any] = {"kind": kind.__name__.lower()}
     for name in _FIELDS[kind]:
@@ -34,10 +33,10 @@ def to_json(record: Record) -> str:
 
 
 def from_json(line: str | bytes) -> Record:
-    """What `to_json` wrote.
+    """Return the record that `to_json` wrote as this line.
 
     Raises:
-        ValueError: it is no record.
+        ValueError: the line is not a record.
     """
     facts = json.loads(line)
     try:
@@ -53,16 +52,16 @@ def from_json(line: str | bytes) -> Record:
 
 
 def dump(records: Iterable[Record], path: str | PathLike[str]) -> None:
-    """Write a history to a file, which `load` reads."""
+    """Write records to a file that `load` reads."""
     with Path(path).open("w", encoding="ascii") as file:
         file.writelines(to_json(record) + "\n" for record in records)
 
 
 class AppendOnly:
-    """A sink that is a file: a record is one line, written whole before the call returns.
+    """File as a sink for records: each call writes one record as a whole line before it returns.
 
     Attributes:
-        path: of the file; what it holds already stays.
+        path: the path of the file; its existing contents are kept.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -81,12 +80,13 @@ class AppendOnly:
 
 
 def load(paths: Iterable[str | PathLike[str]], skew: float = 0.0, slack: float = 0.0) -> History:
-    """The history that is told by several files, one of each process.
+    """Return the history that is stored in several files, one per process.
 
-    The last line of a file may be torn, as a process leaves it that is killed while it writes.
+    The last line of a file may be incomplete, because its process was killed while it wrote; such
+    a line is ignored.
 
     Raises:
-        ValueError: another line is no record.
+        ValueError: a complete line is not a record.
     """
     return History((record for path in paths for record in _lines(Path(path))), skew, slack)
 
@@ -95,7 +95,7 @@ def _lines(path: Path) -> Iterator[Record]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
-                return  # torn
+                return  # an incomplete last line
             try:
                 yield from_json(line)
             except ValueError as error:

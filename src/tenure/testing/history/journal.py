@@ -1,20 +1,20 @@
-"""How a program records what happens to it, with the public API and a few lines more.
+"""Journal with which a program records a history of its own requests, data calls and watches.
 
-A `Journal` belongs to one process. It hands each record to a *sink*, a callable that takes one:
-the ``append`` of a list, or an `AppendOnly` file, of which a process that is killed loses nothing.
-A workload of tasks is written with the asynchronous blocks (`lock`, `acquire`, `try_lock`,
-`campaign`, `enqueue`, `recover`); anything else, threads among it, with what they are made of::
+A `Journal` belongs to one process. It passes each record to a *sink*, a callable that takes one
+record: the ``append`` of a list, or an `AppendOnly` file, which loses no record when the process
+is killed. A workload of tasks uses the asynchronous context managers (`lock`, `acquire`,
+`try_lock`, `campaign`, `enqueue`, `recover`). Anything else, such as threads, uses their parts::
 
     with (
-        journal.asks(mutex, timeout=5) as request,  # says how it ended
+        journal.asks(mutex, timeout=5) as request,  # records how it ended
         mutex.lock(timeout=5) as lease,
-        request.holds(lease),  # says that it is held, and when it need not be any more
+        request.holds(lease),  # records that it is held, and from when it may not be held
     ):
         ...
 
-A request is given up in the moment that its task is cancelled or its session ended, before the
-task itself can say anything. So whoever does that says so first: `Request.leaves`,
-`Journal.leaves`.
+A request is withdrawn at the moment at which its task is cancelled or its session is ended, before
+the task itself can record anything. So the code that cancels or ends it must record that first,
+with `Request.leaves` or `Journal.leaves`.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ __all__ = ["DataCall", "Journal", "Primitive"]
 Primitive: TypeAlias = (
     "Mutex | Semaphore | Election | blocking.Mutex | blocking.Semaphore | blocking.Election"
 )
-"""What is asked for; the blocking ones will do."""
+"""Primitive whose request is recorded; the classes of `tenure.blocking` are accepted too."""
 
 
 class DataCall:
-    """A call on a semaphore's data, within `Journal.call`. Set `result` to what it read."""
+    """Call on a semaphore's data, within `Journal.call`. Set `result` to the data that it read."""
 
     __slots__ = ("result",)
 
@@ -70,14 +70,14 @@ class DataCall:
 
 
 class Journal:
-    """What one process records.
+    """Journal of one process.
 
     Args:
         process: the label of this incarnation.
-        record: the sink; it is called from whatever thread something happens in.
-        now: the common scale's clock.
-        to_common: from the client's own clock (`tenure.Client.clock`) to the common scale; the
-            identity where they are one, as on one host.
+        record: the sink; it is called on the thread on which the recorded event happens.
+        now: the clock of the common time scale.
+        to_common: the conversion from the client's own clock (`tenure.Client.clock`) to the common
+            time scale; the identity if they are the same, as on one host.
         fencing: whether the engine's leases have fencing tokens.
 
     Attributes:
@@ -102,7 +102,7 @@ class Journal:
         self._open: dict[str, Request] = {}
 
     def label(self) -> str:
-        """A label that is unique, if no two processes have the same."""
+        """Return a new label. It is unique in the history if process labels are unique."""
         return f"{self.process}-{next(self._labels)}"
 
     # Requests
@@ -117,15 +117,19 @@ class Journal:
         recovers: str | None = None,
         label: str | None = None,
     ) -> Request:
-        """A request is about to be made.
+        """Record that a request is about to be made.
 
         Args:
-            primitive: of which.
-            count: how many of a semaphore's tokens; 1 if left out.
-            limit: of a lasting semaphore, which nothing here can know.
-            timeout: that of the request, or sooner, whatever will end it.
+            primitive: the primitive that is requested.
+            count: the number of a semaphore's tokens; 1 if omitted.
+            limit: the limit of a lasting semaphore, which the journal cannot know.
+            timeout: seconds after which the request may have ended: its own timeout, or less if
+                something else ends it sooner.
             recovers: the label of the request of a resumed session that this one continues.
-            label: one of your own.
+            label: a label for the request, instead of a new one.
+
+        Raises:
+            Misuse: `limit` is omitted for a lasting semaphore.
         """
         twin: Any = getattr(primitive, "_wrapped", primitive)
         if isinstance(twin, Mutex):
@@ -156,12 +160,12 @@ class Journal:
         return request
 
     def leaves(self) -> None:
-        """All that is asked for or held may leave: said before a session or client is ended."""
+        """Record that all requests may leave. Call it before a session or client is ended."""
         for request in list(self._open.values()):
             request.leaves()
 
     def forget(self, request: Request) -> None:
-        """Remove a request that is over from those that may leave."""
+        """Remove a request that is over from the open requests, which `leaves` records."""
         self._open.pop(request.label, None)
 
     def revokes(
@@ -173,7 +177,7 @@ class Journal:
         name: str | None = None,
         since: float | None = None,
     ) -> None:
-        """An administrator is about to take something away; see `Revokes`."""
+        """Record that an administrator is about to revoke requests; see `Revokes`."""
         self.record(Revokes(self.now(), request, session_of, node, name, since))
 
     @contextmanager
@@ -185,7 +189,7 @@ class Journal:
         node: str | None = None,
         name: str | None = None,
     ) -> Iterator[None]:
-        """The block in which an administrator takes something away."""
+        """Record the block in which an administrator revokes requests, at its start and end."""
         since = self.now()
         self.record(Revokes(since, request, session_of, node, name))
         try:
@@ -197,7 +201,7 @@ class Journal:
     async def lock(
         self, mutex: Mutex, *, timeout: float | None = None, **options: Any
     ) -> AsyncIterator[Request]:
-        """``async with mutex.lock(...)``, recorded."""
+        """Enter ``async with mutex.lock(...)``, and record it."""
         with self.asks(mutex, timeout=timeout) as request:
             async with mutex.lock(timeout=timeout, **options) as lease:
                 with request.holds(lease):
@@ -213,7 +217,15 @@ class Journal:
         timeout: float | None = None,
         **options: Any,
     ) -> AsyncIterator[Request]:
-        """``async with semaphore.acquire(count, ...)``, recorded; `limit` is the semaphore's."""
+        """Enter ``async with semaphore.acquire(count, ...)``, and record it.
+
+        Args:
+            semaphore: the semaphore.
+            count: the number of tokens.
+            limit: the semaphore's limit, if it is a lasting one.
+            timeout: seconds to wait for the grant.
+            options: further arguments of `Semaphore.acquire`.
+        """
         with self.asks(semaphore, count, limit=limit, timeout=timeout) as request:
             async with semaphore.acquire(count, timeout=timeout, **options) as lease:
                 with request.holds(lease):
@@ -228,7 +240,7 @@ class Journal:
         timeout: float | None = None,
         **options: Any,
     ) -> AsyncIterator[Request]:
-        """``async with election.campaign(data, ...)``, recorded."""
+        """Enter ``async with election.campaign(data, ...)``, and record it."""
         with self.asks(election, timeout=timeout) as request:
             async with election.campaign(data, timeout=timeout, **options) as lease:
                 with request.holds(lease):
@@ -236,7 +248,10 @@ class Journal:
 
     @asynccontextmanager
     async def try_lock(self, mutex: Mutex, **options: Any) -> AsyncIterator[Request | None]:
-        """``lease = await mutex.try_lock(...)`` and, if that is one, its block; or ``None``."""
+        """Call ``await mutex.try_lock(...)``, enter the block of its lease, and record it.
+
+        The block receives ``None`` if there is no lease.
+        """
         with self.asks(mutex, timeout=0.0) as request:
             lease = await mutex.try_lock(**options)
             if lease is None:
@@ -251,7 +266,7 @@ class Journal:
     async def enqueue(
         self, semaphore: Semaphore, count: int = 1, *, limit: int | None = None, **options: Any
     ) -> AsyncIterator[Place]:
-        """``async with semaphore.enqueue(count, ...)``, recorded."""
+        """Enter ``async with semaphore.enqueue(count, ...)``, and record it."""
         with self.asks(semaphore, count, limit=limit) as request:
             async with semaphore.enqueue(count, **options) as ticket:
                 with self._place(request, ticket) as place:
@@ -266,10 +281,15 @@ class Journal:
         recovers: str = "",
         **options: Any,
     ) -> AsyncIterator[Place | None]:
-        """``async with primitive.recover(...)``, recorded; ``None`` when there is nothing.
+        """Enter ``async with primitive.recover(...)``, and record it.
+
+        The block receives ``None`` if there is nothing to recover.
 
         Args:
+            primitive: the primitive that is recovered.
+            limit: the limit, if the primitive is a lasting semaphore.
             recovers: the label that the request had in its former process, if that is known.
+            options: further arguments of `recover`.
         """
         ticket: Ticket[Any] | None = primitive.recover(**options)
         if ticket is None:
@@ -300,7 +320,9 @@ class Journal:
         op: Operation,
         argument: bytes | None = None,
     ) -> Iterator[DataCall]:
-        """The block in which one call is made on a semaphore's data; what it raises says how.
+        """Record the block in which one call is made on a semaphore's data.
+
+        An exception that the block raises determines the outcome.
 
         ``with journal.call(config, "read") as call: call.result = (await config.describe()).data``
         """
@@ -320,34 +342,40 @@ class Journal:
             self.record(Returned(self.now(), label, outcome, call.result))
 
     async def create(self, semaphore: Semaphore, limit: int, data: bytes = b"") -> None:
-        """``await semaphore.create(limit, data)``, recorded."""
+        """Call ``await semaphore.create(limit, data)``, and record it."""
         with self.call(semaphore, "create", data):
             await semaphore.create(limit, data)
 
     async def update(self, semaphore: Semaphore, data: bytes) -> None:
-        """``await semaphore.update(data)``, recorded."""
+        """Call ``await semaphore.update(data)``, and record it."""
         with self.call(semaphore, "update", data):
             await semaphore.update(data)
 
     async def delete(self, semaphore: Semaphore) -> None:
-        """``await semaphore.delete()``, recorded."""
+        """Call ``await semaphore.delete()``, and record it."""
         with self.call(semaphore, "delete"):
             await semaphore.delete()
 
     async def read(self, semaphore: Semaphore) -> bytes:
-        """The semaphore's data, recorded."""
+        """Return the semaphore's data, and record the call."""
         with self.call(semaphore, "read") as call:
             call.result = data = (await semaphore.describe()).data
         return data
 
     def unobserved(self, observer: str) -> None:
-        """A watch is over, before the end of the history."""
+        """Record that a watch has ended before the end of the history."""
         self.record(Unobserved(self.now(), self.process, observer))
 
     def observed(
         self, observer: str, primitive: Primitive, value: bytes | tuple[int, ...] | None
     ) -> None:
-        """A watch has shown the data, the owners' order ids, or that there is none (``None``)."""
+        """Record the value that a watch has shown.
+
+        Args:
+            observer: the label of the watch.
+            primitive: the watched primitive.
+            value: the data, the owners' order ids, or ``None`` if there is no such semaphore.
+        """
         twin: Any = getattr(primitive, "_wrapped", primitive)
         node, name = twin._source.node, twin.name
         self.record(Observed(self.now(), self.process, observer, node, name, value))

@@ -1,20 +1,19 @@
-"""Whether calls on a semaphore's data can have happened one after another: linearizability.
+"""Linearizability of the calls on a semaphore's data: an order in which they can have happened.
 
-The search is that of Wing and Gong, with the memory that Lowe gave it: put one call after
-another, each one among those that no call which has not had its turn precedes in time, and never
-try the same situation twice. A *situation* is the calls that have had their turn and the state
-they left. It is kept relative to the first call that has not had its turn, so at a point where
-nothing is under way all that remains of the past is the state, and a long history costs no more
-than its parts.
+The search is the algorithm of Wing and Gong, with the memoization of Lowe. It places one call
+after another. The next call is one that no call still to be placed precedes in time. No situation
+is tried twice. A *situation* is the set of placed calls and the state that they left. It is
+stored relative to the first call that is not placed. So at a point where no call is in progress,
+all that remains of the past is the state, and a long history costs no more than its parts.
 
-Three things keep it small:
+Three properties keep the search small:
 
-* A call that fits and never changes anything has its turn at once: it gains nothing by waiting.
-* A call whose outcome is unknown may happen at any time after it began, or never. One whose data
-  was read, and was written by nothing else, has happened: by the time of that reading. A data
-  update whose data nobody read needs no turn. Those that remain and do the same are
-  interchangeable, so that it matters only how many of them have been used.
-* The state is that of one semaphore: linearizability is local.
+* A call that fits and changes nothing is placed immediately: waiting gains nothing.
+* A call whose outcome is unknown may happen at any time after it began, or never. If its data was
+  read, and no other call wrote that data, the call happened by the end of that read. An update
+  whose data was never read need not be placed. The remaining calls that do the same are
+  interchangeable, so only the number of them that were placed matters.
+* The state is that of one semaphore, because linearizability is local.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ class _Absent:
 
 ABSENT = _Absent()
 
-State = bytes | _Absent | None  # None: data that nobody has ever read
+State = bytes | _Absent | None  # None: data that was never read
 
 
 @dataclass(frozen=True, slots=True)
 class Operated:
-    """One call, with what came of it (`records` tell of that), and when it happened.
+    """One call with its outcome, its `records`, and the two instants between which it happened.
 
-    That is between two instants, which are compared with each other only; a call that ends in the
-    instant in which another begins may have happened after it.
+    The instants are compared only with those of other calls. A call that ends at the instant at
+    which another one begins may have happened after it.
     """
 
     start: float
@@ -63,7 +62,7 @@ Configuration = tuple[int, int, State, tuple[int, ...]]
 
 
 def step(call: Operated, state: State) -> State | Literal[False]:
-    """The state after a call that found `state`, or ``False`` if it would have ended otherwise."""
+    """Return the state after a call that found `state`; ``False`` contradicts its outcome."""
     exists = not isinstance(state, _Absent)
     match call.op, call.outcome:
         case ("create", "ok"):
@@ -84,7 +83,7 @@ def step(call: Operated, state: State) -> State | Literal[False]:
 
 
 def is_linearizable(calls: Iterable[Operated], start: State = ABSENT) -> bool:
-    """Whether there is an order that explains what every call gave."""
+    """Return true if some order of the calls explains the outcome of every call."""
     certain, perhaps = _sorted_out(calls)
     first: Configuration = (0, 0, start, (0,) * len(perhaps))
     tried = {first}
@@ -103,10 +102,10 @@ def is_linearizable(calls: Iterable[Operated], start: State = ABSENT) -> bool:
 def _turns(
     situation: Configuration, certain: Sequence[Operated], perhaps: Sequence[Sequence[Operated]]
 ) -> Iterator[Configuration]:
-    """The situations that one more turn leads to, the most promising one last."""
+    """Yield the situations after placing one more call, the most promising one last."""
     first, done, state, used = situation
     turns: list[tuple[float, int, State]] = []
-    horizon = inf  # the first end of a call that has not had its turn: nothing later precedes it
+    horizon = inf  # the earliest end of an unplaced call: a call that starts later must wait
     for offset in range(len(certain) - first):
         call = certain[first + offset]
         if call.start > horizon:
@@ -142,9 +141,9 @@ def _after(situation: Configuration, offset: int, state: State) -> Configuration
 
 
 def _sorted_out(calls: Iterable[Operated]) -> tuple[list[Operated], list[list[Operated]]]:
-    """The calls that have happened, and those that may have, by what they do; each by its start."""
+    """Return the calls that happened, and those that may have, grouped by effect; all by start."""
     calls = [call for call in calls if call.outcome != "refused"]
-    read: dict[bytes | None, float] = {}  # data, and by when it had been read
+    read: dict[bytes | None, float] = {}  # data, and the earliest end of a read that returned it
     for call in calls:
         if call.op == "read" and call.outcome == "ok":
             read[call.result] = min(call.end, read.get(call.result, inf))
@@ -170,9 +169,9 @@ def _sorted_out(calls: Iterable[Operated]) -> tuple[list[Operated], list[list[Op
 
 
 def shortest_contradiction(calls: Sequence[Operated]) -> list[Operated]:
-    """Of calls that are not linearizable, those begun until the first end that none explains.
+    """Return the calls that began by the first unexplained end, of calls that are not linearizable.
 
-    The last of them is the one that ended so.
+    The last of them is the call that ended with the unexplained outcome.
     """
     ends = sorted((call for call in calls if call.outcome != "unknown"), key=lambda call: call.end)
     explained, contradicting = 0, len(ends)
@@ -188,7 +187,7 @@ def shortest_contradiction(calls: Sequence[Operated]) -> list[Operated]:
 
 
 def _until(calls: Iterable[Operated], end: float) -> Iterator[Operated]:
-    """The same history, told at an earlier instant."""
+    """Yield the calls as they were known at the instant `end`."""
     for call in calls:
         if call.end <= end:
             yield call

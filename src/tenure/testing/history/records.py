@@ -1,14 +1,14 @@
-"""What a history is made of: small facts, each with an instant, said by whoever saw it.
+"""Records of a history: small facts with an instant, each recorded by the process that saw it.
 
-A record is a frozen value. `at` is in seconds, on one scale that is common to all who record: a
-simulation's true time, or the boot-time clock of the one host (`tenure.clock.SystemClock`). A
-`process` is an incarnation: what is started again gets another label. A `request` is a label
-that is unique in the whole history, and is asked for once.
+A record is a frozen value. `at` is in seconds, on one time scale that is common to all processes:
+a simulation's true time, or the boot-time clock of the one host (`tenure.clock.SystemClock`). A
+`process` is an incarnation: a restarted process gets another label. A `request` is a label that is
+unique in the whole history, and is used for one request.
 
-The instants are the careful ones. What begins something is recorded before it (`Asked`,
-`Called`) or once it is certain (`Granted`, `Returned`); what ends something is recorded before
-it can have ended (`Leaves`, `Revokes`, `Paused`, `Crashed`). So what a history says to be the
-case was the case, and a checker that finds a contradiction has found a defect.
+The instants are conservative. A beginning is recorded before it happens (`Asked`, `Called`) or
+once it is certain (`Granted`, `Returned`). An end is recorded before it can have happened
+(`Leaves`, `Revokes`, `Paused`, `Crashed`). So everything that a history states was true, and a
+checker that finds a contradiction has found a defect.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ __all__ = [
 ]
 
 Why = Literal["released", "lost", "timeout", "withdrawn", "refused", "failed"]
-"""How a request came to its end, as its program saw it."""
+"""Reason for which a request ended, as its program saw it."""
 
 Operation = Literal["create", "ensure", "update", "delete", "read"]
-"""What is done to a semaphore's data; ``ensure`` is a creation that accepts what exists."""
+"""Operation on a semaphore's data; ``ensure`` is a creation that accepts an existing semaphore."""
 
 Outcome = Literal["ok", "exists", "missing", "busy", "refused", "unknown"]
-"""How a call ended: ``exists``, ``missing`` and ``busy`` (it has owners or waiters) say what was
-found and change nothing, ``refused`` says nothing and changes nothing, and ``unknown`` may have
-taken effect or may yet."""
+"""Outcome of a call. ``exists``, ``missing`` and ``busy`` (the semaphore has owners or waiters)
+report the state that was found, and change nothing. ``refused`` reports no state and changes
+nothing. A call whose outcome is ``unknown`` may have taken effect, or may take effect later."""
 
 
 # Requests
@@ -60,15 +60,15 @@ taken effect or may yet."""
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Said just before a request is sent.
+    """A request is about to be sent.
 
     Attributes:
-        count: how many tokens; of a mutex, all of them.
-        limit: of the semaphore; 2^64-1 of an ephemeral one and so of a mutex.
+        count: the number of tokens; for a mutex, all of them.
+        limit: the semaphore's limit; 2^64-1 for an ephemeral semaphore, and so for a mutex.
         window: the session's recovery window, in seconds.
         timeout: seconds from `at` after which the request may have left its queue by itself.
-        recovers: the request of a resumed session that this one continues; empty if nobody knows
-            what that was called.
+        recovers: the label of the request of a resumed session that this one continues; empty if
+            that label is unknown.
     """
 
     at: float
@@ -85,7 +85,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The request's place is known."""
+    """The order id of the request is known."""
 
     at: float
     request: str
@@ -94,11 +94,11 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The program was told that it holds.
+    """The program was notified that its request is granted.
 
     Attributes:
-        order_id: the fencing token; ``None`` where the engine gives none.
-        deadline: the lease's, on the common scale.
+        order_id: the fencing token; ``None`` if the engine has no fencing tokens.
+        deadline: the lease's deadline, in seconds on the common time scale.
     """
 
     at: float
@@ -109,7 +109,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Believes:
-    """The program asked its lease whether it is held, and it is. `deadline` was read anew."""
+    """The program has checked that its lease is held. `deadline` was read again."""
 
     at: float
     request: str
@@ -118,7 +118,7 @@ class Believes:
 
 @dataclass(frozen=True, slots=True)
 class Shrinks:
-    """Said just before a lease gives back a part: from here on it may have only `count`."""
+    """A lease is about to release some of its tokens: from here on it may have only `count`."""
 
     at: float
     request: str
@@ -127,7 +127,10 @@ class Shrinks:
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """Said just before the request is given up, or its task cancelled: it may leave from here."""
+    """The request is about to be withdrawn or released, or its task cancelled.
+
+    From this instant on it may have left its queue.
+    """
 
     at: float
     request: str
@@ -135,10 +138,11 @@ class Leaves:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The program knows that it has the request no more.
+    """The program knows that its request is over.
 
     Attributes:
-        deadline: of the lease or the session, if there was one, read when this was said.
+        deadline: the deadline of the lease or of the session, if there was one, read when this
+            was recorded.
     """
 
     at: float
@@ -149,16 +153,17 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Revokes:
-    """Said just before an administrator takes something away, whose owners learn it later.
+    """An administrator is about to revoke requests; their programs are notified later.
 
-    It concerns what has been asked for by then; every field but the instants narrows that down,
-    and ``None`` stands for all.
+    The record concerns requests that were made before it. Each field except the instants restricts
+    them further; ``None`` means no restriction.
 
     Attributes:
-        request: this one.
-        session_of: those of this process.
-        node, name: those of this semaphore.
-        since: said again when it is done, for what was asked for meanwhile: when it was begun.
+        request: only this request.
+        session_of: only the requests of this process.
+        node, name: only the requests for this semaphore.
+        since: the instant at which the revocation began, in a second record that is made when it
+            is done. That record covers the requests that were made in between.
     """
 
     at: float
@@ -174,7 +179,7 @@ class Revokes:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """Said just before a process is stopped: nothing of it runs, or at least its event loop."""
+    """A process is about to be stopped: all of it, or at least its event loop."""
 
     at: float
     process: str
@@ -182,7 +187,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """Said after a process was let go on."""
+    """A paused process has been resumed."""
 
     at: float
     process: str
@@ -190,7 +195,7 @@ class Continued:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """Said just before a process is killed, or by whoever finds that it has ended by itself."""
+    """A process is about to be killed, or was found to have ended by itself."""
 
     at: float
     process: str
@@ -201,7 +206,7 @@ class Crashed:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """Said just before something is done to a semaphore's data. `call` is unique."""
+    """A call on a semaphore's data is about to be made. `call` is a unique label."""
 
     at: float
     process: str
@@ -214,7 +219,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """That call has ended. `result` is what was read."""
+    """The call with this label has ended. `result` is the data that it read."""
 
     at: float
     call: str
@@ -224,10 +229,10 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a watch showed.
+    """State that a watch has shown.
 
     Attributes:
-        observer: the watch; one that is begun anew may keep its label.
+        observer: the label of the watch; a restarted watch may keep its label.
         value: the data (``None``: there is no such semaphore), or the owners' order ids.
     """
 
@@ -241,7 +246,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Unobserved:
-    """A watch of that process is over, and will not tell how it ends."""
+    """A watch of this process has ended, and will not show the final state."""
 
     at: float
     process: str
@@ -250,10 +255,10 @@ class Unobserved:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """A semaphore at the end, when all is healed and settled, as the store says.
+    """Final state of a semaphore in the store, when all faults are repaired and it has settled.
 
     Attributes:
-        data: ``None``: there is no such semaphore.
+        data: the semaphore's data; ``None`` if there is no such semaphore.
         owners, waiters: their order ids, in the order of the queue.
     """
 
@@ -288,16 +293,17 @@ KINDS: tuple[type[Record], ...] = (
     *(Asked, Queued, Granted, Believes, Shrinks, Leaves, Gone, Revokes),
     *(Paused, Continued, Crashed, Called, Returned, Observed, Unobserved, Truth),
 )
-"""What a record may be."""
+"""All types of records."""
 
 
 class History:
-    """Records in the order of their instants, and how far the clocks behind them may disagree.
+    """Records in the order of their instants, and the tolerances for clocks and slow machines.
 
     Args:
-        records: in any order; those of one instant keep the order that they come in.
-        skew: seconds between two processes' readings of the common scale, at the most.
-        slack: seconds that a process may come late because its machine is busy.
+        records: in any order; records of the same instant keep their order.
+        skew: the maximum difference, in seconds, between two processes' readings of the common
+            time scale.
+        slack: seconds by which a process may be late because its machine is busy.
     """
 
     def __init__(self, records: Iterable[Record], skew: float = 0.0, slack: float = 0.0) -> None:

@@ -1,11 +1,11 @@
-"""One request, as its program tells of it: what the blocks of a `Journal` are made of.
+"""Records of one request by its program: the parts of the context managers of a `Journal`.
 
 Rules:
 
-* Nothing here waits, so there is nothing that a cancellation could leave half done.
-* An instant is the careful one: read before what may end something, after what begins it. A
-  belief is recorded with the instant before the lease was asked.
-* What was said to leave is not believed any more, and an end is said once.
+* Nothing here waits except `Place.held`, so a cancellation leaves no record half done.
+* Instants are conservative: the clock is read before an act that may end a request, and after an
+  act that begins it. A `Believes` record has the instant before the lease was checked.
+* After `Leaves` no `Believes` is recorded until the end, and the end is recorded once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Holding", "Place", "Request"]
 
 
 class Holding(Protocol):
-    """What a journal asks of a lease, be it a task's or a thread's."""
+    """Attributes of a lease that a journal reads, on an asynchronous lease or a blocking one."""
 
     @property
     def held(self) -> bool: ...
@@ -50,7 +50,7 @@ class Holding(Protocol):
 
 
 class _Journal(Protocol):
-    """The journal, as its requests use it."""
+    """Attributes of a journal that its requests use."""
 
     record: Callable[[Record], object]
     now: Callable[[], float]
@@ -61,14 +61,14 @@ class _Journal(Protocol):
 
 
 class Request:
-    """One request, as its program tells of it. `Journal.asks` makes one.
+    """Recorder of one request. `Journal.asks` returns one.
 
-    Used in ``with``, around all that is done to be granted and while holding, it records how the
-    request ended. Any part may be recorded by hand instead.
+    As a context manager around acquiring and holding, it records how the request ended. Each part
+    may be recorded by hand instead.
 
     Attributes:
-        label: unique in the history.
-        lease: what was granted, from `granted` on.
+        label: the label of the request, unique in the history.
+        lease: the lease, once `granted` has been called.
     """
 
     __slots__ = ("_journal", "_left", "_over", "_session", "_source", "label", "lease")
@@ -86,11 +86,11 @@ class Request:
         return f"<request {self.label}>"
 
     def queued(self, order_id: int) -> None:
-        """Its place is known."""
+        """Record that its order id is known."""
         self._journal.record(Queued(self._journal.now(), self.label, order_id))
 
     def granted(self, lease: Holding) -> None:
-        """It is an owner."""
+        """Record that it is granted, with the lease's fencing token and deadline."""
         journal = self._journal
         at = journal.now()
         self.lease = lease
@@ -98,27 +98,27 @@ class Request:
         journal.record(Granted(at, self.label, token, journal.to_common(lease.deadline)))
 
     def sample(self) -> bool:
-        """Ask the lease whether it is held, and record it if so. From any thread."""
+        """Return true if the lease is held, and record that. Callable from any thread."""
         lease, journal = self.lease, self._journal
         at = journal.now()
         if lease is None or not lease.held:
             return False
-        if self._over or not self._left:  # that a lease is held after its end is to be told
+        if self._over or not self._left:  # a lease held after its end is a violation: record it
             journal.record(Believes(at, self.label, journal.to_common(lease.deadline)))
         return True
 
     def shrinks(self, count: int) -> None:
-        """It is about to give back all but `count` of its tokens."""
+        """Record that it is about to release all but `count` of its tokens."""
         self._journal.record(Shrinks(self._journal.now(), self.label, count))
 
     def leaves(self) -> None:
-        """It is about to be given up, or its task to be cancelled, or its session to be ended."""
+        """Record that it is about to be withdrawn or released, or its task or session ended."""
         if not self._left:
             self._left = True
             self._journal.record(Leaves(self._journal.now(), self.label))
 
     def gone(self, why: Why) -> None:
-        """The program has it no more. Said twice, the first time counts."""
+        """Record that the request is over. Only the first call counts."""
         if self._over:
             return
         self._left = self._over = True
@@ -128,12 +128,12 @@ class Request:
         self._journal.record(Gone(self._journal.now(), self.label, why, common))
 
     def _deadline(self) -> float | None:
-        """The lease's, or else that of the session that it was waited for with."""
+        """Return the lease's deadline, or else that of the session that made the request."""
         if self.lease is not None:
             return self.lease.deadline
         session = self._session
         if session is None or session is not _session_of(self._source):
-            return None  # which one it was nobody can tell: the implicit session comes again
+            return None  # unknown: the implicit session may have been replaced by a new one
         return session.deadline
 
     def __enter__(self) -> Request:
@@ -158,7 +158,10 @@ class Request:
 
     @contextmanager
     def holds(self, lease: Holding) -> Iterator[Request]:
-        """The block in which the lease is held: the innermost, so that its end is told first."""
+        """Record the block in which the lease is held.
+
+        It must be the innermost block, so that its end is recorded before the lease is released.
+        """
         self.granted(lease)
         try:
             yield self
@@ -170,11 +173,11 @@ class Request:
 
 
 class Place:
-    """A place in a queue, within `Journal.enqueue`.
+    """Place in a queue, within `Journal.enqueue` or `Journal.recover`.
 
     Attributes:
-        request: what it is called.
-        ticket: the place itself.
+        request: the recorder of the request.
+        ticket: the ticket for the place.
     """
 
     def __init__(self, request: Request, ticket: Ticket[Any]) -> None:
@@ -183,7 +186,14 @@ class Place:
 
     @asynccontextmanager
     async def held(self, timeout: float | None = None) -> AsyncIterator[Request]:
-        """Wait for the grant, and hold it as a block; raises as `Ticket.wait`."""
+        """Wait for the grant, and hold the lease for a block.
+
+        Args:
+            timeout: seconds to wait.
+
+        Raises:
+            Exception: the errors of `Ticket.wait`.
+        """
         lease = await self.ticket.wait(timeout)
         async with lease:
             with self.request.holds(lease) as request:

@@ -1,14 +1,15 @@
-"""What a history says of each request and process: gathered once, for the rules to look at.
+"""Index over a history by request and process, built once for all rules.
 
-A `Life` is one request's, from when it was asked for. What is certain about it, at an instant:
+A `Life` is the index entry of one request, from the instant at which it was made. It states only
+what is certain at an instant:
 
-* it is *believed* to be held from the instant that its program was told so, until it may leave
-  (it is about to be given up, revoked, or its process killed) or its deadline, the newest that
-  is known, has passed;
-* it is *in its queue* until it may leave, its timeout is over while it has not been granted, or
-  its process was paused for so long that its session may have ended meanwhile.
+* The request is *believed* to be held from the instant at which its program was notified of the
+  grant. That ends when the request may leave (it is about to be withdrawn, released or revoked,
+  or its process killed), or at its deadline, the latest that is known.
+* The request is *in its queue* until it may leave, until its timeout has passed without a grant,
+  or until its process was paused for so long that its session may have ended meanwhile.
 
-So what a life does not say is left open, and a rule never accuses on a guess.
+Everything else is left open, so a rule never reports a violation on a guess.
 """
 
 from __future__ import annotations
@@ -45,27 +46,28 @@ from tenure.testing.history.timeline import Violation
 __all__ = ["ROUNDING", "Life", "Place", "Story", "listed"]
 
 Place = tuple[str, str]
-"""A node and a name on it."""
+"""Node and name of a semaphore."""
 
 ROUNDING = 1e-6
-"""Seconds that conversions between clocks may be out by."""
+"""Maximum error of a conversion between clocks, in seconds."""
 
 _SHORT_PAUSE = 1 / 3
-"""The part of its window for which a process may be paused and surely keeps its session."""
+"""Fraction of the recovery window for which a paused process certainly keeps its session."""
 
 
 class Life:
-    """One request's.
+    """Everything that is known about one request.
 
     Attributes:
-        asked, granted, gone: what was recorded first, if it was.
-        order_id, placed_at: its place in the queue, and since when that is known.
-        count: how much of the limit it takes: its tokens, or, where a limit is so high that it
-            stands for "unbounded" and only the whole of it is exclusive, one.
-        end: the instant from which it may have left; `ended_by` says why.
-        deadline: the newest that is known; it is the lease's once that is granted.
-        shrinks: when it may have given a part back, and what it has kept then.
-        floor: of the order ids that were known when it was asked for, whose is the greatest.
+        asked, granted, gone: the first record of each kind, if there is one.
+        order_id, placed_at: its order id, and the instant since which that is known.
+        count: its share of the limit: its tokens. One, if the limit is so high that it stands for
+            "unbounded" and the request does not take all of it.
+        end: the instant from which it may have left its queue; `ended_by` is the reason.
+        deadline: the latest known deadline of the lease; infinite before the grant.
+        shrinks: the instants at which it may have released some tokens, each with the share of the
+            limit that it kept.
+        floor: the request with the greatest order id that was known when this one was made.
     """
 
     __slots__ = (
@@ -97,12 +99,12 @@ class Life:
 
     @property
     def place(self) -> Place:
-        """Where it is."""
+        """Node and name of the semaphore."""
         return self.asked.node, self.asked.name
 
     @property
     def believed(self) -> tuple[float, float] | None:
-        """From when to when its program was right to believe that it holds; if ever."""
+        """Start and end of the time in which its program rightly believed it held, if ever."""
         if self.granted is None:
             return None
         end = min(self.end, self.deadline)
@@ -110,16 +112,16 @@ class Life:
 
     @property
     def grace(self) -> float:
-        """Seconds after a deadline in which its program is to learn of it."""
+        """Seconds after a deadline within which its program must be notified of the loss."""
         return max(0.05 * self.asked.window, 0.1)
 
     @property
     def least_count(self) -> int:
-        """How much of the limit it takes to its end."""
+        """The share of the limit that it certainly takes until its end."""
         return min([self.count, *(count for _, count in self.shrinks)])
 
     def leave(self, at: float, why: Record) -> None:
-        """From here on it may have left."""
+        """Note that from an instant on it may have left its queue, and why."""
         if at < self.end:
             self.end = at
             self.ended_by = why
@@ -131,28 +133,29 @@ def _share(count: int, limit: int) -> int:
 
 @dataclass(slots=True)
 class Pause:
-    """A time in which a process was paused; `end` is infinite if it never went on."""
+    """Period in which a process was paused; `end` is infinite if it was never resumed."""
 
     start: float
     end: float
 
 
 class Story:
-    """A history, gathered.
+    """Index over one history.
 
     Attributes:
         history: the history.
-        lives: by the requests' labels.
-        places: the lives of each place, in the order in which they were asked for.
-        again: what was said of a request that could not be had any more.
-        replaced: where a second order id was told of a request.
-        late: where a lease was held after its deadline.
-        pauses: of each process, in their order.
-        crashed: the processes that have.
-        calls, returned: with their numbers in the history; the calls by place.
-        observed: what each observer of each place was shown.
-        unobserved: the processes and observers whose watch is over, and since when.
-        truths: the ends, with their numbers.
+        lives: the requests, by label.
+        places: the requests of each place, in the order in which they were made.
+        again: requests that were granted or held after their end, with the record of that.
+        replaced: requests that were granted with a second order id, with the record of that.
+        late: requests that were held after their deadline, with the record of that.
+        pauses: the pauses of each process, in order.
+        crashed: the first `Crashed` record of each process that crashed.
+        calls, returned: the calls by place and the returns by call, with their positions in the
+            history.
+        observed: the records of each observer of each place, in order.
+        unobserved: the processes and observers whose watch has ended, with the instant of that.
+        truths: the final states, with their positions in the history.
     """
 
     def __init__(self, history: History) -> None:
@@ -170,9 +173,9 @@ class Story:
         self.unobserved: dict[tuple[str, str], float] = {}
         self.truths: list[tuple[int, Truth]] = []
         self._index = 0
-        self._greatest: Life | None = None  # of those known for longer than the skew
-        self._lately: deque[tuple[float, Life]] = deque()  # known since, in that order
-        self._present: dict[str, dict[str, Life]] = {}  # of each process, what may not have left
+        self._greatest: Life | None = None  # among those known for at least the skew
+        self._lately: deque[tuple[float, Life]] = deque()  # instant from which it counts
+        self._present: dict[str, dict[str, Life]] = {}  # of each process, not gone
         hear: dict[type, Callable[[Any], None]] = {
             Asked: self._asked,
             Queued: self._queued,
@@ -194,16 +197,16 @@ class Story:
         for self._index, record in enumerate(history.records):
             hear[type(record)](record)
 
-    # What is asked of it
+    # Queries
 
     def in_queue_until(self, life: Life) -> float:
-        """Until when it certainly was in its queue, if it ever was."""
+        """Return the instant until which it certainly was in its queue, if it ever was."""
         asked, end = life.asked, life.end
         gone = life.gone
         if gone is not None and gone.deadline is not None:
-            end = min(end, gone.deadline)  # then its session may have been over
+            end = min(end, gone.deadline)  # after its deadline the session may have expired
         elif gone is not None and gone.why == "failed":
-            return asked.at  # perhaps it never was there
+            return asked.at  # it may never have entered the queue
         if life.granted is None and asked.timeout is not None:
             end = min(end, asked.at + asked.timeout)
         if asked.process in self.pauses:
@@ -213,7 +216,7 @@ class Story:
         return end
 
     def _long_pauses(self, process: str, since: float, most: float) -> Iterator[Pause]:
-        """Pauses after an instant that are longer than that; those close together are one."""
+        """Yield the pauses since an instant that exceed `most` seconds, merging close ones."""
         whole: Pause | None = None
         for pause in self.pauses.get(process, ()):
             if pause.end < since:
@@ -226,7 +229,7 @@ class Story:
                 yield whole
 
     def excused_until(self, process: str, due: float, grace: float) -> float:
-        """Until when a process could not do what was due, being paused."""
+        """Return the instant until which a process is excused for something due, by its pauses."""
         for pause in self.pauses.get(process, ()):
             if pause.start <= due < pause.end + grace:
                 due = pause.end + grace
@@ -235,7 +238,7 @@ class Story:
     def accuse(
         self, rule: str, place: Place, what: str, lives: Sequence[Life], *conflict: Record | None
     ) -> Violation:
-        """A violation, told with all records about some lives and their processes meanwhile."""
+        """Return a violation with all records about some requests and their processes."""
         labels = {life.asked.request for life in lives}
         processes = {life.asked.process for life in lives}
         others = {id(life.ended_by) for life in lives} | {id(record) for record in conflict}
@@ -256,7 +259,7 @@ class Story:
         marked = tuple(record for record in conflict if record is not None)
         return Violation(rule, *place, what, records, marked)
 
-    # What it hears
+    # Records
 
     def _asked(self, record: Asked) -> None:
         if record.request in self.lives:
@@ -266,7 +269,7 @@ class Story:
         self.lives[record.request] = life
         self.places.setdefault(life.place, []).append(life)
         crashed = self.crashed.get(record.process)
-        if crashed is not None:  # said before it was killed, and it lived for a moment more
+        if crashed is not None:  # the crash is recorded first, and the process ran on briefly
             life.leave(record.at, crashed)
         self._present.setdefault(record.process, {})[record.request] = life
 
@@ -382,7 +385,7 @@ class Story:
 
 
 def listed(lives: Sequence[Life]) -> str:
-    """Their labels and order ids, for a sentence."""
+    """Return the labels and order ids of some requests, as part of a sentence."""
     *some, last = (
         life.asked.request + ("" if life.order_id is None else f" (order id {life.order_id})")
         for life in lives

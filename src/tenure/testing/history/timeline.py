@@ -1,7 +1,7 @@
-"""How a contradiction is told: a sentence, and the few records behind it, in their order.
+"""Report of one contradiction: a sentence, and the records that show it, in order of time.
 
-One line a record, times relative to the first of them, who saw it, and what; the records that
-contradict each other have a mark::
+Each record is one line: the time relative to the first record, the process, and the fact. The
+records that contradict each other are marked with ``>``::
 
     limit: 'm' on /default has a limit of 1, and 2 tokens are believed to be held
          0.000 s  a  a-1 asks for 1 (limit 1)
@@ -42,21 +42,21 @@ from tenure.testing.history.records import (
 __all__ = ["MOST_LINES", "Violation"]
 
 MOST_LINES = 40
-"""A timeline leaves out records in its middle rather than have more lines."""
+"""Number of lines above which a timeline omits unmarked records in its middle."""
 
 _LONGEST = 60  # characters of data that are shown
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A contradiction between a history and a promise. As a string it is its timeline.
+    """Contradiction between a history and a rule. ``str()`` returns its timeline.
 
     Attributes:
-        rule: its name; see `tenure.testing.history.check`.
-        node, name: where.
-        what: in a sentence.
-        records: all that matter, in any order.
-        conflict: those of them that contradict each other.
+        rule: the name of the rule; see `tenure.testing.history.check`.
+        node, name: the semaphore.
+        what: the contradiction, in a sentence.
+        records: all relevant records, in any order.
+        conflict: the records that contradict each other.
     """
 
     rule: str
@@ -70,7 +70,7 @@ class Violation:
         return "\n".join(self.timeline())
 
     def timeline(self) -> list[str]:
-        """What is wrong, then one line a record."""
+        """Return a line that says what is wrong, then one line per record."""
         records = sorted(self.records, key=lambda record: record.at)
         head = f"{self.rule}: {self.what}"
         if not records:
@@ -88,7 +88,7 @@ class Violation:
 
 
 def _shortened(lines: list[str]) -> Iterable[str]:
-    """The first and the last lines, and all that are marked."""
+    """Return the first and the last lines, and all marked lines in between."""
     if len(lines) <= MOST_LINES:
         return lines
     half = MOST_LINES // 2
@@ -108,7 +108,7 @@ def _with_gaps(lines: list[str], first: int, last: int) -> Iterator[str]:
 
 
 def _processes(records: Iterable[Record]) -> dict[str, str]:
-    """Whose each request, call and process is."""
+    """Return the process of each request label, call label and process label."""
     known: dict[str, str] = {}
     for record in records:
         if isinstance(record, Asked):
@@ -178,7 +178,7 @@ def _tell(record: Record, start: float) -> str:
 
 
 def _tokens(count: int) -> str:
-    """So many tokens, which may be those of a mutex."""
+    """Return a count of tokens as text; the count of a mutex is "all"."""
     return "all" if count >= EPHEMERAL_LIMIT else str(count)
 
 
