@@ -1,10 +1,10 @@
-"""For the authors of engines, and for tests of programs: not needed by a program that runs.
+"""Tools for authors of engines and for tests of programs; no program needs them in production.
 
-- `tenure.testing.clock`: a clock that jumps, and an event loop that lives by it.
-- `tenure.testing.conformance`: whether an engine does what the contract says.
-- `tenure.testing.history`: whether what several processes saw can have happened.
-- `tenure.testing.random_histories`: whether two engines answer alike, whatever is asked of them
-  (needs Hypothesis).
+- `tenure.testing.clock`: a virtual clock, and an event loop that uses it.
+- `tenure.testing.conformance`: a test suite that checks an engine against the contract.
+- `tenure.testing.history`: a checker of what several processes saw against the guarantees.
+- `tenure.testing.random_histories`: a comparison of two engines on random histories (needs
+  Hypothesis).
 """
 
 import sys
@@ -13,7 +13,7 @@ from tenure.testing.clock import Deadlock, VirtualClock, VirtualLoop, run
 
 __all__ = ["Deadlock", "VirtualClock", "VirtualLoop", "run"]
 
-# The suites speak through plain assertions. Where pytest runs them it is to explain those.
+# The suites use plain assertions. Have pytest rewrite them, so that their failures are explained.
 if "pytest" in sys.modules:
     sys.modules["pytest"].register_assert_rewrite(
         "tenure.testing.conformance", "tenure.testing.random_histories"

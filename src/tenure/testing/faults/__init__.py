@@ -1,11 +1,15 @@
-"""An engine that reaches another one over a bad network: late, in pieces, or not at all.
+"""Engine that reaches another engine over a simulated bad network, with delays and outages.
 
-`FaultyEngine` fulfils the contract, as any engine of a remote store must: what it was told to do
-is done once and in order, however often the connection breaks meanwhile. What it adds is what a
-network adds, as its `Way` has it: each message takes a while, messages wait while the way is cut,
-those on their way are lost with the connection and sent again over the next, the answers of an
-hour may arrive in one moment, a grant may be told twice. A program that holds leases has to live
-with all of that::
+`FaultyEngine` fulfils the contract, as any engine of a remote store must: operations are carried
+out once and in order, however often the connection breaks meanwhile. It adds the faults of a
+network, as its `Way` determines:
+
+* Each message is delayed, and messages wait while the way is cut.
+* Messages in transit are lost with the connection, and sent again over the next one.
+* The answers of an hour may arrive at one moment.
+* A grant may be reported twice.
+
+A program that holds leases has to tolerate all of that::
 
     way = Way(delay=lambda: random.uniform(0.001, 0.2))
     engine = FaultyEngine(MemoryEngine("store", clock), way)
@@ -14,13 +18,13 @@ with all of that::
     way.lose()  # the connection breaks
     way.mend()
 
-* `Way.cut` both ways: the store is silent, and nobody is told.
-* `Way.cut` one way: half-open. What is sent arrives and takes effect, and no answer comes; or it
-  is the answers of before that still come.
-* `Way.lose`: the same, and the session is told that it is detached.
+* `Way.cut` in both directions: the store is silent, and no session is notified.
+* `Way.cut` in one direction: a half-open connection. Either requests arrive and take effect, but
+  no answer comes back. Or no request arrives, while earlier answers still come back.
+* `Way.lose`: a cut in both directions, of which the session is notified: it is detached.
 
 The inner engine may belong to another event loop of the same thread (``store_loop``), and to
-another clock: proofs are translated. It is this engine's own, opened and closed with it.
+another clock: proofs are translated. This engine owns it, and opens and closes it.
 """
 
 from tenure.testing.faults.answers import at_once

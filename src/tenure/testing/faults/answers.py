@@ -1,4 +1,4 @@
-"""Answers, and the coroutines that they come from."""
+"""Futures for answers, and the coroutines that compute them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Rest:
-    """The rest of a coroutine that has been run until it had to wait."""
+    """Remainder of a coroutine that has been run until it had to wait."""
 
     def __init__(self, work: Coroutine[Any, Any, Any], waits_for: Any) -> None:
         self._work = work
@@ -36,21 +36,21 @@ class Rest:
 
 
 def settle(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    """Answer, unless nobody wants it any more or the session's end has answered already."""
+    """Set the answer, unless it was cancelled or already set by the end of the session."""
     if answer.done():
         return
     if error is not None:
         answer.set_exception(error)
-        answer.exception()  # it need not be asked for
+        answer.exception()  # no warning if the program never retrieves it
     else:
         answer.set_result(result)
 
 
 def at_once(operation: Coroutine[Any, Any, T]) -> T:
-    """The result of an operation that does not wait.
+    """Run an operation that does not wait, and return its result.
 
     Raises:
-        RuntimeError: it would have to.
+        RuntimeError: the operation would have to wait.
     """
     try:
         operation.send(None)

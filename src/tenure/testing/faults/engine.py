@@ -1,4 +1,4 @@
-"""The engine at the program's end of a way, and what carries its operations out at the other."""
+"""Engine at the program's end of a way, which has its operations carried out at the store's end."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ T = TypeVar("T")
 
 
 class FaultyEngine(EngineDefaults):
-    """Another engine, at the other end of a way. It belongs to the loop on which it was opened.
+    """Engine that reaches an inner engine over a `Way`. It belongs to the loop that opens it.
 
     Args:
-        inner: the engine of the store's side, not opened yet.
-        way: what lies between.
+        inner: the engine at the store's end, not opened yet.
+        way: the simulated network between the two.
         clock: the program's clock, if it is not the store's.
         store_loop: the loop on which the inner engine is opened, if it is not the program's.
-        io_loop: where messages arrive, if that is not the program's loop: an engine that has a
-            thread for it hears proofs while the program's loop is stuck.
+        io_loop: the loop on which messages arrive, if it is not the program's. It simulates an
+            engine with a thread for I/O, which receives proofs while the program's loop is stuck.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class FaultyEngine(EngineDefaults):
     def operate(
         self, operation: Callable[[], Any], session: FaultySession | None = None
     ) -> asyncio.Future[Any]:
-        """Have an operation carried out at the store, and its answer brought back."""
+        """Send an operation to the store, and return the future of its answer."""
         assert self.loop is not None, "not opened"
         answer = self.loop.create_future()
         if session is not None:
@@ -92,7 +92,7 @@ class FaultyEngine(EngineDefaults):
             self._reply(answer, result, None)
 
     def _begin(self, operation: Coroutine[Any, Any, T]) -> Answer[T]:
-        """Start it now, in its turn; what it has to wait for it does in a task."""
+        """Start an operation now, in the order of arrival; a task finishes it if it has to wait."""
         try:
             waits_for = operation.send(None)
         except StopIteration as stop:
@@ -101,7 +101,7 @@ class FaultyEngine(EngineDefaults):
         return self.at_store(Rest(operation, waits_for).finish())
 
     def at_store(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task at the store's side."""
+        """Start a task on the store's loop."""
         assert self.way.there.loop is not None
         task = self.way.there.loop.create_task(work)
         self._work.add(task)
@@ -119,7 +119,7 @@ class FaultyEngine(EngineDefaults):
         self.tell(partial(settle, answer, result, error))
 
     def tell(self, message: Message) -> None:
-        """Have it called on the program's loop, when it gets there."""
+        """Send a message back; it is called on the program's loop when it arrives."""
         if self._io_loop is None:
             self.way.back.send(message)
         else:
@@ -137,11 +137,11 @@ class FaultyEngine(EngineDefaults):
                 loop.call_soon(session.contact, attached)
 
     def die(self, *, noticed: bool) -> None:
-        """The program is dead: nothing comes from here any more.
+        """Simulate the death of the program: no message is sent or received any more.
 
         Args:
-            noticed: whether the store sees it, as it would see a closed connection or a dead
-                process of its own host.
+            noticed: true if the store detects the death, as it would detect a closed connection
+                or a dead process of its own host.
         """
         self._closed = True
         self.way.there.clear()
@@ -162,7 +162,7 @@ class FaultyEngine(EngineDefaults):
         await self.operate(self.inner.open)
 
     async def aclose(self) -> None:
-        """Its own affair: the connection is closed whether or not the store is in reach."""
+        """Close the connection, whether or not the store can be reached."""
         if self._closed or self.loop is None:
             return
         self._closed = True
@@ -244,7 +244,7 @@ class FaultyEngine(EngineDefaults):
 
 
 class _FaultyPages:
-    """Pages of the store, over the same way."""
+    """Pages of the inner engine, read over the same way."""
 
     def __init__(self, engine: FaultyEngine, inner: Pages) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""Both ends of one session: what its program calls, and what the store tells."""
+"""Both ends of one session: the operations of its program, and the events of the store."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ __all__ = ["FaultySession", "out_of_reach"]
 
 
 def out_of_reach() -> EngineUnavailable:
-    """The cause of a broken way."""
+    """Return the error that reports a broken way."""
     return EngineUnavailable("the way to the store is broken")
 
 
 class FaultySession(SessionDefaults):
-    """Both ends of one session: what the program calls, and what the store tells.
+    """Both ends of one session: the operations of its program, and the events of the store.
 
     Attributes:
-        pending: the answers that are still to come.
+        pending: the answers that have not arrived yet.
     """
 
     def __init__(self, engine: FaultyEngine, how: Attach, events: SessionEvents) -> None:
@@ -52,7 +52,7 @@ class FaultySession(SessionDefaults):
         self._thread = threading.get_ident()
         self._attaching: asyncio.Task[Any] | None = None
         self._unwanted = False
-        # For each renewal: when it was carried out by the store's clock, and sent by ours.
+        # For each renewal: its arrival on the store's clock, and its departure on the program's.
         self._asked = deque([(float("-inf"), engine.clock.now())])
 
     # The program's end
@@ -96,7 +96,7 @@ class FaultySession(SessionDefaults):
 
     async def _leave(self, leave: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._over is None:
-            answer = self.engine.operate(leave)  # no end of the session is a failure of this
+            answer = self.engine.operate(leave)  # not pending: the session's end must not fail it
             self.engine.sessions.pop(self, None)
             await answer
 
@@ -160,7 +160,7 @@ class FaultySession(SessionDefaults):
         return watch.stop
 
     def contact(self, attached: bool) -> None:
-        """The connection has broken, or is there again."""
+        """Notify the program that the connection was dropped or re-established."""
         if self._over is None and self in self.engine.sessions:
             if attached:
                 self._told.attached()
@@ -186,7 +186,7 @@ class FaultySession(SessionDefaults):
         return inner
 
     def abandon(self) -> None:
-        """Nobody waits for it to be attached any more."""
+        """Drop the session at the store, because the program no longer waits for its attach."""
         self._unwanted = True
         attaching = self._attaching
         if attaching is not None and not attaching.done():
@@ -231,7 +231,7 @@ class FaultySession(SessionDefaults):
 
 
 class _Watch:
-    """Both ends of one watch. Changes that are on their way already are merged."""
+    """Both ends of one watch. A change is merged with a notification that is in transit."""
 
     def __init__(self, session: FaultySession, changed: Callable[[], None]) -> None:
         self._session = session
@@ -246,7 +246,7 @@ class _Watch:
                 name, data=data, owners=owners, changed=self._happened
             )
         except SessionExpired:
-            return  # its end is told anyway
+            return  # the program is notified of the end anyway
 
     def _happened(self) -> None:
         if not self._on_its_way:

@@ -1,4 +1,4 @@
-"""The way between a program and a store: two lines that carry messages late, or not at all."""
+"""Simulated network between a program and a store: two directions with delays and outages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Message = Callable[[], object]
 
 
 class _Line:
-    """One direction of a way: first in, first out, and each message arrives once."""
+    """One direction of a way: first in, first out, with each message delivered once."""
 
     def __init__(self, delay: Callable[[], float]) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None  # the receiver's
@@ -41,7 +41,7 @@ class _Line:
         self._queue.popleft()()
 
     def cut(self) -> None:
-        """What is on its way is lost, and goes once more after `mend`."""
+        """Lose the messages in transit; they are sent again after `mend`."""
         self._open = False
         for timer in self._timers:
             timer.cancel()
@@ -59,11 +59,11 @@ class _Line:
 
 
 class Way:
-    """The way between one program and the store.
+    """Simulated network between one program and the store.
 
     Args:
-        delay: called for each message: how many seconds it takes.
-        repeats: called for each grant: whether it is told twice.
+        delay: called for each message; returns its delay in seconds.
+        repeats: called for each grant; returns true if the grant is reported twice.
     """
 
     def __init__(
@@ -76,21 +76,21 @@ class Way:
         self.told: Callable[[bool], None] = lambda _: None
 
     def cut(self, *, there: bool = True, back: bool = True) -> None:
-        """Let nothing through, in one direction or both, and tell nobody."""
+        """Stop all messages in one direction or both, without notifying the sessions."""
         if there:
             self.there.cut()
         if back:
             self.back.cut()
 
     def lose(self) -> None:
-        """Break the connection, and have the sessions told."""
+        """Break the connection in both directions, and notify the sessions."""
         self.cut()
         if not self.lost:
             self.lost = True
             self.told(False)
 
     def mend(self) -> None:
-        """Let through what waits, and whatever comes. Safe when nothing is broken."""
+        """Deliver waiting and future messages again. Does nothing if the way is not broken."""
         self.there.mend()
         self.back.mend()
         if self.lost:

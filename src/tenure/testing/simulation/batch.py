@@ -1,4 +1,4 @@
-"""Many seeds, in one process or several, and what they add up to."""
+"""Simulation of many seeds, in one process or several, with their totals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import (
     FIRST_COMPLETED,
     Future,
-    ProcessPoolExecutor,  # noqa: TID251  whose context is the fork server
+    ProcessPoolExecutor,  # noqa: TID251  with the fork server as its context
     wait,
 )
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ from tenure.testing.simulation.world import Outcome, run
 __all__ = ["FEWEST_FAULTS", "FEWEST_OPERATIONS", "Tally", "outcomes", "tallies"]
 
 FEWEST_OPERATIONS, FEWEST_FAULTS = 200, 5
-"""A seed with fewer is a short one."""
+"""Numbers below which a seed counts as short."""
 
 _BETWEEN_COLLECTIONS = 25
 _BATCH = 20
@@ -32,12 +32,17 @@ _BATCH = 20
 
 @dataclass
 class Tally:
-    """What many histories add up to.
+    """Totals of many histories.
 
     Attributes:
-        short: seeds with fewer operations, or fewer faults, than a history is to have.
-        length: true time simulated, in seconds.
-        failed: the seeds of the histories that were violated.
+        seeds: the number of histories.
+        operations: the number of their operations.
+        records: the number of their records.
+        length: the true time simulated, in seconds.
+        short: the number of seeds with fewer than `FEWEST_OPERATIONS` operations, or fewer than
+            `FEWEST_FAULTS` faults.
+        faults: the number of faults that took effect, by kind.
+        failed: the seeds of the histories with violations.
     """
 
     seeds: int = 0
@@ -49,7 +54,7 @@ class Tally:
     failed: list[int] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
-        """Count one more."""
+        """Add one history."""
         faults = sum(outcome.faults.values())
         self.seeds += 1
         self.operations += outcome.operations
@@ -61,7 +66,7 @@ class Tally:
             self.failed.append(outcome.plan.seed)
 
     def merge(self, other: Tally) -> None:
-        """Count all of another one, too."""
+        """Add all histories of another tally."""
         self.seeds += other.seeds
         self.operations += other.operations
         self.records += other.records
@@ -72,12 +77,12 @@ class Tally:
 
 
 def tallies(first: int, seeds: int, jobs: int) -> Iterator[Tally]:
-    """What so many seeds add up to, a few at a time, as they come.
+    """Yield the totals of consecutive seeds, one tally per small batch, as batches are done.
 
     Args:
         first: the first seed.
-        seeds: how many.
-        jobs: how many processes work on it; 1 is this one.
+        seeds: the number of seeds.
+        jobs: the number of worker processes; with 1, this process does the work.
     """
     batches = [
         range(at, min(at + _BATCH, first + seeds)) for at in range(first, first + seeds, _BATCH)
@@ -85,8 +90,8 @@ def tallies(first: int, seeds: int, jobs: int) -> Iterator[Tally]:
     if jobs == 1:
         yield from map(_tally, batches)
         return
-    # A worker forked from this process would inherit its objects, without the threads that some
-    # of them rely on. The fork server has neither, and starts a worker as quickly.
+    # A worker forked from this process would inherit its objects without the threads that some
+    # of them rely on. The fork server has neither, and starts workers as quickly.
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_follow_the_parent) as pool:
         waiting: set[Future[Tally]] = set()
@@ -123,9 +128,10 @@ def _end_with_the_parent() -> None:
 
 
 def outcomes(seeds: Iterable[int]) -> Iterator[Outcome]:
-    """The histories of some seeds, with garbage collected rarely.
+    """Yield the outcomes of some seeds, with rare garbage collections.
 
-    A world is one large cycle. Collected whenever the interpreter likes, it costs a third more.
+    A world is one large reference cycle. With automatic garbage collection a simulation costs a
+    third more.
     """
     with _rarely_collecting():
         for number, seed in enumerate(seeds):

@@ -1,8 +1,8 @@
-"""What breaks a simulated world, and mends it again.
+"""Injection of the faults of a plan into a simulated world, and their repair.
 
-Each fault of a plan is carried out at its time, or somewhat later when there is nothing yet that
-it could befall; only what took effect counts. What it does to a process it does to the incarnation
-that lives then, and it says so in the history, before or after, whichever is the careful way round.
+Each fault of a plan is carried out at its time, or somewhat later if it has no target yet; only
+faults that took effect count. A fault of a process affects the incarnation that lives then. It is
+recorded in the history before or after the act, whichever is conservative.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 __all__ = ["Nemesis"]
 
 TRIALS, BETWEEN_TRIALS = 20, 0.2
-"""How often a fault that finds nothing to befall is tried again, and after how many seconds."""
+"""Number of retries of a fault that finds no target, and the seconds between them."""
 
 
 class Nemesis:
-    """The faults of one world.
+    """Injector of the faults of one world.
 
     Attributes:
-        applied: how many have taken effect, of each kind.
-        observers_way: the observer's; what happens to the ways of all happens to it.
+        applied: the number of faults that took effect, by kind.
+        observers_way: the observer's way, which a restart of the store breaks too.
     """
 
     def __init__(self, world: World) -> None:
         self.applied: Counter[FaultKind] = Counter()
-        self._pending = 0  # still to come, or not over yet
+        self._pending = 0  # faults to come, and ends of faults to come
         self.observers_way: Way
         self._world = world
         self._scheduler = world.scheduler
@@ -49,7 +49,7 @@ class Nemesis:
         return not self._pending
 
     def begin(self, faults: Sequence[Fault]) -> None:
-        """From now on, let them happen."""
+        """Schedule the faults, relative to now."""
         start = self._scheduler.now
         self._pending = len(faults)
         for fault in faults:
@@ -59,7 +59,7 @@ class Nemesis:
         carry_out: Callable[[Fault], bool] = getattr(self, f"_{fault.kind}")
         try:
             befell = carry_out(fault)
-        except Exception as error:  # of the store, which an administrator has called
+        except Exception as error:  # an administrator's call on the store failed
             self._world.complain("nemesis", f"{fault.kind} raised {error!r}")
             befell = True
         if befell:
@@ -72,7 +72,7 @@ class Nemesis:
         self._world.look_whether_done()
 
     def _later(self, seconds: float, act: Callable[[], object]) -> None:
-        """Have the end of a fault happen, too."""
+        """Schedule the end of a fault, in seconds from now."""
         self._pending += 1
 
         def happen() -> None:
@@ -85,7 +85,7 @@ class Nemesis:
     # Processes
 
     def _living(self, fault: Fault) -> Incarnation | None:
-        """Whom it befalls, if it has not come to its end."""
+        """Return the incarnation that a fault affects, if it is alive and not done."""
         life = self._world.processes[fault.process].now
         return life if life.loop.alive and not life.done else None
 
@@ -97,7 +97,7 @@ class Nemesis:
         return True
 
     def _stop(self, life: Incarnation, length: float) -> None:
-        """Nothing of it runs."""
+        """Pause all loops of an incarnation for some seconds."""
         self._record(Paused(self._scheduler.now, life.label))
         life.loop.pause()
         if life.io_loop is not None:
@@ -115,7 +115,7 @@ class Nemesis:
             self._record(Continued(self._scheduler.now, life.label))
 
     def _stall(self, fault: Fault) -> bool:
-        """Its loop does not turn; the thread of its keeper does, and that of its engine."""
+        """Stall the event loop; the threads of the keeper and of the engine go on."""
         life = self._living(fault)
         if life is None or life.client is None:
             return False
@@ -127,7 +127,7 @@ class Nemesis:
         return True
 
     def _keep(self, life: Incarnation, until: float) -> None:
-        """What the keeper's thread does meanwhile."""
+        """Do the work of the keeper's thread until an instant of true time."""
         client = life.client
         core = None if client is None else client_core(client)
         if core is None or core.loop is None or not life.loop.alive:
@@ -248,7 +248,7 @@ class Nemesis:
         [whose] = [each.description for each in sessions if each.id == session_id]
         number = whose.removeprefix("p").partition(".")[0]
         for process in self._world.processes:
-            if str(process.number) == number:  # whoever has resumed it
+            if str(process.number) == number:  # any incarnation may have resumed the session
                 for life in (*process.former, process.now):
                     self._record(Revokes(self._scheduler.now, None, life.label, DEFAULT_NODE, name))
                 process.now.revoked = self._scheduler.now

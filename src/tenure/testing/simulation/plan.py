@@ -1,7 +1,7 @@
-"""What a simulated history is made of: what each process does, and what befalls it.
+"""Plan of a simulated history: the steps of each process, and the faults.
 
-A plan is data. `draw` makes one of a seed; whatever is left of it when parts are taken out is a
-plan too, which is how a failing one is made small (`tenure.testing.simulation.shrinking`).
+A plan is data. `draw` derives one from a seed. A plan without some of its parts is a plan too,
+which is how a failing plan is shrunk (`tenure.testing.simulation.shrinking`).
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ Kind: TypeAlias = Literal[
 ]
 
 FaultKind: TypeAlias = Literal[
-    "pause",  # a process does not run for a while, and is stopped between any two callbacks
-    "stall",  # its event loop does not turn, and its keeper's thread does
-    "crash",  # it is killed, and perhaps started again, perhaps with its session resumed
-    "cancel",  # what one of its tasks does is cancelled
-    "cut",  # nothing gets through between it and the store, one way or both, and nobody is told
-    "lose",  # its connection breaks
-    "slow",  # its messages take long
-    "restart",  # the store is away for a while, and everybody's connection with it
+    "pause",  # a process does not run for a while; it is stopped between any two callbacks
+    "stall",  # its event loop does not run, while its keeper's thread does
+    "crash",  # it is killed and started again, perhaps resuming its session
+    "cancel",  # the current step of one of its tasks is cancelled
+    "cut",  # messages to or from the store, or both, are lost without notice
+    "lose",  # its connection is dropped
+    "slow",  # its messages take ten times as long
+    "restart",  # the store is down for a while, and all connections are dropped
     "wall",  # a wall clock is set: a process's, or the store's
-    "evict",  # an administrator takes somebody's request out of its queue
-    "end",  # an administrator ends somebody's session
-    "drop",  # an administrator deletes the semaphore by force
+    "evict",  # an administrator evicts a request from its queue
+    "end",  # an administrator ends a session
+    "drop",  # an administrator deletes a semaphore by force
 ]
 
 FAULTS: tuple[FaultKind, ...] = (
@@ -74,15 +74,16 @@ LONG_HOLDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that a task does.
+    """One step of a task.
 
     Attributes:
-        name: of the mutex, semaphore or election.
-        hold: seconds for which it keeps what it has got.
-        timeout: how long it waits for it; ``None``: for ever.
-        count: tokens, of a semaphore.
-        enter: whether it enters the lease's block, or asks `held` and releases.
-        pause: seconds that it waits before.
+        kind: the operation.
+        name: the name of the mutex, semaphore or election.
+        hold: seconds for which the lease is held.
+        timeout: seconds to wait for the grant; ``None`` waits for ever.
+        count: the number of tokens of a semaphore.
+        enter: true to enter the lease's block; false to check `held` and release the lease.
+        pause: seconds to wait before the step.
     """
 
     kind: Kind
@@ -96,16 +97,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
-    """One process.
+    """Plan of one process.
 
     Attributes:
-        window: its sessions' recovery window.
-        resumable: whether its sessions can be resumed.
-        rate: seconds of its own clock in a true second.
-        wall: how far its wall clock is off.
-        delay: seconds that its messages take, at the least and at the most.
-        seed: for all chance that is its own.
-        tasks: what each of its tasks does.
+        window: the recovery window of its sessions, in seconds.
+        resumable: true if its sessions can be resumed.
+        rate: seconds that pass on its own clock in one true second.
+        wall: the offset of its wall clock, in seconds.
+        delay: the minimum and maximum delay of its messages, in seconds.
+        seed: the seed of its own random numbers.
+        tasks: the steps of each of its tasks.
     """
 
     window: float
@@ -119,13 +120,14 @@ class ProcessPlan:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that goes wrong.
+    """One fault.
 
     Attributes:
         at: the true time, in seconds since the beginning.
-        process: whom it befalls.
+        kind: the kind of fault.
+        process: the number of the affected process.
         length: seconds until it is over.
-        which: a choice, where the kind has one.
+        which: a random number that selects a variant or a target, for kinds with a choice.
     """
 
     at: float
@@ -141,7 +143,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A whole history, before it has happened."""
+    """Plan of a whole history."""
 
     seed: int
     processes: tuple[ProcessPlan, ...]
@@ -171,7 +173,7 @@ def _line(step: Step) -> str:
 
 
 def draw(seed: int) -> Plan:
-    """The plan of a seed, the same for ever as long as this module is."""
+    """Return the plan of a seed, which is always the same while this module is unchanged."""
     random = Random(seed)
     processes = tuple(_process(random) for _ in range(PROCESSES))
     number = random.randint(FEWEST_FAULTS, MOST_FAULTS)
@@ -221,7 +223,7 @@ def _step(random: Random) -> Step:
     timeout = None if random.random() < 0.6 else random.choice((0.0, 0.05, 0.5, 2.0))
     hold = random.choice((0.0, random.uniform(0.0, 0.1), random.uniform(0.0, 0.5)))
     if random.random() < LONG_HOLDS:
-        hold = random.uniform(2.0, 7.0)  # for longer than a lease can be believed unproven
+        hold = random.uniform(2.0, 7.0)  # longer than a lease stays valid without a proof
     return Step(kind, name, hold, timeout, count, random.random() < 0.7, pause)
 
 

@@ -1,10 +1,11 @@
-"""A simulated process: a client, one session at a time, and tasks that go through their steps.
+"""Simulated process: a client, one session at a time, and tasks that go through their steps.
 
-Every step holds what it gets: a broken lock can pass hundreds of schedules when everything is
-released at once. Whatever the process sees, it records. What it records must be certain: that
-something may be over is said before the act that ends it, that something is had after the answer.
+Every step holds its lease for a time: a broken lock can pass hundreds of schedules in which every
+lease is released immediately. The process records everything that it sees. Its records must be
+certain. So a possible end is recorded before the act that ends the request, and a grant after the
+answer.
 
-A step that a fault ends is over, and its task goes on with the next one. Steps that a killed
+A step that a fault ends is over, and its task continues with the next one. Steps that a killed
 process has not begun are left to its next incarnation.
 """
 
@@ -59,11 +60,11 @@ EXPECTED = (
     SessionClosed,
     SessionExpired,
 )
-"""What a step may raise where things break. Anything else is a defect."""
+"""Exceptions that a step may raise because of faults. Any other exception is a defect."""
 
 
 class SimulatedProcess:
-    """One process of a plan, through all its incarnations."""
+    """One process of a plan, with all its incarnations."""
 
     def __init__(self, world: World, number: int, plan: ProcessPlan) -> None:
         self.world = world
@@ -75,16 +76,16 @@ class SimulatedProcess:
         )
         self.steps = [deque(task) for task in plan.tasks]
         self.former: list[Incarnation] = []
-        self.broken = 0  # how many faults break its way now
+        self.broken = 0  # number of faults that break its way now
         self.slow = 1.0
         self.now: Incarnation
 
     def start(self, resume: str | None = None) -> None:
-        """Begin a life."""
+        """Start a new incarnation, which resumes a session if given its token."""
         self.now = Incarnation(self, len(self.former), resume)
 
     def die(self, *, noticed: bool) -> None:
-        """Be killed."""
+        """Kill the current incarnation."""
         self.now.kill(noticed=noticed)
         self.former.append(self.now)
 
@@ -94,16 +95,17 @@ class SimulatedProcess:
 
 
 class Incarnation:
-    """One life of a process.
+    """Incarnation of a process: from one start to its end or death.
 
     Attributes:
-        label: what the records call it.
-        loop, io_loop: its event loop, and the thread of its engine, if it has one of its own.
-        doing: each task's step that is under way, and the request that it has made.
-        token: the resume token of the newest session.
-        revoked: when an administrator took something away from the session that it is about to
-            resume, and the news of which may be on its way.
-        done: it has ended by itself.
+        label: its process label in the records.
+        loop, io_loop: its event loop, and the loop that stands for its engine's thread, if it has
+            one.
+        doing: for each task, the step in progress and the request that it has made.
+        token: the resume token of the latest session.
+        revoked: the instant at which an administrator last revoked requests of this process or of
+            the session that it resumes. The notification may not have arrived yet.
+        done: true once it has ended by itself.
     """
 
     def __init__(self, process: SimulatedProcess, life: int, resume: str | None) -> None:
@@ -135,7 +137,7 @@ class Incarnation:
         self._main = self.loop.create_task(self._run())
 
     def _record(self, record: Record) -> None:
-        if self.loop.alive:  # a coroutine that is thrown away says nothing
+        if self.loop.alive:  # a coroutine that is garbage-collected records nothing
             self.world.records.append(record)
 
     # Its life
@@ -158,7 +160,7 @@ class Incarnation:
                 self._recover(self._session, group)
             for number, steps in enumerate(self._process.steps):
                 group.create_task(self._go_through(number, steps))
-        with contextlib.suppress(EngineError):  # the store was away for the whole window
+        with contextlib.suppress(EngineError):  # the store was down for the whole window
             await client.aclose()
         self.done = True
         self.world.look_whether_done()
@@ -173,7 +175,7 @@ class Incarnation:
             try:
                 await task
             except EXPECTED:
-                pass  # it is over, and the next one has its turn
+                pass  # the step is over, and the next one follows
             except asyncio.CancelledError:
                 if not task.cancelled():
                     raise
@@ -183,10 +185,10 @@ class Incarnation:
             self.doing[number] = None
 
     def _asks(self, number: int, primitive: Primitive, step: Step, **known: Any) -> Request:
-        """A task is about to make a request."""
+        """Record that a task is about to make a request."""
         timeout = step.timeout
         if timeout is not None:
-            timeout /= self.plan.rate  # it runs on the process's own clock
+            timeout /= self.plan.rate  # the timeout runs on the process's own clock
         request = self.journal.asks(primitive, timeout=timeout, **known)
         doing = self.doing[number]
         assert doing is not None
@@ -196,7 +198,7 @@ class Incarnation:
     # Sessions
 
     async def session(self) -> Session:
-        """The session of this process; a new one when the last is over."""
+        """Return the session of this process; a new one if the last one is over."""
         async with self._attaching:
             session = self._session
             if session is None or session.state in {"expired", "closed"}:
@@ -215,7 +217,7 @@ class Incarnation:
             self.token = session.resume_token
 
     def _recover(self, session: Session, group: asyncio.TaskGroup) -> None:
-        """Go on with what the former life had, or waited for."""
+        """Recover the requests of the former incarnation, held or waiting."""
         for found in session.recovered:
             if found.ephemeral:
                 ticket: Ticket[Any] | None = session.mutex(found.name).recover()
@@ -231,7 +233,7 @@ class Incarnation:
                 semaphore,
                 found.count,
                 limit=self.world.limit(found.name),
-                timeout=None if found.granted else 0.0,  # whatever its former life has given it
+                timeout=None if found.granted else 0.0,  # the former timeout is unknown
                 recovers=self.world.label_of(found.order_id),
             )
             group.create_task(self._go_on_with(found, ticket, asking))
@@ -276,7 +278,7 @@ class Incarnation:
         if step.name == "pool":
             semaphore, count = session.semaphore(step.name), step.count
             await semaphore.create(LIMIT, exist_ok=True)
-        else:  # the whole of it, as a mutex does
+        else:  # all of its tokens, as for a mutex
             semaphore, count = session.semaphore(step.name, ephemeral=True), EPHEMERAL_LIMIT
         for_ever = replace(step, timeout=None)  # the ticket keeps its place
         with self._asks(number, semaphore, for_ever, count=count, limit=LIMIT) as request:
@@ -296,7 +298,7 @@ class Incarnation:
             await self._keep_while_held(request, lease, step)
 
     async def _hold(self, request: Request, acquiring: Once[AnyLease], step: Step) -> None:
-        """In a block, whose body is cancelled when the lease is lost; or without one."""
+        """Hold a lease in its block, whose body is cancelled on a loss, or without a block."""
         if not step.enter:
             await self._hold_loosely(request, await acquiring, step)
             return
@@ -317,12 +319,12 @@ class Incarnation:
             await self._keep_while_held(request, lease, step)
         except asyncio.CancelledError:
             with contextlib.suppress(LeaseLost):
-                await lease.release()  # nobody else would
+                await lease.release()  # it is not released otherwise
             raise
         await lease.release()
 
     async def _keep_while_held(self, request: Request, lease: Lease, step: Step) -> None:
-        """Hold a lease without being cancelled; then be about to release it."""
+        """Hold a lease without cancellation on a loss, then record that it is to be released."""
         try:
             async with asyncio.timeout(step.hold):
                 await lease.wait_lost()
@@ -332,7 +334,7 @@ class Incarnation:
                 request.leaves()
 
     async def _call(self, semaphore: Semaphore, step: Step) -> None:
-        """Do something to a semaphore's data."""
+        """Make one call on a semaphore's data."""
         data = self.world.new_data()
         if step.kind == "create":
             await self.journal.create(semaphore, 1, data)

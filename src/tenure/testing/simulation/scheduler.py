@@ -1,20 +1,20 @@
 """Simulated machines: event loops without a selector, on one true time that jumps.
 
-A `Scheduler` owns the true time and everything that is to happen in it. Each simulated process
-has a `ProcessLoop` of its own, an asyncio event loop that the scheduler turns, and a `LocalClock`,
-which drifts. Nothing else turns a loop, so a process can be paused between any two callbacks (a
-SIGSTOP, a virtual machine that is not scheduled), can stall, or can be killed: then nothing of it
-runs any more.
+A `Scheduler` owns the true time and all scheduled events. Each simulated process has a
+`ProcessLoop` of its own, an asyncio event loop that the scheduler runs, and a `LocalClock`, which
+drifts. Only the scheduler runs a loop. So a process can be paused between any two callbacks (a
+SIGSTOP, a virtual machine that is not scheduled), can stall, or can be killed: then none of its
+code runs any more.
 
 Rules:
 
-* One thread, and no chance that does not come from the seed: a seed is a history.
-* Callbacks of one loop run in the order in which they were scheduled, as asyncio promises. No
-  time passes until all that is ready on it has run. The loops interleave as the true times have
-  it of what they wait for.
-* A paused loop keeps what arrives for it, and takes up its timers late.
-* A killed loop takes nothing any more, and its tasks are kept until the end of the simulation: a
-  coroutine that the interpreter throws away would still run its `finally`.
+* There is one thread, and all randomness comes from the seed: a seed determines a history.
+* Callbacks of one loop run in the order in which they were scheduled, as asyncio guarantees. No
+  time passes until all ready callbacks of the loop have run. The loops interleave in the order of
+  the true times of their events.
+* A paused loop keeps the events that arrive for it, and runs its timers late.
+* A killed loop accepts no events, and its tasks are kept until the end of the simulation: a
+  coroutine that the interpreter collects would still run its `finally`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ __all__ = ["Handle", "LocalClock", "OutOfTime", "ProcessLoop", "Scheduler"]
 
 
 class OutOfTime(Exception):
-    """What was waited for has not happened by the time given."""
+    """The simulation did not stop in time, or has no events left."""
 
 
 class Scheduler:
-    """The true time, and what is to happen when.
+    """True time, with the queue of scheduled events.
 
     Attributes:
-        now: seconds since the beginning.
-        loops: of all processes, dead ones included.
+        now: the true time, in seconds since the beginning.
+        loops: the loops of all processes, including dead ones.
     """
 
     def __init__(self) -> None:
@@ -52,33 +52,34 @@ class Scheduler:
         self._stopped = False
 
     def time(self) -> float:
-        """The true time."""
+        """Return the true time, in seconds since the beginning."""
         return self.now
 
     def new_loop(self, clock: LocalClock) -> ProcessLoop:
-        """The loop of one more process."""
-        # What asyncio offers and a simulated process has no use for raises NotImplementedError.
+        """Return a new loop for a process."""
+        # Methods of asyncio that a simulated process does not need raise NotImplementedError.
         loop = ProcessLoop(self, clock)  # type: ignore[abstract]
         self.loops.append(loop)
         return loop
 
     def at(self, when: float, handle: Handle) -> None:
-        """Have a handle run at a true time, on the loop that it belongs to."""
+        """Schedule a handle at a true time, on the loop that it belongs to."""
         heappush(self._events, (when, next(self._numbers), handle))
 
     def call_at(self, when: float, callback: Callable[..., object], *arguments: Any) -> None:
-        """Have something called that belongs to no process: what the world does to them."""
+        """Schedule a call at a true time that belongs to no process, such as a fault."""
         self.at(when, Handle(callback, arguments, None, None))
 
     def stop(self) -> None:
-        """Have `run` return after what happens now."""
+        """Make `run` return after the current event."""
         self._stopped = True
 
     def run(self, horizon: float) -> None:
-        """Let happen what is to happen, until `stop`.
+        """Run the scheduled events in order of time, until `stop`.
 
         Raises:
-            OutOfTime: nothing will happen any more, or the time is beyond the horizon.
+            OutOfTime: no event is left, or the next one is later than `horizon`, in seconds of
+                true time.
         """
         pending = self._events
         self._stopped = False
@@ -105,7 +106,7 @@ class Scheduler:
 
 
 class Handle:
-    """Something to be called: what asyncio knows as a `Handle`, without its debugging."""
+    """Scheduled callback, like `asyncio.Handle` without its debugging."""
 
     __slots__ = ("arguments", "callback", "context", "loop")
 
@@ -130,9 +131,9 @@ class Handle:
 
 
 class LocalClock:
-    """A machine's clock: `rate` seconds of its own pass in a true second.
+    """Clock of one machine: `rate` seconds pass on it in one true second.
 
-    Its wall clock can be set, as an administrator or NTP may.
+    Its wall clock can be set, as an administrator or NTP may do.
     """
 
     virtual = True
@@ -150,20 +151,20 @@ class LocalClock:
         return self._ahead + self._scheduler.now * self._rate
 
     def true(self, local: float) -> float:
-        """The true time at which this clock reads so."""
+        """Return the true time at which this clock shows the given reading of `now`."""
         return (local - self._offset) / self._rate
 
     def jump_wall(self, seconds: float) -> None:
-        """Set the wall clock forwards, or backwards."""
+        """Move the wall clock forwards or backwards by some seconds."""
         self._ahead += seconds
 
 
 class ProcessLoop(asyncio.AbstractEventLoop):
-    """The event loop of one simulated process.
+    """Event loop of one simulated process.
 
     Attributes:
-        alive: not killed.
-        failures: what no task has caught, as `call_exception_handler` was told.
+        alive: true until the loop is killed.
+        failures: the contexts of unhandled exceptions, as passed to `call_exception_handler`.
     """
 
     def __init__(self, scheduler: Scheduler, clock: LocalClock) -> None:
@@ -176,10 +177,10 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self._new: list[Any] = []  # coroutines of tasks that may not have begun
         self._paused = 0
         self._running = False
-        self._left = 0  # callbacks before `_interrupt` is called
+        self._left = 0  # number of callbacks before `_interrupt` is called
         self._interrupt: Callable[[], None] | None = None
 
-    # What asyncio asks of a loop
+    # The interface of asyncio
 
     def time(self) -> float:
         return self._now()
@@ -239,10 +240,10 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         if self.alive:
             self.failures.append(context)
 
-    # What the scheduler and the nemesis do with it
+    # The interface of the scheduler and the nemesis
 
     def due(self, handle: Handle) -> None:
-        """A handle's time has come: run it, and all that it makes ready."""
+        """Run a handle that is due, and all callbacks that become ready by that."""
         if not self.alive:
             return
         handles = self._handles
@@ -266,37 +267,37 @@ class ProcessLoop(asyncio.AbstractEventLoop):
                     context.run(callback, *handle.arguments)
             except Exception as error:
                 self.call_exception_handler({"message": f"in {callback!r}", "exception": error})
-            # From Python 3.12 on a task's traceback leads to this frame: what failed, and nobody
-            # has heard of, would keep itself alive, and not be heard of.
+            # From Python 3.12 on a task's traceback refers to this frame. An unretrieved exception
+            # would keep its own task alive, and so would never be reported.
             del handle, callback
         self._running = False
         if not handles:
             self._new.clear()
 
     def interrupt_after(self, callbacks: int, interrupt: Callable[[], None]) -> None:
-        """Have something called between two callbacks, when so many more of them have run."""
+        """Schedule a call between two callbacks, after the given number of further callbacks."""
         self._left = callbacks
         self._interrupt = interrupt
 
     def pause(self) -> None:
-        """Run nothing more, for now. To be undone as often as it was done."""
+        """Stop running callbacks. Each pause needs its own `resume`."""
         self._paused += 1
 
     def resume(self) -> None:
-        """Go on."""
+        """Undo one `pause`."""
         self._paused -= 1
         if self._handles:
             self._scheduler.at(self._scheduler.now, Handle(_nothing, (), self, None))
 
     def kill(self) -> None:
-        """Run nothing more, ever."""
+        """Stop running callbacks for good."""
         self.alive = False
         self._handles.clear()
         for coroutine in self._new:
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-                coroutine.close()  # or it would be complained of that nobody ran it
+                coroutine.close()  # prevents the warning "was never awaited"
         self._new.clear()
 
 
 def _nothing() -> None:
-    """What wakes a loop."""
+    """Do nothing; scheduled to run a loop that has callbacks."""

@@ -1,8 +1,8 @@
-"""Making a failing plan small: what is not needed for the failure is taken out.
+"""Shrinking of a failing plan: parts that the failure does not need are removed.
 
-Faults first, then whole processes' tasks, then steps; each in halves, quarters and so on, and the
-outcome counts as the same failure when the same rule is violated. Every attempt is a simulation,
-so their number is bounded.
+Faults are removed first, then all tasks of a process, then steps. Faults and steps are removed in
+halves, quarters and so on. The caller decides which failure counts as the same. Every attempt is
+a simulation, so the number of attempts is bounded.
 """
 
 from __future__ import annotations
@@ -18,11 +18,17 @@ __all__ = ["ATTEMPTS", "shrink"]
 T = TypeVar("T")
 
 ATTEMPTS = 400
-"""How many simulations one shrinking may cost."""
+"""Maximum number of simulations of one shrinking."""
 
 
 def shrink(plan: Plan, fails: Callable[[Plan], bool], attempts: int = ATTEMPTS) -> Plan:
-    """The smallest plan found, of those made by leaving something out, that still fails."""
+    """Return the smallest failing plan that was found by removing parts.
+
+    Args:
+        plan: the failing plan.
+        fails: returns true if a plan still fails in the same way.
+        attempts: the maximum number of plans to try.
+    """
     left = attempts
     shrunk = True
     while shrunk:
@@ -41,7 +47,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     for faults in _without_parts(plan.faults):
         yield replace(plan, faults=tuple(faults))
     for number, process in enumerate(plan.processes):
-        if any(process.tasks):  # a process keeps its number, and does nothing
+        if any(process.tasks):  # the process keeps its number, without steps
             yield _with_tasks(plan, number, tuple(() for _ in process.tasks))
     for number, process in enumerate(plan.processes):
         for index, steps in enumerate(process.tasks):
@@ -58,7 +64,7 @@ def _with_tasks(plan: Plan, number: int, tasks: tuple[tuple[Step, ...], ...]) ->
 
 
 def _without_parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """The items without a part of them: without all, without each half, each quarter, ..."""
+    """Yield the items without a part of them: without all, each half, each quarter, and so on."""
     length = len(items)
     while length:
         for start in range(0, len(items), length):

@@ -1,8 +1,9 @@
-"""One simulated history: a store, the processes of a plan, and what befalls them.
+"""One simulated history: a store, the processes of a plan, and their faults.
 
 The store is the memory engine on a loop of its own; each process reaches it over its own way.
-`nemesis` carries out the faults. After the last step of the last process every fault is over, and
-an observer that has watched all along and an administrator say how it ended.
+`nemesis` carries out the faults. After the last step of the last process, every fault is over. The
+final state is recorded by an observer that has watched throughout, and by a connection without a
+session.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ from tenure.testing.simulation.scheduler import LocalClock, OutOfTime, Scheduler
 __all__ = ["Outcome", "World", "run"]
 
 HORIZON = 400.0
-"""Seconds of true time in which every history is over."""
+"""Seconds of true time within which every history must be over."""
 
 SETTLED = 10.0
-"""Seconds after the last step in which all that was lost has expired, and all news is told."""
+"""Seconds after the last step within which lost sessions expire and all notifications arrive."""
 
 WATCHED = ("config", "pool")
 
@@ -55,12 +56,15 @@ _worlds = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a plan.
+    """Result of simulating a plan.
 
     Attributes:
-        operations: how many requests, releases and calls the processes made.
-        faults: how many faults took effect, of each kind.
-        length: seconds of true time.
+        plan: the plan.
+        records: the records of all processes.
+        violations: the contradictions that were found.
+        operations: the number of requests, releases and calls that the processes made.
+        faults: the number of faults that took effect, by kind.
+        length: the length of the history, in seconds of true time.
     """
 
     plan: Plan
@@ -72,19 +76,23 @@ class Outcome:
 
 
 class MortalEngine(Engine, Protocol):
-    """An engine whose process can be killed."""
+    """Engine whose process can be killed."""
 
     def die(self, *, noticed: bool) -> None:
-        """Nothing of its process runs any more; whether others can see that at once."""
+        """Stop, because the process was killed.
+
+        Args:
+            noticed: true if the store detects the death immediately.
+        """
 
 
 class World:
-    """All that there is in one history.
+    """Everything in one simulated history.
 
     Attributes:
         store: the name of the memory engine's store.
         server: the store's loop.
-        records: what everybody has seen, in true time.
+        records: the records of all processes and observers, in true time.
         stalled: the numbers of the processes whose loops will stall.
     """
 
@@ -107,10 +115,10 @@ class World:
         ]
         self.nemesis = Nemesis(self)
 
-    # What the parts ask
+    # Services for the parts
 
     def reach(self, life: Incarnation) -> MortalEngine:
-        """The engine of a process that begins, at the end of its way."""
+        """Return the engine of a new incarnation, at the end of its way."""
         return FaultyEngine(
             MemoryEngine(self.store, self.server.clock),
             life.way,
@@ -126,14 +134,14 @@ class World:
         return LIMIT if name == "pool" else 1
 
     def label_of(self, order_id: int) -> str:
-        """What a request is called; a label of its own if its program never knew its order id."""
+        """Return the label of a request; a new one if its program never learned the order id."""
         for record in self.records:
             if isinstance(record, Granted | Queued) and record.order_id == order_id:
                 return record.request
         return f"unknown-{order_id}"
 
     def complain(self, who: str, what: str) -> None:
-        """Something happened that must not, whatever is broken."""
+        """Report an event that must not happen, whatever the faults are."""
         self.complaints.append(
             Violation("error", DEFAULT_NODE, who, f"at {self.scheduler.now:.6f} s: {what}", ())
         )
@@ -141,7 +149,7 @@ class World:
     # The history
 
     def run(self) -> None:
-        """Let it all happen."""
+        """Simulate the whole history."""
         scheduler = self.scheduler
         preparing = self.server.create_task(self._prepare())
         preparing.add_done_callback(lambda _: scheduler.stop())
@@ -160,7 +168,7 @@ class World:
         self._look_for_failures()
 
     def look_whether_done(self) -> None:
-        """Something has ended: go on to the end if that was the last."""
+        """Stop the scheduler if all faults are over and all processes are done."""
         if self.nemesis.idle and all(process.now.done for process in self.processes):
             self.scheduler.stop()
 
@@ -186,7 +194,7 @@ class World:
         self.server.call_later(600.0, self._keep_administrator)
 
     async def _observe(self) -> None:
-        """Watch from over a way of its own, all along."""
+        """Watch the semaphores throughout the history, over a way of its own."""
         delay = self.random.uniform
         way = Way(lambda: delay(0.001, 0.05))
         engine = FaultyEngine(MemoryEngine(self.store, self.server.clock), way)
@@ -216,7 +224,7 @@ class World:
             Observed(self.scheduler.now, "observer", f"observer-{name}", DEFAULT_NODE, name, value)
         )
 
-    # How it ended
+    # The end
 
     def _say_the_truth(self) -> None:
         found = at_once(self.eye.list_semaphores(DEFAULT_NODE, owners=True, waiters=True))
@@ -242,7 +250,7 @@ class World:
             self.complain("observer", f"it has ended: {self.observing}")
 
     def end(self) -> None:
-        """Kill whatever still lives, so that nothing of it runs while it is thrown away."""
+        """Kill all loops, so that none of their code runs while they are garbage-collected."""
         for loop in self.scheduler.loops:
             loop.kill()
         forget(self.store)
