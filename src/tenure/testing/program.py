@@ -1,4 +1,4 @@
-"""A program as the suites see it: one session, its requests and watches, and what it was told."""
+"""Program of the suites: one session, its requests and watches, and the events it received."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _FENCE = "a fence of the test"
 
 
 class Standing(Enum):
-    """Where a request stands, as its program has been told."""
+    """State of a request, according to the answers and events that its program received."""
 
     OWNS = "owns"
     WAITS = "waits"
@@ -47,11 +47,15 @@ class Standing(Enum):
 
 
 class ProgramRequest:
-    """One request of a program, from when it was sent.
+    """Request of a program, from the moment at which it was sent.
 
     Attributes:
+        program: the program.
         hold: its number within the session.
+        name: the name of the semaphore.
+        answer: the answer of `enqueue`, or the future of it.
         order_id: its place in the queue, once known.
+        withdrawn: true once the program has withdrawn it.
     """
 
     def __init__(self, program: Program, hold: int, name: str, answer: Answer[Enqueued]) -> None:
@@ -69,7 +73,7 @@ class ProgramRequest:
         return f"<hold {self.hold} of session {self.program.id} on {self.name!r}: {self.standing}>"
 
     async def answered(self) -> ProgramRequest:
-        """Wait for the answer; it may raise."""
+        """Wait for the answer of `enqueue`; raise its error if it failed."""
         self._note(await answer_of(self.answer))
         return self
 
@@ -80,7 +84,7 @@ class ProgramRequest:
 
     @property
     def place(self) -> Place:
-        """What `enqueue` answered."""
+        """The place that `enqueue` returned."""
         assert self._place is not None, "enqueue has not answered yet"
         return self._place
 
@@ -95,11 +99,11 @@ class ProgramRequest:
 
     @property
     def removal(self) -> Removal | None:
-        """Why it was taken out of its queue, as its program has been told."""
+        """Reason for its removal from the queue, if its program was notified of one."""
         return self.program.heard.removals.get(self.hold)
 
     async def granted(self) -> int | None:
-        """Wait until it owns, and return its order id."""
+        """Wait until it is granted, and return its order id."""
         heard = self.program.heard
 
         def decided(_: Recorder) -> bool:
@@ -112,14 +116,14 @@ class ProgramRequest:
         return self.order_id
 
     async def removed(self) -> Removal:
-        """Wait until it is taken out of its queue, and return why."""
+        """Wait until it is removed from its queue, and return the reason."""
         heard = self.program.heard
         await heard.wait_for(lambda _: self.hold in heard.removals, f"the removal of {self}")
         return heard.removals[self.hold]
 
 
 class Watching:
-    """A watch, and how often it has called."""
+    """Watch of a program, with the number of its calls."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.calls = 0
@@ -134,7 +138,7 @@ class Watching:
         self._called.set()
 
     async def called(self) -> None:
-        """Return when it has called since the last time that this returned."""
+        """Wait until the watch has been called since this last returned."""
         try:
             async with asyncio.timeout(PATIENCE):
                 while self.calls == self._taken:
@@ -146,7 +150,7 @@ class Watching:
 
 
 class Program:
-    """One session, and what it was told."""
+    """One session, with its requests and the events that it received."""
 
     def __init__(self, engine: Engine, session: EngineSession, heard: Recorder, node: str) -> None:
         self.engine = engine
@@ -177,13 +181,13 @@ class Program:
 
     @property
     def over(self) -> bool:
-        """Whether the session is closed, detached from, or ended."""
+        """True if the session is closed, detached or ended."""
         return self.left or self.heard.end is not None
 
     # Requests
 
     def next_hold(self) -> int:
-        """A number that no request of this session has had."""
+        """Return a hold number that no request of this session has had."""
         return next(self._holds)
 
     def send(
@@ -224,11 +228,11 @@ class Program:
     async def lock(
         self, name: str, *, timeout: float | None = None, data: bytes = b""
     ) -> ProgramRequest:
-        """Ask for the whole of an ephemeral semaphore, which is what a mutex does."""
+        """Request all tokens of an ephemeral semaphore, as a mutex does."""
         return await self.enqueue(name, EPHEMERAL_LIMIT, data=data, timeout=timeout, ephemeral=True)
 
     def recovered(self, name: str) -> ProgramRequest:
-        """The request for that name which this session had when it was taken over."""
+        """Return the request for a name that this session had when it was taken over."""
         [found] = [each for each in self.heard.found if each.name == name]
         return next(each for each in self.requests if each.hold == found.hold)
 
@@ -238,7 +242,7 @@ class Program:
         return self.session.withdraw(request.hold)
 
     async def withdraw(self, request: ProgramRequest) -> bool:
-        """Call `withdraw`; whether the request was in its queue."""
+        """Call `withdraw`, and return true if the request was in its queue."""
         return await answer_of(self.send_withdrawal(request))
 
     def send_change(
@@ -272,7 +276,7 @@ class Program:
         return await self.session.describe_semaphore(name, owners=True, waiters=True)
 
     async def queue(self, name: str) -> tuple[list[int], list[int]]:
-        """The ids of the sessions that own and that wait, in order; nobody where nothing is."""
+        """Return the session ids of owners and waiters, in order; empty without a semaphore."""
         require_owners(self.capabilities)
         try:
             found = await self.describe(name)
@@ -286,7 +290,7 @@ class Program:
     # Watches
 
     async def watch(self, name: str, *, data: bool = True, owners: bool = True) -> Watching:
-        """Begin a watch, and return when it is in place."""
+        """Start a watch, and return once it is in place."""
         watching = Watching(asyncio.get_running_loop())
         watching.stop = self.session.watch(name, data=data, owners=owners, changed=watching.changed)
         with contextlib.suppress(SemaphoreNotFound, SessionExpired):
@@ -294,10 +298,10 @@ class Program:
         return watching
 
     async def fence(self, writer: Program) -> None:
-        """Return when this program has heard of all that `writer` did before.
+        """Wait until this program has received the events of all earlier actions of `writer`.
 
-        A change of a semaphore kept for this is watched. So what *should not* be heard can be
-        told from what has not arrived yet.
+        The program watches a change of a semaphore that is reserved for this. So an event that
+        *must not* happen can be distinguished from one that has not arrived yet.
         """
         if self._fencing is None:
             await self.session.create_semaphore(_FENCE, 1, b"", exist_ok=True)
@@ -324,22 +328,29 @@ class Program:
 
 
 def require_owners(capabilities: Capabilities) -> None:
-    """Skip what asks who owns and who waits, on an engine that cannot tell."""
+    """Skip the test if the engine cannot list owners and waiters.
+
+    Raises:
+        unittest.SkipTest: the engine cannot.
+    """
     if not capabilities.owners:
         raise unittest.SkipTest("the engine says that it cannot: owners")
 
 
 async def answer_of(answer: Answer[T]) -> T:
-    """The answer itself, whether it came at once or is still to come."""
+    """Return the value of an answer, after waiting for it if it is a future."""
     return await answer if isinstance(answer, asyncio.Future) else answer
 
 
 class raises(Generic[E]):  # noqa: N801  it reads as a word of the sentence around it
-    """Pass if the block raises this error, which is then `error`, and no other.
+    """Context manager that passes if its block raises an error of this class, and no other.
 
     Args:
         kind: the class of the error.
-        what: what was tried, for the message.
+        what: the attempted operation, for the message.
+
+    Attributes:
+        error: the error that was raised.
     """
 
     error: E
@@ -363,7 +374,7 @@ class raises(Generic[E]):  # noqa: N801  it reads as a word of the sentence arou
         if error is not None and (
             not isinstance(error, TenureError) or isinstance(error, Unsupported)
         ):
-            return False  # not an engine's answer at all, or that it cannot
+            return False  # not an error of an engine, or `Unsupported`, which skips the test
         raise AssertionError(
             f"{self._what}: expected {self._kind.__name__}, not {error!r}"
         ) from error

@@ -1,22 +1,22 @@
-"""Whether two engines answer alike, whatever is asked of them in whatever order.
+"""Comparison of two engines on random histories of operations.
 
-`histories` makes a Hypothesis state machine that plays one random history on two stores, the
-reference's and another engine's, and compares everything that can be seen: answers, errors,
-grants and removals, the order of the queues, descriptions, what watches show in the end. What
-differs is reported as the shortest history that shows it::
+`histories` returns a Hypothesis state machine that plays one random history on two stores, the
+reference's and another engine's. It compares everything that can be observed: answers, errors,
+grants and removals, the order of the queues, descriptions, and the final states of watches. A
+difference is reported as the shortest history that shows it::
 
     TestMyStore = histories(MEMORY, MY_STORE).TestCase
     TestMyStore.settings = settings(max_examples=50, stateful_step_count=40)
 
 Rules of the comparison:
 
-* Ids are not compared: a session and a request have a label of their own here, the same on both
-  sides, and every id that an engine tells is read as the label it was first seen with. Order ids
-  must rise, on each side for itself.
-* Times are not compared, and nobody waits for time to pass: timeouts are 0 or none.
+* Ids are not compared. Each session and request has a label, the same on both sides, and every id
+  that an engine returns is replaced by the label it was first seen with. Order ids must rise on
+  each side separately.
+* Times are not compared, and no step waits for time to pass: timeouts are 0 or none.
 * A fact that one of the engines does not know is equal to anything.
-* Pushes and watches are compared when they have come to rest, after every step: when what each
-  program was told is what the store says.
+* Events and watches are compared after every step, once they have settled: when each program
+  believes what the store says.
 
 It needs Hypothesis; nothing else in `tenure.testing` does.
 """
@@ -60,7 +60,7 @@ EXACT = 2**53 - 1
 WHOLE = EPHEMERAL_LIMIT
 NAMES = st.sampled_from(["a", "a", "b", "m"])
 AS_NAMED = st.sampled_from([True, True, True, True, False])
-"""Whether "m", and nothing else, is used as an ephemeral semaphore."""
+"""True if "m", and no other name, is used as an ephemeral semaphore."""
 
 DATA = st.sampled_from([b"", b"x", b"y"])
 LIMITS = st.sampled_from([1, 2, 3, 3, 5, EXACT, EXACT + 1, EXACT + 2, WHOLE, 0])
@@ -70,14 +70,14 @@ NEW_TIMEOUTS = st.sampled_from([UNCHANGED, UNCHANGED, UNCHANGED, None, 0])
 
 
 class Histories(Sessions):
-    """A random history on two stores; `histories` makes one for two engines."""
+    """State machine of a random history on two stores; `histories` derives one for two engines."""
 
     withdrawals_are_told = True
-    """Whether the answers of withdrawals agree: a lost answer may make one True."""
+    """True to compare the answers of withdrawals; a lost answer may change one to ``True``."""
 
     @initialize(limit=LIMITS.filter(bool))
     def begin(self, limit: int) -> None:
-        """Three sessions that may meet at once, and one elsewhere."""
+        """Attach three sessions on the same node and one on another, and create a semaphore."""
         self._both(lambda _, side: side.stage.eye.create_node("/n", NodeConfig(), exist_ok=False))
         for connection in (0, 1, 0):
             self._attach(DEFAULT_NODE, connection, "window" if connection else "process")
@@ -220,7 +220,7 @@ class Histories(Sessions):
         ),
     )
     def rush(self, who: int, name: str, as_named: bool, steps: list[tuple[str, int, int]]) -> None:
-        """Several operations of one session in a row, and only then their answers."""
+        """Send several operations of one session in a row, and only then await their answers."""
         session = self._session(who)
         ephemeral = (name == "m") == as_named
         sent: list[dict[int, ProgramRequest]] = [{}, {}]
@@ -242,7 +242,7 @@ class Histories(Sessions):
                     if hold in mine:
                         mine[hold].withdrawn = True
                     withdrawn.append(hold)
-                    first = withdrawn.count(hold) == 1  # which may answer for the others
+                    first = withdrawn.count(hold) == 1  # only its first answer is compared
                     told = first and self.withdrawals_are_told
                     answers.append(_withdrawn(program, hold, told=told))
             return [await outcome(each) for each in answers]
@@ -292,7 +292,7 @@ class Histories(Sessions):
         for session in self._attached:
             if session.usable and any(program.heard.end for program in session.sides):
                 for program in session.sides:
-                    await program.ended()  # or else it has ended on one side only
+                    await program.ended()  # fails if it ended on one side only
         for number, side in enumerate(self._sides):
             for watch in self._watched:
                 if not watch.stopped and watch.session.usable and not watch.session.over(number):
@@ -313,7 +313,7 @@ def _answered(
     timeout: float | None,
     ephemeral: bool,
 ) -> Awaitable[object]:
-    """Send a request now; what is awaited later is its answer, or the error that came at once."""
+    """Send a request now, and return an awaitable of its answer, or of its immediate error."""
     try:
         request = program.send(name, count, timeout=timeout, ephemeral=ephemeral, hold=hold)
     except TenureError as error:
@@ -331,7 +331,7 @@ async def _placed(request: ProgramRequest) -> object:
 
 
 def _withdrawn(program: Program, hold: int, *, told: bool) -> Awaitable[object]:
-    """Withdraw a request now; the answer is awaited later, and compared if it is to be told."""
+    """Withdraw a request now, and return an awaitable of the answer; ``None`` unless `told`."""
     try:
         answer = program.session.withdraw(hold)
     except TenureError as error:
@@ -347,15 +347,15 @@ async def _left(answer: Answer[bool], *, told: bool) -> object:
 def histories(
     reference: Stores, other: Stores, *, withdrawals_are_told: bool = True
 ) -> type[Histories]:
-    """The state machine that compares two engines; its ``TestCase`` is what pytest collects.
+    """Return the state machine that compares two engines; pytest collects its ``TestCase``.
 
-    Time is virtual when both engines can live in virtual time.
+    Time is virtual if both engines support virtual time.
 
     Args:
         reference: the stores of the one engine.
         other: the stores of the other.
-        withdrawals_are_told: compare what withdrawals answer. Where answers are lost, an engine
-            may say True of a request that was never there.
+        withdrawals_are_told: true to compare the answers of withdrawals. If answers are lost, an
+            engine may answer ``True`` for a request that was never in the queue.
     """
     compared = {"stores": (reference, other), "withdrawals_are_told": withdrawals_are_told}
     return type("Histories", (Histories,), compared)

@@ -1,7 +1,7 @@
-"""The part of a random history that is about nodes and sessions: who comes, leaves and takes over.
+"""Steps of a random history on nodes and sessions: attaching, leaving and takeover.
 
-`Sessions` is the machine of `random_histories` without what sessions do with semaphores. It plays
-each step on both sides, and knows who may be asked for the next.
+`Sessions` is the base of the state machine of `random_histories`, without the steps on semaphores.
+It plays each step on both sides, and selects the session or request of the next step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SESSIONS = 12
 ATTACHMENTS = 20
 
 ANY = st.integers(0, 999)
-"""Chooses one of what there is, however many there are."""
+"""Random number that selects a candidate, for any number of candidates; see `choose`."""
 
 NODES = st.sampled_from([DEFAULT_NODE, DEFAULT_NODE, DEFAULT_NODE, "/n", "/n/o"])
 CONNECTION = st.integers(0, CONNECTIONS - 1)
@@ -51,7 +51,7 @@ CONFIGS = st.builds(
 
 
 class Sessions(RuleBasedStateMachine):
-    """Nodes and sessions on two stores."""
+    """State machine of nodes and sessions on two stores."""
 
     stores: tuple[Stores, Stores]
 
@@ -82,7 +82,7 @@ class Sessions(RuleBasedStateMachine):
         return self._runner.run(coroutine)
 
     def _both(self, operation: Callable[[int, Side], Awaitable[object]]) -> None:
-        """Do it on both sides, and compare what comes of it."""
+        """Run an operation on both sides, and compare the outcomes."""
 
         async def both() -> list[object]:
             return [
@@ -92,33 +92,33 @@ class Sessions(RuleBasedStateMachine):
         one, other = self._run(both())
         assert one == other, f"the reference answers {one!r}, and the other engine {other!r}"
 
-    # Who does it
+    # Candidates
 
     def _living(self) -> list[TwinSession]:
         return [each for each in self._attached if each.usable and not each.sides[0].over]
 
     def _session(self, chosen: int) -> TwinSession:
-        """Nine times in ten one that lives, if there is any."""
+        """Return a usable session; nine times in ten a live one, if there is any."""
         living = self._living()
         candidates = [each for each in self._attached if each.usable]
         return choose(living if living and chosen % 10 else candidates, chosen // 10)
 
     def _request(self, chosen: int) -> TwinRequest:
-        """Four times in five one that is in its queue, if there is any."""
+        """Return a request; four times in five one that is in its queue, if there is any."""
         candidates = [asked for asked in self._asked if asked.session.usable]
         queued = [each for each in candidates if each.sides[0].standing is not Standing.GONE]
         return choose(queued if queued and chosen % 5 else candidates, chosen // 5)
 
     def resumable(self) -> bool:
-        """Whether both engines have sessions that can be taken over."""
+        """Return true if both engines have sessions that can be taken over."""
         return all(side.stage.capabilities.resume for side in self._sides)
 
     def somebody(self) -> bool:
-        """Whether there is a session that can be used."""
+        """Return true if there is a usable session."""
         return any(session.usable for session in self._attached)
 
     def something(self) -> bool:
-        """Whether there is a request of such a session."""
+        """Return true if there is a request of a usable session."""
         return any(asked.session.usable for asked in self._asked)
 
     # Nodes and sessions
@@ -185,7 +185,7 @@ class Sessions(RuleBasedStateMachine):
     )
     @rule(who=ANY, connection=CONNECTION, key=KEYS, node=st.none() | st.none() | NODES)
     def take_over(self, who: int, connection: int, key: bytes, node: str | None) -> None:
-        """By another program or the same, with the right key or not; perhaps it is over."""
+        """Take over a session on either connection, with any key; it may be over already."""
         former = choose(self._attached, who)
         programs: list[Program] = []
 
@@ -241,12 +241,12 @@ class Sessions(RuleBasedStateMachine):
 
     @rule(chosen=ANY, path=NODES)
     def end_session(self, chosen: int, path: str) -> None:
-        """By an administrator, who may look for it in the wrong place, or too late."""
+        """End a session as an administrator, possibly with the wrong node, or after its end."""
         over = [each for each in self._attached if each.sides[0].over] or self._attached
         session = choose(over, chosen)
         self._both(lambda number, side: side.stage.eye.end_session(path, session.sides[number].id))
 
 
 def choose(candidates: list[T], chosen: int) -> T:
-    """One of them."""
+    """Return the candidate that a random number selects."""
     return candidates[chosen % len(candidates)]

@@ -1,7 +1,7 @@
-"""What an engine told a session, kept in order, with a way to wait for more.
+"""Recorder of the events of one session, in order, with a method to wait for more.
 
-A `Recorder` is the `SessionEvents` of a test. It also checks, while it listens, what the contract
-says about pushes as such; what it finds wrong stands in `broken`.
+A `Recorder` is the `SessionEvents` of a test. It also checks the contract's rules for pushed
+events; violations are in `broken`.
 """
 
 from __future__ import annotations
@@ -29,46 +29,46 @@ __all__ = [
 ]
 
 PATIENCE = 30.0
-"""Seconds after which what a test waits for is taken to be lost. An idle machine needs
-milliseconds; a busy one is given time."""
+"""Seconds after which a test stops waiting for an event. An idle machine needs milliseconds; the
+rest is for a busy one."""
 
 
 class Proven(NamedTuple):
-    """`SessionEvents.proven`."""
+    """Call of `SessionEvents.proven`."""
 
     at: float
 
 
 class GrantedRequest(NamedTuple):
-    """`SessionEvents.granted`."""
+    """Call of `SessionEvents.granted`."""
 
     hold: int
     order_id: int | None
 
 
 class Removed(NamedTuple):
-    """`SessionEvents.removed`."""
+    """Call of `SessionEvents.removed`."""
 
     hold: int
     why: Removal
 
 
 class Detached(NamedTuple):
-    """`SessionEvents.detached`."""
+    """Call of `SessionEvents.detached`."""
 
 
 class Attached(NamedTuple):
-    """`SessionEvents.attached`."""
+    """Call of `SessionEvents.attached`."""
 
 
 class Ended(NamedTuple):
-    """`SessionEvents.ended`."""
+    """Call of `SessionEvents.ended`."""
 
     error: SessionExpired
 
 
 class Resumed(NamedTuple):
-    """`SessionEvents.resumed`."""
+    """Call of `SessionEvents.resumed`."""
 
     requests: tuple[Recovered, ...]
 
@@ -77,16 +77,16 @@ Said: TypeAlias = Proven | Resumed | GrantedRequest | Removed | Detached | Attac
 
 
 class Recorder:
-    """Hears what an engine tells one session.
+    """Recorder of the events that an engine sends to one session.
 
     Attributes:
-        said: everything, in order.
-        proofs: the readings of `Proven`, in order.
-        grants: the order ids of the holds that were granted by a push.
-        removals: why the holds that were removed were removed.
-        found: what the session had in queues when it was taken over, in order.
-        end: what ended the session, by the store's word.
-        broken: the rules of the contract that the engine did not keep, in words.
+        said: all events, in order.
+        proofs: the instants of the `Proven` events, in order.
+        grants: the order ids of the holds that were granted by an event.
+        removals: the reasons of removal, by hold.
+        found: the requests that the session had when it was taken over, in order.
+        end: the error with which the store ended the session.
+        broken: the violations of the contract by the engine, in words.
     """
 
     def __init__(self) -> None:
@@ -103,20 +103,26 @@ class Recorder:
         self._news = asyncio.Event()
 
     def asks(self, hold: int) -> None:
-        """`enqueue` is about to be called for this hold."""
+        """Note that `enqueue` is about to be called for a hold."""
         self._answers[hold] = None
 
     def answered(self, hold: int, answer: Answer[Enqueued]) -> None:
-        """`enqueue` returned this for the hold: a value, or the future of one."""
+        """Note the answer of `enqueue` for a hold: a value, or the future of one."""
         self._answers[hold] = answer
 
     async def wait_for(
         self, condition: Callable[[Recorder], bool], what: str, *, within: float = PATIENCE
     ) -> None:
-        """Return as soon as the condition is true of what was heard.
+        """Wait until a condition on the recorded events is true.
+
+        Args:
+            condition: called after each event.
+            what: the awaited event, for the message.
+            within: the maximum time to wait, in seconds.
 
         Raises:
-            AssertionError: it did not become so; the message tells `what`, and what was heard.
+            AssertionError: the condition did not become true in time. The message has `what` and
+                the recorded events.
         """
         try:
             async with asyncio.timeout(within):

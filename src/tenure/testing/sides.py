@@ -1,8 +1,8 @@
-"""Two stores side by side, and what is said of them in terms that mean the same on both.
+"""Two stores side by side, with descriptions in terms that mean the same on both.
 
-A session, a request or a watch of a comparison is a twin: the same thing on the reference's side
-and on the other engine's. It has one label for both, and every id that an engine tells is read as
-the label of whatever it was given for.
+A session, a request or a watch of a comparison is a twin: it exists on the side of the reference
+and on the side of the other engine. It has one label for both sides. Every id that an engine
+returns is replaced by the label of the session or request that has this id.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = [
 T = TypeVar("T")
 
 CONNECTIONS = 2
-"""How many programs are connected to each store, each with sessions of its own."""
+"""Number of connections to each store, each with sessions of its own."""
 
 
 class Unknown:
-    """What an engine does not know: equal to whatever another one knows."""
+    """Fact that an engine does not know: equal to every fact of another engine."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -51,13 +51,16 @@ def known(fact: T | None) -> T | Unknown:
 
 
 def placed(request: ProgramRequest) -> tuple[Place, bool | Unknown]:
-    """What `enqueue` answered; the order id of who waits, or has left already, may be unknown."""
+    """Return the answer of `enqueue` in terms that mean the same on both sides.
+
+    The order id of a request that waits or is withdrawn may be unknown.
+    """
     unknown = request.place is Place.WAITING or request.withdrawn
     return request.place, Unknown() if unknown else request.order_id is None
 
 
 def same_removal(one: ProgramRequest, other: ProgramRequest) -> bool:
-    """Whether both were removed for the same reason, as far as both can tell."""
+    """Return true if both were removed for the same reason, as far as both engines report it."""
     gone = {Removal.DELETED, Removal.EVICTED}
     if not (one.program.capabilities.removal_reason and other.program.capabilities.removal_reason):
         return one.removal is other.removal or {one.removal, other.removal} <= gone
@@ -66,7 +69,7 @@ def same_removal(one: ProgramRequest, other: ProgramRequest) -> bool:
 
 @dataclass(eq=False)
 class TwinSession:
-    """One session, on both sides."""
+    """Session that exists on both sides."""
 
     label: str
     connection: int
@@ -82,7 +85,7 @@ class TwinSession:
 
 @dataclass(eq=False)
 class TwinRequest:
-    """One request, on both sides."""
+    """Request that exists on both sides."""
 
     label: str
     session: TwinSession
@@ -94,7 +97,7 @@ class TwinRequest:
 
 @dataclass(eq=False)
 class TwinWatch:
-    """One watch, on both sides, and what it has shown."""
+    """Watch that exists on both sides, with the state that each side has shown."""
 
     session: TwinSession
     name: str
@@ -106,7 +109,7 @@ class TwinWatch:
     stopped: bool = False
 
     async def settle(self, number: int, side: Side) -> None:
-        """Wait until what it has shown on one side is true."""
+        """Wait until the state that it has shown on one side is the true state."""
         watching, program = self.sides[number], self.session.sides[number]
         while True:
             if self.read[number] != watching.calls:
@@ -118,7 +121,7 @@ class TwinWatch:
 
 
 class Side:
-    """One of the two stores, its connections, and what its ids mean."""
+    """One of the two stores, with its connections and the labels of its ids."""
 
     def __init__(self, stores: Stores, url: str, clock: Clock) -> None:
         self.stage = Stage(stores, url, clock)
@@ -146,9 +149,9 @@ class Side:
             self.unplaced.append((request, label))
 
     def _place(self, found: SemaphoreDescription) -> None:
-        """Learn the order ids of requests that were not told theirs, from a description.
+        """Read from a description the order ids of requests whose programs do not know them.
 
-        A session's requests for a name stand in the order in which it made them.
+        A session's requests for a name are in the queue in the order in which it made them.
         """
         for each in (*found.owners, *found.waiters):
             if each.order_id in self.requests:
@@ -163,7 +166,7 @@ class Side:
                     break
 
     def semaphore(self, found: SemaphoreDescription) -> tuple[object, ...]:
-        """A description in terms that mean the same on both sides."""
+        """Return a description in terms that mean the same on both sides."""
         self._place(found)
         return (
             *(found.name, found.data, found.limit, found.held, found.ephemeral),
@@ -184,7 +187,7 @@ class Side:
         )
 
     async def everything(self) -> dict[str, object]:
-        """All that the store tells of itself."""
+        """Return the full state of the store: its nodes, sessions and semaphores."""
         eye = self.stage.eye
         told: dict[str, object] = {}
         for path in await eye.list_nodes():
@@ -209,7 +212,7 @@ class Side:
         return told
 
     def watched(self, found: SemaphoreDescription | None, watch: TwinWatch) -> object:
-        """The part of a description that a watch is about."""
+        """Return the part of a description that a watch covers."""
         if found is None:
             return "nothing"
         self._place(found)
@@ -217,7 +220,7 @@ class Side:
         return (found.data if watch.data else b"", found.limit, owners)
 
     async def truth(self, watch: TwinWatch) -> object:
-        """What a watch is to show in the end."""
+        """Return the current state of the watched semaphore, which the watch must show."""
         with contextlib.suppress(NodeNotFound):
             for found in await self.stage.eye.list_semaphores(
                 watch.session.sides[0].node, owners=True, waiters=False
@@ -227,7 +230,7 @@ class Side:
         return "nothing"
 
     async def shown(self, program: Program, watch: TwinWatch) -> object:
-        """What a program sees that looks because its watch has called."""
+        """Return the state that a program reads after its watch has been called."""
         try:
             found = await program.session.describe_semaphore(watch.name, owners=True, waiters=False)
         except SemaphoreNotFound:
@@ -236,7 +239,7 @@ class Side:
 
 
 async def outcome(operation: Awaitable[object]) -> object:
-    """What came of an operation, in terms that mean the same on both sides."""
+    """Return the result or error of an operation, in terms that mean the same on both sides."""
     try:
         return await operation
     except TenureError as error:

@@ -1,8 +1,8 @@
-"""Where the suites act: an empty store, connections to it, and programs with one session each.
+"""Fixture of the suites: an empty store, connections to it, and programs with one session each.
 
-Every connection is an `Engine` of its own, so that two programs on two connections meet as two
-processes would. What a program was told (answers and pushes) is what it believes; `Stage.settle`
-waits until everybody believes what the store says.
+Every connection is an `Engine` of its own, so two programs on two connections interact like two
+processes. A program believes the answers and events that it received. `Stage.settle` waits until
+every program believes what the store says.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from tenure.testing.recorder import PATIENCE, Recorder
 __all__ = ["WINDOW", "Stage", "Stores", "new_loop"]
 
 WINDOW = 4 * PATIENCE
-"""The recovery window of a session that is not meant to expire: nobody renews it."""
+"""Recovery window of a session that must not expire although it is not renewed, in seconds."""
 
 _KEY = b"a key of a test"
 
 
 @dataclass(frozen=True)
 class Stores:
-    """How to come by stores of one kind.
+    """Factory of stores of one kind, and of engines that connect to them.
 
     Attributes:
-        empty: called for every single test; a context manager that gives the URL of a store in
-            which nothing has happened yet, and does away with it.
-        connector: makes an engine of a URL, as in the entry points; when left out, the one that
-            is installed for the URL's scheme.
-        virtual: whether the engine lives by the clock that it is given and by its event loop's
-            timers alone, so that it can be tested in virtual time. It has no threads then.
+        empty: called for every single test; returns a context manager that gives the URL of a new,
+            empty store and removes the store at the end.
+        connector: returns an engine for a URL, as in the entry points; if omitted, the installed
+            connector of the URL's scheme.
+        virtual: true if the engine uses only the clock that it is given and the timers of its
+            event loop, and no threads. Then it is tested in virtual time.
     """
 
     empty: Callable[[], AbstractContextManager[str]]
@@ -49,26 +49,27 @@ class Stores:
     virtual: bool = False
 
     def new_clock(self) -> Clock:
-        """The clock for one test."""
+        """Return the clock for one test."""
         return VirtualClock() if self.virtual else SystemClock()
 
 
 def new_loop(clock: Clock) -> asyncio.AbstractEventLoop:
-    """A loop that lives by the clock."""
+    """Return an event loop that runs on the given clock."""
     if isinstance(clock, VirtualClock):
         return VirtualLoop(clock)
     return asyncio.new_event_loop()
 
 
 class Stage:
-    """An empty store, and who is connected to it.
+    """Empty store, with its connections and programs.
 
-    To be entered; or opened and closed. A block that ends well ends when all is settled.
+    Use it as a context manager, or open and close it. A block that raises no exception ends with
+    `settle`.
 
     Attributes:
-        clock: the time of everything here.
-        eye: a connection without a session, which looks on and does what administrators do.
-        capabilities: what the engine says that it can.
+        clock: the clock of all connections.
+        eye: a connection without a session, which observes and acts as an administrator.
+        capabilities: the capabilities of the engine.
     """
 
     eye: Engine
@@ -82,7 +83,7 @@ class Stage:
         self._programs: list[Program] = []
 
     async def open(self) -> Stage:
-        """Connect the eye."""
+        """Open the connection `eye`, and read the engine's capabilities."""
         self.eye = await self.engine()
         self.capabilities = self.eye.capabilities
         return self
@@ -106,14 +107,14 @@ class Stage:
         return self.clock.virtual
 
     async def engine(self) -> Engine:
-        """One more connection to the store."""
+        """Open and return a new connection to the store."""
         engine = self._stores.connector(self._url, self.clock)
         await engine.open()
         self._connections.push_async_callback(self.disconnect, engine)
         return engine
 
     async def disconnect(self, engine: Engine) -> None:
-        """Close a connection, and with it the sessions of its programs."""
+        """Close a connection, and note that its programs have left their sessions."""
         for program in self._programs:
             program.left |= program.engine is engine
         await engine.aclose()
@@ -131,10 +132,10 @@ class Stage:
         assume_dead: bool = False,
         adopt: bool = False,
     ) -> Program:
-        """One more program: with a connection of its own, unless it shares `engine`.
+        """Attach and return a new program, with a connection of its own unless `engine` is given.
 
-        With `resume` it takes over the session of another one. By default, sessions of liveness
-        ``"window"`` have a key, and always the same one.
+        With `resume` it takes over the session of another program. By default, all sessions of
+        liveness ``"window"`` have the same key.
         """
         if key is None:
             key = _KEY if liveness == "window" else b""
@@ -156,11 +157,15 @@ class Stage:
         return program
 
     async def programs(self, number: int, node: str = DEFAULT_NODE) -> list[Program]:
-        """Some programs, each with a connection of its own."""
+        """Return a number of new programs, each with a connection of its own."""
         return [await self.program(node) for _ in range(number)]
 
     async def until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
-        """Ask until it is so; for what nobody is told of."""
+        """Poll until a condition is true, for changes that cause no event.
+
+        Raises:
+            AssertionError: the condition did not become true in time.
+        """
         try:
             async with asyncio.timeout(PATIENCE):
                 while not await condition():  # noqa: ASYNC110  nothing tells when to look again
@@ -169,7 +174,7 @@ class Stage:
             raise AssertionError(f"not within {PATIENCE:g} s: {what}") from None
 
     async def queue(self, name: str, node: str = DEFAULT_NODE) -> tuple[list[int], list[int]]:
-        """The ids of the sessions that own and that wait, in order; nobody where nothing is."""
+        """Return the session ids of owners and waiters, in order; empty without a semaphore."""
         require_owners(self.capabilities)
         for found in await self.eye.list_semaphores(node, owners=True, waiters=True):
             if found.name == name:
@@ -179,19 +184,20 @@ class Stage:
                 )
         return [], []
 
-    # What is so, and what is believed
+    # The state of the store, and the beliefs of the programs
 
     def _sees(self, program: Program) -> bool:
-        """Whether the store can be asked what it says of that program's requests."""
+        """Return true if the store can list the requests of this program."""
         return self.capabilities.owners and not program.over
 
     async def settle(self) -> None:
         """Wait until every program believes of its requests what the store says of them.
 
-        Of an engine that cannot tell who owns and who waits, only the rules for pushes are checked.
+        If the engine cannot list owners and waiters, only the rules for pushed events are checked.
 
         Raises:
-            AssertionError: that does not come about, or an engine broke a rule for pushes.
+            AssertionError: a program and the store still disagree after `PATIENCE` seconds, or an
+                engine broke a rule for pushed events.
         """
         for program in self._programs:
             try:
@@ -228,7 +234,7 @@ def _known(request: ProgramRequest) -> int | None:
 
 
 def _tells_order(program: Program, standing: Standing) -> bool:
-    """Whether the engine tells the order id of a request that stands there."""
+    """Return true if the engine reports the order id of a request in this state."""
     known = program.capabilities
     return known.fencing and (known.waiter_order or standing is not Standing.WAITS)
 
@@ -250,7 +256,7 @@ async def _truth(eye: Engine, program: Program) -> Beliefs:
 
 
 async def _news(program: Program) -> None:
-    """Something was said to the program, or a moment has passed."""
+    """Wait until the program receives an event, for at most 0.05 seconds."""
     said = len(program.heard.said)
     with contextlib.suppress(AssertionError):
         await program.heard.wait_for(lambda heard: len(heard.said) > said, "news", within=0.05)

@@ -1,6 +1,6 @@
-"""Whether an engine does what `tenure.engines.contract` and the rules of the model say.
+"""Conformance suite: checks an engine against `tenure.engines.contract` and the model's rules.
 
-In a file of tests, for pytest, one line gives one test for each behaviour::
+In a test module for pytest, one line defines one test for each behaviour::
 
     from contextlib import contextmanager
     from tempfile import TemporaryDirectory
@@ -13,18 +13,18 @@ In a file of tests, for pytest, one line gives one test for each behaviour::
 
     TestMyStore = conformance_tests(Stores(an_empty_store))
 
-The tests need no plugin: each is a plain function that brings its own event loop. Whoever needs
-fixtures derives from `Conformance` and sets `stores` in one::
+The tests need no plugin: each is a plain function that creates its own event loop. To use
+fixtures, derive from `Conformance` and set `stores` in a fixture::
 
     class TestMyStore(Conformance):
         @pytest.fixture(autouse=True)
         def on_a_server(self, server):
             self.stores = Stores(server.empty_store)
 
-Without pytest, `run_conformance` returns a report. What an engine says that it cannot do
-(`Capabilities`) is not asked of it: those tests are skipped, and say why.
+Without pytest, `run_conformance` returns a report. Tests of capabilities that the engine does not
+have (`Capabilities`) are skipped, with the reason.
 
-What cannot be seen through the contract alone is not tested here: the death of processes, cut
+The suite does not test events that the contract alone cannot cause: the death of processes, cut
 connections, restarts.
 """
 
@@ -67,10 +67,10 @@ __all__ = [
 
 
 class Conformance:
-    """One test method for each behaviour, on a store of its own.
+    """Test class with one method for each behaviour, each on a store of its own.
 
     Attributes:
-        stores: how to come by stores; set by the class or a fixture.
+        stores: the factory of stores and engines; set by the class or a fixture.
     """
 
     stores: Stores
@@ -91,13 +91,13 @@ for _behaviour in BEHAVIOURS.values():
 
 
 def conformance_tests(stores: Stores) -> type[Conformance]:
-    """A class of tests; pytest finds them when its name in the module begins with ``Test``."""
+    """Return a test class, which pytest collects if its name begins with ``Test``."""
     return type("Conformance", (Conformance,), {"stores": stores})
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one behaviour; `reason` tells why it was skipped or has failed."""
+    """Result of one behaviour; `reason` says why it was skipped or failed."""
 
     name: str
     outcome: Literal["passed", "failed", "skipped"]
@@ -106,13 +106,13 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of all of them."""
+    """Results of all checked behaviours."""
 
     results: tuple[Result, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed."""
+        """True if no behaviour failed."""
         return not self.failed
 
     @property
@@ -129,10 +129,17 @@ class Report:
 
 
 def run_conformance(stores: Stores, names: Iterable[str] = BEHAVIOURS) -> Report:
-    """Check the behaviours, all or those named, one after the other.
+    """Check all behaviours, or those named, one after another, and return a report.
 
-    It is not a coroutine, because each behaviour has an event loop, and perhaps a time, of its
-    own: call it where no loop runs.
+    This is not a coroutine, because each behaviour has its own event loop, and perhaps its own
+    virtual time. Call it where no event loop runs.
+
+    Args:
+        stores: the factory of stores and engines.
+        names: the names of the behaviours.
+
+    Raises:
+        RuntimeError: Python runs with ``-O``, which removes the assertions of the suite.
     """
     if not __debug__:
         raise RuntimeError("the suite speaks through assertions, and python -O removes them")
@@ -144,6 +151,6 @@ def _result(behaviour: Behaviour, stores: Stores) -> Result:
         behaviour.check(stores)
     except unittest.SkipTest as skip:
         return Result(behaviour.name, "skipped", str(skip))
-    except Exception:  # whatever it is, it is reported
+    except Exception:  # every failure is reported
         return Result(behaviour.name, "failed", traceback.format_exc())
     return Result(behaviour.name, "passed")

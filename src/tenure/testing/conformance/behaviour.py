@@ -1,8 +1,8 @@
-"""What a behaviour is, and how one is put to the test.
+"""Definition and check of a behaviour, one sentence of the contract.
 
-A behaviour is a coroutine function that is named as a sentence, takes a `Stage`, and asserts
-that the sentence is true. `@behaviour` adds it to `BEHAVIOURS`; its arguments name the
-capabilities without which the sentence means nothing.
+A behaviour is a coroutine function whose name is a sentence. It takes a `Stage`, and asserts that
+the sentence is true. `@behaviour` adds it to `BEHAVIOURS`; its arguments name the capabilities
+that the engine needs for it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Behaviour:
 
     Attributes:
         name: the sentence, with underscores for spaces.
-        play: what shows it on a stage.
+        play: the coroutine function that checks it on a stage.
         needs: capabilities of the engine, or ``"virtual"`` for virtual time.
     """
 
@@ -54,11 +54,11 @@ class Behaviour:
         return self.name.replace("_", " ")
 
     def check(self, stores: Stores) -> None:
-        """Put it to the test on a store of its own, in an event loop of its own.
+        """Check the behaviour on a store of its own, in an event loop of its own.
 
         Raises:
-            unittest.SkipTest: the engine has not what this needs; pytest skips the test then.
-            Exception: whatever it is, the engine does not behave so (`AssertionError`, mostly).
+            unittest.SkipTest: the engine lacks a capability; pytest then skips the test.
+            Exception: the engine does not have the behaviour; mostly an `AssertionError`.
         """
         unheard: list[str] = []
 
@@ -81,7 +81,7 @@ class Behaviour:
             clock = stores.new_clock()
             with asyncio.Runner(debug=True, loop_factory=lambda: new_loop(clock)) as runner:
                 left = runner.run(perform())
-            gc.collect()  # a future in a cycle tells of its error only when it is collected
+            gc.collect()  # a future in a reference cycle reports its error when it is collected
         assert not left, f"closing the engines left something behind: {left}"
         assert not unheard, f"errors that nobody was told of: {unheard}"
 
@@ -95,7 +95,7 @@ class Behaviour:
 
 
 BEHAVIOURS: dict[str, Behaviour] = {}
-"""All of them by name, in the order in which they are best read."""
+"""All behaviours by name, in the order in which to read them."""
 
 
 def behaviour(*needs: Need) -> Callable[[Play], Play]:

@@ -1,4 +1,4 @@
-"""Counts and limits: the owners are the longest prefix that fits, at any size of number."""
+"""Counts and limits: the owners are the longest prefix of the queue that fits, for any numbers."""
 
 # ruff: noqa: D103  a behaviour's name is its sentence
 

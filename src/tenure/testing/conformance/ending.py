@@ -1,4 +1,4 @@
-"""How a session ends: closed by its program, ended by an administrator, with its connection."""
+"""End of a session: closed by its program, ended by an administrator, or with its connection."""
 
 # ruff: noqa: D103  a behaviour's name is its sentence
 
@@ -110,9 +110,9 @@ async def a_session_closes_although_its_caller_is_cancelled(stage: Stage) -> Non
 
 
 async def _leaves_in_one_step(stage: Stage, leave: Callable[[Program], Awaitable[object]]) -> None:
-    """Whoever looks on sees all the requests of a session, or none.
+    """Check that an observer sees all the requests of a leaving session, or none.
 
-    And no request of the session is granted because another of its requests is already out.
+    Also check that no request of the session is granted because another one was removed first.
     """
     leaver, follower = await stage.programs(2)
     names = [f"m{number}" for number in range(5)]

@@ -1,4 +1,4 @@
-"""Ephemeral semaphores, which come with their first request and go with their last."""
+"""Ephemeral semaphores: created by their first request, and deleted with their last one."""
 
 # ruff: noqa: D103  a behaviour's name is its sentence
 

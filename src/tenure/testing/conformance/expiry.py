@@ -1,8 +1,8 @@
-"""What happens to a session of which nothing is heard.
+"""Expiry of sessions that are not renewed.
 
-Here the windows are as short as the rules allow, since an engine may have no other time than
-the machine's. That a session has *not* expired is asserted only where its renewals were in time
-by the clock, however busy the machine is.
+The recovery windows are as short as the rules allow, because an engine may have only the machine's
+time. The tests assert that a session has *not* expired only if its renewals were in time by the
+clock, so a busy machine makes no test fail.
 """
 
 # ruff: noqa: D103  a behaviour's name is its sentence
@@ -121,7 +121,7 @@ async def a_detached_session_keeps_its_places_until_its_window_is_over(stage: St
     waiting = await other.lock("m")
     await leaver.detach()
     found = await stage.queue("m"), await stage.queue("awaited")
-    if stage.clock.now() - leaver.heard.proofs[-1] < window:  # or else this machine is too busy
+    if stage.clock.now() - leaver.heard.proofs[-1] < window:  # otherwise the machine is too busy
         assert found == (([leaver.id], [other.id]), ([other.id], [leaver.id]))
     await waiting.granted()
     _not_before(stage, leaver, window)
@@ -139,7 +139,7 @@ async def a_detached_session_lives_for_its_window_from_when_it_was_left(stage: S
     await leaver.detach()
     in_time = stage.clock.now() - leaver.heard.proofs[-1] < window
     await waiting.granted()
-    if in_time:  # or else this machine is too busy
+    if in_time:  # otherwise the machine is too busy
         assert stage.clock.now() - leaving >= window
 
 

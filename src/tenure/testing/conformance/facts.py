@@ -1,4 +1,4 @@
-"""What a description tells; an engine may leave out what its store does not know."""
+"""Descriptions: their contents; an engine may omit facts that its store does not know."""
 
 # ruff: noqa: D103  a behaviour's name is its sentence
 
@@ -26,7 +26,7 @@ async def a_store_tells_its_wall_clock_in_seconds_since_1970(stage: Stage) -> No
     before = stage.clock.wall()
     told = [await stage.eye.store_time() for _ in range(3)]
     after = stage.clock.wall()
-    # The stores of a conformance run are on this machine.
+    # The stores of a conformance run are on this machine, so the wall clocks agree.
     assert told == sorted(told)
     assert before - 1 <= told[0]
     assert told[-1] <= after + 1
@@ -168,7 +168,7 @@ async def one_semaphore_is_described_without_a_session(stage: Stage) -> None:
 
 
 def _facts(found: SemaphoreDescription) -> object:
-    """What does not change with time."""
+    """Return the facts of a description that do not change with time."""
     requests = [(each.session_id, each.order_id, each.data) for each in found.owners]
     waiting = [(each.session_id, each.order_id, each.data) for each in found.waiters]
     return (found.name, found.data, found.limit, found.held, requests, waiting)

@@ -1,4 +1,4 @@
-"""Values that no engine accepts: refused with one kind of error everywhere, and without a trace."""
+"""Invalid values: every engine rejects them with the same kind of error, and changes nothing."""
 
 # ruff: noqa: D103  a behaviour's name is its sentence
 

@@ -1,4 +1,4 @@
-"""The queue: first come, first served; one hand-over at a time; order ids that only rise."""
+"""The queue: first come, first served, one hand-over at a time, with order ids that only rise."""
 
 # ruff: noqa: D103  a behaviour's name is its sentence
 
@@ -118,7 +118,7 @@ async def two_requests_of_one_session_are_two_requests(stage: Stage) -> None:
 async def hold_numbers_are_the_callers_to_choose(stage: Stage) -> None:
     one, two = await stage.programs(2)
     numbers = [7, 1, 2**31 + 5, 2**53 - 1, 0]
-    for program in (one, two):  # the same numbers in two sessions are different holds
+    for program in (one, two):  # equal hold numbers of two sessions are different holds
         for number in numbers:
             await program.enqueue(f"of {number}", ephemeral=True, hold=number)
     for number, request in zip(numbers, one.requests, strict=True):

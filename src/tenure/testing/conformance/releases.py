@@ -1,4 +1,4 @@
-"""The answer to a withdrawal: whether the request was in its queue until then."""
+"""Answer to a withdrawal: true if the request was in its queue until then."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def what_a_session_finds_when_it_is_taken_over_was_there(stage: Stage) -> 
 
 async def _evict(stage: Stage, request: ProgramRequest) -> None:
     order_id = request.order_id
-    if order_id is None:  # it is told with the grant
+    if order_id is None:  # the engine reports it only with the grant
         waiters = (await request.program.describe(request.name)).waiters
         order_id = waiters[0].order_id
     assert await _evicted(stage, order_id)
@@ -143,5 +143,5 @@ async def _evict(stage: Stage, request: ProgramRequest) -> None:
 async def _evicted(stage: Stage, order_id: int) -> bool:
     try:
         return await stage.eye.evict(DEFAULT_NODE, "m", order_id)
-    except SemaphoreNotFound:  # which went with its last request
+    except SemaphoreNotFound:  # the ephemeral semaphore was deleted with its last request
         return False

@@ -1,4 +1,4 @@
-"""Semaphores as such: created, updated, described, listed, deleted."""
+"""Operations on semaphores: create, update, describe, list, delete."""
 
 # ruff: noqa: D103  a behaviour's name is its sentence
 
@@ -265,7 +265,7 @@ async def a_semaphore_that_is_created_again_knows_nothing_of_the_old_one(stage: 
 
 @behaviour("lasting")
 async def the_limit_of_a_semaphore_is_not_a_matter_of_opinion(stage: Stage) -> None:
-    """Whoever asks for more than the limit is told so, whatever limit it has in mind."""
+    """Reject a request for more than the semaphore's limit, whatever limit the program expects."""
     program = await stage.program()
     await program.create("pool", 4)
     with raises(InvalidArgument):

@@ -1,4 +1,4 @@
-"""Sessions: how they begin, prove that they live, and are shown; taking one over."""
+"""Sessions: attaching, renewing with proofs, descriptions, and takeover."""
 
 # ruff: noqa: D103  a behaviour's name is its sentence
 
@@ -29,7 +29,7 @@ async def attaching_proves_the_session(stage: Stage) -> None:
 
 
 async def _proof_after(program: Program, renew: Callable[[], object]) -> float:
-    """The first proof that comes of a renewal."""
+    """Return the first proof that is received after calling `renew`."""
     known = len(program.heard.proofs)
     renew()
     await program.heard.wait_for(lambda heard: len(heard.proofs) > known, "a proof")
@@ -52,7 +52,7 @@ async def a_renewal_may_come_from_any_thread_while_the_loop_stands_still(stage: 
     def renew_in_a_thread() -> None:
         thread = threading.Thread(target=program.session.renew)
         thread.start()
-        thread.join()  # holds up the loop
+        thread.join()  # blocks the event loop
 
     before = stage.clock.now()
     assert await _proof_after(program, renew_in_a_thread) >= before
@@ -164,7 +164,7 @@ async def a_cancelled_attach_leaves_no_session_behind(stage: Stage) -> None:
     await stage.until(nobody, "no session is left of an attach that was cancelled")
 
 
-# Taking a session over
+# Takeover
 
 
 async def _predecessor(stage: Stage, key: bytes | None = None) -> Program:

@@ -1,4 +1,4 @@
-"""Requests that do not wait for ever."""
+"""Requests with a timeout."""
 
 # ruff: noqa: D103  a behaviour's name is its sentence
 
@@ -98,7 +98,7 @@ async def who_waited_behind_a_waiter_that_gave_up_is_granted_if_it_fits(stage: S
     await owner.enqueue("pool", 1)
     blocking = await large.enqueue("pool", 3, timeout=SOON)
     waiting = await small.enqueue("pool", 1)
-    if waiting.place is Place.WAITING:  # or else this machine is very slow
+    if waiting.place is Place.WAITING:  # otherwise the machine is very slow
         await waiting.granted()
     assert await blocking.removed() is Removal.TIMED_OUT
     assert await stage.queue("pool") == ([owner.id, small.id], [])
@@ -115,7 +115,7 @@ async def a_detached_waiter_whose_timeout_has_passed_does_not_block_its_queue(
     assert (await lost.enqueue("pool", 2, timeout=4 * SOON)).place is Place.WAITING
     await lost.detach()
     waiting = await other.enqueue("pool", 1)
-    if waiting.place is Place.WAITING:  # or else this machine is very slow
+    if waiting.place is Place.WAITING:  # otherwise the machine is very slow
         await waiting.granted()
     assert await stage.queue("pool") == ([owner.id, other.id], [])
 
@@ -145,7 +145,7 @@ async def the_time_to_wait_is_over_with_the_grant(stage: Stage) -> None:
     await waiter.heard.wait_for(
         lambda heard: waiting.hold in heard.grants or waiting.hold in heard.removals, "an answer"
     )
-    granted = waiting.hold in waiter.heard.grants  # or else this machine is very slow
+    granted = waiting.hold in waiter.heard.grants  # otherwise the machine is very slow
     at_once = await owner.lock("another", timeout=5 * SOON)
     later = await sentinel.lock("another", timeout=10 * SOON)
     await later.removed()
@@ -201,7 +201,7 @@ async def a_try_for_a_new_mutex_that_is_withdrawn_leaves_nothing(stage: Stage) -
     assert not await stage.eye.list_semaphores(DEFAULT_NODE, owners=True, waiters=True)
 
 
-# A time to wait that is replaced
+# Replacing a timeout
 
 
 @behaviour()

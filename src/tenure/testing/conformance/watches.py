@@ -1,6 +1,6 @@
-"""Watches: no change is missed, none ends in a stale state, and what does not matter is silent.
+"""Watches: no change is missed, none ends in a stale state, and other changes cause no call.
 
-What must be silent is told from what is late by a fence: see `Program.fence`.
+A fence distinguishes a call that must not happen from one that is late: see `Program.fence`.
 """
 
 # ruff: noqa: D103  a behaviour's name is its sentence
@@ -18,7 +18,7 @@ from tenure.testing.stage import Stage
 
 
 async def _pair(stage: Stage) -> tuple[Program, Program]:
-    """Who watches, and who writes; between them, all is quiet."""
+    """Return a watcher and a writer, after the semaphore ``pool`` has been created."""
     watcher, writer = await stage.programs(2)
     await writer.create("pool", 2, b"first")
     return watcher, writer
@@ -152,7 +152,7 @@ async def many_changes_may_become_one_call_but_the_last_state_is_seen(stage: Sta
 
     async def write() -> None:
         for number in range(100):
-            for _ in range(number % 3):  # sometimes in a row, sometimes not
+            for _ in range(number % 3):  # some updates in a row, others apart
                 await asyncio.sleep(0)
             await writer.session.update_semaphore("pool", b"%d" % number)
 
@@ -307,7 +307,7 @@ async def after_stopping_a_watch_is_silent(stage: Stage) -> None:
     watcher, writer = await _pair(stage)
     stopped, going_on = await watcher.watch("pool"), await watcher.watch("pool")
     await writer.session.update_semaphore("pool", b"second")
-    stopped.stop()  # perhaps the news is under way already
+    stopped.stop()  # a call may be scheduled already
     calls = stopped.calls
     stopped.stop()
     await going_on.called()
