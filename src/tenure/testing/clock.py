@@ -37,7 +37,7 @@ HORIZON = 7 * 24 * 3600.0
 
 
 class Deadlock(RuntimeError):
-    """The loop can make no progress, although a task still waits."""
+    """Error of a loop that can make no progress, or has run beyond its horizon."""
 
 
 class VirtualClock:
@@ -186,8 +186,8 @@ def run(
         horizon: see `VirtualLoop`.
 
     Raises:
-        Deadlock: the loop can make no progress. The waiting tasks are cancelled, as they are
-            whenever `asyncio.run` ends.
+        Deadlock: the loop can make no progress, or has run beyond the horizon. The waiting tasks
+            are cancelled, as they are whenever `asyncio.run` ends.
     """
     time = VirtualClock() if clock is None else clock
 

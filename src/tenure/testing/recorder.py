@@ -116,7 +116,7 @@ class Recorder:
         """Wait until a condition on the recorded events is true.
 
         Args:
-            condition: called after each event.
+            condition: called at once and after each event.
             what: the awaited event, for the message.
             within: the maximum time to wait, in seconds.
 

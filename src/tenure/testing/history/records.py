@@ -60,7 +60,7 @@ nothing. A call whose outcome is ``unknown`` may have taken effect, or may take 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request is about to be sent.
+    """Record that a request is about to be sent.
 
     Attributes:
         count: the number of tokens; for a mutex, all of them.
@@ -85,7 +85,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The order id of the request is known."""
+    """Record that the order id of the request is known."""
 
     at: float
     request: str
@@ -94,7 +94,7 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The program was notified that its request is granted.
+    """Record that the program was notified that its request is granted.
 
     Attributes:
         order_id: the fencing token; ``None`` if the engine has no fencing tokens.
@@ -109,7 +109,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Believes:
-    """The program has checked that its lease is held. `deadline` was read again."""
+    """Record that the program found its lease held. `deadline` was read again."""
 
     at: float
     request: str
@@ -118,7 +118,10 @@ class Believes:
 
 @dataclass(frozen=True, slots=True)
 class Shrinks:
-    """A lease is about to release some of its tokens: from here on it may have only `count`."""
+    """Record that a lease is about to release some of its tokens.
+
+    From this instant on it may have only `count` tokens.
+    """
 
     at: float
     request: str
@@ -127,7 +130,7 @@ class Shrinks:
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """The request is about to be withdrawn or released, or its task cancelled.
+    """Record that the request is about to be withdrawn or released, or its task cancelled.
 
     From this instant on it may have left its queue.
     """
@@ -138,7 +141,7 @@ class Leaves:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The program knows that its request is over.
+    """Record that the program knows that its request is over.
 
     Attributes:
         deadline: the deadline of the lease or of the session, if there was one, read when this
@@ -153,7 +156,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Revokes:
-    """An administrator is about to revoke requests; their programs are notified later.
+    """Record that an administrator is about to revoke requests; their programs are notified later.
 
     The record concerns requests that were made before it. Each field except the instants restricts
     them further; ``None`` means no restriction.
@@ -179,7 +182,7 @@ class Revokes:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """A process is about to be stopped: all of it, or at least its event loop."""
+    """Record that a process is about to be stopped: all of it, or at least its event loop."""
 
     at: float
     process: str
@@ -187,7 +190,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """A paused process has been resumed."""
+    """Record that a paused process has been resumed."""
 
     at: float
     process: str
@@ -195,7 +198,7 @@ class Continued:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """A process is about to be killed, or was found to have ended by itself."""
+    """Record that a process is about to be killed, or was found to have ended by itself."""
 
     at: float
     process: str
@@ -206,7 +209,7 @@ class Crashed:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A call on a semaphore's data is about to be made. `call` is a unique label."""
+    """Record that a call on a semaphore's data is about to be made. `call` is a unique label."""
 
     at: float
     process: str
@@ -219,7 +222,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The call with this label has ended. `result` is the data that it read."""
+    """Record that the call with this label has ended. `result` is the data that it read."""
 
     at: float
     call: str
@@ -246,7 +249,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Unobserved:
-    """A watch of this process has ended, and will not show the final state."""
+    """Record that a watch of this process has ended, and will not show the final state."""
 
     at: float
     process: str

@@ -33,7 +33,7 @@ __all__ = ["Handle", "LocalClock", "OutOfTime", "ProcessLoop", "Scheduler"]
 
 
 class OutOfTime(Exception):
-    """The simulation did not stop in time, or has no events left."""
+    """Error of a simulation that did not stop in time, or has no events left."""
 
 
 class Scheduler:
