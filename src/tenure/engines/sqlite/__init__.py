@@ -1,15 +1,21 @@
-"""``sqlite:///file``: any number of processes of one host on one file, durable, without a daemon.
+"""``sqlite:///file``: a durable store in one file, for all processes of one host, without a daemon.
 
-The rows of the file are the truth; no process keeps a copy of the state. Who wants to change
-something takes the *turn* (a lock of the kernel, handed round among the processes), changes rows
-in one transaction, and rings those whom it concerns.
+The rows of the file are the only state; no process keeps a copy. To change something, a process
+takes the *turn* (a kernel lock that one process holds at a time), changes rows in one transaction,
+and notifies the participants that the change concerns.
 
-From the bottom up: ``url`` and ``files`` say which file and whether it may be trusted, ``schema``
-what is in it, ``turn`` whose turn it is, ``life`` who is alive, ``bell`` how others are woken;
-``transaction``, ``requests``, ``sessions``, ``nodes`` and ``describe`` are the statements;
-``committer`` decides when and on which thread they run; ``engine`` and ``session`` fulfil the
-contract. ``doctor`` examines a store that may be broken; ``backup`` and ``restore`` copy one, and
-``quarantine`` is what a restored store waits for.
+The modules, from the bottom up:
+
+* ``url`` and ``files``: the location of the store, and the checks before it is trusted.
+* ``schema``: the tables, and the connections to them.
+* ``turn``: the lock that orders writers.
+* ``life``: the liveness file and the heartbeats of each participant.
+* ``bell``: notification of other processes.
+* ``transaction``, ``requests``, ``sessions``, ``nodes`` and ``describe``: the SQL statements.
+* ``committer``: decides when, and on which thread, the statements run.
+* ``engine`` and ``session``: the engine contract.
+* ``doctor``: examines a store that may be broken.
+* ``backup``, ``restore`` and ``quarantine``: copy a store, restore it, and delay its first grants.
 """
 
 from __future__ import annotations
@@ -22,10 +28,10 @@ __all__ = ["connect"]
 
 
 def connect(url: str, clock: Clock) -> Engine:
-    """The connector of ``sqlite://``.
+    """Return the engine for a ``sqlite://`` URL. It is not open yet.
 
     Raises:
-        InvalidArgument: there is something wrong with the URL.
+        InvalidArgument: the URL is malformed.
         Unsupported: on Windows, which has neither the locks nor the sockets for this.
     """
     _check_platform()
@@ -37,7 +43,7 @@ def connect(url: str, clock: Clock) -> Engine:
 
 def _check_platform() -> None:
     try:
-        import fcntl  # noqa: F401  only to see whether this system has it
+        import fcntl  # noqa: F401  only to check that this system has it
     except ImportError as error:
         raise Unsupported(
             "sqlite:// needs Linux or macOS (Windows has neither the locks nor the sockets for "

@@ -1,11 +1,12 @@
 """Backups of a store: one consistent copy, made while programs use the store.
 
-The copy is one read transaction of SQLite, so it is the store as it was at one moment, and no
-writer waits for it. It is written beside its final name, checked and synced, and then given that
-name in one step: under that name there is a whole backup, or what was there before.
+The copy is made in one SQLite read transaction. It therefore shows the store at one moment, and
+writers do not wait for it. It is written to a partial file beside the target, checked, synced, and
+renamed in one step. The target is always either a complete backup or the file that was there
+before.
 
-A backup has an application id of its own. A program that is pointed at one by mistake refuses it:
-without `restore`, a backup would grant what others still hold.
+A backup has its own application id, so that programs refuse to open it as a store. Used without
+`restore`, a backup could grant leases that other clients still hold.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from tenure.errors import EngineError
 __all__ = ["PAGES", "Progress", "backup", "check_whole", "sync_folder", "told"]
 
 Progress = Callable[[int, int], None]
-"""Called with the pages that are left to copy, and with all of them."""
+"""Called with the number of pages left to copy, and the total number of pages."""
 
-PAGES = 1024  # copied at a time; an interrupt of the program takes effect in between
+PAGES = 1024  # copied per step; an interrupt of the program takes effect between steps
 _PARTIAL = ".partial"
 
 
@@ -40,14 +41,15 @@ def backup(
     """Write a backup of a store into a file; return the file's absolute path and its size.
 
     Args:
-        url: the store, which programs may use meanwhile.
-        file: is made, readable by its owner alone.
-        force: replace a file that exists.
+        url: the store; programs may use it during the backup.
+        file: the backup to create, readable by its owner alone.
+        force: replace an existing file.
+        progress: called after each step of the copy.
 
     Raises:
         EngineError: the store cannot be read, the copy is damaged, or the file cannot be written.
         AuthenticationFailed: this user may not use the store.
-        InvalidArgument: there is something wrong with the URL.
+        InvalidArgument: the URL is malformed.
     """
     address = parse(url)
     target = os.path.abspath(file)
@@ -80,7 +82,10 @@ def _check_absent(target: str, *, force: bool) -> None:
 
 @contextmanager
 def _partial(target: str) -> Iterator[tuple[str, int]]:
-    """The file that becomes the backup, and its descriptor; what ended programs left is removed."""
+    """Create the partial file that becomes the backup, and yield its path and descriptor.
+
+    Partial files that ended programs left behind are removed first.
+    """
     path = f"{target}.{secrets.token_hex(4)}{_PARTIAL}"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with system_error(f"cannot write {target}"):
@@ -103,7 +108,7 @@ def _remove_abandoned(target: str) -> None:
     for entry in list(os.scandir(folder)):
         if not (entry.name.startswith(f"{name}.") and _PARTIAL in entry.name):
             continue
-        with contextlib.suppress(OSError):  # it has gone, or is another user's
+        with contextlib.suppress(OSError):  # removed meanwhile, in use, or another user's
             fd = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -115,13 +120,13 @@ def _remove_abandoned(target: str) -> None:
 def _write(source: sqlite3.Connection, path: str, progress: Progress | None) -> None:
     copy = sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, isolation_level=None)
     with contextlib.closing(copy):
-        # A failed copy is dropped, and no other program opens this one.
+        # A failed copy is removed, and no other program opens this file: no journal is needed.
         for pragma in ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE"):
             copy.execute(f"PRAGMA {pragma}")
-        # Within one transaction of the source, commits of others do not make the copy begin anew.
+        # Inside one read transaction, commits of other programs do not restart the copy.
         now = time.time()
         source.execute("BEGIN")
-        source.execute("SELECT id FROM meta").fetchone()  # begins the reading
+        source.execute("SELECT id FROM meta").fetchone()  # starts the read transaction
         try:
             source.backup(copy, pages=PAGES, progress=told(progress))
         finally:
@@ -134,22 +139,29 @@ def _write(source: sqlite3.Connection, path: str, progress: Progress | None) -> 
 
 
 def told(progress: Progress | None) -> Callable[[int, int, int], object]:
-    """Adapt a callback to what `sqlite3` calls."""
+    """Adapt a progress callback to the signature that `sqlite3` uses."""
     return lambda _, left, all_pages: progress(left, all_pages) if progress else None
 
 
 def check_whole(connection: sqlite3.Connection, path: str) -> None:
-    """Raise unless a database is undamaged."""
+    """Check the integrity of a database.
+
+    Raises:
+        EngineError: the database is damaged.
+    """
     try:
         (said,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    except UnicodeDecodeError:  # of a finding that names what the file contains
+    except UnicodeDecodeError:  # the message of SQLite quotes bytes of the damaged file
         said = "it contains text that is none"
     if said != "ok":
         raise EngineError(f"{path} is damaged: {said}")
 
 
 def _publish(partial: str, fd: int, target: str, *, force: bool) -> None:
-    """Give the copy its final name, on disk. A file that appeared meanwhile is not replaced."""
+    """Sync the copy and give it its final name.
+
+    Without `force`, a file that appeared meanwhile is not replaced.
+    """
     os.fsync(fd)
     if force:
         os.replace(partial, target)
@@ -163,7 +175,7 @@ def _publish(partial: str, fd: int, target: str, *, force: bool) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Have the names in a folder survive a power cut, where its file system can do that."""
+    """Sync a folder, so that its entries survive a power cut, if the file system supports it."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):

@@ -1,11 +1,13 @@
-"""How a participant is woken: a datagram that says nothing but "look at the file".
+"""Notification between participants: a datagram that means "read the file".
 
-Each participant has a socket in the store's folder. Who has written something that concerns it
-rings; what it was is read from the file, so that a ring too many or too few does no harm. One
-that is lost (the socket is full) is made up for by the next, or by the participant's own tick.
+Each participant has a socket in the store's folder. A participant that has written a change
+notifies the participants that the change concerns. The datagram carries no content; they read the
+change from the file. Extra notifications are therefore harmless. A lost one (the socket is full)
+is made good by the next, or by the participant's own tick.
 
-A participant that waits also wants to hear when one that stands before it dies. The kernel tells
-that through a pidfd. It is a hint like the other: what counts is the lock (`Lives.is_dead`).
+A waiting participant also needs to know when the process of a request before it dies. The kernel
+reports the end of a process through a pidfd. This is a hint as well: the lock of the participant's
+liveness file decides (`Lives.is_dead`).
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from tenure.engines.sqlite.life import started
 __all__ = ["Bell", "Deathwatch"]
 
 _RING = b"!"
-_LONGEST = 100  # bytes of a socket's path that every system takes
+_LONGEST = 100  # bytes of a socket path that every system accepts
 
 
 class Bell:
-    """One participant's bell, and its hand on those of the others.
+    """Notification socket of one participant, which also sends to those of the others.
 
     Args:
         folder: of the store.
@@ -42,12 +44,15 @@ class Bell:
         self._socket.setblocking(False)
         self._prefix = folder + "/"
         if len(os.fsencode(folder)) > _LONGEST - 25 and sys.platform.startswith("linux"):
-            # The name of a socket is short, and a path may be long: go through a descriptor.
+            # Socket paths are limited to about 100 bytes: go through a descriptor of the folder.
             self._directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._prefix = f"/proc/self/fd/{self._directory}/"
 
     def hang(self, participant: int) -> None:
-        """Make it possible to be rung. Without it (the path is too long here) the tick must do."""
+        """Bind the socket, so that other participants can notify this one.
+
+        Where that fails (the path is too long for this system), only the tick remains.
+        """
         path = f"{self._folder}/{participant}.sock"
         with contextlib.suppress(OSError):
             self._socket.bind(f"{self._prefix}{participant}.sock")
@@ -55,19 +60,19 @@ class Bell:
             os.chmod(path, self._mode)
 
     def ring(self, participants: Iterable[int]) -> list[int]:
-        """Wake participants; returns those that nobody answers for."""
+        """Notify participants; return those whose sockets have no receiver."""
         silent = []
         for participant in participants:
             try:
                 self._socket.sendto(_RING, f"{self._prefix}{participant}.sock")
             except (ConnectionRefusedError, FileNotFoundError):
                 silent.append(participant)
-            except OSError:  # full: it has been rung before, and has not looked yet
+            except OSError:  # full: an earlier notification has not been received yet
                 continue
         return silent
 
     def listen(self, loop: asyncio.AbstractEventLoop, rung: Callable[[], None]) -> None:
-        """Have `rung` called whenever it has been rung."""
+        """Call `rung` on the loop after each notification. Several may share one call."""
         if self._path:
             loop.add_reader(self._socket.fileno(), self._hear, rung)
 
@@ -78,7 +83,7 @@ class Bell:
         rung()
 
     def close(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take the bell down."""
+        """Stop listening, remove the socket from the folder, and close it."""
         if self._path:
             with contextlib.suppress(OSError, RuntimeError):
                 loop.remove_reader(self._socket.fileno())
@@ -87,7 +92,7 @@ class Bell:
         self.abandon()
 
     def abandon(self) -> None:
-        """In a forked child: close, and leave the file to the parent."""
+        """Close the socket without removing its file, which in a forked child is the parent's."""
         self._socket.close()
         if self._directory >= 0:
             os.close(self._directory)
@@ -95,7 +100,7 @@ class Bell:
 
 
 class Deathwatch:
-    """Hears of the deaths of other processes, where the kernel tells them.
+    """Notices the end of other processes through pidfds, where the kernel has them.
 
     Args:
         died: called with the participant, once for each that is watched.
@@ -110,14 +115,21 @@ class Deathwatch:
         return participant in self._watched
 
     def watch(self, participant: int, pid: int, start: str) -> None:
-        """Watch a participant's process. Safe to call twice."""
+        """Watch a participant's process, if the system can. Safe to call twice.
+
+        Args:
+            participant: the number passed to `died`.
+            pid: its process id.
+            start: the start time of the process, as `started` returns it.
+        """
         if participant in self._watched or pid == os.getpid() or not hasattr(os, "pidfd_open"):
             return
         try:
             fd = os.pidfd_open(pid)
-        except OSError:  # gone, or not to be seen from here
+        except OSError:  # the process has ended, or is not visible from here
             return
-        # Asked now, the number cannot be given to another process any more without our noticing.
+        # The pidfd refers to one process. Comparing the start time after it was opened excludes
+        # another process that has reused the pid.
         if started(pid) != start:
             os.close(fd)
             return
@@ -129,13 +141,13 @@ class Deathwatch:
         self._died(participant)
 
     def forget(self, participant: int) -> None:
-        """Watch a participant no more."""
+        """Stop watching a participant."""
         fd = self._watched.pop(participant, None)
         if fd is not None:
             self._loop.remove_reader(fd)
             os.close(fd)
 
     def clear(self) -> None:
-        """Watch nobody any more."""
+        """Stop watching all participants."""
         for participant in list(self._watched):
             self.forget(participant)

@@ -1,8 +1,9 @@
 """Checkpoints of SQLite's write-ahead log, in a thread beside the event loop.
 
-By itself SQLite runs a checkpoint in some commit, every now and then, and that commit waits for the
-disk. Here a thread does it, while commits go on. The log can only be restarted at a moment when all
-of it has been copied to the database. Should it grow long all the same, a commit does the rest.
+By default SQLite runs a checkpoint inside a commit from time to time, and that commit waits for the
+disk. Here a thread runs it while commits go on. SQLite can restart the log only at a moment when
+all of it has been copied to the database. If the log grows long nevertheless, a commit runs the
+checkpoint (``wal_autocheckpoint``).
 
 SQLite 3.7.0 to 3.51.2 has a defect, which its documentation calls the WAL-reset bug. A checkpoint
 reads the log's length. A commit of another connection then restarts the log, unseen by the
@@ -34,8 +35,8 @@ from tenure.errors import TenureError
 __all__ = ["Checkpointer"]
 
 _EVERY = 500
-"""Commits of one engine. Where each begins to count is left to chance, so that many programs that
-commit only a few times each take their share."""
+"""Commits of one engine between two checkpoints. Each engine starts counting at a random point, so
+that programs that commit only a few times also run their share."""
 
 
 class Checkpointer:
@@ -55,14 +56,16 @@ class Checkpointer:
             thread = threading.Thread(
                 target=self.checkpoint, name="tenure-sqlite-checkpoint", daemon=True
             )
-            # Where no thread can be started, the commit stands and the log grows until the next.
+            # If no thread can be started, the commit stands, and the log grows until the next
+            # checkpoint is due.
             with contextlib.suppress(RuntimeError, MemoryError):
                 thread.start()
                 self._thread = thread
 
     def checkpoint(self) -> None:
         """Run a checkpoint now, in the calling thread."""
-        # Whatever fails here is tried again the next time, and reported by a commit.
+        # A checkpoint that fails is repeated the next time. A lasting problem also fails commits,
+        # which report it.
         with (
             contextlib.suppress(sqlite3.Error, TenureError),
             self._guard,
@@ -70,10 +73,10 @@ class Checkpointer:
             contextlib.closing(schema.connect(self._address)) as connection,
         ):
             reader.execute("BEGIN")
-            reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # begins the reading
+            reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # begins the read
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
     def close(self) -> None:
-        """Wait until no checkpoint runs."""
+        """Wait for a running checkpoint to end."""
         if self._thread is not None:
             self._thread.join()

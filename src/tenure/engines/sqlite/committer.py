@@ -1,19 +1,20 @@
-"""When operations run, and on which thread: inline when that is possible, together when not.
+"""Execution of operations: inline where possible, grouped in a background thread otherwise.
 
 Rules:
 
-* Operations take effect in the order in which they came.
-* One at a time commits at once, on the caller's thread, when the turn is free. After some of
-  these in a row one is put off to the next turn of the event loop. When others have come to stand
-  beside it by then, all share a transaction, and so does what follows; when it is alone, the next
-  are committed at once again.
-* When the turn is somebody else's, one thread waits for it, and does all that has come meanwhile
-  in one transaction. The event loop never waits for a lock or for a disk's acknowledgement.
-* Where commits are durable every one of them waits for the disk, so that all are the thread's:
-  an acknowledgement takes from a tenth of a millisecond to a second, and who knows which? What
-  comes while one is awaited shares the next.
-* A connection is used by one thread at a time: by the loop's, or by the waiting one while `busy`.
-* One operation that the store fails does not fail those beside it: they are tried one by one.
+* Operations take effect in the order in which they were submitted.
+* An operation commits immediately, on the caller's thread, when the turn is free. After several of
+  these in a row, one is deferred to the next iteration of the event loop. If others have been
+  deferred by then, all share one transaction, and later operations are grouped as well. If it is
+  the only one, the next operations commit immediately again.
+* While another process has the turn, one thread waits for it, and then runs all operations
+  deferred meanwhile in one transaction. The event loop never waits for a lock or for a disk.
+* Where commits are durable, the thread makes all of them. Each waits for the disk, which takes
+  between a tenth of a millisecond and a second. Operations submitted meanwhile share the next
+  commit.
+* One thread at a time uses a connection: the loop's thread, or the background thread while `busy`.
+* If a shared transaction fails, its operations run again in one transaction each, so that one
+  failing operation does not fail the others.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _ALONE = 16
-"""Operations in a row that are committed at once before one is put off."""
+"""Operations in a row that commit immediately before one is deferred."""
 _PATIENCE = 5.0
-"""Seconds for which a database that another program has locked is tried again."""
+"""Seconds for which a transaction is retried while another program has locked the database."""
 
 _log = logging.getLogger("tenure.sqlite")
 
@@ -55,10 +56,11 @@ Note = Callable[[Any], None]
 
 
 class _Operation:
-    """One operation that was put off.
+    """One deferred operation.
 
-    `note` hears its result, or ``None`` when it failed, whether or not the caller still waits.
-    It is `done` when its transaction was committed, and is not run again then, whatever follows.
+    `note` is called with the result, or with ``None`` after a failure, even if the caller no
+    longer waits. `done` is set when the transaction was committed; the operation is not run again
+    after that.
     """
 
     __slots__ = ("arguments", "done", "error", "future", "note", "result", "work")
@@ -83,8 +85,8 @@ class Committer:
     """Runs the operations of one engine.
 
     Args:
-        tell: called on the loop, after a commit, with what it has to tell.
-        answered: called on the loop when operations that were put off have been answered.
+        tell: called on the loop, after a commit, with its messages.
+        answered: called on the loop after the futures of deferred operations were resolved.
     """
 
     def __init__(
@@ -121,20 +123,23 @@ class Committer:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing has been put off, so that the connection is the loop's to read with."""
+        """True if no operation is deferred, so that the loop may read with the connection."""
         return not self.busy and not self._queue
 
     def do(
         self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> Answer[T]:
-        """Run an operation: now, or in a while."""
+        """Run an operation; return its result, or a future if the operation was deferred."""
         assert not kwargs
         return self.do_and_note(None, work, *args)
 
     def do_and_note(
         self, note: Callable[[T | None], None] | None, work: Callable[..., T], *args: Any
     ) -> Answer[T]:
-        """The same; `note` hears the result of what was put off."""
+        """Run an operation; if it was deferred, call `note` with its result, ``None`` on failure.
+
+        The result is returned as by `do`.
+        """
         tx = self._tx
         if self._grouping or tx.durable or self._queue or self.busy or not self._turn.try_take():
             return self._put_off(note, work, args)
@@ -176,14 +181,14 @@ class Committer:
         return result
 
     def _tell_now(self, told: Told) -> None:
-        """Tell what a commit has to tell, after what earlier ones have."""
+        """Pass on the messages of a commit, after those of earlier commits."""
         if self._telling.items:
             self._telling.put((told,))
         else:
             self._tell(told)
 
     def _tell_later(self, told: Told | None, error: Exception) -> None:
-        """Telling failed. What has been committed is told all the same, or waiters never hear."""
+        """Report the error, and queue the messages of a commit again, as waiters need them."""
         self._failures.report(error)
         told = self._tx.take_told() if told is None else told
         if told is not None:
@@ -196,8 +201,7 @@ class Committer:
         if told is not None:  # the error came after the commit
             self._telling.put_threadsafe(told)
 
-    # Put off
-
+    # Deferred operations
     def _put_off(self, note: Note | None, work: Work, args: tuple[Any, ...]) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = self._loop.create_future()
         self._queue.append(_Operation(work, args, future, note))
@@ -206,8 +210,8 @@ class Committer:
         return future
 
     def _flush(self) -> None:
-        """Do all that was put off, here or in the thread."""
-        self._deliver()  # what an error has interrupted
+        """Run all deferred operations, here or in the thread."""
+        self._deliver()  # results whose delivery an error has interrupted
         if self.busy or not self._queue:
             return
         if self._tx.durable or not self._turn.try_take():
@@ -219,7 +223,7 @@ class Committer:
         told: list[Told] = []
         try:
             self._run(operations, told)
-        except sqlite3.Error:  # locked by another program: that takes patience
+        except sqlite3.Error:  # locked by another program: the thread retries
             self._queue.extendleft(reversed(operations))
             self._hand_over()
             return
@@ -239,13 +243,16 @@ class Committer:
         return [put_off.popleft() for _ in range(len(put_off))]
 
     def _hand_over(self) -> None:
-        self._thread.start()  # if that fails, this is tried again, after a pause
+        self._thread.start()  # if this fails, the flush is repeated after a pause
         self.busy = True
         self.stalled_since = self._clock.now()
         self._errands.put(self._wait_for_turn)
 
     def _wait_for_turn(self) -> None:
-        """In the thread: take the turn, however long that takes, and do what has come by then."""
+        """Take the turn, without a time limit, and run all operations deferred by then.
+
+        Runs in the thread.
+        """
         operations: list[_Operation] = []
         told: list[Told] = []
         failure: Exception | None = None
@@ -283,7 +290,7 @@ class Committer:
         self, operations: list[_Operation], told: list[Told], failure: Exception | None
     ) -> None:
         self.busy = False
-        if self._closed is not None:  # too late: nobody is there any more
+        if self._closed is not None:  # too late: the engine has been closed
             self._fail(operations, self._closed)
             return
         if failure is not None:
@@ -303,7 +310,7 @@ class Committer:
     def _run(self, operations: list[_Operation], told: list[Told]) -> None:
         """Run operations in one transaction, or in one each if that fails.
 
-        What they have to tell is added to `told`.
+        Their messages are added to `told`.
 
         Raises:
             sqlite3.Error: another program has locked the database; nothing was done.
@@ -365,10 +372,10 @@ class Committer:
             raise afterwards
 
     def _deliver(self) -> None:
-        """Answer what was carried out, and then tell. On the loop.
+        """Resolve the futures of finished operations, then pass on their messages. On the loop.
 
-        What fails for one is logged; the others go on. After an error in here the next flush goes
-        on where it came.
+        An error of one operation is logged, and the others continue. After any other interruption
+        the next flush continues at the same place.
         """
         while self._carried_out:
             operations, told = self._carried_out[0]
@@ -395,12 +402,12 @@ class Committer:
             self._failures.report(problem)
         error, future = operation.error, operation.future
         if future.done():
-            return  # its caller has left
+            return  # its caller was cancelled
         if error is None:
             future.set_result(operation.result)
         else:
             future.set_exception(error)
-            future.exception()  # a caller that waits hears it; no caller has to
+            future.exception()  # marks it as retrieved: the caller need not wait for the result
 
     # The thread
 
@@ -409,10 +416,10 @@ class Committer:
             errand()
 
     def stop(self, error: TenureError) -> bool:
-        """Stop: what has not been done fails with `error`.
+        """Stop, and fail all unfinished operations with `error`.
 
-        A thread that still waits for the turn is left alone; when it gets it, it gives it back,
-        and closes it. Returns whether there is one.
+        Return whether a thread still waits for the turn. Such a thread is not joined; when it gets
+        the turn, it closes the turn's file, which releases the lock.
         """
         self._closed = error
         self._flushing.cancel()
@@ -433,4 +440,4 @@ class Committer:
         for operation in operations:
             if not operation.future.done():
                 operation.future.set_exception(error)
-                operation.future.exception()  # whoever waits for it hears it; nobody has to
+                operation.future.exception()  # marks it as retrieved

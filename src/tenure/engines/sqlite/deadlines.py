@@ -1,8 +1,7 @@
-"""Deadlines of waiters, as the store has them.
+"""Deadlines of waiters in the store.
 
-A deadline belongs to the store. The program that made a request ends its wait on time; when that
-program is detached, stopped or dead, any other program that looks at the queue does
-(`requests.time_out`).
+The program that made a request ends its wait on time. If that program is detached, stopped or
+dead, any other program that looks at the queue ends the wait (`requests.time_out`).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ __all__ = ["deadline_of", "earliest", "unattended"]
 
 
 def deadline_of(tx: Transaction, session: int, hold: int) -> float | None:
-    """Return the deadline of a request; ``None`` if it has none, or does not wait."""
+    """Return the deadline of a request; ``None`` if it has none, or is not waiting."""
     row = tx.execute(
         "SELECT deadline FROM requests WHERE session = ? AND hold = ?", (session, hold)
     ).fetchone()
@@ -22,7 +21,7 @@ def deadline_of(tx: Transaction, session: int, hold: int) -> float | None:
 
 
 def earliest(tx: Transaction) -> float | None:
-    """Return the earliest deadline in the store, of whichever program's request."""
+    """Return the earliest deadline of all requests in the store."""
     row = tx.execute(
         "SELECT deadline FROM requests INDEXED BY deadlines "
         "WHERE deadline IS NOT NULL ORDER BY deadline LIMIT 1"

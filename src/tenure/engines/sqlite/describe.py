@@ -1,4 +1,4 @@
-"""Reading: descriptions of what is in the file. These take no turn."""
+"""Descriptions of nodes, semaphores and sessions. Reading them takes no turn."""
 
 from __future__ import annotations
 
@@ -42,19 +42,24 @@ ORDER BY r.order_id
 
 
 def node(tx: Transaction, number: int, path: str) -> NodeDescription:
-    """A node as it is now."""
+    """Describe a node as it is now."""
     (count,) = tx.execute("SELECT sessions FROM nodes WHERE id = ?", (number,)).fetchone()
     return NodeDescription(path, config_of(tx, number), count, len(semaphore_names(tx, number)))
 
 
 def node_list(tx: Transaction) -> list[str]:
-    """The paths of all nodes, sorted."""
+    """Return the paths of all nodes, sorted."""
     return [path for (path,) in tx.execute("SELECT path FROM nodes ORDER BY path").fetchall()]
 
 
 def semaphore_names(tx: Transaction, node: int, after: str = "", most: int = -1) -> list[str]:
-    """The names of the semaphores of a node, sorted: of those after a name, so many; all for -1."""
-    # From one name to the next through the index, however many requests each has.
+    """Return the sorted names of a node's semaphores.
+
+    Args:
+        after: only names after this one.
+        most: the highest number of names to return; -1 for all.
+    """
+    # Goes from one name to the next through the index, however many requests each has.
     ephemeral = tx.execute(
         "WITH RECURSIVE names (name) AS ("
         "  SELECT min(name) FROM requests WHERE node = :node AND name > :after"
@@ -75,7 +80,7 @@ def semaphore_names(tx: Transaction, node: int, after: str = "", most: int = -1)
 def semaphore(
     tx: Transaction, node: int, path: str, name: str, owners: bool, waiters: bool
 ) -> SemaphoreDescription:
-    """A semaphore as it is now."""
+    """Describe a semaphore as it is now."""
     rules.check_name(name, path)
     if not exists(tx, node, name):
         raise not_found(name, path)
@@ -156,14 +161,19 @@ def _silent_for(
 def semaphore_list(
     tx: Transaction, node: int, path: str, owners: bool, waiters: bool
 ) -> list[SemaphoreDescription]:
-    """All semaphores of a node, sorted by name."""
+    """Describe all semaphores of a node, sorted by name."""
     return [semaphore(tx, node, path, name, owners, waiters) for name in semaphore_names(tx, node)]
 
 
 def session_list(
     tx: Transaction, node: int, path: str, after: int = 0, most: int = -1
 ) -> list[SessionDescription]:
-    """The sessions of a node, sorted by id: of those after an id, so many; all for -1."""
+    """Describe the sessions of a node, sorted by id.
+
+    Args:
+        after: only sessions with a higher id.
+        most: the highest number of sessions to return; -1 for all.
+    """
     rows = tx.execute(
         "SELECT s.id, s.description, s.recovery_window, p.pid, s.participant, s.slot, s.contact "
         "FROM sessions AS s LEFT JOIN participants AS p ON p.id = s.participant "

@@ -1,13 +1,13 @@
-"""What `tenure doctor` tells of a ``sqlite://`` URL: the file, its folder, and who uses it.
+"""Examination of a ``sqlite://`` store for `tenure doctor`: the file, its folder, its users.
 
 Rules:
 
-* Nothing of the store is changed, and what is missing stays missing. What must be tried is tried
-  in a folder of its own beside the database, which is gone afterwards.
-* Nothing is waited for longer than a fraction of a second, and each thing is examined whatever has
-  become of those before it, as far as it makes sense without them.
-* It runs before this process has opened the store: closing a second connection would do no harm
-  then.
+* The store is not changed, and missing files are not created. Trials run in a temporary folder
+  beside the database, which is removed afterwards.
+* No check waits longer than a fraction of a second. A check runs even if earlier ones failed, as
+  far as it makes sense without them.
+* It runs before this process has opened the store, so that closing a second connection does no
+  harm.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SOCKET_PATH = 100
 
 
 def examine(address: SqliteUrl) -> Iterator[Finding]:
-    """Everything about the store at a URL. Raises nothing."""
+    """Yield the findings about the store at a URL. Raises nothing."""
     yield examine_library()
     folder = os.path.dirname(address.path)
     there = os.path.lexists(address.path)
@@ -75,7 +75,7 @@ def examine(address: SqliteUrl) -> Iterator[Finding]:
 
 
 def _refused(what: str, error: TenureError | OSError, remedy: str = "") -> Finding:
-    """A refusal, whose remedy stands behind its semicolon."""
+    """Return the finding for a refusal, whose message gives the remedy after its semicolon."""
     found, semicolon, advice = str(error).partition("; ")
     return Finding("failure", what, found, remedy or (advice if semicolon else ""))
 
@@ -229,7 +229,7 @@ def _shared_memory(path: str) -> str:
 
 
 def _sockets(address: SqliteUrl) -> Finding:
-    """Datagram sockets, whose paths are short; the bell goes through a descriptor otherwise."""
+    """Check datagram sockets, whose paths are short; `Bell` uses a descriptor for longer ones."""
     length = len(os.fsencode(address.path + ".tenure"))
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with left, right:
@@ -303,7 +303,7 @@ def _tables(connection: sqlite3.Connection, address: SqliteUrl) -> Iterator[Find
 
 
 def _epoch(boot: str, last: int) -> Finding:
-    """Whether this boot is the store's, and whether the wall clock was set back since."""
+    """Compare the store's boot with this one, and its order ids with the wall clock."""
     ahead = last / 1e6 - time.time()
     if ahead > 60:
         return Finding(
@@ -319,7 +319,7 @@ def _epoch(boot: str, last: int) -> Finding:
 
 
 def _participants(connection: sqlite3.Connection, address: SqliteUrl) -> Finding:
-    """Who uses the file: those whose sign of life is locked by their process."""
+    """List the participants whose liveness files are locked, which means that they are alive."""
     alive, dead, frozen = [], 0, []
     for number, pid in connection.execute("SELECT id, pid FROM participants ORDER BY id"):
         if not _lives(os.path.join(address.path + ".tenure", f"{number}.live")):
@@ -368,7 +368,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _turn(address: SqliteUrl) -> Finding:
-    """Whether somebody sits on the turn, so that nothing can be written."""
+    """Check that no process keeps the turn, which would block all writers."""
     try:
         fd = os.open(
             os.path.join(address.path + ".tenure", "turn.lock"),
@@ -390,7 +390,7 @@ def _turn(address: SqliteUrl) -> Finding:
                 return Finding("ok", "writers", "take their turns")
             if time.monotonic() > until:
                 break
-            time.sleep(0.01)  # the kernel tells when a lock is free only to who waits for it
+            time.sleep(0.01)  # the kernel reports a free lock only to processes blocked on it
     finally:
         os.close(fd)
     if len(holders) > 1:

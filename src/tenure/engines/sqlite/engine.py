@@ -1,4 +1,4 @@
-"""One engine: one program's way to one file, on one event loop."""
+"""Engine for one SQLite store: one program's access to one file, on one event loop."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ __all__ = ["SqliteEngine"]
 T = TypeVar("T")
 
 _LEAVING = 2.0
-"""Seconds that closing waits for the turn; after that, the end of our lock must do."""
+"""Seconds that closing waits for the turn. After that, others notice the released liveness lock."""
 _READING = 1.0
-"""Seconds that a description waits for the dead to be taken out before it is made."""
+"""Seconds that a description waits for dead participants and silent sessions to be removed."""
 
 
 class SqliteEngine(EngineDefaults):
-    """What the contract calls an engine."""
+    """Engine of a ``sqlite://`` store."""
 
     capabilities = Capabilities(resume=True, durable=True, adopt=True)
 
@@ -56,7 +56,7 @@ class SqliteEngine(EngineDefaults):
         self._closing: asyncio.Task[None] | None = None
         self._registering: asyncio.Future[Any] | None = None
         self._taking_over: list[int | None] = []
-        self._unknown: dict[Name, list[SqliteWatch]] = {}  # that the store does not know of yet
+        self._unknown: dict[Name, list[SqliteWatch]] = {}  # not in the store yet
 
     def diagnose(self) -> Iterable[Finding]:
         from tenure.engines.sqlite.doctor import examine  # not needed by a program
@@ -128,10 +128,13 @@ class SqliteEngine(EngineDefaults):
             self.store.close(error, left=left)
 
     def liveness_fd(self) -> int:
-        """The descriptor whose lock says that this program is alive.
+        """Return the descriptor whose lock shows that this program is alive.
 
-        A child process that inherits a copy keeps the lock after this program's death: what was
-        held passes on when the child is gone too, or when the session's window has passed.
+        A child process that inherits a copy keeps the lock after this program's death. The leases
+        then pass on when the child has ended too, or when the recovery window has passed.
+
+        Raises:
+            EngineUnavailable: the engine is not open, or has no session yet.
         """
         life = self._opened().life
         if life is None:
@@ -159,7 +162,7 @@ class SqliteEngine(EngineDefaults):
         self.monitor.newsroom.answered()
 
     async def wait(self, answer: Answer[T]) -> T:
-        """An operation's result, when it is there."""
+        """Wait for the result of an operation, if it was deferred."""
         if not isinstance(answer, asyncio.Future):
             return answer
         self.monitor.keep_ticking()
@@ -169,7 +172,7 @@ class SqliteEngine(EngineDefaults):
         return await self.wait(self._opened().committer.do_and_note(None, work, *args))
 
     def forget(self, session: SqliteSession) -> None:
-        """A session is over."""
+        """Remove a session that is over, with its watches."""
         self.monitor.forget(session)
         for name, watch in self.monitor.newsroom.watched_by(session):
             self._unwatch(name, watch)
@@ -234,7 +237,7 @@ class SqliteEngine(EngineDefaults):
         return session
 
     async def _complete(self, session: SqliteSession, *, assume_dead: bool) -> float:
-        """See a take-over through; returns the proof that the session lives."""
+        """Complete a takeover; return the time of the last heartbeat that proves the session."""
 
         def begin(found: list[takeover.Found] | None) -> None:
             if found is not None:
@@ -259,23 +262,23 @@ class SqliteEngine(EngineDefaults):
             raise
 
     def _drop(self, session: SqliteSession | None) -> None:
-        """An attachment that nobody has heard of is given up."""
+        """Abandon an attachment that was never returned to a caller."""
         if session is not None and self._open:
             session.abandon()
 
     def acknowledge(
         self, former: requests.Attachment, then: Callable[[], None] | None = None
     ) -> None:
-        """An attachment that was taken over is over here, soon after it has been told."""
+        """Confirm to the store, soon, that an attachment that was taken over has ended here."""
         self.store.loop.call_soon(self._acknowledge, former, then)
 
     def _acknowledge(self, former: requests.Attachment, then: Callable[[], None] | None) -> None:
-        if self._open:  # or else all of this participant has gone
-            with contextlib.suppress(TenureError):  # then its silence must do
+        if self._open:  # otherwise this participant is gone, with all its rows
+            with contextlib.suppress(TenureError):  # then its silence ends the wait
                 self.do_unasked(takeover.acknowledge, former, then=then)
 
     async def _registered(self) -> Store:
-        """The store, with this engine as a participant."""
+        """Return the store, after registering this engine as a participant."""
         store = self._opened()
         if store.life is None:
             if self._registering is None:
@@ -301,7 +304,7 @@ class SqliteEngine(EngineDefaults):
     def watch(
         self, session: SqliteSession, name: str, kinds: int, changed: Callable[[], None]
     ) -> Callable[[], None]:
-        """Begin a watch; returns what ends it."""
+        """Begin a watch; return the function that ends it."""
         key = (session.node, name)
         watch = SqliteWatch(session, kinds, changed)
         more = self.monitor.newsroom.add_watch(key, watch)
@@ -315,17 +318,17 @@ class SqliteEngine(EngineDefaults):
     def _unwatch(self, name: Name, watch: SqliteWatch) -> None:
         less = self.monitor.newsroom.remove_watch(name, watch)
         if less is not None and self._open:
-            with contextlib.suppress(TenureError):  # a ring too many does no harm
+            with contextlib.suppress(TenureError):  # extra notifications do no harm
                 self._set_watch(name, less, [])
 
     def _set_watch(self, name: Name, kinds: int, new: list[SqliteWatch]) -> None:
-        """Let the store know what is watched of a name; `new` are those that need it to know."""
+        """Write the watched kinds of a name to the store; `new` are the watches that depend on it."""
 
         def known(_: object) -> None:
             if self._unknown.get(name) is new:
                 del self._unknown[name]
             for watch in new:
-                watch.tell()  # what changed before it was known was told to nobody
+                watch.tell()  # changes before the store knew the watch were not reported
 
         answer = self.do_unasked(sessions.watch, *name, kinds)
         if answer is not None:
@@ -335,9 +338,9 @@ class SqliteEngine(EngineDefaults):
     def do_unasked(
         self, work: Callable[..., Any], *args: Any, then: Callable[[], None] | None = None
     ) -> asyncio.Future[Any] | None:
-        """Run an operation whose result nobody waits for; a future if it was put off.
+        """Run an operation in the background; return a future if it was deferred.
 
-        `then` is called when it has been done.
+        `then` is called after it has succeeded.
         """
         answer = self.store.committer.do_and_note(None, work, *args)
         if isinstance(answer, asyncio.Future):
@@ -353,7 +356,7 @@ class SqliteEngine(EngineDefaults):
     async def describe(
         self, session: SqliteSession, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
-        """A semaphore as a session sees it: after all that it has asked for."""
+        """Describe a semaphore as a session sees it: after all its earlier operations."""
         store = self._opened()
         where = (session.node, session.path, name)
         if owners or waiters:
@@ -366,7 +369,7 @@ class SqliteEngine(EngineDefaults):
             return _described(tx, session.me, *where, owners, waiters)
 
     async def _read(self, path: str, work: Callable[..., T], *args: Any) -> T:
-        """Read something of a node, after the dead have been taken out."""
+        """Read from a node, after dead participants and silent sessions were removed."""
         store = self._opened()
         with store.reading() as tx:
             over = sessions.over_on_node(tx, nodes.find(tx, path))
@@ -375,7 +378,10 @@ class SqliteEngine(EngineDefaults):
             return work(tx, nodes.find(tx, path), path, *args)
 
     async def _take_out(self, participants: Sequence[int], silent: Sequence[int]) -> None:
-        """End those who are over. If the turn is not to be had, it is described as it is."""
+        """End dead participants and silent sessions, waiting at most `_READING` seconds.
+
+        If the turn cannot be had by then, the caller describes the store as it is.
+        """
         if participants or silent:
             with contextlib.suppress(TenureError):
                 answer = self.do_unasked(sessions.reap, participants, silent)
