@@ -322,7 +322,7 @@ class SqliteEngine(EngineDefaults):
                 self._set_watch(name, less, [])
 
     def _set_watch(self, name: Name, kinds: int, new: list[SqliteWatch]) -> None:
-        """Write the watched kinds of a name to the store; `new` are the watches that depend on it."""
+        """Write the watched kinds of a name to the store; `new` are the watches that need it."""
 
         def known(_: object) -> None:
             if self._unknown.get(name) is new:

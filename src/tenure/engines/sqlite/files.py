@@ -7,7 +7,7 @@ Rules:
 
 * What we make is private (0600, folders 0700), unless the URL's ``mode`` shares it. The umask
   has no say.
-* What somebody else owns is never changed, and is used only when ``mode`` says that it is
+* Files of another user are never changed, and are used only when ``mode`` says that they are
   shared. Folders in which others could exchange a file are refused likewise (`folders`).
 * A database has one name. SQLite finds its log, and tenure its folder, by the name, so that two
   names of one file (a hard link, a file mounted elsewhere) would be two stores in one file.
@@ -53,7 +53,7 @@ log = logging.getLogger("tenure.sqlite")
 
 @dataclass(frozen=True, slots=True)
 class StoreFiles:
-    """Where the files are.
+    """Paths of a store's files, and their mode.
 
     Attributes:
         path: of the database.
@@ -74,7 +74,7 @@ class StoreFiles:
 
 @contextmanager
 def system_error(doing: str) -> Iterator[None]:
-    """What the system refused becomes an error that says what to do about it."""
+    """Turn an `OSError` into an error that says what to do about it."""
     try:
         yield
     except TenureError:  # some of which are an OSError as well
@@ -84,7 +84,7 @@ def system_error(doing: str) -> Iterator[None]:
 
 
 def explain(doing: str, error: OSError) -> TenureError:
-    """What the system refused, and what to do about it."""
+    """Return an error that says what the system refused, and what to do about it."""
     match error.errno:
         case errno.EACCES | errno.EPERM:
             return AuthenticationFailed(
@@ -159,7 +159,7 @@ def _make_folders(folder: str, address: SqliteUrl) -> None:
     missing: list[str] = []
     asked = folder
     while not os.path.isdir(folder):
-        # Looked at once more: somebody else may have made it just now.
+        # Checked again: another process may have made it just now.
         if os.path.lexists(folder) and not os.path.isdir(folder):
             raise EngineError(f"{folder} is not a folder, so that nothing can be put into it")
         missing.append(folder)
@@ -169,7 +169,7 @@ def _make_folders(folder: str, address: SqliteUrl) -> None:
     for each in reversed(missing):
         try:
             _make_folder(each, address)
-        except FileExistsError:  # somebody else came first
+        except FileExistsError:  # another process came first
             continue
 
 
@@ -218,12 +218,12 @@ def share_side_files(place: StoreFiles, address: SqliteUrl) -> None:
 
 
 def _give_to_group(path: str, group: int, mode: int) -> None:
-    """What belongs to a shared file belongs to that file's group."""
+    """Give a file of a shared store to the group of its database, if permitted."""
     if os.stat(path).st_gid != group:
         try:
             os.chown(path, -1, group)
         except PermissionError:
-            return  # the group of whoever made it will do
+            return  # it keeps the group that it was made with
         os.chmod(path, mode)
 
 
@@ -247,7 +247,12 @@ def _database(path: str, address: SqliteUrl) -> os.stat_result:
 
 
 def check_trusted(path: str, status: os.stat_result, address: SqliteUrl) -> None:
-    """Whether the database is a file that nobody has tampered with."""
+    """Refuse a database that another user may have tampered with.
+
+    Raises:
+        AuthenticationFailed: another user owns it, can write to it, or may have put it there.
+        EngineError: it is not a regular file with one name.
+    """
     if stat.S_ISLNK(status.st_mode):
         raise AuthenticationFailed(
             f"{path} is a symbolic link, which another user may have put there; name the file "
@@ -283,7 +288,12 @@ def check_one_name(path: str, status: os.stat_result) -> None:
 
 
 def check_usable(path: str) -> None:
-    """Whether this user can read and write the database."""
+    """Refuse a database that this user cannot both read and write.
+
+    Raises:
+        AuthenticationFailed: this user lacks a permission.
+        OSError: the file system is read-only.
+    """
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
     if not _may(path, os.R_OK | os.W_OK):
@@ -298,7 +308,7 @@ def _create(path: str, address: SqliteUrl) -> None:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(path, flags, address.mode)
-    except FileExistsError:  # somebody else came first
+    except FileExistsError:  # another process came first
         return
     try:
         os.fchmod(fd, address.mode)  # whatever the umask is

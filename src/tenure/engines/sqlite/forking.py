@@ -1,10 +1,10 @@
 """A fork waits until no other thread of this process is inside SQLite.
 
-A forked child gets a copy of SQLite's memory as it was at that instant: of the locks that its
-threads had, too, and nobody is there to give those back. A child that opened the same file would
-find it locked for ever. So whoever works with a connection does so inside a `Guard`, and a fork
-takes all of them first. Each guards what one thread uses at a time: they cost next to nothing,
-and only a fork ever waits for one.
+A forked child gets a copy of SQLite's memory at that instant, including locks that other threads
+held. Those threads do not exist in the child, so the locks would never be released, and a child
+that opened the same file would find it locked for ever. A thread therefore uses a connection only
+inside a `Guard`, and a fork acquires all guards first. Each protects what one thread uses at a
+time: they cost next to nothing, and only a fork ever waits for one.
 
 A guard may be entered again by the thread that is inside, so that a signal handler that forks in
 the middle of a transaction does not wait for itself.
@@ -25,7 +25,7 @@ _taken: list[Guard] = []
 
 
 class Guard:
-    """What a thread is inside of while it works with one connection, or opens one."""
+    """Lock that a thread holds while it uses or opens one connection."""
 
     __slots__ = ("__weakref__", "acquire", "release")
 

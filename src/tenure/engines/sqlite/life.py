@@ -1,20 +1,20 @@
-"""Who is alive: each participant's sign of life, and how others read it.
+"""Liveness of participants: the liveness file of each, and the functions that read it.
 
 A participant (one open engine) has a file in the store's folder. The file is locked as long as
 the participant lives: the kernel takes the lock away when its process dies, whatever the process
-died of. And in the file is one heartbeat for each session, the time when it was last renewed,
-which needs no transaction and nobody's turn.
+died of. The file contains one heartbeat for each session: the time of its last renewal. Writing
+it needs neither a transaction nor the turn.
 
 Rules:
 
-* Dead is whose lock can be taken. A process id or a boot id alone proves nothing: a process may
-  be in another container.
-* A session is *silent* when its heartbeat is older than its window. Who judges reads the clock
-  first and the heartbeat then; who renews reads the clock again after writing, and has proven
-  nothing if the window had passed by then. So nobody believes in a session that somebody else
-  may have judged.
-* A participant whose file is not where it should be renews nothing. To others its sessions are
-  as if they had been renewed when the file was first missed.
+* A participant is dead if its lock can be taken. A process id or a boot id alone proves nothing: a
+  process may be in another container.
+* A session is *silent* when its heartbeat is older than its window. The judging process reads the
+  clock first and the heartbeat second. The renewing process reads the clock again after writing,
+  and has proven nothing if the window had passed by then. A session that another process may have
+  judged silent is therefore never considered alive by its own program.
+* A participant whose file is not in its place renews nothing. Other participants treat its
+  sessions as renewed at the time when they first missed the file.
 * A forked child keeps none of this open, or its parent's death would go unnoticed.
 """
 
@@ -39,7 +39,7 @@ _NEVER = float("-inf")
 
 
 def boot_id() -> str:
-    """What is different after every start of the machine, and wherever the clock is another."""
+    """Return an id that differs after each start of the machine, and between time namespaces."""
     if not sys.platform.startswith("linux"):
         return _boot_id_of_macos()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
@@ -63,9 +63,9 @@ def _boot_id_of_macos() -> str:
 
 
 def started(pid: int) -> str:
-    """When a process started, in ticks since the boot; empty where that is not told.
+    """Return the start time of a process, in clock ticks since the boot; empty if unknown.
 
-    A process id is given again to others; together with this it is not.
+    Process ids are reused; together with the start time they identify one process.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -137,13 +137,13 @@ class Life:
         self.beat(slot, _NEVER)
 
     def last_beat(self, slot: int) -> float:
-        """When the session lived."""
+        """Return the time of the session's last heartbeat."""
         beat: float = self._beats[slot // _SLOTS][slot % _SLOTS]
         return beat
 
     @property
     def in_place(self) -> bool:
-        """Whether others can still find this file."""
+        """True if the file is still at its path, where others find it."""
         try:
             status = os.stat(self.path, follow_symlinks=False)
         except FileNotFoundError:
@@ -183,11 +183,11 @@ class Lives:
         self._missing: dict[int, float] = {}
 
     def path(self, participant: int) -> str:
-        """Where a participant's sign of life is."""
+        """Return the path of a participant's liveness file."""
         return os.path.join(self._folder, f"{participant}.live")
 
     def is_dead(self, participant: int) -> bool:
-        """Whether a participant's process has ended."""
+        """Return whether a participant's process has ended."""
         fd = self._file(participant)
         if fd is None:
             return False
@@ -199,11 +199,11 @@ class Lives:
         return True
 
     def is_missing(self, participant: int) -> bool:
-        """Whether a participant has no sign of life at all."""
+        """Return whether a participant has no liveness file."""
         return self._file(participant) is None
 
     def last_beat(self, participant: int, slot: int, now: float) -> float:
-        """When a session was last renewed; `now` has been read before."""
+        """Return when a session was last renewed; `now` was read before the call."""
         fd = self._file(participant)
         if fd is None:
             return self._missing.setdefault(participant, now)

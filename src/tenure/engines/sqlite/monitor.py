@@ -83,10 +83,10 @@ class Monitor:
     # What it is told
 
     def tell(self, told: Told) -> None:
-        """What a commit has to tell: here, and to others."""
+        """Pass on the messages of a commit, here and to other participants."""
         store = self._store
         self.newsroom.pass_on(told.pushes)
-        with self._failures.contained():  # whoever is not rung looks at its next tick
+        with self._failures.contained():  # others read the file at their next tick
             unanswered = store.bell.ring(told.rings)
             if unanswered:
                 store.loop.call_soon(self._look_at, unanswered)
@@ -100,7 +100,7 @@ class Monitor:
         self.newsroom.pass_on(pushes)
 
     def rung(self) -> None:
-        """There is news, perhaps."""
+        """Read the news, after a notification."""
         self._news.run()
 
     def _read_news(self) -> None:
@@ -150,7 +150,7 @@ class Monitor:
 
     @property
     def _looks(self) -> bool:
-        """Whether anybody's death is of interest."""
+        """True if the death of other participants matters here."""
         return bool(self._waiting or self.newsroom.watches or self._taking_over)
 
     async def wait_for_former(self, session: SqliteSession) -> None:
@@ -246,7 +246,7 @@ class Monitor:
         log.warning("%s; nothing is granted meanwhile, and no lease is lost", self.stall(now))
 
     def stall(self, now: float) -> str:
-        """Who keeps everybody waiting, in words; empty when nobody does."""
+        """Describe the process that keeps the turn; empty if there is no wait for the turn."""
         since = self._store.committer.stalled_since
         if since is None:
             return ""
@@ -267,7 +267,7 @@ class Monitor:
         )
 
     def _are_files_in_place(self) -> bool:
-        """Whether database and sign of life are where others find them; if not, all is over."""
+        """Return whether database and liveness file are in place; if not, end all sessions."""
         why = ""
         try:
             self._store.tx.check_in_place()
@@ -282,7 +282,7 @@ class Monitor:
         return not why
 
     def _look_at_deadlines(self, tx: Transaction, now: float) -> bool:
-        """Whether the time of any waiter is over: one of ours, or one that is left to others."""
+        """Return whether a deadline has passed: of a waiter here, or one left to others."""
         first = deadlines.earliest(tx)
         late = first is not None and first + _OTHERS <= now
         while self._deadlines and self._deadlines[0][0] <= now:

@@ -143,7 +143,7 @@ class Newsroom:
     def _tell_superseded(self, session: SqliteSession | None, former: Attachment) -> None:
         if session is not None and session.attach_number <= former[1]:
             session.superseded()
-        else:  # nobody here believes in that one any more
+        else:  # that attachment has already ended here
             self._acknowledge(former)
 
     def _tell_watchers(self, name: Name, kind: int) -> None:
@@ -181,7 +181,7 @@ class Newsroom:
             del self._kinds[name]
 
     def kinds(self, name: Name) -> int:
-        """What is watched of a name."""
+        """Return the watched kinds of a name, as a bit set."""
         return sum(kind for kind, count in self._kinds.get(name, {}).items() if count)
 
     def watched_by(self, session: SqliteSession) -> Iterable[tuple[Name, SqliteWatch]]:

@@ -1,4 +1,4 @@
-"""Whether a session that is still in the store is over: whose process has ended, who is silent.
+"""Checks for sessions that are over but still in the store: dead process, or silence.
 
 Rules:
 
@@ -6,7 +6,7 @@ Rules:
   of it for its window. One of liveness ``window`` is over only then, whatever became of the
   process: that is what lets another one take it up.
 * It is *ended* by a transaction alone, which judges again. As long as none has, nothing of what it
-  holds has been given to anybody, so that it may still be given more time (`sessions.reopen`).
+  holds has been granted to others, so that it may still be given more time (`sessions.reopen`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def standing_before(tx: Transaction, node: int, name: str, order_id: int, most: 
 
 
 def why_over(tx: Transaction, suspect: Suspect) -> str:
-    """Why a session is over although it is still in the store; empty if it lives."""
+    """Return why a session in the store is over; empty if it lives."""
     _, _, participant, _, window, _, liveness = suspect
     if liveness == "process" and is_dead(tx, participant):
         return "its process has ended"
@@ -55,20 +55,20 @@ def why_over(tx: Transaction, suspect: Suspect) -> str:
 
 
 def is_dead(tx: Transaction, participant: int | None) -> bool:
-    """Whether there is a participant, and its process has ended."""
+    """Return whether there is a participant, and its process has ended."""
     if participant is None or participant == tx.participant:
         return False
     return tx.lives.is_dead(participant)
 
 
 def is_attached(tx: Transaction, suspect: Suspect) -> bool:
-    """Whether a living program has the session."""
+    """Return whether a living program has the session."""
     participant = suspect[2]
     return participant is not None and not is_dead(tx, participant) and not is_silent(tx, suspect)
 
 
 def is_silent(tx: Transaction, suspect: Suspect) -> bool:
-    """Whether a session was not renewed in time."""
+    """Return whether a session was not renewed in time."""
     _, _, participant, slot, window, contact, _ = suspect
     return last_contact(tx, participant, slot, contact) + window < tx.now
 
@@ -76,7 +76,7 @@ def is_silent(tx: Transaction, suspect: Suspect) -> bool:
 def last_contact(
     tx: Transaction, participant: int | None, slot: int | None, contact: float
 ) -> float:
-    """When a session was last renewed; `contact` is its row's, for those without a program."""
+    """Return when a session was last renewed; `contact` counts if it has no participant."""
     if participant is None:
         return contact
     assert slot is not None

@@ -265,7 +265,7 @@ def time_out(tx: Transaction) -> None:
 
 
 def exists(tx: Transaction, node: int, name: str) -> bool:
-    """Whether there is a semaphore of that name, lasting or not."""
+    """Return whether there is a semaphore of that name, lasting or ephemeral."""
     row = tx.execute(
         "SELECT EXISTS (SELECT 1 FROM semaphores WHERE node = ? AND name = ?) "
         "OR EXISTS (SELECT 1 FROM requests WHERE node = ? AND name = ?)",
@@ -283,20 +283,20 @@ def not_found(name: str, path: str) -> SemaphoreNotFound:
 
 
 def session_over(tx: Transaction, me: Attachment, path: str) -> SessionExpired:
-    """The error for a session that is not in the store any more, or somebody else's by now."""
+    """Return the error for a session that has ended, or was taken over."""
     if tx.execute("SELECT 1 FROM sessions WHERE id = ?", me[:1]).fetchone() is not None:
         return rules.taken_over(path)
     return SessionExpired(f"the session on {path} is over", node=path)
 
 
 def is_current(tx: Transaction, me: Attachment) -> bool:
-    """Whether the session is in the store, and nobody has taken it over."""
+    """Return whether the session is in the store, and was not taken over."""
     row = tx.execute("SELECT 1 FROM sessions WHERE id = ? AND attach_number = ?", me).fetchone()
     return row is not None
 
 
 def check_alive(tx: Transaction, me: Attachment, path: str) -> None:
-    """Raise `SessionExpired` unless the session is in the store, and nobody has taken it over."""
+    """Raise `SessionExpired` unless the session is in the store, and was not taken over."""
     if not is_current(tx, me):
         raise session_over(tx, me, path)
 
@@ -309,7 +309,7 @@ def leave(
     count: int | str,
     granted_at: float | None,
 ) -> None:
-    """Take a request out; nobody is granted before `settle`."""
+    """Take a request out of its queue; `settle` then grants what fits."""
     tx.execute(
         "DELETE FROM requests WHERE node = ? AND name = ? AND order_id = ?", (node, name, order_id)
     )
@@ -442,7 +442,7 @@ def _time_out_first(tx: Transaction, node: int, name: str) -> bool:
 
 
 def remove_sessions(tx: Transaction, sessions: Iterable[Any], why: str | None) -> None:
-    """Take sessions out, with all their requests; nobody is granted before `settle`.
+    """Remove sessions with all their requests; `settle` then grants what fits.
 
     Each of `sessions` begins with its id, its node and its participant. With `why`, it is told so.
     """

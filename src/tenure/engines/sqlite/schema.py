@@ -1,4 +1,4 @@
-"""What is in the file, and how a connection to it is opened.
+"""Tables of the store, and connections to it.
 
 Everything is numbered, so that rows are small and the queue of a semaphore lies together:
 
@@ -49,8 +49,8 @@ BACKUP_ID = 0x74656E62
 VERSION = 3
 _PAGE_SIZE = 1024  # rows are small: a commit writes a few pages, whatever their size
 _CHECKPOINT_PAGES = 16000  # the net under `checkpoint.Checkpointer`
-DURABLE = "FULL"  # each commit syncs the log before anybody can see it; NORMAL never does
-_OPENING = 1.0  # seconds, at the most, for somebody else who opens, recovers or closes it just now
+DURABLE = "FULL"  # each commit syncs the log before it is visible; NORMAL never does
+_OPENING = 1.0  # seconds, at the most, for another process that opens, recovers or closes it
 
 _TABLES = """
 CREATE TABLE meta (
@@ -208,7 +208,7 @@ def _connect(address: SqliteUrl) -> sqlite3.Connection:
 
 
 def is_ready(connection: sqlite3.Connection, path: str) -> bool:
-    """Whether the file has the tables; false when it is empty, or an earlier version's.
+    """Return whether the file has the tables; false if it is empty, or an earlier version's.
 
     Raises:
         EngineError: it is not one of ours, or one of a newer version.
@@ -238,7 +238,7 @@ def is_ready(connection: sqlite3.Connection, path: str) -> bool:
 
 
 def create(connection: sqlite3.Connection, path: str) -> None:
-    """Make the tables, or bring them up to date, unless somebody has. In a transaction."""
+    """Make the tables, or bring them up to date, if that is needed. In a transaction."""
     if is_ready(connection, path):
         return
     if connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,):
@@ -279,7 +279,7 @@ def upgrade(connection: sqlite3.Connection) -> None:
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether another program has locked the database."""
+    """Return whether another program has locked the database."""
     return isinstance(error, sqlite3.Error) and _code(error) in {
         sqlite3.SQLITE_BUSY,
         sqlite3.SQLITE_LOCKED,
@@ -300,7 +300,7 @@ def _code(error: sqlite3.Error) -> int:
 
 
 def explain(error: sqlite3.Error, path: str) -> TenureError:
-    """What SQLite's error means, and what to do about it."""
+    """Return an error that says what SQLite's error means, and what to do about it."""
     said = f"SQLite said: {error}"
     match _code(error):
         case sqlite3.SQLITE_FULL:

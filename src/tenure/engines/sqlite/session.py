@@ -79,7 +79,7 @@ class _Engine(Protocol):
 
 
 class SqliteSession(SessionDefaults):
-    """What the contract calls a session.
+    """Session of the SQLite engine: one attachment.
 
     Attributes:
         over: it has ended or been closed here; nothing is told about it any more.
@@ -126,7 +126,10 @@ class SqliteSession(SessionDefaults):
             self.events.proven(at)
 
     def beat(self) -> float | None:
-        """Write the heartbeat. It is proof, of that time, if nobody can have missed it before."""
+        """Write the heartbeat; return its time, or ``None`` if it does not prove the session.
+
+        It is proof only if no participant can have considered the session silent before.
+        """
         if self.over or not self._renewing.acquire(blocking=False):
             return None
         try:
@@ -147,12 +150,12 @@ class SqliteSession(SessionDefaults):
 
     @property
     def last_beat(self) -> float:
-        """When it was last renewed."""
+        """Time of the last heartbeat."""
         return self._life.last_beat(self.slot)
 
     @property
     def proven_until(self) -> float:
-        """Until when nobody takes it for silent."""
+        """Time until which no participant considers it silent."""
         return self.last_beat + self.window
 
     # Taking over

@@ -40,7 +40,7 @@ _open: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
 class Store:
-    """What an engine has while it is open.
+    """Resources of an open engine.
 
     Attributes:
         forked: this is a forked child, and all of it its parent's.
@@ -95,7 +95,7 @@ class Store:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """What SQLite and the system say becomes an error that says what to do about it."""
+        """Turn errors of SQLite and the system into ones that say what to do about them."""
         try:
             with system_error(f"cannot use the files of {self.address.path}"):
                 yield
@@ -103,7 +103,7 @@ class Store:
             raise schema.explain(error, self.address.path) from error
 
     def is_current(self) -> bool:
-        """Whether the file has its tables, and was last used since the machine was started."""
+        """Return whether the file has its tables, and was last used during this boot."""
         with self.explained(), self.tx.guard:
             if not schema.is_ready(self.tx.connection, self.address.path):
                 return False

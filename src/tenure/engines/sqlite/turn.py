@@ -1,4 +1,4 @@
-"""Whose turn it is to write: a lock of the kernel, taken by one process after the other.
+"""The turn to write: a lock of the kernel, taken by one process after the other.
 
 SQLite's own lock is taken by trying again and again, so that of several writers one may starve.
 Those who wait for this one sleep in the kernel and are woken. It orders writers and nothing more:

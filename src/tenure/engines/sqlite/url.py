@@ -54,7 +54,7 @@ class SqliteUrl:
 
     @property
     def shared(self) -> bool:
-        """Whether other users are meant to use the file."""
+        """True if other users are meant to use the file."""
         return self.mode != PRIVATE
 
 
