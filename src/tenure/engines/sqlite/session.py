@@ -187,7 +187,7 @@ class SqliteSession(SessionDefaults):
         self._monitor.pass_on(put_by)
 
     def superseded(self) -> None:
-        """Another attachment has taken over. It is told so, and the store then that it was."""
+        """End this attachment, as another has taken over, and acknowledge that to the store."""
         if self.over:
             return
         self._end(rules.taken_over(self.path))
@@ -205,13 +205,13 @@ class SqliteSession(SessionDefaults):
         if self.over:
             return
         self._forget()
-        self._life.stop_beating(self.slot)  # should the store fail: whoever meets it ends it
+        self._life.stop_beating(self.slot)  # if the store fails, other participants end it
         await self._leave(self._commit(None, sessions.close, self.me))
 
     async def detach(self) -> None:
         if self.over:
             return
-        self.beat()  # whoever leaves was there until now
+        self.beat()  # its last contact is now
         contact = self.last_beat
         self._forget()
         await self._leave(self._commit(None, sessions.detach, self.me, contact))
@@ -229,9 +229,9 @@ class SqliteSession(SessionDefaults):
             self._free_slot()
 
     def abandon(self) -> None:
-        """Nobody has heard of it: it ends, or is detached again if it was taken over.
+        """End a session that no caller has received, or detach it again if it was taken over.
 
-        The store is told in the background.
+        The store is updated in the background.
         """
         if self.over:
             return
@@ -239,7 +239,7 @@ class SqliteSession(SessionDefaults):
         contact = self.last_beat
         if self.known is None:
             self._life.stop_beating(self.slot)
-        with contextlib.suppress(TenureError):  # whoever meets it ends it, when it is silent
+        with contextlib.suppress(TenureError):  # other participants end it, when it is silent
             if self.known is None:
                 self._engine.do_unasked(sessions.close, self.me, then=self._free_slot)
             else:

@@ -5,11 +5,11 @@ that is attached with it. One that has died takes its sessions of liveness ``pro
 liveness ``window`` are *detached*: on their own, as of their last heartbeat.
 
 A session that is on its own is over when its window has passed since its last contact. While
-nobody had the store open nobody could take it up, so it gets its window and its node's grace
+no program had the store open, none could take it over, so it gets its window and its node's grace
 period from when that is opened again (`reopen`), once: a slot of `_GRACED` says that it has had
 that. After a new start of the machine all of them get it, because the clock began anew. Either
 only postpones an end that no transaction has made yet: a session may live longer than it was
-promised, never shorter, and nobody else has been granted anything of what it holds.
+promised, never shorter, and nothing that it holds has been granted to another session.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def register(tx: Transaction) -> tuple[int, Life]:
 
 
 def _sweep(tx: Transaction) -> None:
-    """Remove participants that have died, and files that are nobody's."""
+    """Remove participants that have died, and the files of unknown participants."""
     known = {number for (number,) in tx.execute("SELECT id FROM participants").fetchall()}
     reap(tx, known, ())
     for entry in os.scandir(tx.place.folder):
@@ -160,7 +160,7 @@ def new_boot(tx: Transaction, boot: str) -> None:
     What remains was not heard of on this clock, on which nothing happened before now.
 
     Raises:
-        EngineError: somebody who has another clock uses the file right now.
+        EngineError: a program that has another clock uses the file right now.
     """
     (last_boot,) = tx.execute("SELECT boot FROM meta").fetchone()
     if last_boot == boot:
@@ -198,7 +198,7 @@ def new_boot(tx: Transaction, boot: str) -> None:
 
 
 def is_reopened(tx: Transaction) -> bool:
-    """Whether nobody had this store open just now, and sessions wait for their grace period."""
+    """Return whether no program has the store open, and sessions wait for their grace period."""
     if _living(tx):
         return False
     row = tx.execute(
@@ -208,7 +208,7 @@ def is_reopened(tx: Transaction) -> bool:
 
 
 def _living(tx: Transaction) -> bool:
-    """Whether any participant lives, as far as that can be seen."""
+    """Return whether any participant lives, as far as that can be seen."""
     return any(
         not tx.lives.is_missing(number) and not tx.lives.is_dead(number)
         for (number,) in tx.execute("SELECT id FROM participants").fetchall()
@@ -216,7 +216,7 @@ def _living(tx: Transaction) -> bool:
 
 
 def reopen(tx: Transaction) -> None:
-    """Nobody had the store open: sessions that are on their own get time to be taken up."""
+    """Give detached sessions time to be taken over, if no program had the store open."""
     if not _living(tx):
         reap(tx, [number for (number,) in tx.execute("SELECT id FROM participants")], ())
         _grant_grace(tx)
@@ -307,7 +307,7 @@ def over_on_node(
 
 
 def watch(tx: Transaction, node: int, name: str, kinds: int) -> None:
-    """What this participant watches of a name from now on."""
+    """Set which kinds of changes this participant watches of a name; 0 ends the watch."""
     where = (node, name, tx.participant)
     if kinds:
         tx.execute("INSERT OR REPLACE INTO watches VALUES (?, ?, ?, ?)", (*where, kinds))

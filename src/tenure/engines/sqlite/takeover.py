@@ -97,7 +97,7 @@ def take_over(tx: Transaction, how: Attach, slot: int) -> AttachedRow:
     else:
         description = retold(description, how.description)
     assert tx.life is not None
-    tx.life.beat(slot, tx.now)  # whoever meets the session from now on looks there
+    tx.life.beat(slot, tx.now)  # from now on, other participants read this slot
     tx.execute(
         "UPDATE sessions SET participant = ?, slot = ?, contact = ?, attach_number = ?, "
         "description = ?, recovery_window = ? WHERE id = ?",

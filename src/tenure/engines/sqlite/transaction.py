@@ -1,4 +1,4 @@
-"""One turn at the file: the numbers it gives out, and what it has to tell to whom.
+"""Transaction in one turn: the numbers it gives out, and the messages it sends.
 
 Operations are functions of a `Transaction` (in ``requests``, ``sessions``, ``nodes``). Several of
 them may share one. Rules that hold for each:
@@ -6,9 +6,9 @@ them may share one. Rules that hold for each:
 * It checks everything before it changes anything. So one that raises a `TenureError` has changed
   nothing, and the others in the same transaction stand.
 * It reads the clock through `now`, which stays the same throughout.
-* Whom it concerns is told through `tell` and `changed`. For sessions of this very engine that
-  becomes a push, for others news in the file and a ring of the bell; either happens only when the
-  transaction has been committed.
+* It sends messages to sessions and watchers through `tell` and `changed`. For sessions of this
+  engine a message becomes a push, for others a row of ``news`` and a notification. Either takes
+  effect only when the transaction has been committed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def from_column(value: int | str) -> int:
 
 
 class Told:
-    """What a transaction has to tell, once it is true.
+    """Messages of a transaction, to be passed on after its commit.
 
     Attributes:
         pushes: for sessions of this engine.
@@ -96,7 +96,7 @@ class Told:
 
 
 class Transaction:
-    """What the operations of one turn share. One object serves all turns of an engine.
+    """State shared by the operations of one turn. One object serves all turns of an engine.
 
     Args:
         committed: called after every commit.
@@ -104,9 +104,9 @@ class Transaction:
     Attributes:
         committed: whether the last transaction that was begun is true, whatever failed after that.
         guard: what a thread is inside of while it uses the connection.
-        durable: a commit is on disk before anybody hears of it. Once one program of a file has
-            asked for that it holds for all, because what one of them hands over another is told
-            of; each learns it when it next begins, and so before that program is told anything.
+        durable: a commit is on disk before it is visible to any program. Once one program of a file
+            has requested that, it holds for all, because leases pass from one to another. Each
+            other program reads it when it next begins a transaction, before it sends anything.
         now: the clock's time at its beginning.
         longest_window: the longest recovery window of any session that the store ever had.
         participant: this engine's number, or 0 as long as it has no sessions.
@@ -226,7 +226,7 @@ class Transaction:
             )
 
     def _become_durable(self) -> None:
-        """Somebody has asked for it. In one's turn, so that nobody comes between."""
+        """Switch to durable commits. In the turn, so that no other writer comes between."""
         self.execute("ROLLBACK")
         self.execute(f"PRAGMA synchronous = {schema.DURABLE}")  # which a transaction would refuse
         self.durable = True
@@ -358,7 +358,7 @@ class Transaction:
         self._write_news(participant, TAKEN_OVER, session, attach_number, slot, "", None, None)
 
     def changed(self, node: int, name: str, *, data: bool, owners: bool) -> None:
-        """What is watched of a semaphore has changed."""
+        """Notify the watchers of a semaphore that its data or owners have changed."""
         if not self.watches:
             return
         watchers: list[tuple[int, int]] = self.execute(
