@@ -60,7 +60,11 @@ def _columns(config: NodeConfig) -> tuple[float, float, str, str, str]:
 
 
 def find(tx: Transaction, path: str) -> int:
-    """The number of a node, or `NodeNotFound`."""
+    """Return the number of a node.
+
+    Raises:
+        NodeNotFound: there is no such node.
+    """
     rules.check_path(path)
     row: tuple[int] | None = tx.execute("SELECT id FROM nodes WHERE path = ?", (path,)).fetchone()
     if row is None:
@@ -82,7 +86,7 @@ def sessions_of(tx: Transaction, node: int, after: int = 0, most: int = -1) -> l
 
 
 def config_of(tx: Transaction, node: int) -> NodeConfig:
-    """A node's configuration."""
+    """Return a node's configuration."""
     row = tx.execute(
         "SELECT self_check_period, session_grace_period, read_consistency, attach_consistency, "
         "rate_limiter_counters_mode FROM nodes WHERE id = ?",

@@ -1,6 +1,6 @@
-"""Taking a session over: one attachment follows another, and waits until that believes no more.
+"""Takeover of a session: a new attachment waits until the former one considers nothing held.
 
-A take-over is three transactions, of which the second is the other side's:
+A takeover is three transactions, the second of which the former attachment's program makes:
 
 1. `take_over`: the session is this participant's from now on, under a higher attach number, and
    the store refuses whatever the former attachment still sends. That one is told so, by a row of
@@ -107,7 +107,7 @@ def take_over(tx: Transaction, how: Attach, slot: int) -> AttachedRow:
 
 
 def acknowledge(tx: Transaction, me: Attachment) -> None:
-    """The program of an attachment that was taken over does not believe any more."""
+    """Record that the program of a former attachment considers nothing held any more."""
     session, attach_number = me
     tx.execute(
         "DELETE FROM news WHERE participant = ? AND kind = ? AND session = ? AND hold <= ?",
@@ -117,7 +117,7 @@ def acknowledge(tx: Transaction, me: Attachment) -> None:
 
 
 def tell_of_the_gone(tx: Transaction, participant: int) -> None:
-    """A participant is about to go, and with it whatever it had not acknowledged yet."""
+    """Notify the new attachments of takeovers that a leaving participant has not acknowledged."""
     for (session,) in tx.execute(
         "SELECT DISTINCT session FROM news WHERE participant = ? AND kind = ?",
         (participant, TAKEN_OVER),

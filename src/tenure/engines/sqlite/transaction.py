@@ -190,7 +190,7 @@ class Transaction:
     # Its beginning and its end
 
     def begin(self) -> None:
-        """Begin. In one's turn."""
+        """Begin a write transaction. The caller has the turn."""
         self.committed = False
         self._enter()
         if self.connection.in_transaction:  # an error hit the end of the last one
@@ -247,7 +247,7 @@ class Transaction:
             check_one_name(self._path, status)
 
     def commit(self) -> None:
-        """Make it true."""
+        """Commit the transaction."""
         counters = (
             *(self.last_order_id, self.last_session_id, self.last_news_id, self.watches),
             *(self.longest_window, self.quarantined_until, self.durable),
@@ -327,7 +327,7 @@ class Transaction:
     # What it gives out and tells
 
     def next_order_id(self) -> int:
-        """The next fencing token."""
+        """Return the next fencing token."""
         last = self.last_order_id
         order_id = rules.next_order_id(last, self.seen, self._clock.wall())
         self.last_order_id = self.seen = order_id

@@ -66,7 +66,7 @@ class Turn:
         self._holder[0] = self._pid
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the turn."""
         flock(self._fd, LOCK_UN)
 
     @property
