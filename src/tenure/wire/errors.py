@@ -1,8 +1,8 @@
-"""An error on its way from the server to a client.
+"""Encoding of errors that the server sends to a client.
 
-What arrives is of the class that was sent, with its message, its node and name, and the facts
-that this class adds. A class that the client does not know is an `EngineError` to it. What is not
-tenure's own error is never sent as it is: its text is the server's business.
+The client raises an error of the class that was sent, with its message, its node and name, and the
+attributes that this class adds. A class that the client does not know becomes an `EngineError`.
+The text of an error that is not tenure's own is never sent: it may contain internals of the server.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KINDS: dict[str, type[TenureError]] = {
         "Unsupported",
     )
 }
-"""What an engine raises, by name."""
+"""Errors that an engine raises, by class name."""
 
 
 class WireError(Struct, array_like=True, frozen=True):
@@ -42,7 +42,7 @@ class WireError(Struct, array_like=True, frozen=True):
     Attributes:
         kind: the name of its class in `tenure.errors`.
         limit: of a `SemaphoreExists`, the limit of the one that exists, where known.
-        taken_over: of a `SessionExpired`, whether somebody else goes on with it.
+        taken_over: of a `SessionExpired`, whether another process took the session over.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class WireError(Struct, array_like=True, frozen=True):
 
 
 def to_wire(error: Exception) -> WireError:
-    """An error, to be sent."""
+    """Encode an error for the wire."""
     kind = next((each.__name__ for each in type(error).__mro__ if each.__name__ in _KINDS), None)
     if kind is None or not isinstance(error, TenureError):
         return WireError("EngineError", "the server failed; its log says how")
@@ -64,7 +64,7 @@ def to_wire(error: Exception) -> WireError:
 
 
 def from_wire(error: WireError) -> TenureError:
-    """The error that was sent."""
+    """Decode an error from the wire."""
     kind = _KINDS.get(error.kind, EngineError)
     if kind is SemaphoreExists:
         return SemaphoreExists(error.message, node=error.node, name=error.name, limit=error.limit)

@@ -1,8 +1,8 @@
-"""How messages lie in a stream of bytes: four bytes of length, big end first, then the message.
+"""Framing of messages: four bytes of length in big-endian order, then the message.
 
-Both ends write with a `FrameWriter`, which puts many messages into one buffer, and cut what they
-read with a `FrameReader`. A frame that is longer than the reader accepts is an error before any
-of it has been kept, so that nobody is made to hold more than that.
+Both ends write with a `FrameWriter`, which puts many messages into one buffer, and read with a
+`FrameReader`. A frame that is longer than the reader accepts is an error before any of its message
+is buffered. This bounds the memory that a peer can make the reader use.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ HEADER_BYTES = _LENGTH.size
 
 
 class BadFrame(DecodeError):
-    """What arrives cannot be read on from here: the connection is of no more use."""
+    """Unreadable or oversized frame: a connection that receives one is unusable."""
 
 
 class FrameTooLong(BadFrame):
-    """A frame of more bytes than the reader accepts is announced.
+    """Announced frame with more bytes than the reader accepts.
 
     Attributes:
-        length: of the frame.
+        length: bytes of the announced message.
     """
 
     def __init__(self, length: int, largest: int) -> None:
@@ -36,7 +36,7 @@ class FrameTooLong(BadFrame):
 
 
 class FrameReader:
-    """Cuts what arrives, in pieces of any size, into frames.
+    """Splitter of received data, in pieces of any size, into frames.
 
     Args:
         largest: the most bytes that a frame may have, without its length; it may be changed
@@ -47,8 +47,8 @@ class FrameReader:
 
     def __init__(self, largest: int) -> None:
         self.largest = largest
-        self._rest = bytearray()  # what arrived of an unfinished frame
-        self._needed = HEADER_BYTES  # how much of it there must be before it is looked at again
+        self._rest = bytearray()  # received bytes of an unfinished frame
+        self._needed = HEADER_BYTES  # bytes of it that must arrive before it is parsed again
 
     @property
     def kept(self) -> int:
@@ -56,13 +56,13 @@ class FrameReader:
         return len(self._rest)
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[memoryview]:
-        """The frames that this piece completes, in order.
+        """Return the frames that this piece completes, in order.
 
-        To be read to its end before the next piece, unless the connection is given up. `largest`
-        is read for every frame, so that who reads one may change it for the next.
+        The caller reads the iterator to its end before it feeds the next piece, unless it drops
+        the connection. `largest` is read for every frame, so the caller may change it between two.
 
         Raises:
-            FrameTooLong: a frame is longer than `largest`; those before it have been given.
+            FrameTooLong: a frame is longer than `largest`; the frames before it have been returned.
         """
         length = len(data) - HEADER_BYTES
         if (
@@ -70,7 +70,7 @@ class FrameReader:
             and 0 <= length <= self.largest
             and _LENGTH.unpack_from(data)[0] == length
         ):
-            return iter((memoryview(data)[HEADER_BYTES:],))  # one frame and no more, as most often
+            return iter((memoryview(data)[HEADER_BYTES:],))  # the usual case: exactly one frame
         return self._cut(data)
 
     def _cut(self, data: bytes | bytearray | memoryview) -> Iterator[memoryview]:
@@ -99,7 +99,7 @@ class FrameReader:
 
 
 class FrameWriter:
-    """Puts messages, one frame each, into a buffer that is sent as a whole.
+    """Buffer of outgoing messages, one frame each, that is sent as a whole.
 
     Args:
         largest: the most bytes that a frame may have, without its length; it may be changed.
@@ -113,11 +113,11 @@ class FrameWriter:
         self._encode = Encoder().encode_into
 
     def __len__(self) -> int:
-        """Bytes that wait to be taken."""
+        """Return the number of buffered bytes."""
         return len(self._buffer)
 
     def add(self, message: Struct) -> int:
-        """Put a message behind the others; returns how many bytes it takes.
+        """Append a message; return the bytes that its frame takes.
 
         Raises:
             BadFrame: it is longer than `largest`; nothing is added.
@@ -139,6 +139,6 @@ class FrameWriter:
         return length + HEADER_BYTES
 
     def take(self) -> bytearray:
-        """All that was put in since the last time; it belongs to the caller."""
+        """Remove and return all buffered bytes; the returned buffer belongs to the caller."""
         taken, self._buffer = self._buffer, bytearray()
         return taken

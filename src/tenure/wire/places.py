@@ -1,6 +1,6 @@
-"""Where something listens, as URLs write it: a host and a port, or the path of a socket.
+"""Parser for addresses in URLs: a host and a port, or the path of a socket.
 
-Every function takes the URL as it may be shown, for the message of the error that it raises.
+The parsing functions take the URL in a form without secrets, for the messages of their errors.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["host_and_port", "is_host", "is_local", "parameters", "shown", "socke
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _DIGITS = 5  # of a port
-_LONGEST_LABEL = 63  # characters between two dots, of which there are some
+_LONGEST_LABEL = 63  # characters of a label of a host name
 
 
 def host_and_port(url: str, place: str, default: int, *, lowest: int = 1) -> tuple[str, int]:
-    """What ``host:port`` says; the host may be missing, and so may the port.
+    """Parse ``host:port``; a missing host is "", a missing port the default.
 
     Raises:
-        InvalidArgument: it says something else.
+        InvalidArgument: the text is no host and port.
     """
     if "/" in place or "#" in place:
         raise InvalidArgument(f"{url!r}: nothing follows the port, apart from parameters")
@@ -55,21 +55,21 @@ def host_and_port(url: str, place: str, default: int, *, lowest: int = 1) -> tup
 
 
 def is_host(text: str) -> bool:
-    """Whether that can be the name of a host, or an IPv4 address."""
+    """Return whether the text can be a host name or an IPv4 address."""
     labels = text.split(".")
     return bool(_HOST.fullmatch(text)) and all(0 < len(x) <= _LONGEST_LABEL for x in labels)
 
 
 def shown(host: str, port: int) -> str:
-    """A host and a port, written together."""
+    """Return ``host:port``, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def socket_path(url: str, place: str) -> str:
-    """The path of a Unix socket.
+    """Parse the path of a Unix socket.
 
     Raises:
-        InvalidArgument: it is none, or not absolute.
+        InvalidArgument: the path names no file, or is not absolute.
     """
     path = unquote(place)
     if not path.startswith("/") or path.endswith("/") or "\0" in path:
@@ -81,7 +81,7 @@ def socket_path(url: str, place: str) -> str:
 
 
 def is_local(host: str, path: str) -> bool:
-    """Whether that host, or socket if there is a path, is reached within this machine alone."""
+    """Return whether the host, or the socket if there is a path, is on this machine."""
     if path or host.lower() == "localhost":
         return True
     try:
@@ -91,11 +91,11 @@ def is_local(host: str, path: str) -> bool:
 
 
 def parameters(url: str, query: str, known: Mapping[str, str]) -> dict[str, str]:
-    """Return the decoded values of the parameters behind the question mark, by their names.
+    """Return the decoded values of the query parameters, by their names.
 
     Args:
-        url: as it may be shown.
-        query: what stands behind the question mark.
+        url: in a form without secrets, for errors.
+        query: the text behind the question mark.
         known: the names of the parameters, by each spelling that is accepted; hyphens are
             underscores there.
 

@@ -1,7 +1,7 @@
-"""The descriptions that messages carry, and their equals in `tenure.model`.
+"""Descriptions that messages carry, and their counterparts in `tenure.model`.
 
-On the wire each is an array: fields are added at the end, with a default, and whoever does not
-know them passes over them.
+On the wire each is an array: fields are added at the end, with a default, and a peer that does not
+know them ignores them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-"""A number that somebody counts up: every store can keep it."""
+"""Counter that fits into a signed 64-bit integer, which every store can keep."""
 
 
 class Config(Struct, array_like=True, frozen=True):

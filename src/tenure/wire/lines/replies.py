@@ -68,7 +68,7 @@ def fence_of(token: str) -> int | None:
 
 
 class BadReply(EngineError):
-    """What a server replied is none: the connection is of no more use."""
+    """Invalid reply of a server: the connection is unusable."""
 
 
 class Reply(NamedTuple):

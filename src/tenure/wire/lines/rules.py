@@ -1,4 +1,4 @@
-"""What both sides of dflockd's protocol know: the sizes of lines, keys and numbers."""
+"""Limits of dflockd's protocol for both sides: the sizes of lines, keys and numbers."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ _NOT_IN_KEYS = re.compile(r"[ \t\r\n]")
 
 
 def is_key(text: str) -> bool:
-    """Whether this names a lock: it is not empty, and has no white space."""
+    """Return whether the text names a lock: it is not empty, and has no white space."""
     return bool(text) and _NOT_IN_KEYS.search(text) is None

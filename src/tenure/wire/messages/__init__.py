@@ -174,10 +174,10 @@ __all__ = [
 
 
 def client_message() -> Decoder[ClientMessage]:
-    """What decodes what a client sent; it raises `msgspec.DecodeError`, or `RecursionError`."""
+    """Return a decoder of client messages; it raises `msgspec.DecodeError` or `RecursionError`."""
     return Decoder(ClientMessage)
 
 
 def server_message() -> Decoder[ServerMessage]:
-    """What decodes what a server sent; it raises as `client_message`'s does."""
+    """Return a decoder of server messages; it raises as that of `client_message` does."""
     return Decoder(ServerMessage)

@@ -1,4 +1,4 @@
-"""What a client says. `tenure.wire.messages` has the rules of the conversation."""
+"""Messages from a client. `tenure.wire.messages` has the rules of the conversation."""
 
 from __future__ import annotations
 

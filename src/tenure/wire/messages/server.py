@@ -1,4 +1,4 @@
-"""What a server says. `tenure.wire.messages` has the rules of the conversation."""
+"""Messages from a server. `tenure.wire.messages` has the rules of the conversation."""
 
 from __future__ import annotations
 
@@ -111,14 +111,14 @@ class Placed(Struct, array_like=True, tag=4, frozen=True):
 
 
 class Done(Struct, array_like=True, tag=5, frozen=True):
-    """It has been done; `found` is the answer where there is one."""
+    """Success of an operation; `found` is its result where there is one."""
 
     rid: Number
     found: bool | None = None
 
 
 class Failed(Struct, array_like=True, tag=6, frozen=True):
-    """It could not be done."""
+    """Failure of an operation."""
 
     rid: Number
     error: WireError
@@ -179,14 +179,14 @@ class Removed(Struct, array_like=True, tag=13, frozen=True):
 
 
 class Changed(Struct, array_like=True, tag=14, frozen=True):
-    """What the watch of that number watches has changed, once or oftener."""
+    """Notification that the watched state has changed, at least once."""
 
     channel: Number
     number: Number
 
 
 class WatchRefused(Struct, array_like=True, tag=15, frozen=True):
-    """There will be no `Changed` for that watch: a limit is reached. The client looks by itself."""
+    """Refusal of a watch: a limit is reached, no `Changed` follows, and the client polls."""
 
     channel: Number
     number: Number
@@ -209,7 +209,7 @@ class Proven(Struct, array_like=True, tag=16, frozen=True):
 
 
 class Unproven(Struct, array_like=True, tag=17, frozen=True):
-    """Nothing proves just now that the session lives: no store, or no such session here."""
+    """No proof at present that the session is alive: no store, or no such session here."""
 
     channel: Number
     number: Number
@@ -223,9 +223,9 @@ class Contact(Struct, array_like=True, tag=18, frozen=True):
 
 
 class Ended(Struct, array_like=True, tag=19, frozen=True):
-    """`SessionEvents.ended`: the session is over by the store's word, or another program has it.
+    """`SessionEvents.ended`: the session has ended in the store, or another program has it.
 
-    The last thing said on the channel; the client answers `Heard` when its program knows.
+    It is the last message on the channel. The client answers `Heard` when its program knows.
     """
 
     channel: Number

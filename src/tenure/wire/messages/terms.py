@@ -1,4 +1,4 @@
-"""What both ends have to agree on beside the messages themselves."""
+"""Constants and types that both ends share, besides the messages themselves."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ STORE_TIME = "store time"
 """The feature of servers that answer `ReadStoreTime`."""
 
 FEATURES: frozenset[str] = frozenset({DESCRIBE, STORE_TIME})
-"""What this code can do that was not always a part of this version."""
+"""Features of this code that were added to this protocol version later."""
 
 GREETING_BYTES = 16 * 1024
-"""The most that a `Hello` or a `Welcome` may have: an end accepts no more before the greeting."""
+"""Maximum bytes of a `Hello` or `Welcome`: neither end accepts more before the greeting."""
 
 GRANTED: Final = 0
 WAITING: Final = 1
