@@ -167,7 +167,7 @@ class RedisFence:
 
 
 def _then(reply: Any, follow: Callable[[Any], Any]) -> Any:
-    """What follows of a reply: now, or, if that is to be awaited, when this is."""
+    """Process a reply now, or, if it is an awaitable, when it is awaited."""
     if inspect.isawaitable(reply):
         return _awaited(reply, follow)
     return follow(reply)

@@ -1,7 +1,7 @@
-"""What every fence is given, a token and the name of a resource, and how it refuses.
+"""Tokens, resource names and refusals, as all fences use them.
 
-* A token is checked before anything is sent anywhere: whatever is no token is `InvalidArgument`,
-  and never a comparison that happens to come out one way or the other.
+* A token is checked before anything is sent anywhere: an invalid token is `InvalidArgument`, and
+  is never compared.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from tenure.errors import InvalidArgument, StaleToken
 __all__ = ["TOKENS_END", "Fenced", "Token", "name_of", "stale", "token_of"]
 
 TOKENS_END = 2**53
-"""Every token is below: so far numbers are exact in SQL, in Lua and in JSON alike."""
+"""Upper bound, exclusive, of tokens: integers below it are exact in SQL, Lua and JSON."""
 
 _LONGEST_NAME = 255  # characters: what every database takes as a primary key
 
 
 class Fenced(Protocol):
-    """What has a fencing token: a lease or a leadership, of `tenure` or of `tenure.blocking`."""
+    """Object with a fencing token: a lease or a leadership, of `tenure` or `tenure.blocking`."""
 
     @property
     def fencing_token(self) -> int:
-        """Rises with every grant in the store."""
+        """Fencing token, which rises with every grant in the store."""
         ...
 
 
@@ -31,7 +31,7 @@ Token = int | Fenced
 
 
 def token_of(token: Token) -> int:
-    """The number of a token, or of a lease.
+    """Return the number of a token, or of a lease.
 
     Raises:
         InvalidArgument: it is neither, or the number is below 0 or not below 2^53.
@@ -46,7 +46,7 @@ def token_of(token: Token) -> int:
 
 
 def name_of(resource: str) -> str:
-    """The name of a resource, checked.
+    """Check and return the name of a resource.
 
     Raises:
         InvalidArgument: it is no name of 1 to 255 characters, or has a NUL inside.
@@ -61,7 +61,7 @@ def name_of(resource: str) -> str:
 
 
 def stale(resource: str, token: int, newest: int | None) -> StaleToken:
-    """The refusal of a token; `newest` is ``None`` where it is not known."""
+    """Return the error for a stale token; `newest` is ``None`` where it is not known."""
     newer = "a newer token" if newest is None else f"token {newest}"
     return StaleToken(
         f"the write to {resource!r} with fencing token {token} was refused: {newer} has been "
