@@ -1,11 +1,11 @@
-"""What is the matter with a store: examined from the machine up to a lock that is handed over.
+"""Diagnosis of a store, from the machine up to a lock that is handed over.
 
-It is there for the day on which a store cannot be used, so it raises nothing and waits for nothing
-longer than seconds. It needs the standard library only: `python -m tenure.doctor` prints what
+It is meant for stores that cannot be used, so it raises nothing and waits only seconds for each
+answer. It needs the standard library only: `python -m tenure.doctor` prints what
 `tenure doctor` draws.
 
-Three parts: ``machine`` looks at what every engine builds on; the engine says what it knows of its
-own store (`tenure.engines.contract`); ``trial`` attaches sessions and hands a mutex over.
+Three parts: ``machine`` checks what every engine builds on; the engine diagnoses its own store
+(`tenure.engines.contract`); ``trial`` attaches sessions and hands a mutex over.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Finding", "examine", "healthy", "summary"]
 
 
 def examine(url: str | None = None) -> Iterator[Finding]:
-    """Everything that can be found out, one after the other. Raises nothing.
+    """Examine a store, and yield the findings one after the other. Raises nothing.
 
     Args:
         url: the store; without one, `tenure.connect`'s own choice.
@@ -54,12 +54,12 @@ def examine(url: str | None = None) -> Iterator[Finding]:
 
 
 def healthy(findings: list[Finding]) -> bool:
-    """Whether the store can be used."""
+    """Return whether the store can be used."""
     return not any(each.level == "failure" for each in findings)
 
 
 def summary(findings: list[Finding]) -> str:
-    """What there is to say of all of it."""
+    """Return a summary of the findings in one line."""
     failures = sum(each.level == "failure" for each in findings)
     warnings = sum(each.level == "warning" for each in findings)
     if failures:
@@ -72,7 +72,7 @@ def _several(count: int, what: str) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """A URL whose user and password are not shown, not even if it has them in the wrong form."""
+    """Return the URL with credentials masked, even if they are in the wrong form."""
     without = re.sub(r"(?<=://)(?=[^/?#]).*@", "***@", url)
     return re.sub(r"([?&][^=&]*(?:password|token)=)[^&#]*", r"\1***", without)
 

@@ -49,7 +49,7 @@ def _line(finding: Finding) -> str:
 if __name__ == "__main__":
     try:
         status = main(sys.argv[1:])
-    except BrokenPipeError:  # whoever reads has read enough
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush
         status = 128 + signal.SIGPIPE
     sys.exit(status)

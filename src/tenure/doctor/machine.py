@@ -1,4 +1,4 @@
-"""What every engine builds on: versions, clocks, limits of the process."""
+"""Checks of the machine: versions, clocks, limits of the process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tenure.engines.contract import Finding
 __all__ = ["look_at_machine"]
 
 EARLIEST = 1_735_689_600
-"""2025 began: no machine that runs this is earlier."""
+"""Start of 2025 in Unix time; an earlier wall clock is wrong."""
 FEW_FILES = 256
 FEW_PROCESSES = 64
 
 
 def look_at_machine() -> Iterator[Finding]:
-    """The machine, and this process on it."""
+    """Examine the machine, and this process on it."""
     yield _versions()
     yield from _clocks()
     yield from _limits()
@@ -84,7 +84,7 @@ def _limits() -> Iterator[Finding]:
 
 
 def _deaths() -> Finding:
-    """Whether the kernel tells of the end of a process."""
+    """Check whether the kernel can report the end of a process (pidfd)."""
     remedy = "deaths are noticed by polling, some tenths of a second later"
     if not hasattr(os, "pidfd_open"):
         return Finding("warning", "pidfd", "this Python or system has none", remedy)

@@ -1,6 +1,6 @@
 """The trial: sessions are attached, a mutex is locked, released and handed over, with timing.
 
-Its mutex has a name that nobody else uses, and nothing stays of it.
+Its mutex has a unique name, and is gone afterwards.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tenure.model import EPHEMERAL_LIMIT
 __all__ = ["try_out"]
 
 PATIENCE = 15.0
-"""Seconds after which the store does not answer."""
+"""Seconds after which the store counts as not answering."""
 ROUNDS = 20
 SLOW = 0.25
-"""Seconds for one lock and release above which something is wrong."""
+"""Seconds for one lock and release (median) above which the trial warns."""
 
 
 def try_out(url: str) -> Iterator[Finding]:
