@@ -10,8 +10,8 @@ A `Connection` makes them, and keeps a thread that refreshes what is held until 
         with redis.semaphore("pool", limit=4).take(2) as permits:
             ...
 
-A thread cannot be cancelled. Whoever works for long asks `ExclusiveLock.held` or `Permits.check`
-now and then; the block of lost permits raises `LockLost` at its end in any case.
+A thread cannot be cancelled. Long work checks `ExclusiveLock.held` or calls `Permits.check` now and
+then; the block of lost permits raises `LockLost` at its end in any case.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Twin: TypeAlias = "permits_twins.Permits | None"
 
 
 class _Program:
-    """What the loop's thread serves: a connection, and all that was used of what was made on it.
+    """Connection that the loop's thread serves, with the locks and semaphores used on it.
 
-    What nobody else keeps, a lock that is held and an interrupted take included, is not kept here.
+    It refers to locks and semaphores weakly, even to a held lock.
     """
 
     def __init__(self, url: str, options: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ class _Program:
             raise SessionClosed("the connection to Redis has been closed")
 
     def hold(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task that holds something until the connection is closed, at the latest."""
+        """Start a task that holds permits until the connection is closed, at the latest."""
         task = asyncio.get_running_loop().create_task(work, name="tenure-holding-permits")
         self._holding.add(task)
         task.add_done_callback(self._held)
@@ -70,7 +70,7 @@ class _Program:
     def _held(self, task: asyncio.Task[None]) -> None:
         self._holding.discard(task)
         if not task.cancelled():
-            task.exception()  # who is inside hears of it at the end of its block
+            task.exception()  # raised at the end of the block that holds
 
     async def aclose(self) -> None:
         """Release what is held, and close the connection."""
@@ -166,7 +166,7 @@ class ExclusiveLock:
 
     @property
     def name(self) -> str:
-        """What is locked."""
+        """Name of the lock."""
         return self._twin.name
 
     @property
@@ -176,16 +176,16 @@ class ExclusiveLock:
 
     @property
     def contents(self) -> bytes:
-        """What is written into the key."""
+        """Contents that are written into the key."""
         return self._twin.contents
 
     @property
     def held(self) -> bool:
-        """Whether it is held, and cannot have expired yet."""
+        """Return whether the lock is held, and cannot have expired yet."""
         return self._twin.held
 
     def acquire(self) -> bool:
-        """Take it if it is free. Raises `EngineError`."""
+        """Acquire the lock if it is free. Raises `EngineError`."""
         return self._portal.obtain(as_it_is, self._undo, self._acquire)
 
     async def _acquire(self) -> bool:
@@ -198,7 +198,7 @@ class ExclusiveLock:
             self._twin.release_soon()
 
     def inspect(self) -> Inspection | None:
-        """What is in the key, whoever wrote it. Raises `EngineError`."""
+        """Return the contents of the key, by any holder. Raises `EngineError`."""
         return self._portal.call(self._inspect)
 
     async def _inspect(self) -> Inspection | None:
@@ -206,7 +206,7 @@ class ExclusiveLock:
         return await self._twin.inspect()
 
     def release(self) -> None:
-        """Give it back, if it is held. Raises `EngineError`."""
+        """Release the lock, if it is held. Raises `EngineError`."""
         self._portal.give_back(self._twin.release)
 
     def on(self, event: Event, listener: Callable[..., object]) -> Callable[[], None]:
@@ -231,7 +231,7 @@ class DistributedSemaphore:
 
     @property
     def limit(self) -> int:
-        """How many permits there are."""
+        """Number of permits of the semaphore."""
         return self._twin.limit
 
     def take(
@@ -269,7 +269,7 @@ class DistributedSemaphore:
             return otherwise if taken is None else work()
 
     def current_count(self) -> int:
-        """How many permits are held. Raises `BackingError`."""
+        """Return the number of permits held. Raises `BackingError`."""
         return self._portal.call(self._current_count)
 
     async def _current_count(self) -> int:
@@ -372,12 +372,12 @@ class Permits:
 
     @property
     def count(self) -> int:
-        """How many."""
+        """Number of permits."""
         return self._twin.count
 
     @property
     def identifier(self) -> str:
-        """Who holds them: whoever is given it can take them over."""
+        """Identifier of the holder, with which another program can take the permits over."""
         return self._twin.identifier
 
     @property
@@ -387,7 +387,7 @@ class Permits:
 
     @property
     def loss(self) -> LockLost | None:
-        """How they were lost."""
+        """Error that says how they were lost, if they were."""
         return self._twin.loss
 
     def check(self) -> None:

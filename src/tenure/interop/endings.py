@@ -1,7 +1,7 @@
-"""What goes on although nobody waits for it any more, and who sees to its end.
+"""Background tasks without a waiter, and the owner that waits for their end.
 
-A task that is in a call of redis-py may not notice that it was cancelled: the call ends as if it
-had not been. So whoever ends a task that goes on and on here says so in a way of its own as well.
+A task inside a call of redis-py may not notice a cancellation: the call can return normally. Code
+that ends a periodic task here therefore also signals the end in another way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PATIENCE = 2.0
 
 
 def margin(ttl: float) -> float:
-    """How long before the end of its time to live nobody relies on a key any more; in seconds."""
+    """Return the seconds before its expiry from which a key is no longer relied on."""
     return min(max(0.05 * ttl, 0.1), ttl / 4)
 
 
@@ -46,21 +46,21 @@ class Endings:
         self._undoing: set[asyncio.Task[Any]] = set()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Have something done, whether or not anybody waits for it."""
+        """Start a task that runs to its end even without a waiter."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
 
     def begin_undoing(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """The same for what no further attempt may come before."""
+        """Start a task, as `begin` does, that further attempts wait for."""
         undoing = self.begin(work)
         self._undoing.add(undoing)
         undoing.add_done_callback(self._undoing.discard)
         return undoing
 
     async def wait(self) -> None:
-        """Wait until all of it is done, however it ended."""
+        """Wait until all tasks have ended, whatever their results."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -74,10 +74,10 @@ class Endings:
     ) -> bool:
         """Wait for an attempt to obtain something.
 
-        Whoever is cancelled meanwhile will not have it: the attempt goes on, and what it may have
-        obtained is given back. That comes before any further attempt, from which it would otherwise
-        take. The cancellation goes on when that has been done, since the program may be about to
-        end; after `PATIENCE`, or when cancelled once more, all this goes on in the background.
+        If the caller is cancelled, the attempt continues, and its result, if any, is released.
+        Further attempts wait for that, because the release could take away what they obtain. The
+        cancellation proceeds after the release, since the program may be about to end. After
+        `PATIENCE`, or a second cancellation, the release continues in the background.
 
         An attempt that failed is undone likewise, since its answer may be all that was lost; unless
         `halfway` is false. One that need not go on is told so by `given_up`, and one that has not
@@ -101,7 +101,7 @@ class Endings:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waits hears it; nobody has to
+            task.exception()  # raised in a waiter, if there is one
 
 
 async def _undo(

@@ -1,6 +1,6 @@
 """The lock of Node.js's ``exclusive-lock``, on the same keys of Redis or KeyDB.
 
-One key, ``prefix:name``, set by whoever comes first and kept alive by refreshing it. The original
+One key, ``prefix:name``, set by the first client and kept alive by refreshing it. The original
 never looks whether the key is still its own; this one compares the contents, in a script, before
 it refreshes or deletes. That needs contents that nobody else has, which is the default.
 
@@ -62,7 +62,7 @@ _log = logging.getLogger("tenure")
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What is in a lock's key.
+    """Contents and time to live of a lock's key.
 
     Attributes:
         contents: what its holder wrote there.
@@ -84,7 +84,7 @@ class ExclusiveLock:
         name: what is locked; every run of characters other than letters, digits and ``_`` counts
             as one ``-``, in the prefix as well.
         redis: a client of redis-py's, which stays open.
-        lock_ttl: seconds after which the key expires when nobody refreshes it.
+        lock_ttl: seconds after which the key expires unless it is refreshed.
         lock_refresh: seconds between two refreshes.
         lock_contents: what is written into the key. By default each acquisition has a word that
             no other one has. Of those that give the same contents each takes the other's key for
@@ -153,7 +153,7 @@ class ExclusiveLock:
 
     @property
     def held(self) -> bool:
-        """Whether it is held, and cannot have expired yet."""
+        """Return whether the lock is held, and cannot have expired yet."""
         return self._keeping is not None and self._clock.now() < self._proven + self._life
 
     async def acquire(self) -> bool:
@@ -183,7 +183,7 @@ class ExclusiveLock:
         return True
 
     async def inspect(self) -> Inspection | None:
-        """What is in the key, whoever wrote it; ``None`` when there is nothing.
+        """Return the contents of the key, by any holder; ``None`` when there is no key.
 
         Raises:
             EngineError: Redis cannot be asked.
@@ -347,7 +347,7 @@ class ExclusiveLock:
         self._tell("released", self.key)
 
     async def _give_up(self, contents: bytes) -> None:
-        """Nobody has asked for it, so that nobody but listeners hears of it."""
+        """Release without a caller that waits: the result goes to listeners only."""
         try:
             await self._delete(contents)
         except EngineError as error:

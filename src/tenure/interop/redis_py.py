@@ -1,4 +1,4 @@
-"""What the ports use of redis-py, or an error that says how to install it."""
+"""Imports from redis-py for the ports, or an error that says how to install it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ except ImportError as error:
 __all__ = ["FAILURES", "Redis", "check_client", "what_to_do"]
 
 FAILURES = (RedisError, OSError)
-"""How redis-py says that Redis, or the way to it, has failed."""
+"""Errors by which redis-py reports a failure of Redis or of the connection to it."""
 
 
 def check_client(client: Any) -> None:
-    """Raise `InvalidArgument` for what is no client: a URL, or one that is not for asyncio."""
+    """Raise `InvalidArgument` unless the argument is a client for asyncio."""
     blocks = isinstance(client, redis.Redis | redis.RedisCluster)
     if blocks or not callable(getattr(client, "eval", None)):
         raise InvalidArgument(
@@ -35,7 +35,7 @@ def check_client(client: Any) -> None:
 
 
 def what_to_do(error: Exception) -> str:
-    """A question to whoever reads of a failure, if it may be that Redis is not reached."""
+    """Return a hint for an error message, if Redis may be unreachable; else ""."""
     unreached = isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)
     # redis-py says of a wrong password that it could not connect, because of it.
     refused = isinstance(error, AuthenticationError) or isinstance(

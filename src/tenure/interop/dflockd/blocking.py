@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class _Program:
-    """What the loop's thread turns for while something is held or waited for."""
+    """Registration with the loop's thread while a lock is held or waited for."""
 
     def __init__(self, twin: twins._Holder) -> None:
         self._twin = twin
@@ -41,7 +41,7 @@ class _Program:
 
 
 class _Holder:
-    """What a lock and a semaphore have in common."""
+    """Base of the lock and the semaphore."""
 
     def __init__(self, twin: twins._Holder) -> None:
         self._twin = twin
@@ -53,12 +53,12 @@ class _Holder:
 
     @property
     def key(self) -> str:
-        """What is locked."""
+        """Key of the lock."""
         return self._twin.key
 
     @property
     def limit(self) -> int:
-        """How many may hold it at a time."""
+        """Maximum number of holders at a time."""
         return self._twin.limit
 
     @property
@@ -68,12 +68,12 @@ class _Holder:
 
     @property
     def token(self) -> str | None:
-        """What the server knows it by; ``None`` when it is not held. Reads the clock."""
+        """Token from the server; ``None`` when it is not held. Reads the clock."""
         return self._twin.token
 
     @property
     def held(self) -> bool:
-        """Whether it is held. Reads the clock at every call."""
+        """Return whether it is held. Reads the clock at every call."""
         return self._twin.held
 
     @property
@@ -145,7 +145,7 @@ class _Holder:
     # With the loop's thread
 
     def _obtain(self, function: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
-        """Have it called on the loop; who is interrupted meanwhile holds and waits for nothing."""
+        """Call a function on the loop; an interrupted caller holds and waits for nothing."""
         started = self._program is None
         if started:
             program = _Program(self._twin)
@@ -159,7 +159,7 @@ class _Holder:
             raise
 
     def _undo(self, _: object) -> None:
-        """Nobody will have what was obtained: `_stop`, which follows, gives it back."""
+        """Leave the release of an abandoned lock to `_stop`, which follows."""
 
     def _got(self, granted: bool) -> bool:
         if not granted:

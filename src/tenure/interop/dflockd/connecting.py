@@ -1,4 +1,4 @@
-"""How a lock gets at its servers: what dflockd's clients are told, as a client of tenure's."""
+"""Connection of a lock to its servers: options of dflockd's clients, for a tenure client."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tenure.errors import InvalidArgument
 __all__ = ["DEFAULT_LEASE", "Options", "Sharding"]
 
 Sharding: TypeAlias = Callable[[str, int], int]
-"""Which of so many servers has a key."""
+"""Function from a key and the number of servers to the index of the key's server."""
 
 DEFAULT_LEASE = 33
-"""Seconds; what a dflockd server gives to who says nothing."""
+"""Lease in seconds that a dflockd server grants by default."""
 
 
 class _Configurable(Engine, Protocol):
@@ -29,7 +29,7 @@ class _Configurable(Engine, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What dflockd's clients can be told.
+    """Options of dflockd's clients.
 
     Attributes:
         servers: hosts and ports; a key belongs to one of them.

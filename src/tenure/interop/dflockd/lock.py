@@ -33,7 +33,7 @@ _log = logging.getLogger("tenure")
 
 
 class _Holder:
-    """What a lock and a semaphore have in common: one holder of one key."""
+    """Base of the lock and the semaphore: one holder of one key."""
 
     def __init__(
         self, key: str, limit: int, on_lock_lost: OnLockLost | None, options: dict[str, Any]
@@ -55,12 +55,12 @@ class _Holder:
 
     @property
     def key(self) -> str:
-        """What is locked."""
+        """Key of the lock."""
         return self._key
 
     @property
     def limit(self) -> int:
-        """How many may hold it at a time."""
+        """Maximum number of holders at a time."""
         return self._limit
 
     @property
@@ -70,12 +70,12 @@ class _Holder:
 
     @property
     def token(self) -> str | None:
-        """What the server knows it by; ``None`` when it is not held. Reads the clock."""
+        """Token from the server; ``None`` when it is not held. Reads the clock."""
         return self._token if self.held else None
 
     @property
     def held(self) -> bool:
-        """Whether it is held. Reads the clock at every call; safe from any thread."""
+        """Return whether it is held. Reads the clock at every call; safe from any thread."""
         lease = self._lease
         return lease is not None and lease.held
 
@@ -202,7 +202,7 @@ class _Holder:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it neither holds nor waits, and is not connected."""
+        """Return whether it neither holds nor waits, and is not connected."""
         return self._client is None
 
     # How it comes to be held, and not to be

@@ -1,4 +1,4 @@
-"""Where permits are kept: what a semaphore asks of a store."""
+"""Interface of the stores of permits, as a semaphore uses it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Backing", "BackingError", "LosingBacking", "PushBacking"]
 
 
 class BackingError(EngineError):
-    """The store of the permits failed; `operation` says in what."""
+    """Failure of the store of the permits; `operation` names the failed operation."""
 
     def __init__(self, operation: str, cause: object, *, name: str | None = None) -> None:
         super().__init__(f"the backing of {name!r} failed in {operation}: {cause}", name=name)
@@ -25,42 +25,42 @@ class Backing(Protocol):
     async def try_acquire(
         self, key: str, holder_id: str, ttl: float, limit: int, permits: int
     ) -> bool:
-        """Take all of the permits or none; whether it did."""
+        """Acquire all of the permits or none; return whether they were acquired."""
         ...
 
     async def release(self, key: str, holder_id: str, permits: int) -> int:
-        """Give a holder's permits back; how many it had."""
+        """Release a holder's permits; return how many it had."""
         ...
 
     async def refresh(self, key: str, holder_id: str, ttl: float, limit: int, permits: int) -> bool:
-        """Have a holder's permits live on from now; false when it has lost them."""
+        """Restart the time to live of a holder's permits; return false when it has lost them."""
         ...
 
     async def get_count(self, key: str, ttl: float) -> int:
-        """How many permits are held."""
+        """Return the number of permits held."""
         ...
 
 
 @runtime_checkable
 class PushBacking(Backing, Protocol):
-    """A store that says when permits may have been released."""
+    """Store that notifies when permits may have been released."""
 
     def on_permits_released(
         self, key: str, notify: Callable[[], None]
     ) -> AbstractAsyncContextManager[None]:
-        """Have `notify` called, for the block, whenever somebody may be lucky.
+        """Call `notify`, during the block, whenever permits may have been released.
 
-        A connection that breaks is made again; whatever was missed meanwhile counts as a release.
+        A broken connection is re-established; notifications missed meanwhile count as a release.
         """
         ...
 
 
 @runtime_checkable
 class LosingBacking(Backing, Protocol):
-    """A store that knows by itself when permits are lost, between two refreshes too."""
+    """Store that detects lost permits by itself, between two refreshes too."""
 
     def is_held(self, key: str, holder_id: str) -> bool:
-        """Whether a holder has not lost its permits; asked from any thread."""
+        """Return whether a holder still has its permits; safe from any thread."""
         ...
 
     async def wait_lost(self, key: str, holder_id: str) -> object:

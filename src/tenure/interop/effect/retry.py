@@ -1,4 +1,4 @@
-"""When something is tried again: a policy gives the seconds to wait before each further attempt."""
+"""Retry policies, which give the seconds to wait before each further attempt."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ at the end of them, it is given up."""
 
 
 def spaced(interval: Duration) -> Retry:
-    """Again and again, so many seconds apart."""
+    """Return a policy that retries for ever, at an interval in seconds."""
     pause = seconds(interval, "an interval")
     return lambda: itertools.repeat(pause)
 
 
 def recurs(times: int) -> Retry:
-    """So many further attempts, at once."""
+    """Return a policy of that many further attempts, without pauses."""
     if not isinstance(times, int) or isinstance(times, bool) or times < 0:
         raise InvalidArgument(f"a number of attempts is a whole one from 0 on, not {times!r}")
     return lambda: itertools.repeat(0.0, times)

@@ -1,4 +1,4 @@
-"""A semaphore whose permits live as long as somebody refreshes them, in some `Backing`.
+"""Semaphore whose permits live as long as their holder refreshes them, in a `Backing`.
 
 Rules:
 
@@ -44,9 +44,9 @@ class DistributedSemaphore:
     Args:
         key: its name in the backing.
         backing: where the permits are.
-        limit: how many permits there are. Whoever shares the semaphore gives the same number.
-        ttl: seconds that permits outlive their last refresh. The same for all, too: everybody
-            removes what is older than its own.
+        limit: number of permits. All programs that share the semaphore give the same number.
+        ttl: seconds that permits outlive their last refresh. All programs give the same: each
+            removes permits that are older than its own `ttl`.
         refresh_interval: seconds between two refreshes; a third of `ttl` by default.
         acquire_retry_policy: when to ask again for permits that were not free.
         backing_failure_retry_policy: when to ask again a backing that failed.
@@ -189,7 +189,7 @@ class DistributedSemaphore:
             yield held
 
     async def current_count(self) -> int:
-        """How many permits are held. Raises `BackingError`."""
+        """Return the number of permits held. Raises `BackingError`."""
         return await self._persist(partial(self._backing.get_count, self.key, self.ttl))
 
     async def aclose(self) -> None:
