@@ -110,7 +110,7 @@ def end_session(node: str, number: int, *, as_json: bool) -> None:
 
 
 async def _busy_nodes(client: tenure.Client) -> str:
-    """Where sessions are, for somebody who has looked on the wrong node."""
+    """Name the nodes that have sessions, as a hint after a look on the wrong node."""
     busy = []
     for path in await client.list_nodes():
         with contextlib.suppress(tenure.NodeNotFound):  # dropped just now

@@ -150,7 +150,7 @@ def invoke(arguments: Sequence[str]) -> int:
             if sys.stdout is not None:  # it was open when Python started
                 sys.stdout.flush()
         except BrokenPipeError:
-            # Whoever read our output has seen enough (`tenure ls | head`).
+            # The reader of our output has closed the pipe (`tenure ls | head`).
             _output_is_lost()
             return after_signal(SIGPIPE)
         except OSError as error:

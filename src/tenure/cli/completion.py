@@ -2,7 +2,7 @@
 
 Rules:
 
-* Whoever presses Tab gets an answer at once, or none: a store is given a fraction of a second.
+* Tab is answered quickly or not at all: a store has a fraction of a second to answer.
 * Nothing is written, neither into a store nor to the person: what goes wrong completes to nothing.
 * What a shell would take apart or expand is not offered.
 """
@@ -79,7 +79,7 @@ def answer(whole: click.Command, instruction: str) -> int:
 def names(
     context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """What is there on the node that the command line names."""
+    """Complete the semaphores on the node that the command line names."""
     node = context.params.get("node") or tenure.model.DEFAULT_NODE
 
     async def find(client: tenure.Client) -> Iterable[str]:
@@ -91,7 +91,7 @@ def names(
 def nodes(
     context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """The nodes."""
+    """Complete the nodes."""
 
     async def find(client: tenure.Client) -> Iterable[str]:
         return await client.list_nodes()

@@ -169,7 +169,7 @@ async def _watch(name: str, node: str, limit: int | None, *, as_json: bool) -> N
                     "configuration is one of limit 1",
                 )
             if described.data == told:
-                continue  # somebody has it, or gave it back: no concern of ours
+                continue  # only its owners changed, not its data
             told = described.data
             _show(name, node, told, as_json=as_json)
             shown += 1

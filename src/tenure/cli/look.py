@@ -199,7 +199,7 @@ def _show_requests(title: str, requests: Sequence[Request], *, since: str, style
 
 
 def kind(each: Semaphore) -> str:
-    """What it is used as, as far as that can be seen."""
+    """Return the kind of primitive that uses the semaphore, as far as it can be inferred."""
     if not each.ephemeral:
         if each.limit > 1:
             return "semaphore"
@@ -214,7 +214,7 @@ def kind(each: Semaphore) -> str:
 
 
 def held(each: Semaphore) -> str:
-    """How much of it is held."""
+    """Return in words how much of the semaphore is held."""
     if kind(each) == "mutex":
         return "held" if each.held else "free"
     if each.limit > EXACT:
@@ -223,7 +223,7 @@ def held(each: Semaphore) -> str:
 
 
 def count(request: Request) -> str:
-    """How many tokens a request is for."""
+    """Return the number of tokens of a request, or "all"."""
     return "all" if request.count > EXACT else str(request.count)
 
 

@@ -1,4 +1,4 @@
-"""What is said about what went wrong: one line, and an exit code."""
+"""Errors of the command line: one line, and an exit code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _STATUS: tuple[tuple[tuple[type[TenureError], ...], Status], ...] = (
 
 
 class Mistake(Exception):
-    """Something that a command has to say to the person who called it, and its exit code."""
+    """Error of a command, with a message for the user and an exit code."""
 
     def __init__(self, status: Status, message: str) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class Mistake(Exception):
 
 
 def explain(error: Exception) -> tuple[Status, str] | None:
-    """The exit code and the line for an error; ``None`` when it is a defect of tenure."""
+    """Return the exit code and line for an error; ``None`` when it is a defect of tenure."""
     if isinstance(error, Mistake):
         return error.status, _one_line(str(error))
     if isinstance(error, click.ClickException):

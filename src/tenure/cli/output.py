@@ -1,7 +1,7 @@
-"""How things are shown: tables for a person, plain lines for a pipe, JSON for a script.
+"""Output: tables for a terminal, plain lines for a pipe, JSON for a script.
 
-Nothing from a store reaches a terminal as it is: what others have written there could move the
-cursor or paint over lines. `safe` escapes it.
+Text from a store never reaches a terminal unescaped: other programs may have written control
+sequences there, which move the cursor or overwrite lines. `safe` escapes it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Column:
 
 
 def is_terminal() -> bool:
-    """Whether a person looks at the standard output."""
+    """Return whether the standard output is a terminal, other than a dumb one."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 

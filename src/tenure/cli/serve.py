@@ -131,7 +131,7 @@ def run_server(settings: Settings, cautions: Sequence[str] = ()) -> int:
     try:
         ending = run(settings, os.environ)
     except TenureError as error:
-        # By now whoever reads what we say expects lines of the log.
+        # By now readers of our output expect lines of the log.
         status, why = explain(error) or (Status.DEFECT, str(error))
         tell(LOGGER, logging.ERROR, "the server ends", why=why)
         return status

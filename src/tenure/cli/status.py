@@ -1,7 +1,7 @@
 """The exit codes of the command line: the one table of them.
 
 They keep clear of what commands under `tenure run` usually exit with, of a shell's codes, and of
-each other: a script can tell "somebody else has the lock" from "the lock was lost".
+each other: a script can tell "another process has the lock" from "the lock was lost".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Status", "after_signal", "table"]
 
 
 class Status(IntEnum):
-    """What `tenure` itself exits with."""
+    """Exit codes of `tenure` itself."""
 
     DONE = 0
     DEFECT = 70
@@ -44,7 +44,7 @@ _MEANING = {
 
 
 def after_signal(number: int) -> int:
-    """What a shell reports of a program that a signal has ended."""
+    """Return the exit code that a shell reports for a program ended by a signal."""
     return 128 + number
 
 

@@ -30,7 +30,7 @@ class NoStoreYet(Mistake):
 
 
 def chosen_url() -> str:
-    """What ``--url`` says, else TENURE_URL, else the user's own file."""
+    """Return the URL of ``--url``, else of TENURE_URL, else of the user's own file."""
     asked = asked_for()
     url = tenure.default_url() if asked is None else asked
     if url.partition(":")[0].lower() == "memory":
@@ -57,7 +57,7 @@ def _is_sqlite(url: str) -> bool:
 
 
 def asked_for() -> str | None:
-    """What ``--url`` says."""
+    """Return the value of ``--url``, if given."""
     url: str | None = click.get_current_context().find_root().obj
     return url
 
@@ -114,7 +114,7 @@ def check_there(url: str) -> None:
 async def _suggest(
     client: tenure.Client, error: tenure.NodeNotFound | tenure.SemaphoreNotFound, lasting: bool
 ) -> str:
-    """What to say when there is no such node or semaphore."""
+    """Return a message, with near matches, for a node or semaphore that is not found."""
     nodes = await client.list_nodes()
     node = error.node or tenure.model.DEFAULT_NODE
     if node not in nodes:

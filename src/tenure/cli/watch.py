@@ -84,7 +84,7 @@ def show_state(described: tenure.SemaphoreDescription, node: str, *, as_json: bo
 async def states(
     client: tenure.Client, node: str, name: str
 ) -> AsyncGenerator[tenure.SemaphoreDescription, None]:
-    """The states of a semaphore, whatever it is and becomes; ends when nobody reads us any more.
+    """Yield the states of a semaphore, ephemeral or not; end when our output has no reader.
 
     Raises:
         NodeNotFound: there is no such node.
@@ -120,7 +120,7 @@ def _owned(described: tenure.SemaphoreDescription) -> object:
 async def _until(
     gone: asyncio.Future[None], watching: Watch[tenure.SemaphoreDescription]
 ) -> AsyncIterator[tenure.SemaphoreDescription]:
-    """What is watched, until nobody wants to know."""
+    """Yield the watched states until our output has no reader."""
     gone.add_done_callback(lambda _: _wake(watching))
     async for described in watching:
         if gone.done():

@@ -1,4 +1,4 @@
-"""What happened in a demo, as the processes recorded it, and what that proves.
+"""Recorded history of a demo, and the checks of it.
 
 Every process writes down what it does, with the boot-time clock, which all processes of a host
 share. It notes a grant after it learns of it and a release before it asks for it, so that a hold
@@ -81,7 +81,7 @@ class DemoHold:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check says; `figure` is what it has measured, in seconds."""
+    """Result of a check; `figure` is a measured duration in seconds."""
 
     holds: bool
     text: str
@@ -153,7 +153,7 @@ class History:
         return Finding(True, f"{name}: {len(holds)} grants, at most {most} at once; {what}: none")
 
     def check_tokens(self, name: str) -> Finding:
-        """Whoever is granted after another has ended has the higher token."""
+        """Check that a hold granted after the end of another one has a higher token."""
         holds = self.holds(name)
         pairs = [(a, b) for a, b in itertools.permutations(holds, 2) if a.ended <= b.granted]
         wrong = [(a, b) for a, b in pairs if a.token >= b.token]
@@ -167,7 +167,7 @@ class History:
         return Finding(bool(pairs), f"{name}: fencing tokens rise in all {len(pairs)} comparisons")
 
     def check_arrival(self, name: str) -> Finding:
-        """Whoever was in the queue before another asked is ahead of it."""
+        """Check that a request queued before another was made is granted before it."""
         holds = self.holds(name)
         pairs = [(a, b) for a, b in itertools.permutations(holds, 2) if a.queued < b.asked]
         wrong = [(a, b) for a, b in pairs if a.token > b.token]
@@ -181,7 +181,7 @@ class History:
         )
 
     def check_looks(self, name: str) -> Finding:
-        """At every look, the owners were the longest prefix of the queue that fits the limit."""
+        """Check that at every look the owners were the longest queue prefix within the limit."""
         looks = [each for each in self.looks if each.name == name]
         for look in looks:
             queue = sorted((*look.owners, *look.waiters))
@@ -200,7 +200,7 @@ class History:
         )
 
     def check_takeover(self, name: str) -> Finding:
-        """Somebody else leads after the leader was killed; the figure is after how long."""
+        """Check that another process led after the leader was killed; the figure is the delay."""
         for kill in (each for each in self.events if each.what == "killed"):
             holds = self.holds(name)
             after = [each for each in holds if each.granted > kill.at and each.who != kill.who]
@@ -211,7 +211,7 @@ class History:
         return Finding(False, f"{name}: nobody took over from a killed leader")
 
     def check_watchers(self, name: str, watchers: Iterable[str]) -> Finding:
-        """All saw the last state, nobody an older one after a newer; the figure is the delay."""
+        """Check that all watchers saw states in order, and the last one; the figure is the delay."""
         written = self.about(name, "written")
         order = {each.data: number for number, each in enumerate(written)}
         when = {each.data: each.at for each in written}

@@ -1,4 +1,4 @@
-"""What happens in the demo, one scene after the other, each with real processes."""
+"""Scenes of the demo, one after the other, each with real processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATES = [f"version {number}" for number in range(1, 6)]
 
 @dataclass(slots=True)
 class DemoStage:
-    """Who and what a scene has to do with."""
+    """Client, session, workers and history of a scene."""
 
     client: tenure.Client
     session: tenure.Session
@@ -196,7 +196,7 @@ def _tell_changes(history: History) -> list[str]:
     lines: list[str] = []
     for change in history.about("config", "written"):
         seen = [each.at for each in history.about("config", "seen") if each.data == change.data]
-        if seen and change.data != STATES[0]:  # which was there before anybody looked
+        if seen and change.data != STATES[0]:  # the first one may precede the watchers
             late = (max(seen) - change.at) * 1000
             lines.append(f"{change.data} seen by {len(seen)}, the last after {late:.1f} ms")
     return lines

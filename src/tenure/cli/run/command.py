@@ -1,4 +1,4 @@
-"""What a person types: the options of `tenure run`, and what can be checked before waiting."""
+"""Command `tenure run`: its options, and the checks that precede waiting."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def check_interpreter() -> str:
 
 @dataclass(frozen=True, slots=True)
 class CommandEnding:
-    """How the command ended, and whether that was because the lock was lost."""
+    """End of the command: its exit code, and whether it ended because the lock was lost."""
 
     exit_code: int  # a shell's: 128 + n after signal n
     lost: bool

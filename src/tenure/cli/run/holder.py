@@ -63,7 +63,7 @@ ENDING = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What `tenure run`, or `tenure service register`, was asked for."""
+    """Parsed options of `tenure run` or `tenure service register`."""
 
     kind: Literal["lock", "semaphore", "elect", "register"]
     name: str
@@ -367,6 +367,6 @@ async def _hold(lease: tenure.Lease, seconds: float) -> None:
 
 
 def _description(job: Job) -> str:
-    """What others see of our session. No arguments: they may be secret."""
+    """Return the description of our session, without arguments: they may be secret."""
     program = Path(job.command[0]).name
     return f"tenure run {program}"[:250]

@@ -53,8 +53,8 @@ class JobControl:
                 return
         self._terminal.take_back(group)
         self._suspend(number)
-        # Here we are continued, or could not be stopped: nobody would ever continue us. What
-        # would only be stopped again stays so, until a SIGCONT.
+        # We have been continued, or could not be stopped: no process would ever continue us. A
+        # command that would only be stopped again stays stopped until a SIGCONT.
         if number not in WANTS_TERMINAL or self._terminal.ours:
             self.continued()
 

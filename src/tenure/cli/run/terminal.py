@@ -1,8 +1,8 @@
-"""The terminal that `tenure run` was started from, if any, and who of its job may use it.
+"""The terminal that `tenure run` was started from, if any, and the use of it by the job.
 
 A command in a process group of its own may read the terminal only while that group is the
-foreground one. It gets it from the start when the terminal is all it talks to; in a pipeline
-(`tenure run ... | less`) somebody else may need it, and so it gets it when it asks.
+foreground one. The command gets it from the start when all standard streams are the terminal. In a
+pipeline (`tenure run ... | less`) another program may need it: the command gets it on request.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ class Terminal:
             self._settings = termios.tcgetattr(self._fd)
 
     def close(self) -> None:
-        """Forget it."""
+        """Close the terminal."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
     @property
     def exists(self) -> bool:
-        """Whether there is one."""
+        """Return whether this process has a controlling terminal."""
         return self._fd is not None
 
     @property
     def ours(self) -> bool:
-        """Whether our process group is in the foreground."""
+        """Return whether our process group is in the foreground."""
         return self._foreground() == os.getpgrp()
 
     @property
     def alone(self) -> bool:
-        """Whether the terminal is all that our standard streams are connected to."""
+        """Return whether we are in the foreground, and all standard streams are terminals."""
         return self.ours and all(os.isatty(stream) for stream in range(3))
 
     def give(self, group: int) -> None:
@@ -77,7 +77,7 @@ class Terminal:
 
 @contextlib.contextmanager
 def _unstopped() -> Iterator[None]:
-    """Who changes the foreground from the background is stopped, unless SIGTTOU is blocked."""
+    """Block SIGTTOU, which stops a background process that changes the foreground group."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     try:
         yield

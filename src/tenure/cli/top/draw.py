@@ -54,7 +54,7 @@ REQUESTS = (
 
 
 def page_of(height: int) -> int:
-    """How many rows there is room for."""
+    """Return the number of rows that fit on the screen, at least 1."""
     return max(1, height - HEAD - FOOT)
 
 

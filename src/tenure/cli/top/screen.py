@@ -169,7 +169,7 @@ class Notes(logging.Handler):
 
 
 def _keyboard() -> int | None:
-    """Where keys come from: the standard input, or the terminal behind it; or nowhere."""
+    """Return the descriptor to read keys from: standard input or /dev/tty, if either works."""
     if sys.stdin is not None and sys.stdin.isatty():
         return sys.stdin.fileno()
     with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""What is in the store at one moment, and how fast owners change from one moment to the next.
+"""Snapshot of a store, and the rate at which owners change between two snapshots.
 
-What is called a rate is what was seen: owners that were not there at the reading before, by the
-seconds between the two. It is a lower bound, because who came and went between two readings was
-never seen.
+The rate is the number of owners that the previous reading did not have, divided by the seconds
+between the two readings. It is a lower bound: owners that came and went between two readings are
+not counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Row:
 
     @property
     def key(self) -> Key:
-        """What it is known by, from one reading to the next."""
+        """Identity of the row, from one reading to the next."""
         return self.node, self.semaphore.name
 
 

@@ -1,6 +1,6 @@
-"""What a person wants to see, and what a key changes about it: a small state machine.
+"""View of `tenure top`, and its changes by keys: a small state machine.
 
-A view is a value. `settled` fits it to what there is now, `pressed` says what a key makes of it.
+A view is an immutable value. `settled` fits it to the current snapshot, `pressed` applies a key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SORTS = ("name", "held", "waiting", "age", "rate")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is looked at.
+    """State of the view: order, filter, cursor and scroll position.
 
     Attributes:
         sort: one of `SORTS`; all but names have the greatest first.
@@ -91,7 +91,7 @@ def _moved(view: View, rows: Sequence[Row], index: int, page: int) -> View:
 
 
 def pressed(view: View, key: str, snapshot: Snapshot, page: int) -> View:
-    """What a key makes of the view; one that means nothing changes nothing."""
+    """Return the view after a key; an unknown key changes nothing."""
     if key == "q":
         return replace(view, quit=True)
     steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page}
@@ -152,11 +152,11 @@ class Keyboard:
 
     @property
     def waiting(self) -> bool:
-        """Whether something has begun that may be a sequence."""
+        """Return whether the beginning of a possible escape sequence is buffered."""
         return bool(self._pending)
 
     def feed(self, data: bytes) -> list[str]:
-        """The keys that are complete."""
+        """Add input, and return the keys that are complete."""
         self._pending += data
         keys = []
         while self._pending:
@@ -169,12 +169,12 @@ class Keyboard:
         return keys
 
     def flush(self) -> list[str]:
-        """Nothing has followed: what had begun was the Escape key."""
+        """End a sequence that nothing has followed: a lone escape byte is the Escape key."""
         pending, self._pending = self._pending, b""
         return ["escape"] if pending == b"\x1b" else []
 
     def _next(self) -> tuple[int, str]:
-        """How many bytes make the next key, and which; none when it is not complete."""
+        """Return the length in bytes of the next key, and the key; 0 when it is incomplete."""
         pending = self._pending
         if pending[:1] != b"\x1b":
             single = pending[:1]

@@ -185,8 +185,8 @@ class Guardian:
                 self.status = status
 
     def send(self, number: int) -> None:
-        """A signal to the command's process group."""
-        if self.status is None:  # else the number may be somebody else's by now
+        """Send a signal to the command's process group."""
+        if self.status is None:  # else the number may be in use again
             with contextlib.suppress(OSError):
                 os.killpg(self.child, number)
 
@@ -215,12 +215,12 @@ class Guardian:
     # What `tenure run` says, and hears
 
     def say(self, line: str) -> None:
-        """A line to `tenure run`; that it is gone is noticed where it is listened to."""
+        """Send a line to `tenure run`; `listen` notices when it is gone."""
         with contextlib.suppress(OSError):
             self.control.sendall(line.encode() + b"\n")
 
     def listen(self) -> None:
-        """What `tenure run` has to say, its end included."""
+        """Receive lines from `tenure run`; the end of the stream means that it is gone."""
         assert self.heard is not None
         try:
             said = self.control.recv(4096)
