@@ -154,7 +154,7 @@ class Acknowledge(Struct, array_like=True, tag=5, frozen=True):
 
 
 class Heard(Struct, array_like=True, tag=6, frozen=True):
-    """`Ended` has been heard: the program believes no more that it holds anything there.
+    """Acknowledgement of `Ended`: the program no longer considers anything there held.
 
     The channel is over with it.
     """
@@ -165,7 +165,7 @@ class Heard(Struct, array_like=True, tag=6, frozen=True):
 class Detach(Struct, array_like=True, tag=7, frozen=True):
     """Leave without ending the session. Answered by `Done`; the channel is over.
 
-    The program does not believe any more that it holds anything.
+    The program no longer considers any of its leases held.
     """
 
     rid: Number
