@@ -1,4 +1,4 @@
-"""Running a statement on whatever connection a program has: a driver's, SQLAlchemy's, Django's.
+"""Adapter for SQL connections of a driver, SQLAlchemy or Django.
 
 * Nothing is imported: SQLAlchemy and Django are known by what their connections can do, the
   parameter style of a driver by the `paramstyle` of the module that the connection's class is from.
@@ -19,7 +19,7 @@ from tenure.errors import InvalidArgument
 __all__ = ["STYLES", "Borrowed", "borrow", "rendered"]
 
 STYLES = frozenset({"qmark", "numeric", "numeric_dollar", "named", "format", "pyformat"})
-"""How a value is marked in a statement: what PEP 249 names, and ``$1``."""
+"""Parameter styles: those of PEP 249, and ``$1``."""
 
 _PSYCOPG_IDLE = 0  # libpq's word, as psycopg and psycopg2 pass it on
 
@@ -27,7 +27,7 @@ _PSYCOPG_IDLE = 0  # libpq's word, as psycopg and psycopg2 pass it on
 def rendered(
     statement: str, style: str, values: Sequence[object]
 ) -> tuple[str, Sequence[object] | Mapping[str, object]]:
-    """A statement and its values in a parameter style."""
+    """Return a statement and its values in a parameter style."""
     mark = {
         "qmark": "?",
         "format": "%s",
@@ -53,7 +53,7 @@ class Borrowed:
         self._style = style
 
     def change(self, statement: str, *values: object) -> int:
-        """Run a statement; how many rows it touched, below 0 where the driver cannot tell."""
+        """Run a statement; return the number of affected rows, below 0 if unknown to the driver."""
         cursor = self._execute(statement, values)
         try:
             return int(cursor.rowcount)
@@ -61,7 +61,7 @@ class Borrowed:
             cursor.close()
 
     def number(self, statement: str, *values: object) -> int | None:
-        """Run a query for one number; ``None`` where there is no row."""
+        """Run a query for one number; return ``None`` where there is no row."""
         cursor = self._execute(statement, values)
         try:
             row = cursor.fetchone()
@@ -83,7 +83,7 @@ class Borrowed:
         return cursor
 
     def is_in_transaction(self) -> bool:
-        """False where it is known that each statement is committed by itself.
+        """Return false where it is known that each statement is committed by itself.
 
         PEP 249 has no such question; sqlite3, psycopg, psycopg2 and Django have an answer.
         """
@@ -98,7 +98,7 @@ class Borrowed:
 
 
 class _BorrowedOfSQLAlchemy(Borrowed):
-    """The same, of a `sqlalchemy.Connection`: its driver, its events, its transaction."""
+    """Borrowed `sqlalchemy.Connection`: its driver, its events, its transaction."""
 
     def _execute(self, statement: str, values: Sequence[object]) -> Any:
         return self._driver.exec_driver_sql(*rendered(statement, self._style, values))
@@ -108,7 +108,7 @@ class _BorrowedOfSQLAlchemy(Borrowed):
 
 
 class _BorrowedOfDjango(Borrowed):
-    """The same, of a `django.db.connection`, which marks values alike with every driver."""
+    """Borrowed `django.db.connection`, whose parameter style is the same with every driver."""
 
     def __init__(self, connection: Any) -> None:
         super().__init__(connection, "format")
@@ -118,7 +118,7 @@ class _BorrowedOfDjango(Borrowed):
 
 
 def borrow(connection: Any, paramstyle: str | None) -> Borrowed:
-    """Make a connection ready, or say why it is none.
+    """Adapt a connection to run statements on it.
 
     Raises:
         InvalidArgument: it is asynchronous, no connection at all, or its style cannot be found.
@@ -151,7 +151,7 @@ def borrow(connection: Any, paramstyle: str | None) -> Borrowed:
 
 
 def _styles_of(kind: type) -> Iterator[str]:
-    """The paramstyles of the modules that a class and those it derives from are of."""
+    """Yield the paramstyles of the modules of a class and its bases."""
     for each in kind.__mro__:
         name = each.__module__
         while name:

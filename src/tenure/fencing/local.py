@@ -19,7 +19,7 @@ __all__ = ["Fence"]
 
 
 class Fence:
-    """Refuses what is older than the newest fencing token it saw; for any number of threads.
+    """Fence that refuses tokens older than the newest it saw; for any number of threads.
 
     ::
 

@@ -59,7 +59,7 @@ return replies"""
 
 
 class RedisFence:
-    """Refuses the write of a holder who comes too late.
+    """Fence that refuses the late write of a holder whose token is no longer the newest.
 
     ::
 
