@@ -45,7 +45,7 @@ Twin: TypeAlias = "permits_twins.Permits | None"
 class _Program:
     """Connection that the loop's thread serves, with the locks and semaphores used on it.
 
-    It refers to locks and semaphores weakly, even to a held lock.
+    It refers weakly to locks and semaphores, held ones included.
     """
 
     def __init__(self, url: str, options: dict[str, Any]) -> None:
@@ -248,7 +248,7 @@ class DistributedSemaphore:
     def try_take(
         self, permits: int, *, identifier: str | None = None, acquired_externally: bool = False
     ) -> Taking[Permits | None]:
-        """The same without waiting; what the block gets is ``None`` if they are not free."""
+        """Take permits without waiting; the block gets ``None`` if they are not free."""
         how: dict[str, Any] = {
             "identifier": identifier,
             "acquired_externally": acquired_externally,
@@ -264,7 +264,7 @@ class DistributedSemaphore:
     def with_permits_if_available(
         self, permits: int, work: Callable[[], T], *, otherwise: T | None = None, **how: Any
     ) -> T | None:
-        """The same if the permits are free; if not, `otherwise` at once."""
+        """Do the work with permits if they are free; if not, return `otherwise` at once."""
         with self.try_take(permits, **how) as taken:
             return otherwise if taken is None else work()
 
@@ -382,7 +382,7 @@ class Permits:
 
     @property
     def held(self) -> bool:
-        """Whether they are held, and cannot have expired yet."""
+        """Return whether the permits are held, and cannot have expired yet."""
         return self._twin.held
 
     @property

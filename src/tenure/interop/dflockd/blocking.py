@@ -53,7 +53,7 @@ class _Holder:
 
     @property
     def key(self) -> str:
-        """Key of the lock."""
+        """Key of the lock or semaphore."""
         return self._twin.key
 
     @property
@@ -105,7 +105,7 @@ class _Holder:
         return was_held
 
     def close(self) -> None:
-        """The same as `release`."""
+        """Release the lock, as `release` does."""
         self._stop()
 
     def check(self) -> None:

@@ -55,7 +55,7 @@ class _Holder:
 
     @property
     def key(self) -> str:
-        """Key of the lock."""
+        """Key of the lock or semaphore."""
         return self._key
 
     @property

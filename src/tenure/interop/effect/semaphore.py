@@ -143,7 +143,7 @@ class DistributedSemaphore:
         identifier: str | None = None,
         acquired_externally: bool = False,
     ) -> T | None:
-        """The same if the permits are free; if not, `otherwise` at once."""
+        """Do the work with permits if they are free; if not, return `otherwise` at once."""
         taking = self.try_take(
             permits, identifier=identifier, acquired_externally=acquired_externally
         )
@@ -180,7 +180,7 @@ class DistributedSemaphore:
     async def try_take(
         self, permits: int, *, identifier: str | None = None, acquired_externally: bool = False
     ) -> AsyncIterator[Permits | None]:
-        """The same without waiting; what the block gets is ``None`` if they are not free."""
+        """Take permits without waiting; the block gets ``None`` if they are not free."""
         held = self._wanted(permits, identifier, acquired_externally)
         if not await self._try(held, acquired_externally):
             yield None
