@@ -211,7 +211,7 @@ class History:
         return Finding(False, f"{name}: nobody took over from a killed leader")
 
     def check_watchers(self, name: str, watchers: Iterable[str]) -> Finding:
-        """Check that all watchers saw states in order, and the last one; the figure is the delay."""
+        """Check that all watchers saw states in order, to the last; the figure is the delay."""
         written = self.about(name, "written")
         order = {each.data: number for number, each in enumerate(written)}
         when = {each.data: each.at for each in written}

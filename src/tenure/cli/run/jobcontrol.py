@@ -59,7 +59,7 @@ class JobControl:
             self.continued()
 
     def _suspend(self, number: int) -> None:
-        """Stop, with the rest of the job, as if the terminal had stopped us."""
+        """Stop the whole job, like a stop by the terminal."""
         loop = asyncio.get_running_loop()
         command = self.command
         handled = loop.remove_signal_handler(signal.SIGTSTP)
