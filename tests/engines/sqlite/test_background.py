@@ -144,6 +144,25 @@ async def test_what_was_committed_is_answered_though_answering_fails_once(
 
 
 @on_either
+@each_error
+@pytest.mark.parametrize("put_off", [False, True])
+async def test_what_was_never_begun_is_no_commit(
+    url: str, error: type[Exception], put_off: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(url) as engine:
+        holder = await attached(engine)
+        assert await holder.enqueue(1, "x") is Place.GRANTED  # its commit succeeded
+        failing_once(monkeypatch, Transaction, "begin", error)
+        if put_off:
+            monkeypatch.setattr(engine.store.turn, "try_take", lambda: False)
+        with pytest.raises(Exception, match="injected into begin"):
+            await result(holder.session.withdraw(1))
+        described = await holder.session.describe_semaphore("x", owners=True, waiters=True)
+        assert len(described.owners) == 1
+        assert await result(holder.session.withdraw(1))
+
+
+@on_either
 async def test_what_a_full_disk_has_undone_is_not_told(url: str) -> None:
     async with opened(url) as engine:
         holder, waiter = await attached(engine), await attached(engine)

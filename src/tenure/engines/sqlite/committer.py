@@ -147,6 +147,7 @@ class Committer:
         if self._alone >= _ALONE:
             self._grouping = True
         failure: TenureError | None = None
+        tx.committed = False  # also if `begin` fails before it can say so
         try:
             tx.begin()
             try:
@@ -343,6 +344,7 @@ class Committer:
     def _run_together(self, operations: list[_Operation], told: list[Told]) -> None:
         tx = self._tx
         afterwards: BaseException | None = None
+        tx.committed = False  # also if `begin` fails before it can say so
         try:
             tx.begin()
             for operation in operations:
