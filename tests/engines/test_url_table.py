@@ -201,6 +201,10 @@ def test_certificates_are_checked_as_far_as_the_url_says(
     assert (context.check_hostname, context.verify_mode) == (names, mode)
 
 
+def test_every_python_accepts_the_same_certificates() -> None:
+    assert not Tls().context().verify_flags & ssl.VERIFY_X509_STRICT
+
+
 def test_the_authorities_may_be_a_folder(tmp_path: Path) -> None:
     assert Tls(ca=str(tmp_path)).context().verify_mode is ssl.CERT_REQUIRED
 

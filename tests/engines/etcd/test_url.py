@@ -42,6 +42,10 @@ def test_times_may_be_chosen() -> None:
     assert (address.timeout, address.connect_timeout) == (1.5, 3.0)
 
 
+def test_a_slash_behind_the_members_means_nothing() -> None:
+    assert parse("etcd://a:2379/").endpoints == parse("etcd://a:2379").endpoints
+
+
 @pytest.mark.parametrize(
     ("url", "wrong"),
     [

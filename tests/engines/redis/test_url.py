@@ -47,6 +47,12 @@ def test_secrets_are_not_in_the_url_that_is_shown() -> None:
     assert address.url == "redis://user@localhost/0?db=0"
 
 
+def test_a_plus_in_a_parameter_is_a_space_as_in_redis_py() -> None:
+    address = parse("redis://user:a+b@localhost?prefix=a+b&sentinel_password=c%2Bd")
+    assert address.prefix == parse("redis://localhost?prefix=a%20b").prefix == "{a b}:"
+    assert (address.password, address.sentinel_password) == ("a+b", "c+d")
+
+
 def test_tls_checks_the_server_unless_told_otherwise() -> None:
     strict, lax = (
         parse("rediss://localhost").tls,

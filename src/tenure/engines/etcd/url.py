@@ -71,7 +71,7 @@ class EtcdUrl:
 def parse(url: str) -> EtcdUrl:
     """Parse a URL. Raises `InvalidArgument`."""
     given = StoreUrl(url, ("etcd", "etcds"), PARAMETERS)
-    if given.path:
+    if given.path not in {"", "/"}:
         path = given.path[1:]
         raise given.wrong(
             f"it has the path {path!r}; the beginning of all keys is given as ?prefix={path}"

@@ -117,7 +117,10 @@ class RedisUrl:
 
 def parse(url: str) -> RedisUrl:
     """Parse a URL. Raises `InvalidArgument`."""
-    given = StoreUrl(url, ("redis", "rediss", "redis+sentinel", "redis+unix"), PARAMETERS)
+    place, mark, query = url.partition("?")
+    query = query.replace("+", "%20")  # a space, as redis-py reads it; a part of namespaces' names
+    schemes = "redis", "rediss", "redis+sentinel", "redis+unix"
+    given = StoreUrl(f"{place}{mark}{query}", schemes, PARAMETERS)
     endpoints, service, db = _server(given)
     if db and _DB in given and str(given[_DB]) != db:
         raise given.wrong("it names two databases")
