@@ -151,7 +151,7 @@ class Line:
         self._label = life.label
         self._way = way = life.way
         way.there.loop, way.back.loop = world.server, life.loop
-        way.told = self._told
+        way.changed = self._told
         self._dialling: set[asyncio.Future[None]] = set()
         self._ends: list[tuple[End, End]] = []
 

@@ -27,8 +27,8 @@ The inner engine may belong to another event loop of the same thread (``store_lo
 another clock: proofs are translated. This engine owns it, and opens and closes it.
 """
 
-from tenure.testing.faults.answers import at_once
 from tenure.testing.faults.engine import FaultyEngine
+from tenure.testing.faults.exchange import at_once
 from tenure.testing.faults.session import FaultySession
 from tenure.testing.faults.way import Way
 

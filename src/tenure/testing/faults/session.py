@@ -7,12 +7,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines.contract import (
     Answer,
     Attach,
+    Engine,
     EngineSession,
     Enqueued,
     Removal,
@@ -21,10 +23,7 @@ from tenure.engines.contract import (
 )
 from tenure.errors import EngineUnavailable, SessionExpired
 from tenure.model import UNCHANGED, Recovered, SemaphoreDescription, Unchanged
-from tenure.testing.faults.answers import settle
-
-if TYPE_CHECKING:
-    from tenure.testing.faults.engine import FaultyEngine
+from tenure.testing.faults.exchange import Exchange, settle
 
 __all__ = ["FaultySession", "out_of_reach"]
 
@@ -37,83 +36,97 @@ def out_of_reach() -> EngineUnavailable:
 class FaultySession(SessionDefaults):
     """Both ends of one session: the operations of its program, and the events of the store.
 
-    Attributes:
-        pending: the answers that have not arrived yet.
+    Args:
+        exchange: carries operations and messages.
+        engine: the store's.
+        clock: the program's.
+        how, events: of the program's call to attach.
+        living: the program's sessions, from which this one removes itself at its end.
     """
 
-    def __init__(self, engine: FaultyEngine, how: Attach, events: SessionEvents) -> None:
-        self.engine = engine
+    def __init__(
+        self,
+        exchange: Exchange,
+        engine: Engine,
+        clock: Clock,
+        how: Attach,
+        events: SessionEvents,
+        living: dict[FaultySession, None],
+    ) -> None:
         self.how = how
         self.inner: EngineSession | None = None
-        self.pending: dict[asyncio.Future[Any], None] = {}
-        self._way = engine.way
-        self._told = events
+        self.exchange = exchange
+        self.tell = exchange.tell
+        self.way = exchange.way
+        self._engine = engine
+        self._clock = clock
+        self._events = events
+        self._living = living
+        self._pending: dict[asyncio.Future[Any], None] = {}
         self._over: SessionExpired | None = None
         self._thread = threading.get_ident()
         self._attaching: asyncio.Task[Any] | None = None
         self._unwanted = False
         # For each renewal: its arrival on the store's clock, and its departure on the program's.
-        self._asked = deque([(float("-inf"), engine.clock.now())])
+        self._asked = deque([(float("-inf"), clock.now())])
 
     # The program's end
 
     @property
-    def _store(self) -> EngineSession:
+    def store(self) -> EngineSession:
         assert self.inner is not None
         return self.inner
 
     @property
     def id(self) -> int:
-        return self._store.id
+        return self.store.id
 
     @property
     def attach_number(self) -> int:
-        return self._store.attach_number
+        return self.store.attach_number
 
     def _operate(self, operation: Callable[[], Any]) -> asyncio.Future[Any]:
         if self._over is not None:
             raise self._over
-        answer = self.engine.operate(operation, self)
-        answer.add_done_callback(self.pending.pop)
-        return answer
+        return self.exchange.operate(operation, self._pending)
 
     def renew(self) -> None:
-        loop, message = self.engine.loop, partial(self._renew, self.engine.clock.now())
+        loop, message = self.exchange.loop, partial(self._renew, self._clock.now())
         if threading.get_ident() == self._thread:
-            self._way.there.send(message)
+            self.way.there.send(message)
         elif loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._way.there.send, message)
+            loop.call_soon_threadsafe(self.way.there.send, message)
 
     def _renew(self, sent: float) -> None:
-        self._asked.append((self.engine.inner.clock.now(), sent))
-        self._store.renew()
+        self._asked.append((self._engine.clock.now(), sent))
+        self.store.renew()
 
     async def close(self) -> None:
-        await self._leave(self._store.close)
+        await self._leave(self.store.close)
 
     async def detach(self) -> None:
-        await self._leave(self._store.detach)
+        await self._leave(self.store.detach)
 
     async def _leave(self, leave: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._over is None:
-            answer = self.engine.operate(leave)  # not pending: the session's end must not fail it
-            self.engine.sessions.pop(self, None)
+            answer = self.exchange.operate(leave)  # not pending: the session's end must not fail it
+            self._living.pop(self, None)
             await answer
 
     async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
-        create = self._store.create_semaphore
+        create = self.store.create_semaphore
         await self._operate(partial(create, name, limit, data, exist_ok=exist_ok))
 
     async def update_semaphore(self, name: str, data: bytes) -> None:
-        await self._operate(partial(self._store.update_semaphore, name, data))
+        await self._operate(partial(self.store.update_semaphore, name, data))
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
-        await self._operate(partial(self._store.delete_semaphore, name, force=force))
+        await self._operate(partial(self.store.delete_semaphore, name, force=force))
 
     async def describe_semaphore(
         self, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
-        describe = self._store.describe_semaphore
+        describe = self.store.describe_semaphore
         found: SemaphoreDescription = await self._operate(
             partial(describe, name, owners=owners, waiters=waiters)
         )
@@ -121,7 +134,7 @@ class FaultySession(SessionDefaults):
 
     def enqueue(
         self,
-        hold: int,
+        request_id: int,
         name: str,
         count: int,
         data: bytes,
@@ -129,25 +142,25 @@ class FaultySession(SessionDefaults):
         timeout: float | None,
         ephemeral: bool,
     ) -> Answer[Enqueued]:
-        enqueue = self._store.enqueue
+        enqueue = self.store.enqueue
         return self._operate(
-            partial(enqueue, hold, name, count, data, timeout=timeout, ephemeral=ephemeral)
+            partial(enqueue, request_id, name, count, data, timeout=timeout, ephemeral=ephemeral)
         )
 
     def alter(
         self,
-        hold: int,
+        request_id: int,
         *,
         count: int | None,
         data: bytes | None,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
         return self._operate(
-            partial(self._store.alter, hold, count=count, data=data, timeout=timeout)
+            partial(self.store.alter, request_id, count=count, data=data, timeout=timeout)
         )
 
-    def withdraw(self, hold: int) -> Answer[bool]:
-        return self._operate(partial(self._store.withdraw, hold))
+    def withdraw(self, request_id: int) -> Answer[bool]:
+        return self._operate(partial(self.store.withdraw, request_id))
 
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
@@ -156,31 +169,31 @@ class FaultySession(SessionDefaults):
         if self._over is not None:
             raise self._over
         watch = _Watch(self, changed)
-        self._way.there.send(partial(watch.begin, name, data, owners))
+        self.way.there.send(partial(watch.begin, name, data, owners))
         return watch.stop
 
     def contact(self, attached: bool) -> None:
         """Notify the program that the connection was dropped or re-established."""
-        if self._over is None and self in self.engine.sessions:
+        if self._over is None and self in self._living:
             if attached:
-                self._told.attached()
+                self._events.attached()
             else:
-                self._told.detached(out_of_reach())
+                self._events.detached(out_of_reach())
 
     def _end(self, error: SessionExpired) -> None:
         if self._over is not None:
             return
         self._over = error
-        self.engine.sessions.pop(self, None)
-        for answer in list(self.pending):
+        self._living.pop(self, None)
+        for answer in list(self._pending):
             settle(answer, None, error)
-        self._told.ended(error)
+        self._events.ended(error)
 
     # The store's end
 
     async def attach(self) -> EngineSession:
         self._attaching = asyncio.current_task()
-        inner = await self.engine.inner.attach(self.how, self)
+        inner = await self._engine.attach(self.how, self)
         if self._unwanted:
             await self._drop(inner)
         return inner
@@ -192,7 +205,7 @@ class FaultySession(SessionDefaults):
         if attaching is not None and not attaching.done():
             attaching.cancel()
         elif attaching is not None and not attaching.cancelled() and not attaching.exception():
-            self.engine.at_store(self._drop(attaching.result()))
+            self.exchange.at_store(self._drop(attaching.result()))
 
     async def _drop(self, inner: EngineSession) -> None:
         await (inner.detach() if self.how.session_id is not None else inner.close())
@@ -200,34 +213,34 @@ class FaultySession(SessionDefaults):
     def proven(self, at: float) -> None:
         while len(self._asked) > 1 and self._asked[1][0] <= at:
             self._asked.popleft()
-        self._way.back.send(partial(self._told.proven, self._asked[0][1]))
+        self.way.back.send(partial(self._events.proven, self._asked[0][1]))
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
-        self.engine.tell(partial(self._told.resumed, requests))
+        self.tell(partial(self._events.resumed, requests))
 
-    def granted(self, hold: int, order_id: int | None) -> None:
-        self._tell_granted(hold, order_id)
-        if self._way.repeats():
-            self._tell_granted(hold, order_id)
+    def granted(self, request_id: int, order_id: int | None) -> None:
+        self._report_granted(request_id, order_id)
+        if self.way.repeats():
+            self._report_granted(request_id, order_id)
 
-    def _tell_granted(self, hold: int, order_id: int | None) -> None:
-        self.engine.tell(partial(self._heard_granted, hold, order_id))
+    def _report_granted(self, request_id: int, order_id: int | None) -> None:
+        self.tell(partial(self._heard_granted, request_id, order_id))
 
-    def _heard_granted(self, hold: int, order_id: int | None) -> None:
+    def _heard_granted(self, request_id: int, order_id: int | None) -> None:
         if self._over is None:
-            self._told.granted(hold, order_id)
+            self._events.granted(request_id, order_id)
 
-    def removed(self, hold: int, why: Removal) -> None:
-        self.engine.tell(partial(self._told.removed, hold, why))
+    def removed(self, request_id: int, why: Removal) -> None:
+        self.tell(partial(self._events.removed, request_id, why))
 
     def detached(self, cause: BaseException | None = None) -> None:
-        self.engine.tell(partial(self._told.detached, cause))
+        self.tell(partial(self._events.detached, cause))
 
     def attached(self) -> None:
-        self.engine.tell(self._told.attached)
+        self.tell(self._events.attached)
 
     def ended(self, error: SessionExpired) -> None:
-        self.engine.tell(partial(self._end, error))
+        self.tell(partial(self._end, error))
 
 
 class _Watch:
@@ -242,7 +255,7 @@ class _Watch:
 
     def begin(self, name: str, data: bool, owners: bool) -> None:
         try:
-            self._stop_inner = self._session._store.watch(
+            self._stop_inner = self._session.store.watch(
                 name, data=data, owners=owners, changed=self._happened
             )
         except SessionExpired:
@@ -251,7 +264,7 @@ class _Watch:
     def _happened(self) -> None:
         if not self._on_its_way:
             self._on_its_way = True
-            self._session.engine.tell(self._tell)
+            self._session.tell(self._tell)
 
     def _tell(self) -> None:
         self._on_its_way = False
@@ -261,7 +274,7 @@ class _Watch:
     def stop(self) -> None:
         if not self._stopped:
             self._stopped = True
-            self._session._way.there.send(self._end)
+            self._session.way.there.send(self._end)
 
     def _end(self) -> None:
         if self._stop_inner is not None:

@@ -73,7 +73,7 @@ class Way:
         self.back = _Line(delay)
         self.repeats = repeats
         self.lost = False
-        self.told: Callable[[bool], None] = lambda _: None
+        self.changed: Callable[[bool], None] = lambda _: None
 
     def cut(self, *, there: bool = True, back: bool = True) -> None:
         """Stop all messages in one direction or both, without notifying the sessions."""
@@ -87,7 +87,7 @@ class Way:
         self.cut()
         if not self.lost:
             self.lost = True
-            self.told(False)
+            self.changed(False)
 
     def mend(self) -> None:
         """Deliver waiting and future messages again. Does nothing if the way is not broken."""
@@ -95,4 +95,4 @@ class Way:
         self.back.mend()
         if self.lost:
             self.lost = False
-            self.told(True)
+            self.changed(True)
