@@ -116,6 +116,20 @@ async def test_a_file_that_is_taken_away_ends_everything(
         os.rename(f"{path}.old", path)
 
 
+async def test_nothing_is_changed_in_a_file_that_was_found_missing(
+    url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(url) as engine:
+        one = await attached(engine)
+        # The latest operation has looked at the file just now, however late the monitor is.
+        monkeypatch.setattr("tenure.engines.sqlite.transaction._LOOK", 60.0)
+        os.rename(path, f"{path}.old")
+        await one.ended()
+        with pytest.raises(EngineError, match="was removed while in use"):
+            await engine.create_node("/new", NodeConfig(), exist_ok=False)
+        os.rename(f"{path}.old", path)
+
+
 async def test_a_sign_of_life_that_is_taken_away_proves_nothing(url: str, path: Path) -> None:
     async with opened(url) as engine, program(url) as other:
         one = await attached(engine, window=1)

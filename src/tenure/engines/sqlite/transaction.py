@@ -198,8 +198,8 @@ class Transaction:
             self._enter()
         self.now = now = self._clock.now()
         if not 0 <= now - self._looked < _LOOK:
-            self.check_in_place()
             self._looked = now
+            self.check_in_place()
         self.execute("BEGIN IMMEDIATE")
         if not self.ready:
             schema.create(self.connection, self._path)
@@ -239,6 +239,7 @@ class Transaction:
         except FileNotFoundError:
             status = None
         if status is None or (status.st_dev, status.st_ino) != self._identity:
+            self._looked = float("-inf")  # no transaction may rely on an earlier look
             raise EngineError(
                 f"{self._path} was {'removed' if status is None else 'replaced'} while in use: "
                 "what was held through it protects nothing any more; connect again"
