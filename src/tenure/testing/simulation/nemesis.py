@@ -10,22 +10,36 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tenure._client.internals import client_core
+from tenure.engines.contract import Engine, EngineSession
 from tenure.model import DEFAULT_NODE
 from tenure.testing.faults import Way, at_once
 from tenure.testing.history import Continued, Crashed, Paused, Revokes
 from tenure.testing.simulation.plan import Fault, FaultKind
-from tenure.testing.simulation.process import Incarnation, SimulatedProcess
-
-if TYPE_CHECKING:
-    from tenure.testing.simulation.world import World
+from tenure.testing.simulation.process import Incarnation, SimulatedProcess, Surroundings
+from tenure.testing.simulation.scheduler import ProcessLoop
 
 __all__ = ["Nemesis"]
 
 TRIALS, BETWEEN_TRIALS = 20, 0.2
 """Number of retries of a fault that finds no target, and the seconds between them."""
+
+
+class Targets(Surroundings, Protocol):
+    """Parts of a world that faults affect.
+
+    Attributes:
+        eye: a connection to the store without a session.
+        administrator: a session that no fault ends.
+        server: the store's loop.
+    """
+
+    processes: Sequence[SimulatedProcess]
+    eye: Engine
+    administrator: EngineSession
+    server: ProcessLoop
 
 
 class Nemesis:
@@ -36,7 +50,7 @@ class Nemesis:
         observers_way: the observer's way, which a restart of the store breaks too.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Targets) -> None:
         self.applied: Counter[FaultKind] = Counter()
         self._pending = 0  # faults to come, and ends of faults to come
         self.observers_way: Way

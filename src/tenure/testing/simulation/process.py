@@ -16,7 +16,7 @@ import contextlib
 from collections import deque
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tenure._client.client import Client
 from tenure._client.election import Leadership
@@ -24,6 +24,7 @@ from tenure._client.lease import Lease
 from tenure._client.once import Once
 from tenure._client.semaphore import Semaphore, Ticket
 from tenure._client.session import Session
+from tenure.engines.contract import Engine
 from tenure.errors import (
     AcquireTimeout,
     EngineError,
@@ -40,12 +41,9 @@ from tenure.testing.faults import Way
 from tenure.testing.history import Journal, Record, Request, Revokes
 from tenure.testing.history.journal import Primitive
 from tenure.testing.simulation.plan import LIMIT, ProcessPlan, Step
-from tenure.testing.simulation.scheduler import LocalClock, ProcessLoop
+from tenure.testing.simulation.scheduler import LocalClock, ProcessLoop, Scheduler
 
-if TYPE_CHECKING:
-    from tenure.testing.simulation.world import World
-
-__all__ = ["Incarnation", "SimulatedProcess"]
+__all__ = ["Incarnation", "MortalEngine", "SimulatedProcess", "Surroundings"]
 
 AnyLease = TypeVar("AnyLease", bound=Lease)
 
@@ -63,10 +61,52 @@ EXPECTED = (
 """Exceptions that a step may raise because of faults. Any other exception is a defect."""
 
 
+class MortalEngine(Engine, Protocol):
+    """Engine whose process can be killed."""
+
+    def die(self, *, noticed: bool) -> None:
+        """Stop, because the process was killed.
+
+        Args:
+            noticed: true if the store detects the death immediately.
+        """
+
+
+class Surroundings(Protocol):
+    """Services of a world for its processes.
+
+    Attributes:
+        records: the records of all processes, in true time.
+        stalled: the numbers of the processes whose loops will stall.
+    """
+
+    scheduler: Scheduler
+    records: list[Record]
+    stalled: set[int]
+
+    def reach(self, life: Incarnation) -> MortalEngine:
+        """Return the engine of a new incarnation, at the end of its way."""
+
+    def new_data(self) -> bytes:
+        """Return data that no call has had yet."""
+
+    def limit(self, name: str) -> int:
+        """Return the limit of a semaphore."""
+
+    def label_of(self, order_id: int) -> str:
+        """Return the label of a request; a new one if its program never learned the order id."""
+
+    def complain(self, who: str, what: str) -> None:
+        """Report an event that must not happen, whatever the faults are."""
+
+    def look_whether_done(self) -> None:
+        """End the history if all faults are over and all processes are done."""
+
+
 class SimulatedProcess:
     """One process of a plan, with all its incarnations."""
 
-    def __init__(self, world: World, number: int, plan: ProcessPlan) -> None:
+    def __init__(self, world: Surroundings, number: int, plan: ProcessPlan) -> None:
         self.world = world
         self.number = number
         self.plan = plan

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from tenure._client.client import Client
 from tenure.engines.contract import Attach, Engine, EngineSession
@@ -38,7 +38,7 @@ from tenure.testing.history import (
 from tenure.testing.recorder import Recorder
 from tenure.testing.simulation.nemesis import Nemesis
 from tenure.testing.simulation.plan import LIMIT, FaultKind, Plan
-from tenure.testing.simulation.process import Incarnation, SimulatedProcess
+from tenure.testing.simulation.process import Incarnation, MortalEngine, SimulatedProcess
 from tenure.testing.simulation.scheduler import LocalClock, OutOfTime, Scheduler
 
 __all__ = ["Outcome", "World", "run"]
@@ -75,17 +75,6 @@ class Outcome:
     length: float
 
 
-class MortalEngine(Engine, Protocol):
-    """Engine whose process can be killed."""
-
-    def die(self, *, noticed: bool) -> None:
-        """Stop, because the process was killed.
-
-        Args:
-            noticed: true if the store detects the death immediately.
-        """
-
-
 class World:
     """Everything in one simulated history.
 
@@ -107,10 +96,10 @@ class World:
         self.stalled = {fault.process for fault in plan.faults if fault.kind == "stall"}
         self.complaints: list[Violation] = []
         self._numbers = itertools.count(1)
-        self.eye = MemoryEngine(self.store, self.server.clock)
+        self.eye: Engine = MemoryEngine(self.store, self.server.clock)
         self.administrator: EngineSession
         self.observing: asyncio.Task[None]
-        self.processes = [
+        self.processes: Sequence[SimulatedProcess] = [
             SimulatedProcess(self, number, each) for number, each in enumerate(plan.processes)
         ]
         self.nemesis = Nemesis(self)
