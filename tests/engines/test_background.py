@@ -14,7 +14,7 @@ from tenure.engines.etcd.watching import Watching
 from tenure.engines.native.connection import Connection
 from tenure.engines.redis.engine import RedisEngine
 from tenure.engines.sqlite import monitor
-from tenure.server.hosted import Hosted
+from tenure.server.sessions.session import Hosted
 from tenure.testing.recorder import Recorder
 from tenure.testing.stage import Stage, Stores
 from tests.engines.stores import ETCD, MEMORY_IN_REAL_TIME, REDIS, SERVED_MEMORY, SQLITE

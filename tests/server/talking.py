@@ -21,7 +21,7 @@ from tenure.server.accept import Greeting
 from tenure.server.context import Anybody, Authenticator, Context
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
-from tenure.server.native_connection import NativeServerConnection
+from tenure.server.native.connection import NativeServerConnection
 from tenure.wire.frames import FrameReader, FrameWriter
 from tenure.wire.messages import (
     VERSION,

@@ -9,8 +9,8 @@ import pytest
 from tenure.engines import connect_engine
 from tenure.engines.contract import Attach, Engine
 from tenure.errors import InvalidArgument
-from tenure.server.context import Semaphores
 from tenure.server.limits import Count, LimitReached, Limits
+from tenure.server.semaphores import Semaphores
 from tenure.testing import VirtualClock
 
 

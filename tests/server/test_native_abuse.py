@@ -22,14 +22,15 @@ from msgspec import Struct
 
 from tenure.engines.memory import MemoryEngine
 from tenure.errors import AuthenticationFailed, EngineUnavailable
-from tenure.server import accept, native_stream
+from tenure.server import accept
 from tenure.server.admission import Source
 from tenure.server.auth import Identity, Peer
 from tenure.server.auth.authenticator import Anybody
 from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
-from tenure.server.native_connection import NativeServerConnection
+from tenure.server.native import stream as native_stream
+from tenure.server.native.connection import NativeServerConnection
 from tenure.server.tls import TlsFiles, server_context
 from tenure.testing import VirtualClock
 from tenure.testing.clock import run

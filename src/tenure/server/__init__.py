@@ -4,10 +4,11 @@ A server opens one store, through the engine's contract and nothing else, and of
 *listeners*, each one way in. It keeps no state that its store does not have, but for connections
 and for what it has said to them: two servers on one store can serve one session in turn.
 
-The parts: `app` (the server), `process` (what runs it), `settings` and `sources` (the settings and
-their origins), `examination` (their faults), `addresses`, `sockets`, `tls`, `auth`, `log` and
-`systemd` (what their names say); `limits` (what clients may make it hold), `context` (what all
-listeners share), `session_keys` (keys of sessions whose clients show none), `reads` (turns of
-costly reads), `listener` (what a listener is), `hosting` (sessions kept for remote holders),
-`native` (tenure's own protocol).
+Read in this order: `app` (the server), `process` (what runs it), `settings` and `sources` (the
+settings and their origins), `examination` (their faults), `addresses`, `sockets`, `tls`, `log` and
+`systemd` (what their names say); `limits` and `semaphores` (what clients may make it hold),
+`budget` and `reads` (turns on the event loop), `context` (what all listeners share), `accept` and
+`listener` (how connections come in). Then a folder for each protocol, `native`, `ydb` and
+`dflockd`, with `sessions` (those of the native protocol) and `auth` (identities, permissions and
+quotas).
 """

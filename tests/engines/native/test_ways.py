@@ -207,7 +207,7 @@ async def test_more_than_the_server_reads_at_a_time_waits_here() -> None:
 async def test_a_server_that_cannot_describe_one_semaphore_lists_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tenure.server.native_connection.FEATURES", frozenset())
+    monkeypatch.setattr("tenure.server.native.connection.FEATURES", frozenset())
     with served("memory://") as server:
         async with (
             tenure.connect(server.address) as client,

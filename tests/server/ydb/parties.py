@@ -14,8 +14,8 @@ from tenure.clock import SystemClock
 from tenure.engines import connect_engine
 from tenure.engines.contract import Attach, Engine, EngineSession
 from tenure.errors import TenureError
-from tenure.server.context import Semaphores
 from tenure.server.limits import Limits
+from tenure.server.semaphores import Semaphores
 from tenure.server.ydb.core import Conversation, Job
 from tenure.server.ydb.messages import Request, Status
 from tenure.server.ydb.requests import FOREVER

@@ -12,7 +12,7 @@ from tenure.server.auth import Authenticator
 from tenure.server.auth.identity import ANONYMOUS
 from tenure.server.dflockd.housekeeping import Deaf
 from tenure.server.native import NativeListener
-from tenure.server.session_keys import SessionKeys, check_new_key, check_shown_key
+from tenure.server.sessions.keys import SessionKeys, check_new_key, check_shown_key
 from tenure.server.ydb.messages import Request, Status
 from tenure.testing import VirtualClock
 from tenure.wire.messages import Attach, Failed

@@ -21,10 +21,10 @@ from tenure.engines.native import NativeEngine
 from tenure.engines.native.url import parse
 from tenure.server.accept import Door, Greeting
 from tenure.server.context import Anybody, Context
-from tenure.server.hosting import Hosting
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
-from tenure.server.native_connection import NativeServerConnection
+from tenure.server.native.connection import NativeServerConnection
+from tenure.server.sessions.registry import Hosting
 from tenure.testing.simulation.plan import Plan
 from tenure.testing.simulation.process import Incarnation
 from tenure.testing.simulation.world import World

@@ -6,7 +6,7 @@ the later one.
 
 A client without a key attaches its session by the id alone, as YDB has it. The id is listed, so
 this holds within one identity: the session is stored with a key of that identity
-(`tenure.server.session_keys`), which no other listener accepts.
+(`tenure.server.sessions.keys`), which no other listener accepts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tenure.engines.contract import Attach, EngineSession, SessionEvents
 from tenure.errors import AuthenticationFailed, InvalidArgument, SessionExpired, TenureError
 from tenure.identity import seen_from
 from tenure.server.limits import LimitReached
-from tenure.server.session_keys import check_new_key
+from tenure.server.sessions.keys import check_new_key
 from tenure.server.ydb.messages import Status, status_of
 from tenure.server.ydb.paths import normalized
 

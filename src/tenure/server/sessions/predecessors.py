@@ -12,7 +12,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from tenure.clock import Clock
-from tenure.server.hosted import UNKNOWN, Hosted
+from tenure.server.sessions.session import UNKNOWN, Hosted
 
 __all__ = ["Left", "Predecessors"]
 

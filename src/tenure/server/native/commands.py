@@ -1,7 +1,7 @@
 """Commands of the native protocol to the store as a whole, beside any session.
 
 Each is one call of the engine, and its answer is one message. Reads are in
-`tenure.server.native_reads`.
+`tenure.server.native.reads`.
 """
 
 from __future__ import annotations

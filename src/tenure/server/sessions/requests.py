@@ -10,7 +10,7 @@ from typing import Any
 from tenure.engines.contract import Enqueued, Removal
 from tenure.model import Recovered
 from tenure.server.auth.accounts import Account
-from tenure.server.context import Semaphores
+from tenure.server.semaphores import Semaphores
 from tenure.wire.messages import RemovalWord
 from tenure.wire.values import Found
 

@@ -43,11 +43,11 @@ from tenure.errors import (
     SessionExpired,
     TenureError,
 )
-from tenure.server.arriving import Arrival, Arriving
 from tenure.server.context import Context
-from tenure.server.hosted import Hosted, State
-from tenure.server.link import Switchboard
-from tenure.server.renewals import Renewals
+from tenure.server.sessions.connection import Switchboard
+from tenure.server.sessions.handoff import Arrival, Arriving
+from tenure.server.sessions.renewals import Renewals
+from tenure.server.sessions.session import Hosted, State
 from tenure.wire.errors import to_wire
 from tenure.wire.messages import Attach, Attached, Done, Ended, Failed
 

@@ -10,7 +10,7 @@ A program may be unknown here, since it was attached through another server or b
 Then its last contact is taken to be the instant before the store took the session away from it, and
 the takeover waits for the whole window. The store's own figure (`SessionDescription.silent_for`)
 may be out of date before the takeover, and afterwards it describes this attachment. The attach
-numbers show whether all former programs are known here (`tenure.server.predecessors`).
+numbers show whether all former programs are known here (`tenure.server.sessions.predecessors`).
 
 A cancelled arrival leaves nothing behind: a new session is not left, and one that was to be
 resumed is detached.
@@ -28,15 +28,15 @@ from tenure.core import rules
 from tenure.engines.contract import Attach as StoreAttach
 from tenure.errors import NodeNotFound, TenureError
 from tenure.model import Liveness
-from tenure.server.hosted import Hosted
-from tenure.server.link import Switchboard
-from tenure.server.predecessors import Predecessors
 from tenure.server.reads import session_by_id
-from tenure.server.session_keys import check_new_key, check_shown_key
+from tenure.server.sessions.connection import Switchboard
+from tenure.server.sessions.keys import check_new_key, check_shown_key
+from tenure.server.sessions.predecessors import Predecessors
+from tenure.server.sessions.session import Hosted
 from tenure.wire.messages import Attach
 
 if TYPE_CHECKING:
-    from tenure.server.hosting import Hosting
+    from tenure.server.sessions.registry import Hosting
 
 __all__ = ["Arrival", "Arriving"]
 

@@ -28,10 +28,10 @@ from tenure.server.accept import Door
 from tenure.server.addresses import Address, parse
 from tenure.server.auth import Verdict
 from tenure.server.context import Context
-from tenure.server.hosting import Hosting
 from tenure.server.limits import LimitReached
 from tenure.server.listener import end_in_slices
-from tenure.server.native_connection import NativeServerConnection
+from tenure.server.native.connection import NativeServerConnection
+from tenure.server.sessions.registry import Hosting
 from tenure.server.sockets import SocketFile, bind_ports
 from tenure.wire.errors import to_wire
 from tenure.wire.frames import FrameWriter

@@ -9,8 +9,8 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from tenure.server.auth.guard import GuardedEngine
     from tenure.server.auth.identity import Identity
-    from tenure.server.hosted import Hosted
     from tenure.server.reads import Reader
+    from tenure.server.sessions.session import Hosted
 
 __all__ = ["Link", "Switchboard"]
 

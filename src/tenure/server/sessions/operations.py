@@ -1,8 +1,8 @@
 """Operations on a hosted session: one function for each message of its holder.
 
 Each begins its operation within the call, so that the store gets everything in the order in which
-it came, and answers at once where the engine does. See `tenure.server.hosted` for what happens on
-cancel, disconnect and close.
+it came, and answers at once where the engine does. See `tenure.server.sessions.session` for what
+happens on cancel, disconnect and close.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from msgspec import Struct
 from tenure.engines.contract import Enqueued
 from tenure.errors import InvalidArgument, TenureError
 from tenure.model import UNCHANGED, SemaphoreDescription
-from tenure.server.describing import semaphore_info
-from tenure.server.hosted import Hosted
 from tenure.server.limits import Count, LimitReached
-from tenure.server.link import Link
-from tenure.server.native_reads import check_size, described
-from tenure.server.places import Request, error_of
 from tenure.server.reads import PRICE
+from tenure.server.sessions.connection import Link
+from tenure.server.sessions.describing import check_size, described, semaphore_info
+from tenure.server.sessions.requests import Request, error_of
+from tenure.server.sessions.session import Hosted
 from tenure.wire.messages import (
     Acknowledge,
     Alter,

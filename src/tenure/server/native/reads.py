@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from tenure.engines.contract import Engine
-from tenure.model import RequestDescription, SemaphoreDescription
-from tenure.server.describing import request_info, semaphore_info, session_info
-from tenure.server.limits import LimitReached
-from tenure.server.reads import SLICE, Reader, converted
+from tenure.model import SemaphoreDescription
+from tenure.server.reads import SLICE, Reader
+from tenure.server.sessions.describing import bytes_of, check_size, described, session_info
 from tenure.wire.messages import (
     Describe,
     DescribeNode,
@@ -30,29 +29,12 @@ from tenure.wire.messages import (
 )
 from tenure.wire.values import NodeInfo, SemaphoreInfo
 
-__all__ = ["READS", "check_size", "described"]
+__all__ = ["READS"]
 
 T = TypeVar("T")
 
 _SEMAPHORES = SLICE // 4  # of one slice; each takes several queries where a store has tables
 _PART = 256 * 1024  # bytes after which a list goes on in another message
-
-
-async def described(reader: Reader, semaphore: SemaphoreDescription) -> SemaphoreInfo:
-    """Return a semaphore's description for a message; a long queue takes several slices."""
-    owners, waiters = semaphore.owners, semaphore.waiters
-    if len(owners) + len(waiters) <= SLICE:
-        return semaphore_info(semaphore)
-    return SemaphoreInfo(
-        semaphore.name,
-        semaphore.data,
-        semaphore.limit,
-        semaphore.held,
-        semaphore.ephemeral,
-        await converted(reader, owners, request_info),
-        await converted(reader, waiters, request_info),
-        semaphore.waiting,
-    )
 
 
 async def _list_nodes(
@@ -165,32 +147,3 @@ def _parts(found: Sequence[T], size: Callable[[T], int]) -> Iterator[tuple[Seque
             start, taken = here, 0
         taken += size(each)
     yield found[start:], False
-
-
-def bytes_of(semaphore: SemaphoreDescription) -> int:
-    """About how many bytes a semaphore's description takes in a message."""
-    requests = (*semaphore.owners, *semaphore.waiters)
-    return 1200 + len(semaphore.data) + sum(map(_bytes_of_request, requests))
-
-
-def _bytes_of_request(request: RequestDescription) -> int:
-    return 100 + len(request.data) + len(request.session_description or "")
-
-
-def check_size(semaphore: SemaphoreDescription, node: str, most: int) -> int:
-    """About how many bytes a description takes.
-
-    Raises:
-        LimitReached: more than a message may have.
-    """
-    size = bytes_of(semaphore)
-    if size > most:
-        raise LimitReached(
-            f"the description of {semaphore.name!r} on {node} has about {size} bytes, and this "
-            f"server's limit output_bytes allows {most}; ask for its owners or its waiters alone, "
-            "or for neither",
-            "output_bytes",
-            node=node,
-            name=semaphore.name,
-        )
-    return size

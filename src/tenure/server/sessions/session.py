@@ -41,12 +41,12 @@ from msgspec import Struct
 from tenure.engines.contract import EngineSession, Enqueued, Place, Removal
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import Recovered
-from tenure.server.answers import Answers
 from tenure.server.auth.accounts import Account
 from tenure.server.limits import LimitReached
-from tenure.server.link import Link
-from tenure.server.places import Places, Request, error_of
-from tenure.server.renewals import NEVER, Renewals
+from tenure.server.sessions.answers import Answers
+from tenure.server.sessions.connection import Link
+from tenure.server.sessions.renewals import NEVER, Renewals
+from tenure.server.sessions.requests import Places, Request, error_of
 from tenure.wire.errors import to_wire
 from tenure.wire.messages import (
     GRANTED,
@@ -62,7 +62,7 @@ from tenure.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from tenure.server.hosting import Hosting
+    from tenure.server.sessions.registry import Hosting
 
 __all__ = ["UNKNOWN", "Hosted", "State"]
 

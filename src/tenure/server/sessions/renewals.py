@@ -11,7 +11,7 @@ from collections import deque
 
 from tenure.clock import Clock
 from tenure.engines.contract import EngineSession
-from tenure.server.link import Link
+from tenure.server.sessions.connection import Link
 from tenure.wire.messages import Proven, Unproven
 
 __all__ = ["NEVER", "Renewals"]

@@ -2,7 +2,7 @@
 
 Who owns what, and what happens:
 
-* The connection owns its stream (`tenure.server.native_stream`), its channels, and the tasks of
+* The connection owns its stream (`tenure.server.native.stream`), its channels, and the tasks of
   what it asked of the engine as a whole. Sessions it does not own: they belong to `Hosting`.
 * **Cancel.** A client cannot cancel what it has asked for. When the connection is lost, what it
   asked of the engine as a whole is cancelled, attaching too; what it asked of sessions goes on.
@@ -28,17 +28,17 @@ from tenure.errors import (
     Unsupported,
 )
 from tenure.server.accept import Greeting
-from tenure.server.arriving import Arrival
 from tenure.server.auth import ANONYMOUS, REFUSAL_DELAY, Verdict, peer_of
 from tenure.server.auth.guard import GuardedEngine
 from tenure.server.auth.peer import UNKNOWN_PEER
-from tenure.server.hosted import Hosted
 from tenure.server.limits import LimitReached
-from tenure.server.native_operations import COMMANDS, ask_audited
-from tenure.server.native_reads import READS
-from tenure.server.native_stream import HEARTBEAT, ConnectionStage, NativeServerStream, OutOfOrder
+from tenure.server.native.commands import COMMANDS, ask_audited
+from tenure.server.native.reads import READS
+from tenure.server.native.stream import HEARTBEAT, ConnectionStage, NativeServerStream, OutOfOrder
 from tenure.server.reads import PRICE, Reader, reader_of
-from tenure.server.session_operations import SESSION_HANDLERS
+from tenure.server.sessions.handoff import Arrival
+from tenure.server.sessions.operations import SESSION_HANDLERS
+from tenure.server.sessions.session import Hosted
 from tenure.wire.errors import to_wire
 from tenure.wire.messages import (
     FEATURES,

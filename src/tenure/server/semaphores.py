@@ -1,0 +1,223 @@
+"""Counts of the semaphores that a server's clients use, and of the requests for each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from tenure.engines.contract import Engine
+from tenure.errors import NodeNotFound
+from tenure.server.auth.accounts import Account
+from tenure.server.auth.guard import Guard
+from tenure.server.limits import Count, LimitReached, Limits
+from tenure.server.reads import Reader, Reads, pages_of_semaphores
+
+__all__ = ["Semaphores"]
+
+_RECOUNT_AFTER = 10.0  # seconds between two countings of the store's semaphores, at the least
+
+
+class _Queue:
+    __slots__ = ("account", "ephemeral", "length")
+
+    def __init__(self, ephemeral: bool, account: Account | None) -> None:
+        self.ephemeral = ephemeral
+        self.account = account  # that the semaphore counts for, if it is ephemeral
+        self.length = 0
+
+
+class Semaphores:
+    """The semaphores that this server knows of, and how many requests its sessions have for each.
+
+    An ephemeral semaphore counts while a session of this server has a request for it; a lasting
+    one since it was created here or counted in the store. Before one is refused the store is
+    counted anew, at most every ten seconds, for others may have deleted some.
+
+    A semaphore counts for the account whose client created it or had the first request for it. An
+    identity beside others gets its reserved share (`tenure.server.auth.accounts`) also when there
+    are as many as may be.
+
+    The first counting, before a client is let in, also tells the guard which nodes and which data
+    were there before.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        reads: Reads | None = None,
+        guard: Guard | None = None,
+    ) -> None:
+        self._engine = engine
+        self._guard = guard
+        self._reader = Reader(reads or Reads(), "this server")
+        self._changes: dict[tuple[str, str], bool] = {}  # since a counting began
+        self._most = limits.semaphores
+        self._queue_length = limits.queue_length
+        self._queues: dict[tuple[str, str], _Queue] = {}
+        self._ephemeral = 0
+        self._lasting: dict[tuple[str, str], Account | None] = {}
+        self._counted_at: float | None = None
+
+    @property
+    def taken(self) -> int:
+        """Number of semaphores, as far as this server knows."""
+        return self._ephemeral + len(self._lasting)
+
+    async def count_once(self) -> None:
+        """Count the lasting semaphores in the store, if they have not been counted yet."""
+        if self._counted_at is None:
+            await self.count()
+
+    async def count(self) -> None:
+        """Count the lasting semaphores in the store. What the engine raises passes through."""
+        first = self._counted_at is None and self._guard is not None
+        self._counted_at = self._engine.clock.now()
+        async with self._reader.lock:
+            self._changes.clear()
+            found: set[tuple[str, str]] = set()
+            for node in await self._engine.list_nodes():
+                with contextlib.suppress(NodeNotFound):  # dropped meanwhile
+                    found.update([(node, name) async for name in self._lasting_on(node, first)])
+            for each, created in self._changes.items():
+                if created:
+                    found.add(each)
+                else:
+                    found.discard(each)
+            for each in set(self._lasting) - found:
+                self._forget(each)
+            self._lasting.update((each, None) for each in found - set(self._lasting))
+
+    async def _lasting_on(self, node: str, first: bool) -> AsyncIterator[str]:
+        """Yield the names of a node's lasting semaphores.
+
+        Args:
+            first: the guard counts the node and the data.
+        """
+        guard = self._guard if first else None
+        if guard is not None:
+            guard.found_node(node)
+        async with aclosing(pages_of_semaphores(self._engine, node, self._reader)) as pages:
+            async for page in pages:
+                for each in page:
+                    if not each.ephemeral:
+                        if guard is not None:
+                            guard.found(node, each)
+                        yield each.name
+
+    async def create(self, node: str, name: str, account: Account | None = None) -> None:
+        """Check that a lasting semaphore may be created.
+
+        Nothing is counted yet: `created` does that.
+
+        Raises:
+            LimitReached: there are as many as may be, and this is not one of them.
+        """
+        if (node, name) in self._lasting:
+            return
+        try:
+            self._check(node, name, account)
+        except LimitReached:
+            counted_at = self._counted_at
+            if counted_at is None or self._engine.clock.now() >= counted_at + _RECOUNT_AFTER:
+                await self.count()
+            if (node, name) not in self._lasting:
+                self._check(node, name, account)
+
+    def created(self, node: str, name: str, account: Account | None = None) -> None:
+        """Count a lasting semaphore that has been created, or existed."""
+        if (node, name) not in self._lasting:
+            self._lasting[node, name] = account
+            if account is not None:
+                account.semaphores.take_anyway()
+        if self._reader.lock.locked():
+            self._changes[node, name] = True
+
+    def deleted(self, node: str, name: str) -> None:
+        """Stop counting a lasting semaphore that has been deleted."""
+        self._forget((node, name))
+        if self._reader.lock.locked():
+            self._changes[node, name] = False
+
+    def join(
+        self, node: str, name: str, *, ephemeral: bool, account: Account | None = None
+    ) -> None:
+        """Count a request that a session is about to make for this semaphore.
+
+        Raises:
+            LimitReached: the queue is as long as may be, or the semaphore would be one too many.
+        """
+        queue = self._queues.get((node, name))
+        if queue is None:
+            if ephemeral:
+                self._check(node, name, account)
+            self.rejoin(node, name, ephemeral=ephemeral, account=account)
+            return
+        if queue.length >= self._queue_length:
+            raise LimitReached(
+                f"{name!r} on {node} has as many requests through this server as its limit "
+                f"queue_length = {self._queue_length} allows; try again later",
+                "queue_length",
+                node=node,
+                name=name,
+            )
+        queue.length += 1
+
+    def rejoin(
+        self, node: str, name: str, *, ephemeral: bool, account: Account | None = None
+    ) -> None:
+        """Count a request for this semaphore that a session has already."""
+        queue = self._queues.get((node, name))
+        if queue is None:
+            self._queues[node, name] = queue = _Queue(ephemeral, account)
+            self._ephemeral += ephemeral
+            if ephemeral and account is not None:
+                account.semaphores.take_anyway()
+        queue.length += 1
+
+    def leave(self, node: str, name: str) -> None:
+        """Stop counting a request that was counted by `join` or `rejoin`."""
+        queue = self._queues[node, name]
+        queue.length -= 1
+        if not queue.length:
+            del self._queues[node, name]
+            self._ephemeral -= queue.ephemeral
+            if queue.ephemeral and queue.account is not None:
+                queue.account.semaphores.give_back()
+
+    def of(self, account: Account) -> AccountSemaphores:
+        """Return the object that counts the requests of one account's sessions."""
+        return AccountSemaphores(self, account)
+
+    def _check(self, node: str, name: str, account: Account | None) -> None:
+        """Raises `LimitReached` if there must not be another one for this account."""
+        if (account is None or account.semaphores.alone) and self.taken >= self._most:
+            raise self._reached(node, name)
+        if account is not None:
+            account.semaphores.check(node=node, name=name)
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        account = self._lasting.pop(key, None)
+        if account is not None:
+            account.semaphores.give_back()
+
+    def _reached(self, node: str, name: str) -> LimitReached:
+        return Count("semaphores", self._most).reached(node=node, name=name)
+
+
+class AccountSemaphores:
+    """`Semaphores.join`, `rejoin` and `leave` for one account."""
+
+    def __init__(self, semaphores: Semaphores, account: Account) -> None:
+        self._semaphores = semaphores
+        self._account = account
+
+    def join(self, node: str, name: str, *, ephemeral: bool) -> None:
+        self._semaphores.join(node, name, ephemeral=ephemeral, account=self._account)
+
+    def rejoin(self, node: str, name: str, *, ephemeral: bool) -> None:
+        self._semaphores.rejoin(node, name, ephemeral=ephemeral, account=self._account)
+
+    def leave(self, node: str, name: str) -> None:
+        self._semaphores.leave(node, name)
