@@ -170,11 +170,10 @@ class Keeper:
 
     def _keep_watch(self) -> None:
         while not self._closing:
-            sessions = list(self._sessions)
-            pause = self._watch_over(sessions) if sessions else IDLE
-            told = self._look.wait(pause)
+            idle = not self._sessions
+            woken = self._look.wait(self.watch_over())
             self._look.clear()
-            if not sessions and not told and self._may_end():
+            if idle and not woken and self._may_end():
                 return
 
     def _may_end(self) -> bool:
@@ -184,8 +183,12 @@ class Keeper:
             self._thread = None
             return True
 
-    def _watch_over(self, sessions: list[Kept]) -> float:
+    def watch_over(self) -> float:
         """Do what the loop should have done by now; returns the seconds until the next look."""
+        sessions = list(self._sessions)
+        return self._watch_over(sessions) if sessions else IDLE
+
+    def _watch_over(self, sessions: list[Kept]) -> float:
         now = self._clock.now()
         closed = self._loop.is_closed()
         stalled = now - self._last_turn

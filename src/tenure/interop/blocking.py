@@ -17,12 +17,11 @@ then; the block of lost permits raises `LockLost` at its end in any case.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
-from weakref import WeakSet
 
 from tenure.blocking.portal import Portal, as_it_is, the_portal
 from tenure.errors import Misuse, SessionClosed
@@ -33,67 +32,13 @@ from tenure.interop.effect.permits import LockLost
 from tenure.interop.effect.redis import RedisBacking
 from tenure.interop.endings import PATIENCE
 from tenure.interop.exclusive_lock import Event, Inspection
-from tenure.interop.redis_py import Redis
+from tenure.interop.program import Program
 
 __all__ = ["Connection", "DistributedSemaphore", "ExclusiveLock", "Permits", "Taking", "connect"]
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Permits | None")
 Twin: TypeAlias = "permits_twins.Permits | None"
-
-
-class _Program:
-    """Connection that the loop's thread serves, with the locks and semaphores used on it.
-
-    It refers weakly to locks and semaphores, held ones included.
-    """
-
-    def __init__(self, url: str, options: dict[str, Any]) -> None:
-        self.redis = Redis.from_url(url, **options)
-        self.locks = WeakSet[exclusive_lock_twins.ExclusiveLock]()
-        self.semaphores = WeakSet[semaphore_twins.DistributedSemaphore]()
-        self._holding: set[asyncio.Task[None]] = set()
-        self.closing: asyncio.Task[None] | None = None
-
-    def check_open(self) -> None:
-        """Raise `SessionClosed` unless the connection is open."""
-        if self.closing is not None:
-            raise SessionClosed("the connection to Redis has been closed")
-
-    def hold(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task that holds permits until the connection is closed, at the latest."""
-        task = asyncio.get_running_loop().create_task(work, name="tenure-holding-permits")
-        self._holding.add(task)
-        task.add_done_callback(self._held)
-        return task
-
-    def _held(self, task: asyncio.Task[None]) -> None:
-        self._holding.discard(task)
-        if not task.cancelled():
-            task.exception()  # raised at the end of the block that holds
-
-    async def aclose(self) -> None:
-        """Release what is held, and close the connection."""
-        if self.closing is None:
-            self.closing = asyncio.get_running_loop().create_task(self._close())
-        await asyncio.wait([self.closing])
-        self.closing.result()
-
-    async def _close(self) -> None:
-        try:
-            for task in self._holding:
-                task.cancel()
-            if self._holding:
-                await asyncio.wait(self._holding)
-            releases = [lock.release() for lock in self.locks]
-            failures = await asyncio.gather(*releases, return_exceptions=True)
-            for semaphore in list(self.semaphores):
-                await semaphore.aclose()
-        finally:
-            await self.redis.aclose()
-        for failure in failures:
-            if failure is not None:
-                raise failure
 
 
 def connect(url: str, **options: Any) -> Connection:
@@ -105,7 +50,7 @@ def connect(url: str, **options: Any) -> Connection:
     """
     portal = the_portal()
     portal.check_caller()
-    program = _Program(url, options)
+    program = Program(url, options)
     connection = Connection(portal, program)
     portal.serve(program)
     return connection
@@ -114,7 +59,7 @@ def connect(url: str, **options: Any) -> Connection:
 class Connection:
     """A connection to Redis; `connect` makes one. Any number of threads may use it at once."""
 
-    def __init__(self, portal: Portal, program: _Program) -> None:
+    def __init__(self, portal: Portal, program: Program) -> None:
         self._portal = portal
         self._program = program
 
@@ -158,7 +103,7 @@ class ExclusiveLock:
     """`tenure.interop.exclusive_lock.ExclusiveLock`, for threads."""
 
     def __init__(
-        self, portal: Portal, program: _Program, twin: exclusive_lock_twins.ExclusiveLock
+        self, portal: Portal, program: Program, twin: exclusive_lock_twins.ExclusiveLock
     ) -> None:
         self._portal = portal
         self._program = program
@@ -218,7 +163,7 @@ class DistributedSemaphore:
     """`tenure.interop.effect.DistributedSemaphore`, for threads."""
 
     def __init__(
-        self, portal: Portal, program: _Program, twin: semaphore_twins.DistributedSemaphore
+        self, portal: Portal, program: Program, twin: semaphore_twins.DistributedSemaphore
     ) -> None:
         self._portal = portal
         self._program = program
@@ -286,7 +231,7 @@ class Taking(Generic[P]):
     def __init__(
         self,
         portal: Portal,
-        program: _Program,
+        program: Program,
         twin: semaphore_twins.DistributedSemaphore,
         take: Callable[[], AbstractAsyncContextManager[Twin]],
         handle: Callable[[Twin], P],

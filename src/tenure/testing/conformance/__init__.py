@@ -49,6 +49,7 @@ from tenure.testing.conformance import (  # noqa: F401  each adds its behaviours
     requests,
     semaphores,
     sessions,
+    takeover,
     timeouts,
     watches,
 )

@@ -148,9 +148,7 @@ class Nemesis:
             return
         if self._scheduler.now >= until:
             return
-        keeper = core.keeper
-        sessions = list(keeper._sessions)
-        pause = keeper._watch_over(sessions) if sessions else 1.0
+        pause = core.keeper.watch_over()
         self._scheduler.call_at(self._scheduler.now + pause, self._keep, life, until)
 
     def _crash(self, fault: Fault) -> bool:

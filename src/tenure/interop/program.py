@@ -1,0 +1,69 @@
+"""Connection of threads to Redis, as the loop's thread serves it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+from weakref import WeakSet
+
+from tenure.errors import SessionClosed
+from tenure.interop import exclusive_lock as exclusive_lock_twins
+from tenure.interop.effect import semaphore as semaphore_twins
+from tenure.interop.redis_py import Redis
+
+__all__ = ["Program"]
+
+
+class Program:
+    """Connection that the loop's thread serves, with the locks and semaphores used on it.
+
+    It refers weakly to locks and semaphores, held ones included.
+    """
+
+    def __init__(self, url: str, options: dict[str, Any]) -> None:
+        self.redis = Redis.from_url(url, **options)
+        self.locks = WeakSet[exclusive_lock_twins.ExclusiveLock]()
+        self.semaphores = WeakSet[semaphore_twins.DistributedSemaphore]()
+        self._holding: set[asyncio.Task[None]] = set()
+        self.closing: asyncio.Task[None] | None = None
+
+    def check_open(self) -> None:
+        """Raise `SessionClosed` unless the connection is open."""
+        if self.closing is not None:
+            raise SessionClosed("the connection to Redis has been closed")
+
+    def hold(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task that holds permits until the connection is closed, at the latest."""
+        task = asyncio.get_running_loop().create_task(work, name="tenure-holding-permits")
+        self._holding.add(task)
+        task.add_done_callback(self._held)
+        return task
+
+    def _held(self, task: asyncio.Task[None]) -> None:
+        self._holding.discard(task)
+        if not task.cancelled():
+            task.exception()  # raised at the end of the block that holds
+
+    async def aclose(self) -> None:
+        """Release what is held, and close the connection."""
+        if self.closing is None:
+            self.closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.wait([self.closing])
+        self.closing.result()
+
+    async def _close(self) -> None:
+        try:
+            for task in self._holding:
+                task.cancel()
+            if self._holding:
+                await asyncio.wait(self._holding)
+            releases = [lock.release() for lock in self.locks]
+            failures = await asyncio.gather(*releases, return_exceptions=True)
+            for semaphore in list(self.semaphores):
+                await semaphore.aclose()
+        finally:
+            await self.redis.aclose()
+        for failure in failures:
+            if failure is not None:
+                raise failure
