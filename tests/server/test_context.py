@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import pytest
 
 from tenure.engines import connect_engine
 from tenure.engines.contract import Attach, Engine
-from tenure.errors import InvalidArgument
+from tenure.errors import EngineError, InvalidArgument
 from tenure.server.limits import Count, LimitReached, Limits
 from tenure.server.semaphores import Semaphores
 from tenure.testing import VirtualClock
@@ -113,9 +114,8 @@ async def test_lasting_semaphores_are_counted_in_the_store_before_one_is_refused
     semaphores = Semaphores(engine, Limits(semaphores=2))
 
     async def create(name: str) -> None:
-        await semaphores.create("/default", name)
-        await session.create_semaphore(name, 1, b"", exist_ok=True)
-        semaphores.created("/default", name)
+        async with semaphores.creating("/default", name):
+            await session.create_semaphore(name, 1, b"", exist_ok=True)
 
     await create("a")
     await create("b")
@@ -130,3 +130,54 @@ async def test_lasting_semaphores_are_counted_in_the_store_before_one_is_refused
     semaphores.deleted("/default", "c")
     await create("d")
     await engine.aclose()
+
+
+async def create(
+    semaphores: Semaphores, name: str, error: type[BaseException] | None = None
+) -> None:
+    """Create a semaphore in no store; that store fails with the error."""
+    async with semaphores.creating("/default", name):
+        if error is not None:
+            raise error("injected")
+
+
+async def test_a_semaphore_counts_from_before_its_creation_until_the_store_refuses_it() -> None:
+    semaphores = Semaphores(await store(VirtualClock()), Limits(semaphores=1))
+    with pytest.raises(InvalidArgument):
+        await create(semaphores, "a", InvalidArgument)
+    assert semaphores.taken == 0
+    async with semaphores.creating("/default", "a"):
+        assert semaphores.taken == 1
+        with pytest.raises(LimitReached, match="semaphores = 1"):
+            await create(semaphores, "b")
+    assert semaphores.taken == 1
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, EngineError])
+async def test_a_semaphore_that_may_exist_counts_until_the_store_is_counted_anew(
+    error: type[BaseException],
+) -> None:
+    semaphores = Semaphores(await store(VirtualClock()), Limits(semaphores=1))
+    with pytest.raises(error):
+        await create(semaphores, "a", error)
+    assert semaphores.taken == 1
+    await create(semaphores, "b")
+    assert semaphores.taken == 1, "the store does not have the first one"
+
+
+async def test_one_refused_creation_does_not_stop_another_one_from_counting() -> None:
+    semaphores = Semaphores(await store(VirtualClock()), Limits(semaphores=1))
+    async with semaphores.creating("/default", "a"):
+        with pytest.raises(InvalidArgument):
+            await create(semaphores, "a", InvalidArgument)
+        assert semaphores.taken == 1
+    with pytest.raises(InvalidArgument):
+        await create(semaphores, "a", InvalidArgument)
+    assert semaphores.taken == 1, "it was there before"
+
+
+async def test_a_counting_of_the_store_forgets_no_semaphore_that_is_being_created() -> None:
+    semaphores = Semaphores(await store(VirtualClock()), Limits())
+    async with semaphores.creating("/default", "a"):
+        await semaphores.count()
+        assert semaphores.taken == 1

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 
 from tenure.engines.contract import Engine
 from tenure.errors import NodeNotFound
 from tenure.server.auth.accounts import Account
-from tenure.server.auth.guard import Guard
+from tenure.server.auth.guard import REFUSALS, Guard
 from tenure.server.limits import Count, LimitReached, Limits
 from tenure.server.reads import Reader, Reads, pages_of_semaphores
 
@@ -58,6 +59,8 @@ class Semaphores:
         self._queues: dict[tuple[str, str], _Queue] = {}
         self._ephemeral = 0
         self._lasting: dict[tuple[str, str], Account | None] = {}
+        self._creating: Counter[tuple[str, str]] = Counter()  # attempts under way
+        self._unproven: set[tuple[str, str]] = set()  # of these: counted, and may not exist
         self._counted_at: float | None = None
 
     @property
@@ -85,7 +88,7 @@ class Semaphores:
                     found.add(each)
                 else:
                     found.discard(each)
-            for each in set(self._lasting) - found:
+            for each in set(self._lasting) - found - set(self._creating):
                 self._forget(each)
             self._lasting.update((each, None) for each in found - set(self._lasting))
 
@@ -106,16 +109,45 @@ class Semaphores:
                             guard.found(node, each)
                         yield each.name
 
-    async def create(self, node: str, name: str, account: Account | None = None) -> None:
-        """Check that a lasting semaphore may be created.
+    @asynccontextmanager
+    async def creating(
+        self, node: str, name: str, account: Account | None = None
+    ) -> AsyncIterator[None]:
+        """Count a lasting semaphore that the body creates.
 
-        Nothing is counted yet: `created` does that.
+        It counts before the store is asked, and no longer if the store refuses it. If the body is
+        cancelled, or fails without saying what the store did, the semaphore may exist: it counts
+        until the store is counted anew.
 
         Raises:
             LimitReached: there are as many as may be, and this is not one of them.
         """
-        if (node, name) in self._lasting:
-            return
+        key = node, name
+        if key not in self._lasting:
+            await self._make_room(node, name, account)
+        if key not in self._lasting:
+            self._count(key, account)
+            self._unproven.add(key)
+        self._creating[key] += 1
+        try:
+            yield
+        except REFUSALS:
+            raise
+        except BaseException:
+            self._prove(key, account)
+            raise
+        else:
+            self._prove(key, account)
+        finally:
+            self._creating[key] -= 1
+            if not self._creating[key]:
+                del self._creating[key]
+                if key in self._unproven:
+                    self._unproven.remove(key)
+                    self._forget(key)
+
+    async def _make_room(self, node: str, name: str, account: Account | None) -> None:
+        """Check that there may be another one; count the store anew before it is refused."""
         try:
             self._check(node, name, account)
         except LimitReached:
@@ -125,14 +157,18 @@ class Semaphores:
             if (node, name) not in self._lasting:
                 self._check(node, name, account)
 
-    def created(self, node: str, name: str, account: Account | None = None) -> None:
-        """Count a lasting semaphore that has been created, or existed."""
-        if (node, name) not in self._lasting:
-            self._lasting[node, name] = account
+    def _prove(self, key: tuple[str, str], account: Account | None) -> None:
+        """Count a lasting semaphore that exists, or may exist."""
+        self._unproven.discard(key)
+        self._count(key, account)
+        if self._reader.lock.locked():
+            self._changes[key] = True
+
+    def _count(self, key: tuple[str, str], account: Account | None) -> None:
+        if key not in self._lasting:
+            self._lasting[key] = account
             if account is not None:
                 account.semaphores.take_anyway()
-        if self._reader.lock.locked():
-            self._changes[node, name] = True
 
     def deleted(self, node: str, name: str) -> None:
         """Stop counting a lasting semaphore that has been deleted."""

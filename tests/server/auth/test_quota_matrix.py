@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from tenure.engines.contract import Engine, EngineSession
+from tenure.engines.memory.session import MemorySession
 from tenure.errors import TenureError
 from tenure.model import EPHEMERAL_LIMIT, NodeConfig
 from tenure.server.auth.quotas import Quotas
 from tenure.server.limits import Limits
-from tests.server.auth.several import attached, rights, several, token_of
+from tests.server.auth.several import Several, attached, rights, several, token_of
 
 QUOTA = 3
 """Of what is counted one by one, and as many times `SIZE` bytes."""
@@ -206,6 +207,66 @@ async def test_a_dflockd_client_is_refused_beyond_its_quota(
             assert all(each.startswith("error") for each in replies), replies
         async with server.lines("other") as other:
             assert (await other("l", "theirs", "1 10")).startswith("ok ")
+
+
+class CutOff:
+    """A store that creates semaphores, and whose answer never comes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.created, self.cancelled = asyncio.Event(), asyncio.Event()
+        create = MemorySession.create_semaphore
+
+        async def create_without_answer(*arguments: Any, **named: Any) -> None:
+            await create(*arguments, **named)
+            self.created.set()
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self.cancelled.set()
+
+        monkeypatch.setattr(MemorySession, "create_semaphore", create_without_answer)
+
+
+async def is_refused_another_semaphore(server: Several) -> None:
+    async with server.lines("some") as ask:
+        assert await ask("sl", "more", "1 2 10") == "error_max_locks"
+
+
+async def test_a_semaphore_whose_dflockd_client_is_cut_off_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with several({"some": rights(quotas=Quotas(semaphores=1))}) as server:
+        with monkeypatch.context() as patched:
+            store = CutOff(patched)
+            async with server.lines("some") as ask:
+                asking = asyncio.ensure_future(ask("sl", "a", "1 2 10"))
+                await store.created.wait()
+                asking.cancel()
+            await store.cancelled.wait()
+        await is_refused_another_semaphore(server)
+
+
+async def test_a_semaphore_whose_ydb_client_is_cut_off_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("ydb")
+    from tests.server.ydb import raw
+
+    async with (
+        several({"some": rights(quotas=Quotas(semaphores=1))}) as server,
+        raw.channel(f"127.0.0.1:{server.port('ydb')}") as over,
+    ):
+        ticket = [("x-ydb-auth-ticket", token_of("some"))]
+        client = await raw.stream(over, metadata=ticket)
+        await client.start()
+        with monkeypatch.context() as patched:
+            store = CutOff(patched)
+            asking = asyncio.ensure_future(client.create("a", 1))
+            await store.created.wait()
+            asking.cancel()
+            await client.call.cancel()
+            await store.cancelled.wait()
+        await is_refused_another_semaphore(server)
 
 
 async def test_a_quota_is_one_for_all_listeners_and_connections() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +24,7 @@ from tenure.server.limits import Limits
 from tenure.testing import VirtualClock
 from tenure.testing.clock import run
 from tenure.testing.faults import FaultyEngine, Way
-from tests.server.dflockd.talking import Client, play, serving
+from tests.server.dflockd.talking import SOON, Client, play, serving
 
 pytestmark = pytest.mark.usefixtures("loop_factory")
 
@@ -529,6 +530,39 @@ async def test_what_a_killed_server_left_for_nobody_is_deleted_in_its_time(
         await asyncio.sleep(70)
         assert await store.list_semaphores("/dflockd", owners=False, waiters=False) == []
         token_of(await Client(listener).asks("sl", "pool", "0 3"))
+    await store.aclose()
+
+
+async def test_a_semaphore_whose_client_is_cut_off_while_it_is_made_is_deleted_in_its_time(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, asked = MemorySession.create_semaphore, asyncio.Event()
+
+    async def create_without_answer(self: MemorySession, *arguments: Any, **named: Any) -> None:
+        if arguments[0] == "made":
+            await create(self, *arguments, **named)
+        asked.set()
+        await asyncio.get_running_loop().create_future()
+
+    store = MemoryEngine("cut off", clock)
+    await store.open()
+    async with serving(clock, engine=MemoryEngine("cut off", clock)) as listener:
+        with monkeypatch.context() as patched:
+            patched.setattr(MemorySession, "create_semaphore", create_without_answer)
+            for key in ("made", "not-made"):
+                client = Client(listener)
+                asked.clear()
+                client.ask("sl", key, "0 2")
+                await asked.wait()
+                client.abort()
+        await asyncio.sleep(SOON)
+        assert len(await store.list_semaphores("/dflockd", owners=False, waiters=False)) == 1
+        assert listener.context.counts.semaphores.taken == 2, "as far as the server knows"
+        await asyncio.sleep(70)
+        assert await store.list_semaphores("/dflockd", owners=False, waiters=False) == []
+        assert listener.context.counts.semaphores.taken == 0
+        for key in ("made", "not-made"):
+            token_of(await Client(listener).asks("sl", key, "0 2"))
     await store.aclose()
 
 

@@ -65,12 +65,12 @@ from tenure.server.limits import LimitReached, Limits
 if TYPE_CHECKING:
     from tenure.server.auth.identity import Identity
 
-__all__ = ["Guard", "GuardedEngine"]
+__all__ = ["REFUSALS", "Guard", "GuardedEngine"]
 
 _LOOK_AFTER = 10.0  # seconds between two looks at the store, and until a write has come to its end
 _MANY = 64  # writes without an answer that are not worth a look
 _MOST_READ = 1000  # semaphores that a look reads
-_REFUSALS = (
+REFUSALS = (
     InvalidArgument,
     Unsupported,
     NodeNotFound,
@@ -168,7 +168,7 @@ class Guard:
         try:
             await work()
         except BaseException as error:
-            if isinstance(error, _REFUSALS):
+            if isinstance(error, REFUSALS):
                 stored.refused(write)
             else:
                 stored.gave_up(write, self.now())
@@ -205,7 +205,7 @@ class Guard:
             account.nodes.give_back()
             if not exist_ok:
                 raise
-        except _REFUSALS:
+        except REFUSALS:
             account.nodes.give_back()
             raise
         except BaseException:

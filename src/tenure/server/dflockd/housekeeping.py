@@ -64,7 +64,7 @@ async def collect(locks: Locks, description: str) -> None:
                     key.used_at = locks.now()  # another client uses it
                     continue
                 except SemaphoreNotFound:
-                    pass
+                    locks.context.counts.semaphores.deleted(node, key.stored)
                 key.made = False
                 locks.keys.forget(key)
         finally:

@@ -11,6 +11,7 @@ import logging
 from tenure.engines.contract import EngineSession
 from tenure.errors import InvalidArgument
 from tenure.server.auth.accounts import Account
+from tenure.server.auth.guard import REFUSALS
 from tenure.server.context import Context
 from tenure.server.dflockd.claims import Key
 from tenure.server.dflockd.options import DflockdOptions
@@ -72,10 +73,10 @@ class KeyTable(dict[str, Key]):
         Returns:
             the reply if it cannot be; else nothing.
         """
-        node, name = self._node, key.stored
+        name = key.stored
         try:
-            await self._semaphores.create(node, name, account)
-            await session.create_semaphore(name, key.limit, mark, exist_ok=True)
+            async with self._semaphores.creating(self._node, name, account):
+                await session.create_semaphore(name, key.limit, mark, exist_ok=True)
         except LimitReached as error:
             self._context.log(logging.WARNING, "lock refused", limit=error.limit)
             self.forget(key)
@@ -83,6 +84,10 @@ class KeyTable(dict[str, Key]):
         except InvalidArgument:
             self.forget(key)  # it exists as a mutex, or with another limit
             return ERROR_LIMIT_MISMATCH
-        self._semaphores.created(node, name, account)
+        except REFUSALS:
+            raise
+        except BaseException:
+            key.made = True  # perhaps: then it is deleted in its time, else a request finds out
+            raise
         key.made = True
         return b""

@@ -191,11 +191,10 @@ def _when_done(session: Hosted, link: Link, rid: int, answer: asyncio.Future[Any
 async def _create(session: Hosted, message: CreateSemaphore) -> Struct:
     name = message.name
     _check_data(session, message.data, name)
-    await session.hosting.semaphores.create(session.node, name, session.account)
-    await session.store.create_semaphore(
-        name, message.limit, message.data, exist_ok=message.exist_ok
-    )
-    session.hosting.semaphores.created(session.node, name, session.account)
+    async with session.hosting.semaphores.creating(session.node, name, session.account):
+        await session.store.create_semaphore(
+            name, message.limit, message.data, exist_ok=message.exist_ok
+        )
     return Done(message.rid)
 
 

@@ -345,9 +345,8 @@ class SessionStream:
 
     async def _create(self, operation: CreateOperation, session: EngineSession) -> None:
         semaphores = self._context.counts.semaphores
-        await semaphores.create(self._node, operation.name, self.engine.account)
-        await operation.start(session)
-        semaphores.created(self._node, operation.name, self.engine.account)
+        async with semaphores.creating(self._node, operation.name, self.engine.account):
+            await operation.start(session)
 
     async def _delete(self, operation: DeleteOperation, session: EngineSession) -> None:
         if operation.force:
