@@ -18,7 +18,7 @@ ABREAST := $(if $(strip $(ARGS)),,-n 2)
 # The quick part of the tests: what a change to the core or the primitives breaks first, on the
 # engines that need no server.
 QUICK := $(addprefix tests/,core primitives blocking recipes wire testing engines/test_memory.py) \
-	$(addprefix tests/engines/test_conformance.py::,TestMemory TestSQLite) \
+	$(addprefix tests/engines/test_conformance.py::,TestMemory TestSqlite) \
 	$(wildcard tests/test_*.py)
 
 EXTRAS_demo := cli

@@ -20,8 +20,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -30,9 +28,7 @@ from typing import NamedTuple
 import pytest
 
 import tenure
-from tests.engines import stores
-from tests.engines.etcd.servers import a_prefix
-from tests.engines.redis.servers import a_namespace
+from tests.engines.stores import stores
 
 __all__ = ["Calls", "calls_of_lock", "main"]
 
@@ -42,14 +38,8 @@ WARM_UP = 5
 _PACKAGE = f"{Path(tenure.__file__).parent}/"
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 
-ENGINES: dict[str, Callable[[], AbstractContextManager[str]]] = {
-    "memory": stores.a_name_in_memory,
-    "sqlite": stores.a_file,
-    "redis": a_namespace,
-    "etcd": a_prefix,
-    "tenure": stores.a_server_on_memory,
-}
-"""Contexts that give the URL of a store, by its scheme."""
+ENGINES = ("memory", "sqlite", "redis", "etcd", "tenure")
+"""Those whose administrators and programs have the same URL."""
 
 
 class Calls(NamedTuple):
@@ -106,12 +96,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("engines", nargs="*", metavar="ENGINE", help=", ".join(ENGINES))
     parser.add_argument("--list", action="store_true", help="print each call")
     options = parser.parse_args(arguments)
-    if unknown := set(options.engines) - ENGINES.keys():
+    if unknown := set(options.engines) - {*ENGINES}:
         parser.error(f"unknown engine: {', '.join(sorted(unknown))}")
     print(f"{'engine':8}{'calls':>8}{'files':>8}{'switches':>10}")
     for engine in options.engines or ENGINES:
         try:
-            with ENGINES[engine]() as url:
+            with stores(engine).empty() as url:
                 calls = asyncio.run(calls_of_lock(url))
         except pytest.skip.Exception as missing:
             print(f"{engine:8}  not measured: {missing}")

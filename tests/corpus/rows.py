@@ -10,7 +10,8 @@ import pytest
 
 import tenure
 from tenure.testing.conformance import Stores
-from tests.corpus.subjects import SUBJECTS, Check, Subject
+from tests.corpus.subjects import SUBJECTS, Check
+from tests.engines.stores import Variant
 from tests.guarantees.vocabulary import INAPPLICABLE, Fault, Promise, guarantee
 
 __all__ = ["ROWS", "Plant", "Row", "does_nothing", "replacing", "row", "together"]
@@ -56,27 +57,27 @@ class Row:
         """Where the check is: path::name."""
         return f"{self.check.__module__.replace('.', '/')}.py::{self.name}"
 
-    def concerns(self, subject: Subject) -> bool:
+    def concerns(self, subject: Variant) -> bool:
         """Whether it is checked there."""
         return subject.engine not in self.not_on and subject.engine in (self.on or [subject.engine])
 
-    def plant_for(self, subject: Subject) -> Plant | None:
+    def plant_for(self, subject: Variant) -> Plant | None:
         """The defect there; ``None`` when nobody has made one for that engine yet."""
         for where in (subject.engine, subject.behind, ""):
             if where in self.plants:
                 return self.plants[where]
         return None
 
-    def marks_on(self, subject: Subject) -> list[pytest.MarkDecorator]:
+    def marks_on(self, subject: Variant) -> list[pytest.MarkDecorator]:
         """What it shows there."""
         if self.shows is None or (subject.name, self.shows[0]) in INAPPLICABLE:
             return []
         fault, promises = self.shows
         return [guarantee(fault, *promises, on=subject.name, place=self.place)]
 
-    def stores(self, subject: Subject) -> Stores:
+    def stores(self, subject: Variant) -> Stores:
         """Where it is checked."""
-        return subject.in_real_time if self.real_time else subject.stores
+        return subject.slow_stores if self.real_time else subject.stores
 
 
 ROWS: list[Row] = []

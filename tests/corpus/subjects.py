@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
@@ -19,18 +18,7 @@ from tenure.clock import Clock, SystemClock
 from tenure.engines import connect_engine
 from tenure.testing.clock import VirtualClock, VirtualLoop
 from tenure.testing.conformance import Stores
-from tests.engines.dflockd.behind import stores as behind_dflockd
-from tests.engines.stores import (
-    DURABLE_SQLITE,
-    ETCD,
-    MEMORY,
-    MEMORY_IN_REAL_TIME,
-    REDIS,
-    SERVED_MEMORY,
-    SQLITE,
-)
-from tests.engines.ydb.behind import in_memory, stores_of
-from tests.guarantees.vocabulary import Engine
+from tests.engines.stores import VARIANTS
 from tests.primitives.helpers import World
 from tests.server.network import Network
 
@@ -38,15 +26,11 @@ __all__ = [
     "SUBJECTS",
     "Check",
     "Scene",
-    "Subject",
     "SystemClockThatSteps",
     "run",
 ]
 
 T = TypeVar("T")
-
-DFLOCKD_ON_MEMORY = behind_dflockd()
-YDB_ON_MEMORY = stores_of(in_memory)
 
 PATIENCE = 30.0
 """Real seconds after which what a check waits for is taken not to come."""
@@ -74,37 +58,7 @@ class SystemClockThatSteps(SystemClock):
         self.suspended += seconds
 
 
-@dataclass(frozen=True)
-class Subject:
-    """An engine under one configuration.
-
-    Attributes:
-        name: as the documents have it.
-        engine: whose code it is; plants that lie within an engine are found by it.
-        stores: how to come by an empty store.
-        in_real_time: the same for checks that stall the loop in earnest.
-        behind: of a server, the engine of its store, in whose code plants are found as well.
-        like: another subject; a defect that is the same on both is planted there alone.
-    """
-
-    name: Engine
-    engine: str
-    stores: Stores
-    in_real_time: Stores
-    behind: str = ""
-    like: str = ""
-
-
-SUBJECTS = (
-    Subject("memory", "memory", MEMORY, MEMORY_IN_REAL_TIME),
-    Subject("sqlite", "sqlite", SQLITE, SQLITE),
-    Subject("sqlite-full", "sqlite", DURABLE_SQLITE, DURABLE_SQLITE),
-    Subject("redis", "redis", REDIS, REDIS),
-    Subject("etcd", "etcd", ETCD, ETCD),
-    Subject("dflockd", "dflockd", DFLOCKD_ON_MEMORY, DFLOCKD_ON_MEMORY, behind="memory"),
-    Subject("tenure", "native", SERVED_MEMORY, SERVED_MEMORY, behind="memory"),
-    Subject("ydb", "ydb", YDB_ON_MEMORY, YDB_ON_MEMORY, behind="memory", like="tenure"),
-)
+SUBJECTS = tuple(each for each in VARIANTS if each.title)
 
 
 class Scene(World):

@@ -9,7 +9,8 @@ import pytest
 from tests.corpus.document import DOCUMENT, ROWS, document
 from tests.corpus.pains import PAINS, Pain
 from tests.corpus.rows import Row
-from tests.corpus.subjects import SUBJECTS, Subject, run
+from tests.corpus.subjects import SUBJECTS, run
+from tests.engines.stores import Variant
 
 
 def everywhere() -> Iterator[object]:
@@ -29,14 +30,14 @@ def once_for_each_engine() -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("row", "subject"), list(everywhere()))
-def test_tenure_does_not_hurt_so(row: Row, subject: Subject) -> None:
+def test_tenure_does_not_hurt_so(row: Row, subject: Variant) -> None:
     run(row.check, row.stores(subject), planted=False)
 
 
 @pytest.mark.filterwarnings("ignore")  # what is broken on purpose may complain in any way
 @pytest.mark.parametrize(("row", "subject"), list(once_for_each_engine()))
 def test_the_defect_would_be_seen(
-    row: Row, subject: Subject, monkeypatch: pytest.MonkeyPatch
+    row: Row, subject: Variant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant = row.plant_for(subject)
     if plant is None:

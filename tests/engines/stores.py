@@ -1,29 +1,30 @@
-"""The engines of this repository, as the suites of `tenure.testing` get at them."""
+"""The engines of this repository and their variants: one table for all suites of tests.
+
+An engine that is added to `VARIANTS` is tested for conformance, compared with the reference in
+random histories, subject to the corpus of known defects, and has its part of the guarantee table.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from tempfile import TemporaryDirectory
 
 from tenure.testing.conformance import Stores
-from tests.engines.etcd.servers import a_prefix
-from tests.engines.redis.servers import a_namespace
-from tests.server.served import served
 
 __all__ = [
-    "DURABLE_SQLITE",
-    "ENGINES",
-    "ETCD",
+    "BY_NAME",
     "MEMORY",
     "MEMORY_IN_REAL_TIME",
-    "REDIS",
-    "REDIS_RESP2",
-    "SERVED_MEMORY",
-    "SERVED_SQLITE",
-    "SQLITE",
+    "VARIANTS",
+    "Histories",
+    "Variant",
+    "a_file",
+    "at_once",
+    "stores",
 ]
 
 _numbers = itertools.count(1)
@@ -46,36 +47,221 @@ def a_file_on_disk() -> Iterator[str]:
         yield f"{url}?durability=full"
 
 
-@contextmanager
-def a_server_on_memory() -> Iterator[str]:
-    with a_name_in_memory() as store, served(store) as server:
-        yield server.address
-
-
-@contextmanager
-def a_server_on_a_file() -> Iterator[str]:
-    with a_file() as store, served(store) as server:
-        yield server.address
-
-
 MEMORY = Stores(a_name_in_memory, virtual=True)
 MEMORY_IN_REAL_TIME = Stores(a_name_in_memory)
-SQLITE = Stores(a_file)
-DURABLE_SQLITE = Stores(a_file_on_disk)
-SERVED_MEMORY = Stores(a_server_on_memory)
-SERVED_SQLITE = Stores(a_server_on_a_file)
-REDIS = Stores(a_namespace)
-ETCD = Stores(a_prefix)
-REDIS_RESP2 = Stores(partial(a_namespace, "&protocol=2"))
 
-ENGINES = {
-    "memory": MEMORY_IN_REAL_TIME,
-    "sqlite": SQLITE,
-    "sqlite-full": DURABLE_SQLITE,
-    "redis": REDIS,
-    "redis-resp2": REDIS_RESP2,
-    "etcd": ETCD,
-    "tenure-memory": SERVED_MEMORY,
-    "tenure-sqlite": SERVED_SQLITE,
-}
-"""Engines and their variants in real time, for tests of what is the same on all of them."""
+
+# Servers are imported when their stores are needed: some need an extra.
+
+
+def _redis(options: str = "") -> Stores:
+    from tests.engines.redis.servers import a_namespace
+
+    return Stores(partial(a_namespace, options))
+
+
+def _etcd() -> Stores:
+    from tests.engines.etcd.servers import a_prefix
+
+    return Stores(a_prefix)
+
+
+def _served(store: Stores) -> Stores:
+    from tests.server.served import served
+
+    @contextmanager
+    def a_server() -> Iterator[str]:
+        with store.empty() as url, served(url) as server:
+            yield server.address
+
+    return Stores(a_server)
+
+
+def _dflockd() -> Stores:
+    from tests.engines.dflockd.behind import stores
+
+    return stores()
+
+
+def _ydb(store: Stores, options: str = "") -> Stores:
+    from tests.engines.ydb.behind import stores_of
+
+    return stores_of(store.empty, options)
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Random histories in which an engine is compared with the reference.
+
+    Attributes:
+        number: of the usual run.
+        quick: whether the engine is quick enough for long histories, which are shrunk.
+        make: the stores, if they are other ones.
+    """
+
+    number: int
+    quick: bool = True
+    make: Callable[[], Stores] | None = None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An engine under one configuration.
+
+    Attributes:
+        name: in the names of tests, and in marks.
+        engine: the folder of its code.
+        make: returns its stores.
+        title: in the guarantee table; empty for a variant that is like another one there.
+        inapplicable: the faults that cannot befall it, and why.
+        shows: the engine whose guarantees its conformance shows, if any.
+        behaviours: modules of the conformance suite to which it can make a difference; empty: all;
+            ``None``: its conformance has a test module of its own.
+        histories: how it is compared with the reference.
+        in_real_time: its stores for checks that stall a loop, if they are other ones.
+        behind: of a server, the engine of its store, whose code may have the defects as well.
+        like: a variant that has the same defects.
+    """
+
+    name: str
+    engine: str
+    make: Callable[[], Stores]
+    title: str = ""
+    inapplicable: Mapping[str, str] = field(default_factory=dict)
+    shows: str = ""
+    behaviours: frozenset[str] | None = frozenset()
+    histories: Histories | None = None
+    in_real_time: Stores | None = None
+    behind: str = ""
+    like: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name, as a part of a class name."""
+        return self.name.title().replace("-", "")
+
+    @cached_property
+    def stores(self) -> Stores:
+        """The stores, in virtual time where that is possible."""
+        return self.make()
+
+    @property
+    def slow_stores(self) -> Stores:
+        """The stores, in real time."""
+        return self.in_real_time or self.stores
+
+
+_ONE_PROCESS = "all who take part are in that process, and so is the store"
+_GONE = "the store is gone with its last user, and with it everything that could have been kept"
+_ONE_HOST = {"clocks drift": "all who take part are on one host, and have one clock"}
+
+VARIANTS = (
+    Variant(
+        "memory",
+        "memory",
+        lambda: MEMORY,
+        title="`memory://`",
+        inapplicable={
+            "killed": _ONE_PROCESS,
+            "stopped": _ONE_PROCESS,
+            "stuck peer": _ONE_PROCESS,
+            "disk full": "it writes nothing",
+            "restarted": _GONE,
+            "power cut": _GONE,
+            "clocks drift": _ONE_PROCESS,
+        },
+        shows="memory",
+        histories=Histories(30),
+        in_real_time=MEMORY_IN_REAL_TIME,
+    ),
+    Variant(
+        "sqlite",
+        "sqlite",
+        lambda: Stores(a_file),
+        title="`sqlite://`",
+        inapplicable=_ONE_HOST,
+        shows="sqlite",
+        histories=Histories(60),
+    ),
+    Variant(
+        "sqlite-full",
+        "sqlite",
+        lambda: Stores(a_file_on_disk),
+        title="`sqlite://`, `durability=full`",
+        inapplicable=_ONE_HOST,
+        shows="sqlite-full",
+        histories=Histories(30),
+    ),
+    Variant("redis", "redis", _redis, "`redis://`", shows="redis", histories=Histories(25)),
+    Variant(  # pushes on a second connection: only the order of answers and pushes is another one
+        "redis-resp2",
+        "redis",
+        lambda: _redis("&protocol=2"),
+        behaviours=frozenset({"queue", "requests", "timeouts", "watches"}),
+        histories=Histories(10),
+    ),
+    Variant("etcd", "etcd", _etcd, "`etcd://`", shows="etcd", histories=Histories(10, quick=False)),
+    Variant(  # its conformance tests say themselves what can be seen through its protocol
+        "dflockd",
+        "dflockd",
+        _dflockd,
+        title="`dflockd://`",
+        inapplicable={
+            "disk full": "a dflockd server writes nothing; of tenure's see its store",
+            "administrator": "dflockd's protocol has no words for that",
+            "taken over": "its sessions cannot be resumed",
+        },
+        behaviours=None,
+        behind="memory",
+    ),
+    Variant(
+        "tenure",
+        "native",
+        lambda: _served(MEMORY_IN_REAL_TIME),
+        title="`tenure://`: the server, over its native protocol",
+        histories=Histories(20),
+        behind="memory",
+    ),
+    Variant(
+        "tenure-sqlite",
+        "native",
+        lambda: _served(stores("sqlite")),
+        shows="tenure",
+        histories=Histories(20),
+    ),
+    Variant(
+        "ydb",
+        "ydb",
+        lambda: _ydb(MEMORY_IN_REAL_TIME),
+        title="`ydb://`: the server, over YDB's API",
+        inapplicable={
+            "taken over": "no session can be resumed: the API does not tell when the former "
+            "program has learned of it",
+        },
+        shows="ydb",
+        histories=Histories(6, False, lambda: _ydb(MEMORY_IN_REAL_TIME, "?siblings=1000")),
+        behind="memory",
+        like="tenure",
+    ),
+    Variant(  # a store that answers later can change the order of answers and pushes alone
+        "ydb-sqlite",
+        "ydb",
+        lambda: _ydb(stores("sqlite")),
+        behaviours=frozenset({"ending", "queue", "requests", "timeouts"}),
+        histories=Histories(6, False, lambda: _ydb(stores("sqlite"), "?siblings=1000")),
+    ),
+)
+
+BY_NAME = {each.name: each for each in VARIANTS}
+
+
+def stores(name: str) -> Stores:
+    """The stores of a variant, in real time."""
+    return BY_NAME[name].slow_stores
+
+
+def at_once() -> dict[str, Stores]:
+    """The stores of all variants that administrators reach by the URL alone, in real time."""
+    return {
+        each.name: each.slow_stores for each in VARIANTS if each.engine not in {"dflockd", "ydb"}
+    }

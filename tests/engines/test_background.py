@@ -17,7 +17,7 @@ from tenure.engines.sqlite import monitor
 from tenure.server.sessions.session import Hosted
 from tenure.testing.recorder import Recorder
 from tenure.testing.stage import Stage, Stores
-from tests.engines.stores import ETCD, MEMORY_IN_REAL_TIME, REDIS, SERVED_MEMORY, SQLITE
+from tests.engines.stores import MEMORY_IN_REAL_TIME, stores
 from tests.injection import (
     Injector,
     Scene,
@@ -30,8 +30,8 @@ from tests.injection import (
 
 ENGINES = [
     pytest.param("engines/memory", MEMORY_IN_REAL_TIME, 1, id="memory"),
-    pytest.param("engines/sqlite", SQLITE, 5, id="sqlite"),
-    pytest.param("engines/redis", REDIS, 1, id="redis"),
+    pytest.param("engines/sqlite", stores("sqlite"), 5, id="sqlite"),
+    pytest.param("engines/redis", stores("redis"), 1, id="redis"),
 ]
 
 
@@ -60,11 +60,11 @@ async def test_a_waiter_is_granted_wherever_a_step_fails(
 # Steps of engines that are tasks: each fails once, before it does anything
 
 STEPS = [
-    pytest.param(ETCD, Waiting, "place", id="etcd: looking at a queue"),
-    pytest.param(ETCD, Watching, "_hear", id="etcd: reading the stream of watches"),
-    pytest.param(REDIS, RedisEngine, "_deliver_own", id="redis: delivering"),
+    pytest.param(stores("etcd"), Waiting, "place", id="etcd: looking at a queue"),
+    pytest.param(stores("etcd"), Watching, "_hear", id="etcd: reading the stream of watches"),
+    pytest.param(stores("redis"), RedisEngine, "_deliver_own", id="redis: delivering"),
     pytest.param(MEMORY_IN_REAL_TIME, Recorder, "granted", id="memory: delivering"),
-    pytest.param(SERVED_MEMORY, Hosted, "_see_placed", id="tenure: delivering in the server"),
+    pytest.param(stores("tenure"), Hosted, "_see_placed", id="tenure: delivering in the server"),
 ]
 
 
@@ -97,8 +97,8 @@ async def test_a_waiter_is_granted_after_a_task_has_failed(
 async def test_a_connection_that_cannot_be_looked_after_is_replaced(
     error: type[Exception], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with SERVED_MEMORY.empty() as url:
-        async with Stage(SERVED_MEMORY, url, SystemClock()) as stage:
+    with stores("tenure").empty() as url:
+        async with Stage(stores("tenure"), url, SystemClock()) as stage:
             holder, waiter = await stage.programs(2)
             held = await holder.lock("x")
             raised = failing_once(monkeypatch, Connection, "_beat", error)

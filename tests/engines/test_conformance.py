@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from tenure.testing.conformance import conformance_tests
-from tests.engines.stores import DURABLE_SQLITE, MEMORY, SERVED_MEMORY, SERVED_SQLITE, SQLITE
+from tenure.testing.conformance import BEHAVIOURS, Conformance, conformance_tests
+from tests.engines.stores import VARIANTS, Variant
 from tests.guarantees.conformance import conformance_of
 
-TestMemory = conformance_of("memory", MEMORY)
-TestSQLite = conformance_of("sqlite", SQLITE)
-TestDurableSQLite = conformance_of("sqlite-full", DURABLE_SQLITE)
-TestServedMemory = conformance_tests(SERVED_MEMORY)
-TestServedSQLite = conformance_of("tenure", SERVED_SQLITE)
+
+def _suite(variant: Variant, modules: frozenset[str]) -> type[Conformance]:
+    if variant.shows:
+        suite = conformance_of(variant.shows, variant.stores)
+    else:
+        suite = conformance_tests(variant.stores)
+    for behaviour in BEHAVIOURS.values():
+        if modules and behaviour.play.__module__.rpartition(".")[2] not in modules:
+            setattr(suite, f"test_{behaviour.name}", None)
+    return suite
+
+
+for _each in VARIANTS:
+    if _each.behaviours is not None:
+        globals()[f"Test{_each.label}"] = _suite(_each, _each.behaviours)

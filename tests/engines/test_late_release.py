@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tenure
-from tests.engines.stores import ENGINES
+from tests.engines.stores import at_once
 from tests.engines.ydb.behind import Server, in_a_file, in_memory
 
 Urls = tuple[str, str]
@@ -42,7 +42,7 @@ def _ydb(empty: Callable[[], AbstractContextManager[str]]) -> Callable[[], Any]:
 
 
 _STORES = {
-    **{name: _same(stores.empty) for name, stores in ENGINES.items()},
+    **{name: _same(stores.empty) for name, stores in at_once().items()},
     "ydb-memory": _ydb(in_memory),
     "ydb-sqlite": _ydb(in_a_file),
 }

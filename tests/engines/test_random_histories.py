@@ -3,50 +3,38 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tenure.testing.random_histories import histories
-from tests.engines.stores import DURABLE_SQLITE, MEMORY, SERVED_MEMORY, SERVED_SQLITE, SQLITE
+from tests.engines.stores import MEMORY, MEMORY_IN_REAL_TIME, VARIANTS, Histories, Variant
 from tests.guarantees import guarantee
 
 MORE = int(os.environ.get("HISTORIES", "1"))
 """How many times as many histories as usual; to let a machine search overnight."""
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+IN_REAL_TIME = [Phase.explicit, Phase.reuse, Phase.generate]  # shrinking would take an hour
 
-TestMemoryAndItself = histories(MEMORY, MEMORY).TestCase
-TestMemoryAndItself.settings = settings(
-    max_examples=30 * MORE, stateful_step_count=40, deadline=None, suppress_health_check=SLOW
-)
 
-TestMemoryAndSQLite = histories(MEMORY, SQLITE).TestCase
-TestMemoryAndSQLite.settings = settings(
-    max_examples=60 * MORE, stateful_step_count=40, deadline=None, suppress_health_check=SLOW
-)
+def _compared(variant: Variant, how: Histories) -> Any:
+    reference = MEMORY if how.quick else MEMORY_IN_REAL_TIME
+    case: Any = histories(
+        reference, how.make() if how.make is not None else variant.stores
+    ).TestCase
+    case.settings = settings(
+        max_examples=how.number * MORE,
+        stateful_step_count=40 if how.quick else 30,
+        deadline=None,
+        phases=tuple(Phase) if how.quick else IN_REAL_TIME,
+        suppress_health_check=SLOW,
+    )
+    if variant.title and variant.engine != "memory":
+        case.pytestmark = [guarantee("none", "one owner", "in order", on=variant.name)]
+    return case
 
-TestMemoryAndSQLite.pytestmark = [  # type: ignore[attr-defined]  # pytest looks there
-    guarantee("none", "one owner", "in order", on="sqlite")
-]
 
-TestMemoryAndDurableSQLite = histories(MEMORY, DURABLE_SQLITE).TestCase
-TestMemoryAndDurableSQLite.settings = settings(
-    max_examples=30 * MORE, stateful_step_count=40, deadline=None, suppress_health_check=SLOW
-)
-TestMemoryAndDurableSQLite.pytestmark = [  # type: ignore[attr-defined]  # pytest looks there
-    guarantee("none", "one owner", "in order", on="sqlite-full")
-]
-
-TestMemoryAndServedMemory = histories(MEMORY, SERVED_MEMORY).TestCase
-TestMemoryAndServedMemory.settings = settings(
-    max_examples=20 * MORE, stateful_step_count=40, deadline=None, suppress_health_check=SLOW
-)
-
-TestMemoryAndServedMemory.pytestmark = [  # type: ignore[attr-defined]  # pytest looks there
-    guarantee("none", "one owner", "in order", on="tenure")
-]
-
-TestMemoryAndServedSQLite = histories(MEMORY, SERVED_SQLITE).TestCase
-TestMemoryAndServedSQLite.settings = settings(
-    max_examples=20 * MORE, stateful_step_count=40, deadline=None, suppress_health_check=SLOW
-)
+for _each in VARIANTS:
+    if _each.histories is not None:
+        globals()[f"TestMemoryAnd{_each.label}"] = _compared(_each, _each.histories)

@@ -10,7 +10,7 @@ import tenure
 from tenure import blocking
 from tenure.clock import SystemClock
 from tenure.testing.conformance import Stores
-from tests.engines.stores import ENGINES
+from tests.engines.stores import at_once
 
 
 class Skewed(SystemClock):
@@ -21,7 +21,7 @@ class Skewed(SystemClock):
         return SystemClock.wall() + 3600.0
 
 
-@pytest.mark.parametrize("stores", ENGINES.values(), ids=ENGINES)
+@pytest.mark.parametrize("stores", at_once().values(), ids=at_once())
 async def test_programs_that_start_one_after_the_other_run_a_job_once(stores: Stores) -> None:
     with stores.empty() as url:
         ran = 0
@@ -44,7 +44,7 @@ async def test_programs_that_start_one_after_the_other_run_a_job_once(stores: St
 
 @pytest.mark.parametrize("engine", ["redis", "tenure-sqlite"])
 async def test_the_clock_that_counts_is_the_store_s(engine: str) -> None:
-    with ENGINES[engine].empty() as url:
+    with at_once()[engine].empty() as url:
         here, ahead = tenure.connect(url), tenure.connect(url, clock=Skewed())
         async with here, ahead:
             assert here.capabilities.store_time
@@ -58,7 +58,7 @@ async def test_the_clock_that_counts_is_the_store_s(engine: str) -> None:
 
 
 async def test_where_a_store_has_no_clock_the_caller_s_counts() -> None:
-    with ENGINES["etcd"].empty() as url:
+    with at_once()["etcd"].empty() as url:
         async with tenure.connect(url) as here, tenure.connect(url, clock=Skewed()) as ahead:
             assert not here.capabilities.store_time
             async with here.once("job", per=7200) as run:
@@ -69,7 +69,7 @@ async def test_where_a_store_has_no_clock_the_caller_s_counts() -> None:
 
 
 def test_threads_run_a_job_once() -> None:
-    with ENGINES["sqlite"].empty() as url, closing(blocking.connect(url)) as client:
+    with at_once()["sqlite"].empty() as url, closing(blocking.connect(url)) as client:
         ran = 0
         for _ in range(3):
             if run := client.once("job", per=60):

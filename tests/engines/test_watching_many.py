@@ -25,8 +25,7 @@ from tenure.engines.sqlite import news
 from tenure.engines.ydb import watches
 from tenure.testing.conformance import Stores
 from tenure.testing.recorder import Recorder
-from tests.engines.stores import ETCD, MEMORY_IN_REAL_TIME, REDIS, SQLITE
-from tests.engines.ydb.behind import in_memory, stores_of
+from tests.engines.stores import MEMORY_IN_REAL_TIME, stores
 
 FEW, MANY = 150, 300
 KEEP_WATCHES = {
@@ -35,11 +34,11 @@ KEEP_WATCHES = {
 
 ENGINES = [
     pytest.param(MEMORY_IN_REAL_TIME, node.Watch, id="memory"),
-    pytest.param(SQLITE, news.SqliteWatch, id="sqlite"),
-    pytest.param(REDIS, redis._LocalWatch, id="redis"),
-    pytest.param(ETCD, watch_cache.CacheWatcher, id="etcd"),
+    pytest.param(stores("sqlite"), news.SqliteWatch, id="sqlite"),
+    pytest.param(stores("redis"), redis._LocalWatch, id="redis"),
+    pytest.param(stores("etcd"), watch_cache.CacheWatcher, id="etcd"),
 ]
-YDB = pytest.param(stores_of(in_memory), watches._Listener, id="ydb")
+YDB = pytest.param(stores("ydb"), watches._Listener, id="ydb")
 
 on_engines = pytest.mark.parametrize(("store", "watch"), [*ENGINES, YDB])
 on_engines_with_long_queues = pytest.mark.parametrize(("store", "watch"), ENGINES)

@@ -15,14 +15,15 @@ import pytest
 
 import tenure
 from tenure.fencing import Fence
-from tests.corpus.subjects import SUBJECTS, Check, Scene, Subject, run
+from tests.corpus.subjects import SUBJECTS, Check, Scene, run
+from tests.engines.stores import Variant
 from tests.guarantees.vocabulary import INAPPLICABLE, Fault, Promise, broken, guarantee
 from tests.primitives.helpers import is_held
 
 
 def on_each_engine(
     fault: Fault, *promises: Promise, does_not_hold: bool = False, real_time: bool = False
-) -> Callable[[Check], Callable[[Subject], None]]:
+) -> Callable[[Check], Callable[[Variant], None]]:
     """Make a test of a check, run on every engine that the fault concerns."""
     mark = broken if does_not_hold else guarantee
     subjects = [
@@ -31,10 +32,10 @@ def on_each_engine(
         if (each.name, fault) not in INAPPLICABLE
     ]
 
-    def make(check: Check) -> Callable[[Subject], None]:
+    def make(check: Check) -> Callable[[Variant], None]:
         @pytest.mark.parametrize("subject", subjects)
-        def test(subject: Subject) -> None:
-            run(check, subject.in_real_time if real_time else subject.stores, planted=False)
+        def test(subject: Variant) -> None:
+            run(check, subject.slow_stores if real_time else subject.stores, planted=False)
 
         return test
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, cast, get_args
 
 import pytest
+
+from tests.engines.stores import VARIANTS
 
 __all__ = [
     "CONCERNS",
@@ -30,28 +32,14 @@ __all__ = [
     "guarantee",
 ]
 
-Engine: TypeAlias = Literal[
-    "memory", "sqlite", "sqlite-full", "redis", "etcd", "dflockd", "tenure", "ydb", "simulated"
-]
-MEMORY: Engine = "memory"
-SQLITE: Engine = "sqlite"
-DURABLE_SQLITE: Engine = "sqlite-full"
-REDIS: Engine = "redis"
-ETCD: Engine = "etcd"
-DFLOCKD: Engine = "dflockd"
-SERVED: Engine = "tenure"
-YDB: Engine = "ydb"
-SIMULATED: Engine = "simulated"
+Engine: TypeAlias = str
+"""The name of a variant that has a title, or "simulated"."""
+
+MEMORY, SQLITE, DURABLE_SQLITE, REDIS, ETCD = "memory", "sqlite", "sqlite-full", "redis", "etcd"
+DFLOCKD, SERVED, YDB, SIMULATED = "dflockd", "tenure", "ydb", "simulated"
 
 ENGINES: dict[Engine, str] = {
-    MEMORY: "`memory://`",
-    SQLITE: "`sqlite://`",
-    DURABLE_SQLITE: "`sqlite://`, `durability=full`",
-    REDIS: "`redis://`",
-    ETCD: "`etcd://`",
-    DFLOCKD: "`dflockd://`",
-    SERVED: "`tenure://`: the server, over its native protocol",
-    YDB: "`ydb://`: the server, over YDB's API",
+    **{each.name: each.title for each in VARIANTS if each.title},
     SIMULATED: "Simulated: drifting clocks, a bad network, and `memory://` behind it",
 }
 
@@ -143,31 +131,18 @@ CONCERNS: dict[Fault, tuple[Promise, ...]] = {
 }
 """What a fault could break. The rest of its line is left blank."""
 
-_ONE_PROCESS = "all who take part are in that process, and so is the store"
-_GONE = "the store is gone with its last user, and with it everything that could have been kept"
 _NO_DISK = "a simulated machine has no disk, and its processes do not fork"
-_ONE_HOST = "all who take part are on one host, and have one clock"
 
 INAPPLICABLE: dict[tuple[Engine, Fault], str] = {
-    (MEMORY, "killed"): _ONE_PROCESS,
-    (MEMORY, "stopped"): _ONE_PROCESS,
-    (MEMORY, "stuck peer"): _ONE_PROCESS,
-    (MEMORY, "disk full"): "it writes nothing",
-    (MEMORY, "restarted"): _GONE,
-    (MEMORY, "power cut"): _GONE,
-    (MEMORY, "clocks drift"): _ONE_PROCESS,
-    (SQLITE, "clocks drift"): _ONE_HOST,
-    (DURABLE_SQLITE, "clocks drift"): _ONE_HOST,
-    (YDB, "taken over"): "no session can be resumed: the API does not tell when the former program "
-    "has learned of it",
-    (DFLOCKD, "disk full"): "a dflockd server writes nothing; of tenure's see its store",
-    (DFLOCKD, "administrator"): "dflockd's protocol has no words for that",
-    (DFLOCKD, "taken over"): "its sessions cannot be resumed",
-    (SIMULATED, "stuck peer"): _NO_DISK,
-    (SIMULATED, "disk full"): _NO_DISK,
-    (SIMULATED, "restarted"): _NO_DISK,
-    (SIMULATED, "power cut"): _NO_DISK,
-    (SIMULATED, "fork"): _NO_DISK,
+    **{
+        (each.name, cast("Fault", fault)): why
+        for each in VARIANTS
+        for fault, why in each.inapplicable.items()
+    },
+    **{
+        (SIMULATED, fault): _NO_DISK
+        for fault in ("stuck peer", "disk full", "restarted", "power cut", "fork")
+    },
 }
 """What cannot be asked of an engine, and why."""
 
@@ -216,6 +191,7 @@ def _mark(
     for promise in promises:
         assert promise in CONCERNS[fault], f"{promise!r} is not at stake in {fault!r}"
     for engine in engines:
+        assert engine in ENGINES, engine
         assert (engine, fault) not in INAPPLICABLE, f"{fault!r} is said not to concern {engine}"
     claims = [Claim(engine, fault, promise, holds) for engine in engines for promise in promises]
     return pytest.mark.guarantee(claims=claims, place=place)
@@ -223,4 +199,4 @@ def _mark(
 
 assert tuple(FAULTS) == get_args(Fault) == tuple(CONCERNS)
 assert tuple(PROMISES) == get_args(Promise)
-assert tuple(ENGINES) == get_args(Engine)
+assert {fault for _, fault in INAPPLICABLE} <= {*FAULTS}

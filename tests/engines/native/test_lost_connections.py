@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import pytest
@@ -20,13 +19,12 @@ from tenure.testing.program import Program, answer_of, raises
 from tenure.testing.recorder import Attached, Detached, Recorder
 from tenure.testing.stage import Stage
 from tests.engines.native.cable import Cable, on_a_cable
-from tests.engines.stores import SERVED_MEMORY, SERVED_SQLITE
+from tests.engines.stores import stores
 
 
-@pytest.fixture(params=[SERVED_MEMORY.empty, SERVED_SQLITE.empty], ids=["memory", "sqlite"])
+@pytest.fixture(params=["tenure", "tenure-sqlite"])
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    store: Callable[[], AbstractContextManager[str]] = request.param
-    with store() as url:
+    with stores(request.param).empty() as url:
         yield url
 
 
