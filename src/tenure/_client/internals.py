@@ -6,17 +6,21 @@ the sync wrappers, gets it here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tenure._client.client import Client
     from tenure._client.client_core import ClientCore
+    from tenure._client.election import Election
     from tenure._client.lease import Lease
+    from tenure._client.mutex import Mutex
     from tenure._client.request import Request
+    from tenure._client.semaphore import Semaphore, Ticket
     from tenure._client.session import Session
     from tenure._client.session_core import SessionCore
+    from tenure._client.source import SessionSource
 
-__all__ = ["client_core", "request_of", "session_core"]
+__all__ = ["client_core", "lease_of", "request_of", "session_core", "source_of"]
 
 
 def client_core(client: Client) -> ClientCore:
@@ -32,3 +36,14 @@ def session_core(session: Session) -> SessionCore:
 def request_of(lease: Lease) -> Request:
     """Return the request of a lease."""
     return lease._request
+
+
+def source_of(primitive: Mutex | Semaphore | Election) -> SessionSource:
+    """Return the source of a primitive's session."""
+    return primitive._source
+
+
+def lease_of(ticket: Ticket[Any]) -> Lease:
+    """Return the lease that a ticket waits for."""
+    lease: Lease = ticket._lease
+    return lease

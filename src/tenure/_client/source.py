@@ -17,6 +17,9 @@ class SessionSource(Protocol):
     def node(self) -> str: ...
 
     @property
+    def recovery_window(self) -> float: ...
+
+    @property
     def contact(self) -> Contact: ...
 
     def ready(self) -> SessionCore | None:

@@ -121,17 +121,21 @@ async def _until(
     gone: asyncio.Future[None], watching: Watch[tenure.SemaphoreDescription]
 ) -> AsyncIterator[tenure.SemaphoreDescription]:
     """Yield the watched states until our output has no reader."""
-    gone.add_done_callback(lambda _: _wake(watching))
-    async for described in watching:
+    closing = asyncio.create_task(_close_after(gone, watching))
+    try:
+        async for described in watching:
+            if gone.done():
+                raise BrokenPipeError
+            yield described
         if gone.done():
             raise BrokenPipeError
-        yield described
-    if gone.done():
-        raise BrokenPipeError
+    finally:
+        closing.cancel()
 
 
-def _wake(watching: Watch[Any]) -> None:
-    watching._close()  # what `aclose` does; a callback cannot await
+async def _close_after(gone: asyncio.Future[None], watching: Watch[Any]) -> None:
+    await asyncio.wait([gone])
+    await watching.aclose()
 
 
 @contextmanager

@@ -27,17 +27,21 @@ _Hearer: TypeAlias = "Callable[[asyncio.Future[Any]], object]"
 
 
 class Prompt(asyncio.Future[T]):
-    """A future of an answer, for `when_answered`."""
+    """A future of an answer, for `when_answered`.
 
-    __slots__ = ("_hearers",)  # a dictionary would take as long to make as the rest
+    Attributes:
+        hearers: called with it, once, when the answer is there.
+    """
+
+    __slots__ = ("hearers",)  # a dictionary would take as long to make as the rest
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         _init(self, loop=loop)
-        self._hearers: tuple[_Hearer, ...] = ()
+        self.hearers: tuple[_Hearer, ...] = ()
 
     def set_result(self, result: T) -> None:
         _set_result(self, result)
-        for each in self._hearers:
+        for each in self.hearers:
             each(self)
 
     def set_exception(self, error: type | BaseException) -> None:
@@ -51,13 +55,13 @@ class Prompt(asyncio.Future[T]):
         return cancelled
 
     def _tell_later(self) -> None:
-        for each in self._hearers:
+        for each in self.hearers:
             self.get_loop().call_soon(each, self)
 
 
 def when_answered(answer: asyncio.Future[T], hearer: Callable[[asyncio.Future[T]], object]) -> None:
     """Have `hearer` called when an answer is there: at once, where the engine can do that."""
     if isinstance(answer, Prompt) and not answer.done():
-        answer._hearers += (hearer,)
+        answer.hearers += (hearer,)
     else:
         answer.add_done_callback(hearer)

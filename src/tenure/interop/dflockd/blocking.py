@@ -28,7 +28,7 @@ T = TypeVar("T")
 class _Program:
     """Registration with the loop's thread while a lock is held or waited for."""
 
-    def __init__(self, twin: twins.Holder) -> None:
+    def __init__(self, twin: twins.LockOrSemaphore) -> None:
         self._twin = twin
         self.closing: asyncio.Task[None] | None = None
 
@@ -43,7 +43,7 @@ class _Program:
 class _Holder:
     """Base of the lock and the semaphore."""
 
-    def __init__(self, twin: twins.Holder) -> None:
+    def __init__(self, twin: twins.LockOrSemaphore) -> None:
         self._twin = twin
         self._portal: Portal = the_portal()
         self._program: _Program | None = None

@@ -32,7 +32,7 @@ OnLockLost: TypeAlias = Callable[[str, str], object]
 _log = logging.getLogger("tenure")
 
 
-class Holder:
+class LockOrSemaphore:
     """Base of the lock and the semaphore: one holder of one key."""
 
     def __init__(
@@ -269,7 +269,7 @@ class Holder:
             await client.aclose()
 
 
-class DistributedLock(Holder):
+class DistributedLock(LockOrSemaphore):
     """A lock on dflockd servers.
 
     ``async with DistributedLock("nightly", servers=[("lock.example", 6388)]):`` holds it for the
@@ -286,7 +286,7 @@ class DistributedLock(Holder):
         super().__init__(key, 1, on_lock_lost, options)
 
 
-class DistributedSemaphore(Holder):
+class DistributedSemaphore(LockOrSemaphore):
     """One slot of a semaphore on dflockd servers; see `DistributedLock`.
 
     Args:

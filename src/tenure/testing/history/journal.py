@@ -25,6 +25,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tenure._client.election import Election
+from tenure._client.internals import lease_of, source_of
 from tenure._client.mutex import Mutex
 from tenure._client.semaphore import Semaphore, Ticket
 from tenure.clock import SystemClock
@@ -140,7 +141,7 @@ class Journal:
             limit = EPHEMERAL_LIMIT
         elif limit is None:
             raise Misuse(f"tell the journal the limit of semaphore {twin.name!r}", name=twin.name)
-        source = twin._source
+        source = source_of(twin)
         request = Request(self, self.label() if label is None else label, source)
         self._open[request.label] = request
         self.record(
@@ -295,7 +296,7 @@ class Journal:
         if ticket is None:
             yield None
             return
-        count = ticket._lease.count
+        count = lease_of(ticket).count
         with self.asks(primitive, count, limit=limit, recovers=recovers) as request:
             async with ticket:
                 with self._place(request, ticket) as place:
@@ -328,7 +329,7 @@ class Journal:
         """
         twin: Any = getattr(semaphore, "_wrapped", semaphore)
         label = self.label()
-        node, name = twin._source.node, twin.name
+        node, name = source_of(twin).node, twin.name
         self.record(Called(self.now(), self.process, label, node, name, op, argument))
         call = DataCall()
         outcome: Outcome = "unknown"
@@ -377,7 +378,7 @@ class Journal:
             value: the data, the owners' order ids, or ``None`` if there is no such semaphore.
         """
         twin: Any = getattr(primitive, "_wrapped", primitive)
-        node, name = twin._source.node, twin.name
+        node, name = source_of(twin).node, twin.name
         self.record(Observed(self.now(), self.process, observer, node, name, value))
 
 
