@@ -21,6 +21,7 @@ from tenure._client import blocks
 from tenure._client.client import Client
 from tenure._client.request import Request
 from tenure.engines import connect_engine
+from tenure.engines.contract import Withdrawn
 from tenure.engines.native.connection import Connection
 from tenure.engines.native.session import NativeSession
 from tenure.engines.native.watches import Watches
@@ -176,7 +177,9 @@ async def what_a_cancelled_command_is_answered_on_a_slow_wire_is_nobody_elses(sc
             proxy.delay = 0.0
 
 
-def _insist(request: Request, answer: asyncio.Future[bool], error: BaseException | None) -> None:
+def _insist(
+    request: Request, answer: asyncio.Future[Withdrawn], error: BaseException | None
+) -> None:
     if request.session.why is not None:
         raise request.session.error() from error
     answer.result()

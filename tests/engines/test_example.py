@@ -19,7 +19,7 @@ import pytest
 from folder_engine import store as folder_store
 
 from tenure.clock import SystemClock
-from tenure.engines.contract import Attach, Enqueued, Place
+from tenure.engines.contract import Attach, Enqueued, Place, Withdrawn
 from tenure.errors import InvalidArgument
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT
 from tenure.testing.conformance import Stores, conformance_tests
@@ -72,7 +72,7 @@ def test_what_is_asked_during_an_outage_is_done_in_order_when_it_is_over(tmp_pat
         assert "cannot be used" in str(engine.trouble())
         (tmp_path / "store/lock").rmdir()
         done = [await each for each in answers if isinstance(each, asyncio.Future)]
-        assert done == [Enqueued(Place.GRANTED, done[0][1]), True]
+        assert done == [Enqueued(Place.GRANTED, done[0][1]), Withdrawn.LEFT]
         await heard.wait_for(lambda it: "Attached()" in map(str, it.said), "the end of the outage")
         assert engine.trouble() is None
         await engine.aclose()

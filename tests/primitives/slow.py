@@ -27,6 +27,7 @@ from tenure.engines.contract import (
     Removal,
     SessionDefaults,
     SessionEvents,
+    Withdrawn,
 )
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import (
@@ -326,7 +327,7 @@ class SlowSession(SessionDefaults):
             "alter", lambda: self._store.alter(hold, count=count, data=data, timeout=timeout)
         )
 
-    def withdraw(self, hold: int) -> Answer[bool]:
+    def withdraw(self, hold: int) -> Answer[Withdrawn]:
         return self.engine.operate("withdraw", lambda: self._store.withdraw(hold))
 
     def watch(

@@ -14,7 +14,7 @@ from tenure._client.client import Client, connect
 from tenure._client.runs import SUFFIX, RunLease
 from tenure._client.session import Session
 from tenure.core.periods import RunRecord, encode
-from tenure.engines.contract import Answer
+from tenure.engines.contract import Answer, Withdrawn
 from tenure.errors import (
     AcquireTimeout,
     EngineError,
@@ -378,7 +378,7 @@ async def test_a_caller_that_is_cancelled_while_the_release_fails_is_cancelled(
         session = engine.sessions[0]
         withdraw, failures = session.withdraw, [EngineError("the disk is full")]
 
-        def fail_once(hold: int) -> Answer[bool]:
+        def fail_once(hold: int) -> Answer[Withdrawn]:
             if failures:
                 raise failures.pop()
             return withdraw(hold)

@@ -9,7 +9,7 @@ import pytest
 
 from tenure._client.client import Client
 from tenure._client.semaphore import Semaphore
-from tenure.engines.contract import Answer
+from tenure.engines.contract import Answer, Withdrawn
 from tenure.errors import EngineError, EngineUnavailable, InvalidArgument, LeaseLost, LeaseReleased
 from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World, turns
@@ -241,7 +241,7 @@ async def test_a_slot_whose_release_fails_does_not_keep_the_lease(
         session = engine.sessions[0]
         withdraw, failures = session.withdraw, [OSError(24, "Too many open files")]
 
-        def fail_once(hold: int) -> Answer[bool]:
+        def fail_once(hold: int) -> Answer[Withdrawn]:
             if failures:
                 raise failures.pop()
             return withdraw(hold)

@@ -32,6 +32,7 @@ from tenure.engines.contract import (
     Removal,
     SessionDefaults,
     SessionEvents,
+    Withdrawn,
 )
 from tenure.engines.memory import describe
 from tenure.model import UNCHANGED, Unchanged
@@ -347,11 +348,12 @@ class FolderSession(SessionDefaults):
             lambda store, now: store.alter(self._find(store), hold, count, data, now, timeout)
         )
 
-    def withdraw(self, hold: int) -> Answer[bool]:
-        def withdraw(store: Store, now: float) -> bool:
+    def withdraw(self, hold: int) -> Answer[Withdrawn]:
+        def withdraw(store: Store, now: float) -> Withdrawn:
             session = self._find(store)
             session.sink = [each for each in session.sink if each[:2] != ["granted", hold]]
-            return store.withdraw(session, hold, now)
+            was_there = store.withdraw(session, hold, now)
+            return Withdrawn.LEFT if was_there else Withdrawn.MISSING
 
         return self._do(withdraw)
 

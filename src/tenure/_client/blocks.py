@@ -11,12 +11,15 @@ import asyncio
 from tenure._client.request import Request
 from tenure._client.request_states import HELD
 from tenure._client.scope import note_failure
+from tenure.engines.contract import Withdrawn
 from tenure.errors import LeaseLost, SessionExpired
 
 __all__ = ["begin_to_leave", "note_loss", "see_out"]
 
 
-def begin_to_leave(request: Request, error: BaseException | None) -> asyncio.Future[bool] | None:
+def begin_to_leave(
+    request: Request, error: BaseException | None
+) -> asyncio.Future[Withdrawn] | None:
     """Give back the request unless it is lost; returns the answer to wait for."""
     if isinstance(error, GeneratorExit):
         request.session.client.soon(request.give_up)  # from any thread
@@ -32,7 +35,7 @@ def begin_to_leave(request: Request, error: BaseException | None) -> asyncio.Fut
 
 
 async def see_out(
-    request: Request, answer: asyncio.Future[bool], error: BaseException | None
+    request: Request, answer: asyncio.Future[Withdrawn], error: BaseException | None
 ) -> None:
     """Wait for the answer, and report a failure of the store.
 
@@ -42,7 +45,9 @@ async def see_out(
     _report(request, answer, error)
 
 
-def _report(request: Request, answer: asyncio.Future[bool], error: BaseException | None) -> None:
+def _report(
+    request: Request, answer: asyncio.Future[Withdrawn], error: BaseException | None
+) -> None:
     if request.session.why is None:
         failure = answer.exception()
         if failure is not None:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Protocol
 
-from tenure.engines.contract import Answer
+from tenure.engines.contract import Answer, Withdrawn
 from tenure.errors import SessionExpired
 
 __all__ = ["ReleaseRetries"]
@@ -35,7 +35,7 @@ class Withdrawable(Protocol):
     @property
     def loss(self) -> Exception | None: ...
 
-    def left(self, *, was_there: bool) -> None: ...
+    def left(self, withdrawn: Withdrawn) -> None: ...
 
     def withdrawal_failed(self, error: BaseException) -> None: ...
 
@@ -52,7 +52,7 @@ class ReleaseRetries:
 
     def __init__(
         self,
-        withdraw: Callable[[int], Answer[bool]],
+        withdraw: Callable[[int], Answer[Withdrawn]],
         run: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
     ) -> None:
         self._withdraw = withdraw
@@ -78,7 +78,7 @@ class ReleaseRetries:
                 answer = self._withdraw(request.id)
                 if isinstance(answer, asyncio.Future):
                     answer = await answer
-                request.left(was_there=answer)
+                request.left(answer)
                 if request.loss is not None:
                     request.log_loss()
             except SessionExpired as error:

@@ -36,7 +36,7 @@ from tenure._client.request_states import (
     WITHDRAWN,
 )
 from tenure._client.scope import Scope, note_failure
-from tenure.engines.contract import Enqueued, Place, Removal, when_answered
+from tenure.engines.contract import Enqueued, Place, Removal, Withdrawn, when_answered
 from tenure.errors import (
     InvalidArgument,
     LeaseLost,
@@ -167,7 +167,7 @@ class Request:
         if self.loss is not None:
             raise self.why_not_held()
 
-    async def answered_by_store(self, answer: asyncio.Future[bool]) -> None:
+    async def answered_by_store(self, answer: asyncio.Future[Withdrawn]) -> None:
         """Wait until a withdrawal is answered, or the session's end has made that needless.
 
         If the store ended the session, its answer says whether the withdrawal came before. An
@@ -179,7 +179,7 @@ class Request:
             # An answer that has arrived already is noticed in the next turn.
             await asyncio.wait([answer], timeout=session.contact.answer_timeout)
 
-    def give_up(self) -> asyncio.Future[bool] | None:
+    def give_up(self) -> asyncio.Future[Withdrawn] | None:
         """Begin to leave the queue.
 
         Returns:
@@ -285,14 +285,14 @@ class Request:
             self.lose(how, None)
             self.announce_loss()
 
-    def await_withdrawal(self, answer: asyncio.Future[bool]) -> None:
+    def await_withdrawal(self, answer: asyncio.Future[Withdrawn]) -> None:
         """Process the answer to a withdrawal that was sent, as an owner or a waiter."""
         when_answered(answer, self._withdrawn)
 
-    def _withdrawn(self, answer: asyncio.Future[bool]) -> None:
+    def _withdrawn(self, answer: asyncio.Future[Withdrawn]) -> None:
         error = answer.exception()
         if error is None:
-            self.left(was_there=answer.result())
+            self.left(answer.result())
         else:
             self.withdrawal_failed(error)
         if self.loss is not None:
@@ -305,18 +305,18 @@ class Request:
         session = self.session
         if isinstance(error, SessionExpired):
             session.ended(error)
-            self.left(was_there=not session.ended_by_store)
+            self.left(Withdrawn.MISSING if session.ended_by_store else Withdrawn.LEFT)
         elif session.why is None:
             session.retry_withdrawal(self)
 
-    def left(self, *, was_there: bool) -> None:
+    def left(self, withdrawn: Withdrawn) -> None:
         """Note that the request is out of its queue. A release that came too late is a loss.
 
         The policies of a loss are not carried out: they stop work, and this work has ended.
         """
         session = self.session
         session.requests.pop(self.id, None)
-        if was_there or self.state not in MISSING:  # a waiter has left either way
+        if withdrawn is Withdrawn.LEFT or self.state not in MISSING:  # a waiter has left either way
             return
         cause = session.why if session.ended_by_store else None
         self.loss = loss = late_release_error(self, cause)

@@ -20,11 +20,21 @@ from tenure._client.releases import ReleaseRetries
 from tenure._client.request import Request
 from tenure._client.request_states import LOST
 from tenure._client.session_life import SessionLife
-from tenure.engines.contract import Answer, Attach, EngineSession, Enqueued, Place, Removal
+from tenure.engines.contract import (
+    Answer,
+    Attach,
+    EngineSession,
+    Enqueued,
+    Place,
+    Removal,
+    Withdrawn,
+)
 from tenure.errors import InvalidArgument, SessionExpired
 from tenure.model import Recovered
 
 __all__ = ["SessionCore"]
+
+_LEFT = Withdrawn.LEFT
 
 
 class SessionCore(SessionLife):
@@ -147,7 +157,7 @@ class SessionCore(SessionLife):
         if request.options.stop_time:
             self.drop_stop_time(request)
 
-    def withdraw(self, request: Request) -> asyncio.Future[bool] | None:
+    def withdraw(self, request: Request) -> asyncio.Future[Withdrawn] | None:
         """Take a request out of its queue: withdraw a waiter, or release an owner.
 
         Returns:
@@ -171,11 +181,11 @@ class SessionCore(SessionLife):
         except Exception:
             self.retry_withdrawal(request)
             raise
-        if answer is True:
+        if answer is _LEFT:
             self.requests.pop(request.id, None)
             return None
-        if answer is False:
-            request.left(was_there=False)
+        if isinstance(answer, Withdrawn):
+            request.left(answer)
             return None
         request.await_withdrawal(answer)
         return answer
@@ -185,7 +195,7 @@ class SessionCore(SessionLife):
         self.requests.pop(request.id, None)  # no task waits for it any longer
         self.release_retries.add(request)
 
-    def _withdraw_again(self, request_id: int) -> Answer[bool]:
+    def _withdraw_again(self, request_id: int) -> Answer[Withdrawn]:
         return self.engine.withdraw(request_id)
 
     # Reports of the engine (`SessionEvents`), beside `proven` and `ended`

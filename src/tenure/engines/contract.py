@@ -34,19 +34,17 @@ are members with defaults: an engine derives from `EngineDefaults`, its sessions
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias
 
 from tenure.clock import Clock
+from tenure.engines.optional import EngineDefaults, Finding, Level, Pages, SessionDefaults
 from tenure.engines.prompt import Prompt, when_answered
+from tenure.engines.values import Answer, Attach, Enqueued, Place, Removal, Withdrawn
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import (
     UNCHANGED,
     Capabilities,
-    Liveness,
     NodeConfig,
     NodeDescription,
     Recovered,
@@ -71,67 +69,9 @@ __all__ = [
     "Removal",
     "SessionDefaults",
     "SessionEvents",
+    "Withdrawn",
     "when_answered",
 ]
-
-T = TypeVar("T")
-Answer: TypeAlias = "T | asyncio.Future[T]"
-
-
-class Place(Enum):
-    """Place of a request after `enqueue`."""
-
-    GRANTED = "granted"
-    WAITING = "waiting"
-    REFUSED = "refused"  # timeout 0 and not grantable: it never joined the queue
-
-
-class Enqueued(NamedTuple):
-    """The answer to `enqueue`. The order id is ``None`` when refused or not (yet) known."""
-
-    place: Place
-    order_id: int | None
-
-
-class Removal(Enum):
-    """Reason for which a request left its queue without a call of its session."""
-
-    TIMED_OUT = "timed out"
-    DELETED = "the semaphore was deleted"
-    EVICTED = "evicted by an administrator"
-    UNCONFIRMED = "not confirmed by enough replicas"
-    CUT_OFF = "lost with its connection to the store"
-    LAPSED = "forgotten by the store: its lease ran out, or it was released there"
-
-
-@dataclass(frozen=True, slots=True)
-class Attach:
-    """Options of `Engine.attach`.
-
-    Attributes:
-        node: the path of the node.
-        recovery_window: seconds; how long the session survives without contact.
-        description: what the program says of itself, with its identity (`tenure.identity`).
-        liveness: ``"process"``, or ``"window"`` for sessions that may be resumed.
-        key: the protection key, at most 16 bytes. A session that is to be resumed has one: without
-            it, a server refuses to resume the session, because any client can list its id.
-        session_id: of a session of liveness ``"window"`` to take over, which has this key and
-            keeps its own window and the text of its description, with the identity of the program
-            that takes it over (`tenure.identity.retold`); ``None`` for a new session.
-        assume_dead: take over without making sure that the other side has stopped believing.
-        adopt: the session that is taken over gets this description and, where
-            `Capabilities.adopt` says so, this recovery window. Only with `assume_dead`: the
-            former program may have a proof for the former window.
-    """
-
-    node: str
-    recovery_window: float
-    description: str = ""
-    liveness: Liveness = "process"
-    key: bytes = b""
-    session_id: int | None = None
-    assume_dead: bool = False
-    adopt: bool = False
 
 
 class SessionEvents(Protocol):
@@ -171,21 +111,6 @@ class SessionEvents(Protocol):
 
     def ended(self, error: SessionExpired) -> None:
         """The session is over, by the store's word."""
-
-
-class SessionDefaults:
-    """Defaults of the members of an `EngineSession` that few stores have."""
-
-    __slots__ = ()
-
-    def token_of(self, request_id: int) -> str | None:  # noqa: ARG002
-        """Return the token by which the store's other clients know a grant.
-
-        Returns:
-            it is empty if the request is not an owner, and ``None`` where the store has no such
-            tokens. `Lease.store_token` shows it.
-        """
-        return None
 
 
 class EngineSession(Protocol):
@@ -303,21 +228,21 @@ class EngineSession(Protocol):
         """
         ...
 
-    def withdraw(self, request_id: int) -> Answer[bool]:
+    def withdraw(self, request_id: int) -> Answer[Withdrawn]:
         """Take a request out of its queue: a waiter withdraws, an owner releases.
 
         Idempotent: a request that is not there is no error.
 
         Returns:
-            false if the store says that the request had left its queue before (timed out,
-            deleted, evicted, lapsed, or withdrawn by a call that has been answered); true if it
-            was there, or may have been. It may have been when this withdrawal was sent more than
-            once, because the connection broke before an answer: the one before may have removed
-            it. A withdrawal that is still under way may answer for those called after it.
+            `Withdrawn.MISSING` if the store says that the request had left its queue before (timed
+            out, deleted, evicted, lapsed, or withdrawn by a call that has been answered). The
+            request may have been there when this withdrawal was sent more than once, because the
+            connection broke before an answer: that is `Withdrawn.LEFT`, too. A withdrawal that is
+            still under way may answer for those called after it.
 
         Raises:
             SessionExpired: the session had ended before, and its requests with it. Where an
-                earlier sending may have removed the request first, the answer is true instead.
+                earlier sending may have removed the request first, the answer is `LEFT` instead.
         """
         ...
 
@@ -336,68 +261,6 @@ class EngineSession(Protocol):
             what ends the watch; synchronous, safe to call twice.
         """
         ...
-
-
-class Pages(Protocol):
-    """Lists of a store in pages, for a server that must not be stopped by a long one.
-
-    Each page is of one moment, and the list as a whole is not.
-    """
-
-    async def sessions(self, path: str, *, after: int, most: int) -> Sequence[SessionDescription]:
-        """The next sessions of a node, by id; fewer than `most` at the end of the list.
-
-        Args:
-            after: the id of the last session of the page before; 0 for the first page.
-
-        Raises:
-            NodeNotFound: there is no such node.
-        """
-        ...
-
-    async def semaphores(
-        self, path: str, *, owners: bool, waiters: bool, after: str, most: int
-    ) -> Sequence[SemaphoreDescription]:
-        """The next semaphores of a node, by name; none at the end of the list.
-
-        Args:
-            after: the name of the last semaphore of the page before; empty for the first page.
-            most: semaphores and requests on a page, about; it has one semaphore at least.
-
-        Raises:
-            NodeNotFound: there is no such node.
-        """
-        ...
-
-
-class EngineDefaults:
-    """Defaults of the members of an `Engine` that few stores have."""
-
-    @property
-    def guarantees(self) -> str:
-        """Weak points of the store in a few sentences for people; empty if there are none."""
-        return ""
-
-    def liveness_fd(self) -> int | None:
-        """Return the descriptor whose lock says that this program is alive, if there is one.
-
-        A child process that inherits it holds that lock too: the sessions of this program are not
-        taken for dead as long as the child lives.
-        """
-        return None
-
-    def diagnose(self) -> Iterable[Finding]:
-        """Examine the store for `tenure doctor`.
-
-        It is called once, outside of an event loop, on an engine that is used for nothing else. It
-        works on a store that cannot be opened, changes nothing, raises nothing, and takes seconds
-        at the most.
-        """
-        return ()
-
-    def pages(self) -> Pages | None:
-        """Return lists in pages; ``None`` if the store makes a list in one piece."""
-        return None
 
 
 class Engine(Protocol):
@@ -537,24 +400,3 @@ class Engine(Protocol):
 
 
 Connector: TypeAlias = Callable[[str, Clock], Engine]
-
-Level: TypeAlias = Literal["ok", "warning", "failure"]
-"""How bad a finding is; after a failure, the store cannot be used."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was examined (`tenure doctor`).
-
-    Attributes:
-        what: what was examined, in a word or two.
-        found: what was found.
-        remedy: how to mend it; empty when there is nothing to mend.
-        absent: there is no store yet; the first use would make it, and an examination must not.
-    """
-
-    level: Level
-    what: str
-    found: str
-    remedy: str = ""
-    absent: bool = False

@@ -11,7 +11,15 @@ from enum import Enum
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from tenure.engines.contract import Answer, Engine, EngineSession, Enqueued, Place, Removal
+from tenure.engines.contract import (
+    Answer,
+    Engine,
+    EngineSession,
+    Enqueued,
+    Place,
+    Removal,
+    Withdrawn,
+)
 from tenure.errors import SemaphoreNotFound, SessionExpired, TenureError, Unsupported
 from tenure.model import (
     EPHEMERAL_LIMIT,
@@ -236,13 +244,13 @@ class Program:
         [found] = [each for each in self.heard.found if each.name == name]
         return next(each for each in self.requests if each.hold == found.hold)
 
-    def send_withdrawal(self, request: ProgramRequest) -> Answer[bool]:
+    def send_withdrawal(self, request: ProgramRequest) -> Answer[Withdrawn]:
         """Call `withdraw`, without waiting for its answer."""
         request.withdrawn = True
         return self.session.withdraw(request.hold)
 
-    async def withdraw(self, request: ProgramRequest) -> bool:
-        """Call `withdraw`, and return true if the request was in its queue."""
+    async def withdraw(self, request: ProgramRequest) -> Withdrawn:
+        """Call `withdraw`, and return its answer."""
         return await answer_of(self.send_withdrawal(request))
 
     def send_change(

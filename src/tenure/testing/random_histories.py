@@ -34,7 +34,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tenure.engines.contract import Answer
+from tenure.engines.contract import Answer, Withdrawn
 from tenure.errors import TenureError
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, UNCHANGED, NodeConfig, Unchanged
 from tenure.testing.program import Program, ProgramRequest, Watching, answer_of
@@ -175,8 +175,8 @@ class Histories(Sessions):
         asked = self._request(which)
 
         async def withdraw(number: int, _: Side) -> object:
-            was_there = await asked.session.sides[number].withdraw(asked.sides[number])
-            return was_there if self.withdrawals_are_told else None
+            withdrawn = await asked.session.sides[number].withdraw(asked.sides[number])
+            return withdrawn if self.withdrawals_are_told else None
 
         self._both(withdraw)
 
@@ -339,9 +339,9 @@ def _withdrawn(program: Program, hold: int, *, told: bool) -> Awaitable[object]:
     return _left(answer, told=told)
 
 
-async def _left(answer: Answer[bool], *, told: bool) -> object:
-    was_there = await answer_of(answer)
-    return was_there if told else None
+async def _left(answer: Answer[Withdrawn], *, told: bool) -> object:
+    withdrawn = await answer_of(answer)
+    return withdrawn if told else None
 
 
 def histories(

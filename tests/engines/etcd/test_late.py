@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from tenure.clock import SystemClock
-from tenure.engines.contract import Attach, Place
+from tenure.engines.contract import Attach, Place, Withdrawn
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.engine import EtcdEngine
 from tenure.engines.etcd.members import Members
@@ -69,7 +69,7 @@ async def test_a_late_waiter_that_has_just_become_an_owner_is_not_taken_out() ->
             clock.ahead = 100.0
 
             async def second_leaves() -> None:
-                assert await answer_of(session.withdraw(2)) is True
+                assert await answer_of(session.withdraw(2)) is Withdrawn.LEFT
 
             members.between = second_leaves
             assert not await other.late.take_out(name)

@@ -10,7 +10,7 @@ import pytest
 
 import tenure
 from tenure.clock import SystemClock
-from tenure.engines.contract import Attach, EngineSession, Enqueued, Place
+from tenure.engines.contract import Attach, EngineSession, Enqueued, Place, Withdrawn
 from tenure.engines.etcd import connect
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT
 from tenure.testing.program import answer_of
@@ -39,7 +39,7 @@ class Program:
         async with asyncio.timeout(PATIENCE):
             return await answer
 
-    async def withdraw(self, hold: int) -> bool:
+    async def withdraw(self, hold: int) -> Withdrawn:
         async with asyncio.timeout(PATIENCE):
             return await answer_of(self.session.withdraw(hold))
 

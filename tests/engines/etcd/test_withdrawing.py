@@ -8,7 +8,7 @@ import pytest
 
 import tenure
 from tenure.clock import SystemClock
-from tenure.engines.contract import Attach
+from tenure.engines.contract import Attach, Withdrawn
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.engine import EtcdEngine
 from tenure.engines.etcd.members import Lost, Members
@@ -56,8 +56,8 @@ async def test_a_release_whose_answer_was_lost_was_in_time(lost: int) -> None:
                 session.enqueue(1, "m", EPHEMERAL_LIMIT, b"", timeout=None, ephemeral=True)
             )
             members.lost = lost
-            assert await answer_of(session.withdraw(1)) is True
-            assert await answer_of(session.withdraw(1)) is False
+            assert await answer_of(session.withdraw(1)) is Withdrawn.LEFT
+            assert await answer_of(session.withdraw(1)) is Withdrawn.MISSING
         finally:
             await engine.aclose()
 
@@ -83,7 +83,7 @@ async def test_a_release_before_the_end_of_the_session_was_in_time_though_its_an
                 assert await eye.end_session(DEFAULT_NODE, session.id)
             await heard.wait_for(lambda heard: heard.end is not None, "the end")
             members.meanwhile.set()
-            assert await answer_of(early) is True
+            assert await answer_of(early) is Withdrawn.LEFT
             with pytest.raises(SessionExpired):
                 await answer_of(session.withdraw(2))
         finally:

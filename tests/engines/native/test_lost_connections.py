@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from tenure.engines.contract import Place, Removal
+from tenure.engines.contract import Place, Removal, Withdrawn
 from tenure.errors import EngineError, LeaseReleased, SessionExpired
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, NodeConfig
 from tenure.testing.program import Program, answer_of, raises
@@ -113,7 +113,7 @@ async def test_a_release_whose_answer_was_lost_is_one_release(address: str) -> N
         release = program.send_withdrawal(held)
         await waiting.granted()
         cable.cut()
-        assert await answer_of(release) is True
+        assert await answer_of(release) is Withdrawn.LEFT
         assert await stage.queue("m") == ([other.id], [])
 
 

@@ -15,7 +15,7 @@ import pytest
 import tenure
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
-from tenure.engines.contract import Place, Removal
+from tenure.engines.contract import Place, Removal, Withdrawn
 from tenure.engines.native import connect
 from tenure.errors import (
     AuthenticationFailed,
@@ -141,8 +141,8 @@ async def test_what_a_restarted_server_never_answered_is_found_in_the_queue(stor
         async with scene.restart():
             for sent in (granted, waiting, given_up):
                 await sent.answered()
-            assert await answer_of(release) is True  # as far as anybody can know
-            assert await answer_of(gone) is True
+            assert await answer_of(release) is Withdrawn.LEFT  # as far as anybody can know
+            assert await answer_of(gone) is Withdrawn.LEFT
             assert (granted.place, waiting.place) == (Place.GRANTED, Place.GRANTED)
             await stage.settle()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tenure.engines.contract import Withdrawn
 from tenure.engines.native.calls import Call
 from tenure.engines.native.hearing import hearing
 from tenure.engines.native.link import Link
@@ -21,33 +22,34 @@ def asked(*, perhaps_done: bool) -> Call:
     return call
 
 
-def hear(call: Call, answer: Done) -> bool:
+def hear(call: Call, answer: Done) -> Withdrawn:
     link: Any = SimpleNamespace(sessions={})
     connection: Any = SimpleNamespace(calls={call.rid: call}, useful=False)
     hearing(link, connection)[Done](answer)
     found = call.future.result()
-    assert isinstance(found, bool)
+    assert isinstance(found, Withdrawn)
     return found
 
 
 @pytest.mark.parametrize("found", [True, False])
 async def test_the_server_says_whether_the_request_was_there(found: bool) -> None:
-    assert hear(asked(perhaps_done=False), Done(1, found)) is found
+    expected = Withdrawn.LEFT if found else Withdrawn.MISSING
+    assert hear(asked(perhaps_done=False), Done(1, found)) is expected
 
 
 async def test_a_server_that_does_not_say_it_is_taken_to_have_released() -> None:
-    assert hear(asked(perhaps_done=False), Done(1)) is True
+    assert hear(asked(perhaps_done=False), Done(1)) is Withdrawn.LEFT
 
 
 @pytest.mark.parametrize("found", [True, False])
 async def test_what_a_lost_server_may_have_done_was_there(found: bool) -> None:
-    assert hear(asked(perhaps_done=True), Done(1, found)) is True
+    assert hear(asked(perhaps_done=True), Done(1, found)) is Withdrawn.LEFT
 
 
 async def test_a_session_that_is_over_was_so_before_unless_a_lost_server_may_have_done_it() -> None:
     link = object.__new__(Link)
     link.refuse(unsure := asked(perhaps_done=True), SessionExpired("over"))
-    assert unsure.future.result() is True
+    assert unsure.future.result() is Withdrawn.LEFT
     for perhaps_done, error in ((False, SessionExpired("over")), (True, EngineError("a fault"))):
         link.refuse(call := asked(perhaps_done=perhaps_done), error)
         assert call.future.exception() is error

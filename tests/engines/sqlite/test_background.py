@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 
 from tenure.clock import SystemClock
-from tenure.engines.contract import Place
+from tenure.engines.contract import Place, Withdrawn
 from tenure.engines.sqlite import monitor, requests
 from tenure.engines.sqlite.bell import Bell
 from tenure.engines.sqlite.committer import Committer
@@ -139,7 +139,7 @@ async def test_what_was_committed_is_answered_though_answering_fails_once(
         requests = [program.send(f"m{n}", ephemeral=True) for n in range(40)]  # some are put off
         withdrawn = [program.send_withdrawal(await each.answered()) for each in requests]
         for each in withdrawn:
-            assert await result(each)
+            assert await result(each) is Withdrawn.LEFT
     assert raised == [step]
 
 
@@ -159,7 +159,7 @@ async def test_what_was_never_begun_is_no_commit(
             await result(holder.session.withdraw(1))
         described = await holder.session.describe_semaphore("x", owners=True, waiters=True)
         assert len(described.owners) == 1
-        assert await result(holder.session.withdraw(1))
+        assert await result(holder.session.withdraw(1)) is Withdrawn.LEFT
 
 
 @on_either

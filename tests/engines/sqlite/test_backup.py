@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import tenure
+from tenure.engines.contract import Withdrawn
 from tenure.engines.sqlite.backup import backup
 from tenure.errors import EngineError
 from tests.engines.sqlite.helpers import attached, opened, result
@@ -178,4 +179,4 @@ async def test_nothing_that_a_backup_does_releases_a_lease(url: str, file: Path)
         backup(url, str(file))
         await one.withdraw(1)
         await two.granted(1)
-        assert await result(two.session.withdraw(1))
+        assert await result(two.session.withdraw(1)) is Withdrawn.LEFT

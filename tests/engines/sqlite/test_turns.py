@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure.engines.contract import Enqueued, Place
+from tenure.engines.contract import Enqueued, Place, Withdrawn
 from tenure.engines.sqlite.engine import SqliteEngine
 from tenure.engines.sqlite.turn import Turn
 from tenure.errors import EngineError, InvalidArgument
@@ -325,7 +325,7 @@ async def test_an_interrupt_after_a_commit_repeats_nothing_and_silences_nothing(
             pytest.raises(KeyboardInterrupt),
         ):
             committer._flushing.run()
-        assert await result(released)
+        assert await result(released) is Withdrawn.LEFT
         assert [(await result(each)).place for each in asked] == [Place.GRANTED, Place.WAITING]
         await waiter.granted(1)
         if failed is not None:
@@ -351,7 +351,7 @@ async def test_an_error_after_a_commit_repeats_nothing(
             patch.setattr(engine.store.tx, "_note_commit", fails)
             released = holder.session.withdraw(1)
             asked = [waiter.ask(hold, "y") for hold in (2, 3)]
-            assert await result(released)
+            assert await result(released) is Withdrawn.LEFT
         assert [(await result(each)).place for each in asked] == [Place.GRANTED, Place.WAITING]
         await waiter.granted(1)
 

@@ -21,10 +21,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
 
 from tenure.clock import SystemClock
-from tenure.engines.contract import Attach, EngineSession, Enqueued, Removal
+from tenure.engines.contract import Attach, EngineSession, Enqueued, Removal, Withdrawn
 from tenure.engines.sqlite import connect, monitor
 from tenure.errors import Misuse, SessionExpired, TenureError
 from tenure.model import EPHEMERAL_LIMIT, Liveness, Recovered
+from tenure.testing.program import answer_of
 
 __all__ = ["PATIENCE", "Refused", "Worker", "look_no_more", "now", "say", "serve"]
 
@@ -229,8 +230,7 @@ class Program:
         return [place.place.name, place.order_id]
 
     async def do_withdraw(self, hold: int) -> bool:
-        answer = self.session.withdraw(hold)
-        return answer if isinstance(answer, bool) else await answer
+        return await answer_of(self.session.withdraw(hold)) is Withdrawn.LEFT
 
     async def do_create(self, name: str, limit: int) -> None:
         await self.session.create_semaphore(name, limit, b"", exist_ok=True)

@@ -13,7 +13,7 @@ import pytest
 import tenure
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
-from tenure.engines.contract import Attach, EngineSession, Enqueued, Place
+from tenure.engines.contract import Attach, EngineSession, Enqueued, Place, Withdrawn
 from tenure.engines.ydb import connect, messages
 from tenure.engines.ydb.engine import YdbEngine
 from tenure.errors import EngineUnavailable, LeaseLost, SessionExpired
@@ -165,9 +165,9 @@ async def test_a_release_whose_answer_was_lost_was_in_time(server: Server, proxy
         await granted(told, 1)  # the server has done it
         proxy.cut()
         proxy.flow()
-        assert await released is True
+        assert await released is Withdrawn.LEFT
         assert await owners(other) == ([other.id], 0)
-        assert session.withdraw(1) is False
+        assert session.withdraw(1) is Withdrawn.MISSING
 
 
 @guarantee("cut off", "nothing leaks", on=YDB)

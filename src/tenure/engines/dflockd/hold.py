@@ -22,7 +22,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from tenure.engines.contract import Answer, Enqueued, Place, Removal
+from tenure.engines.contract import Answer, Enqueued, Place, Removal, Withdrawn
 from tenure.engines.dflockd.dialing import Kind
 from tenure.errors import EngineError, InvalidArgument, TenureError, Unsupported
 from tenure.model import UNCHANGED, Unchanged
@@ -99,7 +99,7 @@ class Hold:
         self._answered = False
         self._unwanted = False
         self._refused: Reply | None = None
-        self._gone: list[asyncio.Future[bool]] = []
+        self._gone: list[asyncio.Future[Withdrawn]] = []
         self._departure: Step | None = None
         self._waits: float | Unchanged | None = UNCHANGED  # what it is to be given once it waits
         self._timer: asyncio.TimerHandle | None = None
@@ -313,11 +313,11 @@ class Hold:
 
     # Leaving
 
-    def withdraw(self) -> Answer[bool]:
-        """Leave the queue, or release; false if the server says that it did not hold it."""
+    def withdraw(self) -> Answer[Withdrawn]:
+        """Leave the queue, or release."""
         if self.standing is GONE:
-            return False
-        gone: asyncio.Future[bool] = self._session.loop.create_future()
+            return Withdrawn.MISSING
+        gone: asyncio.Future[Withdrawn] = self._session.loop.create_future()
         self._gone.append(gone)
         if self._answered or self._session.over or self._waits_for_a_connection():
             self._give_up()
@@ -401,7 +401,7 @@ class Hold:
         connection = self._disuse()
         if connection is not self._shard.shared:
             self._shard.give_back(connection)
-        self._finish(was_there=reply.status != "error")
+        self._finish(Withdrawn.MISSING if reply.status == "error" else Withdrawn.LEFT)
 
     def _parted(self, connection: Connection) -> None:
         self._shard.parted(connection)
@@ -434,11 +434,11 @@ class Hold:
             self._session.events.removed(self.number, Removal.LAPSED)
             self._finish()
 
-    def _finish(self, *, was_there: bool = True) -> None:
+    def _finish(self, withdrawn: Withdrawn = Withdrawn.LEFT) -> None:
         """It is out of everything.
 
         Args:
-            was_there: what a withdrawal answers. A release that a lost connection has cut off may
+            withdrawn: the answer to a withdrawal. A release that a lost connection has cut off may
                 have been carried out.
         """
         if self.standing is GONE:
@@ -453,7 +453,7 @@ class Hold:
         self._tell_place(Place.REFUSED)
         for gone in self._gone:
             if not gone.done():
-                gone.set_result(was_there)
+                gone.set_result(withdrawn)
         self._settled()
         if self._departure is not None:
             self._shard.lines.done(self.name, self._departure)

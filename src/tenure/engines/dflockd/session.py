@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tenure.core import rules
-from tenure.engines.contract import Answer, Attach, Enqueued, SessionEvents
+from tenure.engines.contract import Answer, Attach, Enqueued, SessionEvents, Withdrawn
 from tenure.engines.dflockd.hold import HELD, PROVING, Hold
 from tenure.engines.dflockd.refusals import cannot
 from tenure.errors import (
@@ -74,7 +74,7 @@ class DflockdSession:
         self._detached = False
         self._in_contact = True
         self._again: asyncio.TimerHandle | None = None
-        self._closing: list[asyncio.Future[bool]] | None = None
+        self._closing: list[asyncio.Future[Withdrawn]] | None = None
 
     def __repr__(self) -> str:
         return f"<session {self.id}{' (over)' if self.over else ''}>"
@@ -178,7 +178,7 @@ class DflockdSession:
             self._detached = True
             self._proved = self.clock.now()
 
-    def _leave(self) -> list[asyncio.Future[bool]]:
+    def _leave(self) -> list[asyncio.Future[Withdrawn]]:
         """Give everything back; what the servers do not answer is cut off."""
         if self._closing is None:
             self.over = True
@@ -351,10 +351,10 @@ class DflockdSession:
             asked.wait_no_longer_than(timeout)
         return None
 
-    def withdraw(self, request_id: int) -> Answer[bool]:
+    def withdraw(self, request_id: int) -> Answer[Withdrawn]:
         self.check()
         asked = self.holds.get(request_id)
-        return False if asked is None else asked.withdraw()
+        return Withdrawn.MISSING if asked is None else asked.withdraw()
 
     def token_of(self, request_id: int) -> str:
         """The token of what is held; empty when it is not."""

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from tenure.core import rules
-from tenure.engines.contract import Answer, Enqueued, Place, Removal
+from tenure.engines.contract import Answer, Enqueued, Place, Removal, Withdrawn
 from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.attachment import Attachment
 from tenure.engines.etcd.keys import DELETED, EVICTED, TIMED_OUT, Name, Queue
@@ -57,7 +57,7 @@ class EtcdRequests:
         self._session = session
         self._engine = session.engine
         self._requests: dict[int, EtcdRequest] = {}
-        self._leaving: dict[int, asyncio.Future[bool]] = {}
+        self._leaving: dict[int, asyncio.Future[Withdrawn]] = {}
         self._left_in: dict[int, EtcdRequest] = {}  # of whose leaving etcd would not hear
         self._transactions = Transactions(session)
         self._waiting = Waiting(session, self._transactions, self.taken_out)
@@ -165,13 +165,13 @@ class EtcdRequests:
 
     # Leaving
 
-    def withdraw(self, hold: int) -> Answer[bool]:
+    def withdraw(self, hold: int) -> Answer[Withdrawn]:
         request = self._requests.pop(hold, None) or self._left_in.pop(hold, None)
         if request is None:
-            return self._leaving.get(hold, False)
+            return self._leaving.get(hold, Withdrawn.MISSING)
         return self._leave(request)
 
-    def _leave(self, request: EtcdRequest) -> asyncio.Future[bool]:
+    def _leave(self, request: EtcdRequest) -> asyncio.Future[Withdrawn]:
         request.gone = True
         self._waiting.stop(request)
         name = request.name.name
@@ -180,7 +180,7 @@ class EtcdRequests:
         future.add_done_callback(partial(self._left, request))
         return future
 
-    def _left(self, request: EtcdRequest, left: asyncio.Future[bool]) -> None:
+    def _left(self, request: EtcdRequest, left: asyncio.Future[Withdrawn]) -> None:
         del self._leaving[request.hold]
         if not (self._session.over or left.cancelled() or left.exception() is None):
             self._left_in[request.hold] = request
@@ -189,10 +189,10 @@ class EtcdRequests:
     def _leave_again(self, hold: int) -> None:
         self._leave(self._left_in.pop(hold)).add_done_callback(heard)
 
-    async def _delete(self, request: EtcdRequest) -> bool:
-        """Take it out; false if etcd says that it was in no queue."""
+    async def _delete(self, request: EtcdRequest) -> Withdrawn:
+        """Take it out of its queue."""
         if request.left:
-            return True
+            return Withdrawn.LEFT
         session, head = self._session, None
         follows = any(each.waiting is self._waiting for each in request.followers)
         hands_over = follows and request.owns and request.created
@@ -201,7 +201,7 @@ class EtcdRequests:
             answer, _ = await session.ask(partial(build, request), request)
         except SessionExpired:
             if request.perhaps_left:
-                return True
+                return Withdrawn.LEFT
             raise
         if hands_over:
             head = answer.parts[-1].first
@@ -209,7 +209,8 @@ class EtcdRequests:
             request.left = True  # no event is delivered any more
         else:
             self._is_out(request, head)
-        return answer.parts[0].count > 0 or request.perhaps_left
+        was_there = answer.parts[0].count > 0 or request.perhaps_left
+        return Withdrawn.LEFT if was_there else Withdrawn.MISSING
 
     def _is_out(
         self,
@@ -247,7 +248,7 @@ class EtcdRequests:
             self._requests.pop(request.hold, None)
             self._leave(request).add_done_callback(partial(self._gave_up, request.hold))
 
-    def _gave_up(self, hold: int, left: asyncio.Future[bool]) -> None:
+    def _gave_up(self, hold: int, left: asyncio.Future[Withdrawn]) -> None:
         if left.cancelled() or self._session.over:
             return
         error = left.exception()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tenure.core import rules
-from tenure.engines.contract import Answer, Enqueued, SessionDefaults, SessionEvents
+from tenure.engines.contract import Answer, Enqueued, SessionDefaults, SessionEvents, Withdrawn
 from tenure.engines.etcd import semaphores, wire
 from tenure.engines.etcd.answers import WatchEvent
 from tenure.engines.etcd.attachment import Attachment
@@ -268,7 +268,7 @@ class EtcdSession(Attachment, SessionDefaults):
         self._open()
         return self.requests.alter(hold, count, data, timeout)
 
-    def withdraw(self, hold: int) -> Answer[bool]:
+    def withdraw(self, hold: int) -> Answer[Withdrawn]:
         self._open()
         return self.requests.withdraw(hold)
 

@@ -13,7 +13,7 @@ from tenure.clock import Clock
 from tenure.core import rules
 from tenure.core.node import Session, Store
 from tenure.core.queue import Request
-from tenure.engines.contract import Enqueued, Place, SessionDefaults, SessionEvents
+from tenure.engines.contract import Enqueued, Place, SessionDefaults, SessionEvents, Withdrawn
 from tenure.engines.memory import describe
 from tenure.errors import SessionExpired
 from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
@@ -24,6 +24,7 @@ TICK = 1.0
 """Seconds between two looks at the clock, at the most."""
 _REFUSED = Enqueued(Place.REFUSED, None)
 _GRANTED = Place.GRANTED
+_LEFT, _MISSING = Withdrawn.LEFT, Withdrawn.MISSING
 _enqueued = partial(tuple.__new__, Enqueued)  # `Enqueued`, faster
 
 
@@ -272,16 +273,16 @@ class MemorySession(SessionDefaults):
             if timeout is not UNCHANGED:
                 self.engine.set_timer(self._store)
 
-    def withdraw(self, request_id: int) -> bool:
+    def withdraw(self, request_id: int) -> Withdrawn:
         store, guard, now = self._store, self._guard, self._now
         if guard is not None:
             guard.acquire()
         try:
             if self.superseded or not store.withdraw(self.state, request_id, now()):
                 self._alive()
-                return False
+                return _MISSING
             if not store.effects:
-                return True
+                return _LEFT
             granted = self.engine.settle_grants(store)
         finally:
             if guard is not None:
@@ -291,7 +292,7 @@ class MemorySession(SessionDefaults):
                 session.events.granted(request.hold, request.order_id)
             except Exception as error:
                 self.engine.grant_again(session, request, error)
-        return True
+        return _LEFT
 
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]

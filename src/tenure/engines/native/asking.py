@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from tenure.engines.contract import Answer, Enqueued
+from tenure.engines.contract import Answer, Enqueued, Withdrawn
 from tenure.engines.native.arguments import plain_count, plain_data, plain_name, plain_timeout
 from tenure.engines.native.calls import Call
 from tenure.engines.native.operations import Operations
@@ -148,7 +148,7 @@ class Asking(ABC):
             self._holds[request_id] = inf if timeout is None else self._now() + timeout
         return self._ask(wire.Alter, request_id, count, data, True, timeout).future
 
-    def withdraw(self, request_id: int) -> Answer[bool]:
+    def withdraw(self, request_id: int) -> Answer[Withdrawn]:
         if self._over or self._leaving is not None:
             raise self._expired()
         self._holds.pop(request_id, None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Struct
 
+from tenure.engines.contract import Withdrawn
 from tenure.engines.native.calls import Call
 from tenure.engines.native.session import NativeSession
 from tenure.wire import messages as wire
@@ -49,7 +50,8 @@ def _answers(link: Link, connection: Connection) -> Handlers:
         call = calls.get(answer.rid)
         if call is not None and isinstance(call.message, wire.Withdraw):
             # A server that came before this answer says nothing of it.
-            succeed(answer.rid, answer.found is not False or call.perhaps_done)
+            was_there = answer.found is not False or call.perhaps_done
+            succeed(answer.rid, Withdrawn.LEFT if was_there else Withdrawn.MISSING)
         else:
             succeed(answer.rid, answer.found)
 

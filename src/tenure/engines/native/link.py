@@ -27,6 +27,7 @@ from tenure.clock import Clock
 from tenure.engines._kit.backoff import LONGEST_PAUSE, backoff
 from tenure.engines._kit.url import Endpoint
 from tenure.engines.advice import on_connecting
+from tenure.engines.contract import Withdrawn
 from tenure.engines.native.calls import Call, ConnectionGone
 from tenure.engines.native.connection import Connection
 from tenure.engines.native.dial import Dial
@@ -340,7 +341,7 @@ class Link:
             call.session.refused(call)
         expired = isinstance(error, SessionExpired)
         if expired and call.perhaps_done and isinstance(call.message, wire.Withdraw):
-            call.succeed(True)  # before that, perhaps
+            call.succeed(Withdrawn.LEFT)  # before that, perhaps
         else:
             call.fail(error)
 

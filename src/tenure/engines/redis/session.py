@@ -19,6 +19,7 @@ from tenure.engines.contract import (
     Removal,
     SessionDefaults,
     SessionEvents,
+    Withdrawn,
 )
 from tenure.engines.redis import values
 from tenure.engines.redis.attachment import Attachment, SessionEngine
@@ -36,7 +37,7 @@ _init = asyncio.Future.__init__
 
 REMOVALS = {b"t": Removal.TIMED_OUT, b"x": Removal.DELETED, b"e": Removal.EVICTED}
 
-_GRANTED = Place.GRANTED
+_GRANTED, _LEFT = Place.GRANTED, Withdrawn.LEFT
 _REFUSED = Enqueued(Place.REFUSED, None)
 NOT_THERE = -1
 """The answer to the withdrawal of a request that was in no queue."""
@@ -85,7 +86,7 @@ class EnqueueOperation(Operation[Enqueued]):
             self.words = ("E", *self.words[1:])
 
 
-class WithdrawOperation(Operation[bool]):
+class WithdrawOperation(Operation[Withdrawn]):
     """Operation that takes a request out of its queue.
 
     Attributes:
@@ -108,9 +109,9 @@ class WithdrawOperation(Operation[bool]):
 
     def answered(self, reply: Any) -> None:
         if reply == 0:
-            self.settle(True)
+            self.settle(_LEFT)
         elif reply == NOT_THERE:
-            self.settle(self.may_have_run)
+            self.settle(_LEFT if self.may_have_run else Withdrawn.MISSING)
         else:
             self.session.not_withdrawn(self, reply)
 
@@ -259,7 +260,7 @@ class RedisSession(Attachment, SessionDefaults):
             "-" if timeout is UNCHANGED else values.microseconds(timeout),
         )
 
-    def withdraw(self, hold: int) -> Answer[bool]:
+    def withdraw(self, hold: int) -> Answer[Withdrawn]:
         if self.over:
             self.check()
         self._drop(hold)
@@ -274,7 +275,7 @@ class RedisSession(Attachment, SessionDefaults):
             if not self.over:
                 self._unwanted.add(operation.hold)
         elif operation.may_have_run and isinstance(error, SessionExpired):
-            operation.settle(True)
+            operation.settle(_LEFT)
         else:
             operation.fail(error or self._failure(f"it answered {reply!r}"))
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tenure.core import rules
-from tenure.engines.contract import Enqueued, Place
+from tenure.engines.contract import Enqueued, Place, Withdrawn
 from tenure.engines.sqlite.over import Suspect, over_among, standing_before, why_over
 from tenure.engines.sqlite.transaction import (
     ENDED,
@@ -134,8 +134,8 @@ def enqueue(
     return Enqueued(Place.GRANTED, order_id)
 
 
-def withdraw(tx: Transaction, me: Attachment, path: str, hold: int) -> bool:
-    """Take a request out of its queue; false when it is in none."""
+def withdraw(tx: Transaction, me: Attachment, path: str, hold: int) -> Withdrawn:
+    """Take a request out of its queue."""
     row = tx.execute(
         "SELECT r.node, r.name, r.order_id, r.count, r.granted_at FROM requests AS r "
         "JOIN sessions AS s ON s.id = r.session "
@@ -144,10 +144,10 @@ def withdraw(tx: Transaction, me: Attachment, path: str, hold: int) -> bool:
     ).fetchone()
     if row is None:
         check_alive(tx, me, path)
-        return False
+        return Withdrawn.MISSING
     leave(tx, *row)
     settle(tx)
-    return True
+    return Withdrawn.LEFT
 
 
 def alter(

@@ -11,7 +11,15 @@ from typing import Any, Protocol, TypeVar
 
 from tenure.clock import Clock
 from tenure.core import rules
-from tenure.engines.contract import Answer, Attach, Enqueued, Place, SessionDefaults, SessionEvents
+from tenure.engines.contract import (
+    Answer,
+    Attach,
+    Enqueued,
+    Place,
+    SessionDefaults,
+    SessionEvents,
+    Withdrawn,
+)
 from tenure.engines.sqlite import nodes, requests, sessions
 from tenure.engines.sqlite.life import Life
 from tenure.engines.sqlite.requests import Attachment
@@ -364,7 +372,7 @@ class SqliteSession(SessionDefaults):
         if timeout is not None and timeout is not UNCHANGED:
             self._monitor.waits_until(self.id, hold, self._now() + timeout)
 
-    def withdraw(self, hold: int) -> Answer[bool]:
+    def withdraw(self, hold: int) -> Answer[Withdrawn]:
         self._check()
         if self.known is not None:
             self.known.discard(hold)

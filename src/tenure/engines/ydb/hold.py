@@ -6,7 +6,7 @@ import asyncio
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from tenure.engines.contract import Enqueued
+from tenure.engines.contract import Enqueued, Withdrawn
 from tenure.errors import TenureError
 
 if TYPE_CHECKING:
@@ -106,13 +106,13 @@ class Hold:
         self.order_id_asked = False
         self.owned_at = 0
         self.lost = False
-        self.leavers: list[asyncio.Future[bool]] = []
+        self.leavers: list[asyncio.Future[Withdrawn]] = []
 
-    def tell_leavers(self, was_there: bool) -> None:
-        """It is out of its queue: say whether it was there until they asked for that."""
+    def tell_leavers(self, withdrawn: Withdrawn) -> None:
+        """Answer the withdrawals: it is out of its queue."""
         for answer in self.leavers:
             if not answer.done():
-                answer.set_result(was_there)
+                answer.set_result(withdrawn)
 
 
 def settle(answer: asyncio.Future[None], error: TenureError | None = None) -> None:

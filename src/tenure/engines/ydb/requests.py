@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tenure.core import rules
-from tenure.engines.contract import Answer, Enqueued, Place, Removal
+from tenure.engines.contract import Answer, Enqueued, Place, Removal, Withdrawn
 from tenure.engines.ydb import errors, messages
 from tenure.engines.ydb.altering import Altering, released
 from tenure.engines.ydb.hold import LONGEST_WAIT, Hold, State
@@ -74,7 +74,7 @@ class Requests:
         self._over = True
         for hold in self._holds.values():
             if hold.perhaps_out or (hold.release is not None and hold.release.again):
-                hold.tell_leavers(True)
+                hold.tell_leavers(Withdrawn.LEFT)
         self._holds.clear()
         self._by_name.clear()
         for timer in self._timers:
@@ -361,19 +361,19 @@ class Requests:
 
     # Leaving
 
-    def withdraw(self, number: int) -> Answer[bool]:
+    def withdraw(self, number: int) -> Answer[Withdrawn]:
         hold = self._holds.get(number)
         if hold is None:
-            return False
-        answer: asyncio.Future[bool] = self._session.future()
+            return Withdrawn.MISSING
+        answer: asyncio.Future[Withdrawn] = self._session.future()
         self._lanes.of(hold.name).add(partial(self._leave, hold, answer))
         return answer
 
-    def _leave(self, hold: Hold, answer: asyncio.Future[bool]) -> bool:
+    def _leave(self, hold: Hold, answer: asyncio.Future[Withdrawn]) -> bool:
         member = hold.member
         if hold.state is State.GONE or member is None:
             if not answer.done():
-                answer.set_result(False)
+                answer.set_result(Withdrawn.MISSING)
             return True
         if hold.state is not State.LEAVING:
             lane = self._lanes.of(hold.name)
@@ -450,7 +450,7 @@ class Requests:
             self.removed(
                 hold, Removal.DELETED if body.status == Status.NOT_FOUND else Removal.EVICTED
             )
-            hold.tell_leavers(False)
+            hold.tell_leavers(Withdrawn.MISSING)
             return True
 
         member.strand.ask(lambda req_id: messages.describe(req_id, hold.name), heard)
@@ -460,7 +460,8 @@ class Requests:
         if not hold.refused:  # otherwise the error is still to be reported
             place = Place.GRANTED if hold.taken else Place.WAITING
             _answer(hold, Enqueued(place, hold.order_id))
-        hold.tell_leavers(was_there and not hold.lost)
+        left = was_there and not hold.lost
+        hold.tell_leavers(Withdrawn.LEFT if left else Withdrawn.MISSING)
 
     def _forget(self, hold: Hold) -> None:
         hold.state = State.GONE
@@ -477,7 +478,7 @@ class Requests:
         """A sibling cannot be attached; what was asked of it has not come about."""
         for hold in list(member.holds.values()):
             self._refuse(hold, error)
-            hold.tell_leavers(False)
+            hold.tell_leavers(Withdrawn.MISSING)
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
         if self._over:

@@ -29,6 +29,7 @@ from tenure.engines.contract import (
     Removal,
     SessionDefaults,
     SessionEvents,
+    Withdrawn,
 )
 from tenure.engines.ydb import errors, messages
 from tenure.engines.ydb.hold import Hold, State
@@ -454,7 +455,7 @@ class YdbSession(SessionDefaults):
         self.alive()
         return self._requests.alter(request_id, count, data, timeout)
 
-    def withdraw(self, request_id: int) -> Answer[bool]:
+    def withdraw(self, request_id: int) -> Answer[Withdrawn]:
         self.alive()
         return self._requests.withdraw(request_id)
 

@@ -26,6 +26,7 @@ from tenure.engines.contract import (
     Removal,
     SessionDefaults,
     SessionEvents,
+    Withdrawn,
 )
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import UNCHANGED, Recovered, SemaphoreDescription, Unchanged
@@ -260,7 +261,7 @@ class GuardedSession(SessionDefaults):
             answer.add_done_callback(partial(_altered, tally, hold, before))
         return answer
 
-    def withdraw(self, hold: int) -> Answer[bool]:
+    def withdraw(self, hold: int) -> Answer[Withdrawn]:
         answer = self._session.withdraw(hold)  # type: ignore[union-attr]  # attached, since it holds
         self._tally.leave(hold)  # the store carries out what it has taken
         return answer

@@ -24,7 +24,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from tenure.engines.contract import Answer
+from tenure.engines.contract import Answer, Withdrawn
 from tenure.errors import AuthenticationFailed, NodeNotFound, TenureError
 from tenure.server.accept import Greeting
 from tenure.server.auth import ANONYMOUS, REFUSAL_DELAY, Identity, Verdict, peer_of
@@ -207,20 +207,20 @@ class DflockdServerConnection(DflockdServerStream):
             self._transport.close()
 
     def settle(
-        self, answer: Answer[bool] | Answer[None], reply: bytes, renewed: Claim | None = None
+        self, answer: Answer[Withdrawn] | Answer[None], reply: bytes, renewed: Claim | None = None
     ) -> bytes | None:
         """Reply this when the store has answered.
 
         It is `error` if there was nothing to release, or that took too long for a renewal.
         """
         if not isinstance(answer, asyncio.Future):
-            return ERROR if answer is False else reply
+            return ERROR if answer is Withdrawn.MISSING else reply
         answer.add_done_callback(partial(self._settled, reply, renewed))
         return None
 
     def _settled(self, reply: bytes, renewed: Claim | None, answer: asyncio.Future[Any]) -> None:
         done = not answer.cancelled() and answer.exception() is None
-        done = done and answer.result() is not False
+        done = done and answer.result() is not Withdrawn.MISSING
         if done and renewed is not None:
             done = self.locks.confirm(renewed, self._now())
         self._reply(reply if done else ERROR)

@@ -24,7 +24,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from tenure.engines.contract import Place
+from tenure.engines.contract import Place, Withdrawn
 from tenure.errors import NodeNotFound, SemaphoreNotFound, TenureError
 from tenure.model import RequestDescription
 from tenure.server.dflockd.claims import HELD, Claim, Record, sealed
@@ -186,6 +186,6 @@ async def _answered(holder: Holder, order_id: int, lease: int) -> bool:
                     withdrawn.add_done_callback(_seen)
 
 
-def _seen(answer: asyncio.Future[bool]) -> None:
+def _seen(answer: asyncio.Future[Withdrawn]) -> None:
     if not answer.cancelled():
         answer.exception()  # the letter ends with its session at the latest

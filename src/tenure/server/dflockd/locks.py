@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from tenure.engines.contract import Answer, Enqueued, Place
+from tenure.engines.contract import Answer, Enqueued, Place, Withdrawn
 from tenure.errors import InvalidArgument, SemaphoreNotFound, SessionExpired, TenureError
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.server.context import Context
@@ -244,12 +244,8 @@ class Locks:
         if holder.connection is None and not holder.claims and not holder.over:
             self.end(holder)
 
-    def withdraw(self, claim: Claim) -> Answer[bool]:
-        """Take it out of the store's queue; if the store fails, `sweep` tries again.
-
-        Returns:
-            whether it was there.
-        """
+    def withdraw(self, claim: Claim) -> Answer[Withdrawn]:
+        """Take it out of the store's queue; if the store fails, `sweep` tries again."""
         try:
             answer = claim.holder.session.withdraw(claim.hold)
         except TenureError as error:
@@ -259,7 +255,7 @@ class Locks:
             answer.add_done_callback(partial(self._withdrawn, claim))
         return answer
 
-    def _withdrawn(self, claim: Claim, answer: asyncio.Future[bool]) -> None:
+    def _withdrawn(self, claim: Claim, answer: asyncio.Future[Withdrawn]) -> None:
         error = None if answer.cancelled() else answer.exception()
         if error is not None:
             self._left_in(claim, error)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from tenure.engines.contract import Enqueued
+from tenure.engines.contract import Enqueued, Withdrawn
 from tenure.errors import InvalidArgument, TenureError
 from tenure.model import UNCHANGED, SemaphoreDescription
 from tenure.server.limits import Count, LimitReached
@@ -138,7 +138,7 @@ def _withdraw(session: Hosted, message: Withdraw) -> None:
     if isinstance(answer, asyncio.Future):
         _answer_later(session, rid, answer)
     else:
-        session.answer(rid, Done(rid, answer))
+        session.answer(rid, _done(rid, answer))
 
 
 def _alter(session: Hosted, message: Alter) -> None:
@@ -182,7 +182,11 @@ def _when_done(session: Hosted, link: Link, rid: int, answer: asyncio.Future[Any
     if error is not None:
         session.fail(rid, error)
     else:
-        session.answer(rid, Done(rid, answer.result()))
+        session.answer(rid, _done(rid, answer.result()))
+
+
+def _done(rid: int, answer: Withdrawn | None) -> Done:
+    return Done(rid, None if answer is None else answer is Withdrawn.LEFT)
 
 
 # --- semaphores ----------------------------------------------------------------------------

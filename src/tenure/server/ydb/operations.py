@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from tenure.core import rules
-from tenure.engines.contract import Answer, EngineSession, Enqueued
+from tenure.engines.contract import Answer, EngineSession, Enqueued, Withdrawn
 from tenure.errors import InvalidArgument
 from tenure.model import SemaphoreDescription
 from tenure.server.limits import Limits
@@ -82,12 +82,12 @@ class AlterOperation:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawOperation:
-    """Take a request out of its queue. Answered with whether it was there."""
+    """Take a request out of its queue. Answered with `Withdrawn`."""
 
     hold: int
     name: str
 
-    def start(self, session: EngineSession) -> Answer[bool]:
+    def start(self, session: EngineSession) -> Answer[Withdrawn]:
         return session.withdraw(self.hold)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from tenure.engines.contract import Enqueued, Place, Removal
+from tenure.engines.contract import Enqueued, Place, Removal, Withdrawn
 from tenure.errors import InvalidArgument, LeaseReleased, TenureError
 from tenure.model import Recovered, SemaphoreDescription
 from tenure.server.limits import LimitReached, Limits
@@ -294,11 +294,11 @@ class ConversationRequests:
             self._replies.append(answers.released(ask.req_id, False))
             return
         try:
-            withdrawn: bool = yield WithdrawOperation(place.hold, ask.name)
+            withdrawn: Withdrawn = yield WithdrawOperation(place.hold, ask.name)
         except TenureError as error:
             self._replies.append(answers.not_released(ask.req_id, status_of(error), str(error)))
             return
-        was_there = withdrawn and place.gone is None
+        was_there = withdrawn is Withdrawn.LEFT and place.gone is None
         self._abort(place, "it was released while it waited")
         self._forget(place)
         self._replies.append(answers.released(ask.req_id, was_there))

@@ -1,10 +1,10 @@
-"""Answer to a withdrawal: true if the request was in its queue until then."""
+"""Answer to a withdrawal: `Withdrawn.LEFT` if the request was in its queue until then."""
 
 from __future__ import annotations
 
 import asyncio
 
-from tenure.engines.contract import Place, Removal
+from tenure.engines.contract import Place, Removal, Withdrawn
 from tenure.errors import SemaphoreNotFound, SessionExpired
 from tenure.model import DEFAULT_NODE
 from tenure.testing.conformance.behaviour import behaviour
@@ -20,20 +20,20 @@ async def a_withdrawal_says_that_the_request_was_there_and_a_second_one_that_it_
 ) -> None:
     owner, waiter = await stage.programs(2)
     held, waiting = await owner.lock("m"), await waiter.lock("m")
-    assert await waiter.withdraw(waiting) is True
-    assert await waiter.withdraw(waiting) is False
-    assert await owner.withdraw(held) is True
-    assert await owner.withdraw(held) is False
+    assert await waiter.withdraw(waiting) is Withdrawn.LEFT
+    assert await waiter.withdraw(waiting) is Withdrawn.MISSING
+    assert await owner.withdraw(held) is Withdrawn.LEFT
+    assert await owner.withdraw(held) is Withdrawn.MISSING
 
 
 @behaviour()
 async def an_owner_that_waited_was_there_too(stage: Stage) -> None:
     owner, waiter = await stage.programs(2)
     held, waiting = await owner.lock("m"), await waiter.lock("m")
-    assert await owner.withdraw(held) is True
+    assert await owner.withdraw(held) is Withdrawn.LEFT
     await waiting.granted()
-    assert await waiter.withdraw(waiting) is True
-    assert await waiter.withdraw(waiting) is False
+    assert await waiter.withdraw(waiting) is Withdrawn.LEFT
+    assert await waiter.withdraw(waiting) is Withdrawn.MISSING
 
 
 @behaviour()
@@ -42,9 +42,9 @@ async def a_request_that_was_refused_or_never_made_was_not_there(stage: Stage) -
     held = await owner.lock("m")
     refused = await other.lock("m", timeout=0)
     assert refused.place is Place.REFUSED
-    assert await other.withdraw(refused) is False
-    assert await answer_of(other.session.withdraw(held.hold + 12345)) is False
-    assert await owner.withdraw(held) is True
+    assert await other.withdraw(refused) is Withdrawn.MISSING
+    assert await answer_of(other.session.withdraw(held.hold + 12345)) is Withdrawn.MISSING
+    assert await owner.withdraw(held) is Withdrawn.LEFT
 
 
 @behaviour()
@@ -52,8 +52,8 @@ async def a_waiter_whose_time_was_over_was_not_there(stage: Stage) -> None:
     owner, waiter = await stage.programs(2)
     held, waiting = await owner.lock("m"), await waiter.lock("m", timeout=0.05)
     assert await waiting.removed() is Removal.TIMED_OUT
-    assert await waiter.withdraw(waiting) is False
-    assert await owner.withdraw(held) is True
+    assert await waiter.withdraw(waiting) is Withdrawn.MISSING
+    assert await owner.withdraw(held) is Withdrawn.LEFT
 
 
 @behaviour("fencing")
@@ -65,8 +65,8 @@ async def what_was_evicted_was_not_there_whether_or_not_its_session_was_told(
         held, waiting = await owner.lock("m"), await waiter.lock("m")
         for program, request in ((waiter, waiting), (owner, held)):
             await _evict(stage, request)
-            assert await program.withdraw(request) is False
-            assert await program.withdraw(request) is False
+            assert await program.withdraw(request) is Withdrawn.MISSING
+            assert await program.withdraw(request) is Withdrawn.MISSING
 
 
 @behaviour("fencing")
@@ -80,7 +80,7 @@ async def of_an_eviction_and_a_release_at_one_time_one_takes_the_request_out(sta
         for _ in range(number % 7):
             await asyncio.sleep(0)
         released = await owner.withdraw(held)
-        assert released is not await evicting
+        assert (released is Withdrawn.LEFT) is not await evicting
 
 
 @behaviour("lasting")
@@ -91,8 +91,8 @@ async def what_was_deleted_by_force_was_not_there(stage: Stage) -> None:
         await eye.create("pool", 1)
         held, waiting = await owner.enqueue("pool"), await waiter.enqueue("pool")
         await eye.session.delete_semaphore("pool", force=True)
-        assert await owner.withdraw(held) is False
-        assert await waiter.withdraw(waiting) is False
+        assert await owner.withdraw(held) is Withdrawn.MISSING
+        assert await waiter.withdraw(waiting) is Withdrawn.MISSING
 
 
 @behaviour("lasting")
@@ -103,9 +103,9 @@ async def a_late_release_takes_nothing_from_those_who_came_after_a_deletion(stag
     await other.session.delete_semaphore("pool", force=True)
     await other.create("pool", 1)
     theirs = await other.enqueue("pool")
-    assert await owner.withdraw(held) is False
+    assert await owner.withdraw(held) is Withdrawn.MISSING
     assert await stage.queue("pool") == ([other.id], [])
-    assert await other.withdraw(theirs) is True
+    assert await other.withdraw(theirs) is Withdrawn.LEFT
 
 
 @behaviour()
@@ -128,8 +128,8 @@ async def what_a_session_finds_when_it_is_taken_over_was_there(stage: Stage) -> 
     engine = await stage.engine()
     successor = await stage.program(engine=engine, liveness="window", resume=predecessor)
     found = successor.recovered("m")
-    assert await successor.withdraw(found) is True
-    assert await successor.withdraw(found) is False
+    assert await successor.withdraw(found) is Withdrawn.LEFT
+    assert await successor.withdraw(found) is Withdrawn.MISSING
 
 
 async def _evict(stage: Stage, request: ProgramRequest) -> None:

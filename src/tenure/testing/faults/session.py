@@ -20,6 +20,7 @@ from tenure.engines.contract import (
     Removal,
     SessionDefaults,
     SessionEvents,
+    Withdrawn,
 )
 from tenure.errors import EngineUnavailable, SessionExpired
 from tenure.model import UNCHANGED, Recovered, SemaphoreDescription, Unchanged
@@ -159,7 +160,7 @@ class FaultySession(SessionDefaults):
             partial(self.store.alter, request_id, count=count, data=data, timeout=timeout)
         )
 
-    def withdraw(self, request_id: int) -> Answer[bool]:
+    def withdraw(self, request_id: int) -> Answer[Withdrawn]:
         return self._operate(partial(self.store.withdraw, request_id))
 
     def watch(

@@ -1,0 +1,109 @@
+"""Optional features of engines, with their defaults. `tenure.engines.contract` exports them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from tenure.model import SemaphoreDescription, SessionDescription
+
+__all__ = ["EngineDefaults", "Finding", "Level", "Pages", "SessionDefaults"]
+
+Level: TypeAlias = Literal["ok", "warning", "failure"]
+"""How bad a finding is; after a failure, the store cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was examined (`tenure doctor`).
+
+    Attributes:
+        what: what was examined, in a word or two.
+        found: what was found.
+        remedy: how to mend it; empty when there is nothing to mend.
+        absent: there is no store yet; the first use would make it, and an examination must not.
+    """
+
+    level: Level
+    what: str
+    found: str
+    remedy: str = ""
+    absent: bool = False
+
+
+class Pages(Protocol):
+    """Lists of a store in pages, for a server that must not be stopped by a long one.
+
+    Each page is of one moment, and the list as a whole is not.
+    """
+
+    async def sessions(self, path: str, *, after: int, most: int) -> Sequence[SessionDescription]:
+        """The next sessions of a node, by id; fewer than `most` at the end of the list.
+
+        Args:
+            after: the id of the last session of the page before; 0 for the first page.
+
+        Raises:
+            NodeNotFound: there is no such node.
+        """
+        ...
+
+    async def semaphores(
+        self, path: str, *, owners: bool, waiters: bool, after: str, most: int
+    ) -> Sequence[SemaphoreDescription]:
+        """The next semaphores of a node, by name; none at the end of the list.
+
+        Args:
+            after: the name of the last semaphore of the page before; empty for the first page.
+            most: semaphores and requests on a page, about; it has one semaphore at least.
+
+        Raises:
+            NodeNotFound: there is no such node.
+        """
+        ...
+
+
+class EngineDefaults:
+    """Defaults of the members of an `Engine` that few stores have."""
+
+    @property
+    def guarantees(self) -> str:
+        """Weak points of the store in a few sentences for people; empty if there are none."""
+        return ""
+
+    def liveness_fd(self) -> int | None:
+        """Return the descriptor whose lock says that this program is alive, if there is one.
+
+        A child process that inherits it holds that lock too: the sessions of this program are not
+        taken for dead as long as the child lives.
+        """
+        return None
+
+    def diagnose(self) -> Iterable[Finding]:
+        """Examine the store for `tenure doctor`.
+
+        It is called once, outside of an event loop, on an engine that is used for nothing else. It
+        works on a store that cannot be opened, changes nothing, raises nothing, and takes seconds
+        at the most.
+        """
+        return ()
+
+    def pages(self) -> Pages | None:
+        """Return lists in pages; ``None`` if the store makes a list in one piece."""
+        return None
+
+
+class SessionDefaults:
+    """Defaults of the members of an `EngineSession` that few stores have."""
+
+    __slots__ = ()
+
+    def token_of(self, request_id: int) -> str | None:  # noqa: ARG002
+        """Return the token by which the store's other clients know a grant.
+
+        Returns:
+            it is empty if the request is not an owner, and ``None`` where the store has no such
+            tokens. `Lease.store_token` shows it.
+        """
+        return None
