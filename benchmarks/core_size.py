@@ -81,7 +81,7 @@ class Queue:
         """Whoever was granted is the owner now."""
         ((_, _, request),) = self.store.effects
         self.store.effects.clear()
-        self.owner = request.hold
+        self.owner = request.request_id
         self._forget(self.owner)
 
     def _forget(self, number: int) -> None:

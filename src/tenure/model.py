@@ -148,7 +148,7 @@ class Recovered:
     """A request that a session still had in a queue when it was resumed.
 
     Attributes:
-        hold: the request's number within the session.
+        request_id: the request's number within the session.
         name: of the semaphore.
         order_id: its place in the queue, and its fencing token.
         count: how many tokens it wants or has.
@@ -157,7 +157,7 @@ class Recovered:
         granted: whether it owns its tokens.
     """
 
-    hold: int
+    request_id: int
     name: str
     order_id: int
     count: int

@@ -41,7 +41,7 @@ class Naive:
 @dataclass(eq=False)
 class NaiveRequest:
     session: int
-    hold: int
+    request_id: int
     count: int
     deadline: float | None
 
@@ -106,35 +106,35 @@ class CoreAgainstNaiveModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def withdraw(self, data: st.DataObject) -> None:
         request = data.draw(st.sampled_from(self.requests))
-        self.store.withdraw(request.session, request.hold, self.now)
-        self.drop(lambda each: each.hold == request.hold)
+        self.store.withdraw(request.session, request.request_id, self.now)
+        self.drop(lambda each: each.request_id == request.request_id)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), less=st.integers(0, 3))
     def shrink(self, data: st.DataObject, less: int) -> None:
         request = data.draw(st.sampled_from(self.requests))
-        if request.hold not in request.session.requests or request.count - less < 1:
+        if request.request_id not in request.session.requests or request.count - less < 1:
             return
         new = request.count - less
         if new > EXACT and new != request.semaphore.limit:
             return
-        self.store.alter(request.session, request.hold, new, None, self.now)
+        self.store.alter(request.session, request.request_id, new, None, self.now)
         for naive in self.naive.values():
             for each in naive.queue:
-                if each.hold == request.hold:
+                if each.request_id == request.request_id:
                     each.count = new
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), timeout=st.sampled_from([None, 0.0, 0.5, 3.0]))
     def wait_for_as_long_from_now(self, data: st.DataObject, timeout: float | None) -> None:
         request = data.draw(st.sampled_from(self.requests))
-        if request.hold not in request.session.requests:
+        if request.request_id not in request.session.requests:
             return
-        self.store.alter(request.session, request.hold, None, None, self.now, timeout)
+        self.store.alter(request.session, request.request_id, None, None, self.now, timeout)
         for naive in self.naive.values():
             owners = naive.owners()
             for each in naive.queue:
-                if each.hold == request.hold and each not in owners:
+                if each.request_id == request.request_id and each not in owners:
                     each.deadline = None if timeout is None else self.now + timeout
         if timeout == 0:
             self.give_up()
@@ -184,8 +184,8 @@ class CoreAgainstNaiveModel(RuleBasedStateMachine):
         assert ended <= gone
         self.drop(lambda each: each.session in gone)
         self.give_up()
-        told = {effect[2].hold for effect in self.store.effects if effect[1] == TIMED_OUT}
-        assert not told & {each.hold for naive in self.naive.values() for each in naive.queue}
+        told = {effect[2].request_id for effect in self.store.effects if effect[1] == TIMED_OUT}
+        assert not told & {each.request_id for naive in self.naive.values() for each in naive.queue}
 
     def give_up(self) -> None:
         """Those whose time is over leave, but none that those before it make an owner."""
@@ -218,9 +218,11 @@ class CoreAgainstNaiveModel(RuleBasedStateMachine):
                 assert name not in LASTING
                 assert not naive.queue
                 continue
-            assert [request.hold for request in semaphore] == [each.hold for each in naive.queue]
-            owning = [request.hold for request in semaphore if request.granted_at is not None]
-            assert owning == [each.hold for each in naive.owners()]
+            assert [request.request_id for request in semaphore] == [
+                each.request_id for each in naive.queue
+            ]
+            owning = [request.request_id for request in semaphore if request.granted_at is not None]
+            assert owning == [each.request_id for each in naive.owners()]
             orders = [request.order_id for request in semaphore]
             assert orders == sorted(set(orders))
             assert semaphore.held == sum(each.count for each in naive.owners())

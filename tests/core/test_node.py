@@ -241,10 +241,10 @@ def test_a_semaphore_that_is_not_there_is_an_error(bench: Bench) -> None:
 def test_an_ephemeral_semaphore_goes_with_its_last_request(bench: Bench) -> None:
     session, node = bench.attach(), bench.store.node("/default")
     one, two = bench.put(session), bench.put(session)
-    bench.store.withdraw(session, one.hold, bench.now)
+    bench.store.withdraw(session, one.request_id, bench.now)
     assert "x" in node.semaphores
-    bench.store.withdraw(session, two.hold, bench.now)
-    bench.store.withdraw(session, two.hold, bench.now)
+    bench.store.withdraw(session, two.request_id, bench.now)
+    bench.store.withdraw(session, two.request_id, bench.now)
     assert "x" not in node.semaphores
 
 
@@ -276,7 +276,7 @@ def test_a_small_request_does_not_pass_a_large_one_that_waits(bench: Bench) -> N
     one = bench.put(session, "pool", 1, ephemeral=False)
     assert bench.enqueue(session, "pool", 1, 0.0, ephemeral=False) is None
     assert (two.granted_at, one.granted_at) == (None, None)
-    bench.store.withdraw(session, three.hold, 1.0)
+    bench.store.withdraw(session, three.request_id, 1.0)
     assert bench.effects() == [(GRANTED, two), (GRANTED, one)]
 
 
@@ -293,15 +293,15 @@ def test_a_waiter_that_leaves_lets_those_behind_it_in(bench: Bench) -> None:
     bench.put(session, "pool", 3, ephemeral=False)
     two = bench.put(session, "pool", 2, ephemeral=False)
     one = bench.put(session, "pool", 1, ephemeral=False)
-    bench.store.withdraw(session, two.hold, 1.0)
+    bench.store.withdraw(session, two.request_id, 1.0)
     assert bench.effects() == [(GRANTED, one)]
 
 
 def test_a_waiter_in_the_middle_leaves_the_others_in_order(bench: Bench) -> None:
     session = bench.attach()
     requests = [bench.put(session) for _ in range(5)]
-    bench.store.withdraw(session, requests[2].hold, 0.0)
-    bench.store.withdraw(session, requests[4].hold, 0.0)
+    bench.store.withdraw(session, requests[2].request_id, 0.0)
+    bench.store.withdraw(session, requests[4].request_id, 0.0)
     semaphore = bench.store.semaphore(session.node, "x")
     assert list(semaphore) == [requests[0], requests[1], requests[3]]
     assert semaphore.last is requests[3]
@@ -316,7 +316,7 @@ def test_a_waiter_whose_time_is_up_leaves_the_queue(bench: Bench) -> None:
     assert bench.store.next_deadline() == 5
     bench.store.expire(5)
     assert bench.effects() == [(TIMED_OUT, late)]
-    bench.store.withdraw(session, owner.hold, 6.0)
+    bench.store.withdraw(session, owner.request_id, 6.0)
     assert bench.effects() == [(GRANTED, patient)]
 
 
@@ -324,7 +324,7 @@ def test_a_waiter_that_was_granted_has_no_deadline_any_more(bench: Bench) -> Non
     session = bench.attach(window=100)
     owner = bench.put(session)
     waiter = bench.put(session, "x", EPHEMERAL_LIMIT, 5.0)
-    bench.store.withdraw(session, owner.hold, 1.0)
+    bench.store.withdraw(session, owner.request_id, 1.0)
     bench.effects()
     bench.store.expire(50)
     assert bench.effects() == []
@@ -363,7 +363,7 @@ def test_deadlines_that_have_become_wrong_do_not_pile_up(bench: Bench) -> None:
     bench.put(session)
     for _ in range(5000):
         waiter = bench.put(session, "x", EPHEMERAL_LIMIT, 3600.0)
-        bench.store.withdraw(session, waiter.hold, 0.0)
+        bench.store.withdraw(session, waiter.request_id, 0.0)
     assert len(bench.store._deadlines) <= 1001
     late = bench.put(session, "x", EPHEMERAL_LIMIT, 5.0)
     bench.effects()
@@ -376,14 +376,14 @@ def test_a_request_may_shrink_and_change_its_data_in_place(bench: Bench) -> None
     bench.create("pool", 4)
     big = bench.put(session, "pool", 4, ephemeral=False)
     waiter = bench.put(session, "pool", 2, ephemeral=False)
-    bench.store.alter(session, big.hold, 2, b"new", 1.0)
+    bench.store.alter(session, big.request_id, 2, b"new", 1.0)
     assert bench.effects() == [(GRANTED, waiter)]
     assert (big.count, big.data) == (2, b"new")
     with pytest.raises(InvalidArgument):
-        bench.store.alter(session, big.hold, 3, None, 1.0)
-    bench.store.withdraw(session, big.hold, 1.0)
+        bench.store.alter(session, big.request_id, 3, None, 1.0)
+    bench.store.withdraw(session, big.request_id, 1.0)
     with pytest.raises(LeaseReleased):
-        bench.store.alter(session, big.hold, 1, None, 1.0)
+        bench.store.alter(session, big.request_id, 1, None, 1.0)
 
 
 def test_a_waiter_that_shrinks_may_own_at_once(bench: Bench) -> None:
@@ -391,7 +391,7 @@ def test_a_waiter_that_shrinks_may_own_at_once(bench: Bench) -> None:
     bench.create("pool", 4)
     bench.put(session, "pool", 3, ephemeral=False)
     waiter = bench.put(session, "pool", 2, ephemeral=False)
-    bench.store.alter(session, waiter.hold, 1, None, 1.0)
+    bench.store.alter(session, waiter.request_id, 1, None, 1.0)
     assert bench.effects() == [(GRANTED, waiter)]
 
 
@@ -401,9 +401,9 @@ def test_a_waiter_may_be_given_more_time_or_less_and_the_last_word_counts(bench:
     waiter = bench.put(session, "x", EPHEMERAL_LIMIT, 5.0)
     bench.effects()
     for at, timeout, deadline in ((1.0, 8.0, 9.0), (2.0, 3.0, 5.0), (4.0, 6.0, 10.0)):
-        bench.store.alter(session, waiter.hold, None, None, at, timeout)
+        bench.store.alter(session, waiter.request_id, None, None, at, timeout)
         assert waiter.deadline == deadline
-    bench.store.alter(session, waiter.hold, None, b"other", 4.5)
+    bench.store.alter(session, waiter.request_id, None, b"other", 4.5)
     bench.store.expire(9.9)
     assert bench.effects() == []
     bench.store.expire(10.0)
@@ -414,10 +414,10 @@ def test_a_waiter_that_was_given_all_the_time_there_is_does_not_give_up(bench: B
     session = bench.attach(window=100)
     bench.put(session)
     waiter = bench.put(session, "x", EPHEMERAL_LIMIT, 5.0)
-    bench.store.alter(session, waiter.hold, None, None, 1.0, None)
+    bench.store.alter(session, waiter.request_id, None, None, 1.0, None)
     bench.store.expire(50.0)
-    assert list(session.requests) == [1, waiter.hold]
-    bench.store.alter(session, waiter.hold, None, None, 50.0, 2.0)
+    assert list(session.requests) == [1, waiter.request_id]
+    bench.store.alter(session, waiter.request_id, None, None, 50.0, 2.0)
     assert bench.store.next_deadline() == 52.0
 
 
@@ -428,10 +428,10 @@ def test_a_waiter_left_without_time_goes_and_lets_those_behind_it_in(bench: Benc
     two = bench.put(session, "pool", 3, ephemeral=False)
     one = bench.put(session, "pool", 1, ephemeral=False)
     bench.store.watch(session, "pool", data=False, owners=True, sink=None)
-    bench.store.alter(session, two.hold, 2, None, 1.0, 0)
+    bench.store.alter(session, two.request_id, 2, None, 1.0, 0)
     assert [kind for kind, _ in bench.effects()] == [TIMED_OUT, GRANTED, CHANGED]
     assert (one.granted_at, two.granted_at) == (1.0, None)
-    assert two.hold not in session.requests
+    assert two.request_id not in session.requests
 
 
 def test_a_waiter_left_without_time_owns_when_what_it_asks_for_now_fits(bench: Bench) -> None:
@@ -439,10 +439,10 @@ def test_a_waiter_left_without_time_owns_when_what_it_asks_for_now_fits(bench: B
     bench.create("pool", 4)
     bench.put(session, "pool", 3, ephemeral=False)
     waiter = bench.put(session, "pool", 2, 5.0, ephemeral=False)
-    bench.store.alter(session, waiter.hold, 1, None, 1.0, 0)
+    bench.store.alter(session, waiter.request_id, 1, None, 1.0, 0)
     assert bench.effects() == [(GRANTED, waiter)]
     for timeout in (0, 3.0, None):
-        bench.store.alter(session, waiter.hold, None, None, 2.0, timeout)
+        bench.store.alter(session, waiter.request_id, None, None, 2.0, timeout)
     bench.store.expire(9.0)
     assert bench.effects() == []
     assert (waiter.granted_at, waiter.deadline) == (1.0, None)
@@ -454,9 +454,9 @@ def test_a_timeout_that_is_refused_leaves_the_request_alone(bench: Bench) -> Non
     bench.put(session, "pool", 4, ephemeral=False)
     waiter = bench.put(session, "pool", 2, 5.0, ephemeral=False)
     with pytest.raises(InvalidArgument):
-        bench.store.alter(session, waiter.hold, 1, b"new", 1.0, -1)
+        bench.store.alter(session, waiter.request_id, 1, b"new", 1.0, -1)
     with pytest.raises(InvalidArgument):
-        bench.store.alter(session, waiter.hold, 3, b"new", 1.0, 1)
+        bench.store.alter(session, waiter.request_id, 3, b"new", 1.0, 1)
     assert (waiter.count, waiter.data, waiter.deadline) == (2, b"", 5.0)
 
 
@@ -479,7 +479,7 @@ def test_sizes_are_checked_before_anything_changes(bench: Bench) -> None:
     assert not session.node.semaphores
     owner = bench.put(session)
     with pytest.raises(InvalidArgument):
-        bench.store.alter(session, owner.hold, None, huge, 0.0)
+        bench.store.alter(session, owner.request_id, None, huge, 0.0)
 
 
 # Watches
@@ -498,12 +498,12 @@ def test_a_watch_hears_of_what_it_watches_once_a_command(bench: Bench) -> None:
     assert bench.effects() == [(CHANGED, owners)]
     two = bench.put(session, "pool", 1, ephemeral=False)
     assert bench.effects() == []  # waiters never notify
-    bench.store.alter(session, two.hold, None, b"waiting", 0.0)
-    bench.store.alter(session, one.hold, None, b"", 0.0)
+    bench.store.alter(session, two.request_id, None, b"waiting", 0.0)
+    bench.store.alter(session, one.request_id, None, b"", 0.0)
     assert bench.effects() == []
-    bench.store.alter(session, one.hold, None, b"owning", 0.0)
+    bench.store.alter(session, one.request_id, None, b"owning", 0.0)
     assert bench.effects() == [(CHANGED, owners)]
-    bench.store.withdraw(session, one.hold, 0.0)
+    bench.store.withdraw(session, one.request_id, 0.0)
     assert bench.effects() == [(GRANTED, two), (CHANGED, owners)]
     bench.store.delete(node, "pool", force=True)
     assert bench.effects() == [(DELETED, two), (CHANGED, data), (CHANGED, owners)]
@@ -573,7 +573,7 @@ def test_a_watch_hears_of_an_ephemeral_semaphore_that_comes_and_goes(bench: Benc
     watch = bench.store.watch(session, "x", data=False, owners=True, sink=None)
     owner = bench.put(session)
     assert bench.effects() == [(CHANGED, watch)]
-    bench.store.withdraw(session, owner.hold, 0.0)
+    bench.store.withdraw(session, owner.request_id, 0.0)
     assert bench.effects() == [(CHANGED, watch)]
 
 
@@ -593,7 +593,7 @@ def test_a_waiter_that_leaves_changes_nothing_for_the_owners(bench: Bench) -> No
     waiter = bench.put(session, "pool", 1, ephemeral=False)
     bench.store.watch(session, "pool", data=True, owners=True, sink=None)
     bench.effects()
-    bench.store.withdraw(session, waiter.hold, 0.0)
+    bench.store.withdraw(session, waiter.request_id, 0.0)
     assert bench.effects() == []
 
 
@@ -618,10 +618,10 @@ def test_owners_that_come_in_without_another_s_leaving_are_a_change(bench: Bench
     large = bench.put(session, "pool", 4, ephemeral=False)
     behind = bench.put(session, "pool", 1, ephemeral=False)
     watch = bench.store.watch(session, "pool", data=False, owners=True, sink=None)
-    bench.store.withdraw(session, large.hold, 0.0)
+    bench.store.withdraw(session, large.request_id, 0.0)
     assert bench.effects() == [(GRANTED, behind), (CHANGED, watch)]
     late = bench.put(session, "pool", 3, ephemeral=False)
-    bench.store.alter(session, late.hold, 1, None, 0.0)
+    bench.store.alter(session, late.request_id, 1, None, 0.0)
     assert bench.effects() == [(GRANTED, late), (CHANGED, watch)]
 
 

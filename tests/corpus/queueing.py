@@ -69,9 +69,9 @@ def _grant_the_last(self: CoreSemaphore, now: float) -> Request | None:
         return _grant_next(self, now)
     first.count, last.count = last.count, first.count
     first.session, last.session = last.session, first.session
-    first.hold, last.hold = last.hold, first.hold
+    first.request_id, last.request_id = last.request_id, first.request_id
     for each in (first, last):
-        each.session.requests[each.hold] = each
+        each.session.requests[each.request_id] = each
     return _grant_next(self, now)
 
 
@@ -123,7 +123,7 @@ async def who_comes_first_is_served_first(scene: Scene) -> None:
 def _leave_requests_behind(self: Store, session: CoreSession, why: str | None) -> dict[Any, Any]:
     waiting = [each for each in session.requests.values() if each.granted_at is None]
     for each in waiting:
-        del session.requests[each.hold]
+        del session.requests[each.request_id]
     return _remove_session(self, session, why)
 
 

@@ -254,7 +254,13 @@ async def test_a_grant_before_its_request_is_claimed_is_not_missed(world: World)
         await turns()
         (found,) = resumed.recovered
         assert found == Recovered(
-            found.hold, "m", found.order_id, EPHEMERAL_LIMIT, b"", ephemeral=True, granted=True
+            found.request_id,
+            "m",
+            found.order_id,
+            EPHEMERAL_LIMIT,
+            b"",
+            ephemeral=True,
+            granted=True,
         )
         ticket = resumed.mutex("m").recover()
         assert ticket is not None

@@ -164,11 +164,11 @@ def _keep_news(store: Store) -> None:
     """Leave what the model has to tell with the sessions concerned."""
     for session, kind, what in store.effects:
         if kind == GRANTED:
-            session.sink.append(["granted", what.hold, what.order_id])
+            session.sink.append(["granted", what.request_id, what.order_id])
         elif kind == CHANGED:
             session.sink.append(["changed", what.sink])
         elif kind != ENDED:  # an ended session is not there any more, which tells it enough
-            session.sink.append(["removed", what.hold, _REMOVALS[kind].value])
+            session.sink.append(["removed", what.request_id, _REMOVALS[kind].value])
     store.effects.clear()
 
 

@@ -45,14 +45,14 @@ class Proof:
         """Time of the next renewal. An unanswered renewal gets some time before it is repeated."""
         return max(self.at + self.span / 3, self.asked + self.span / 12)
 
-    def add_stop_time(self, hold: int, stop_time: float) -> None:
+    def add_stop_time(self, request_id: int, stop_time: float) -> None:
         """Put the deadline early enough to leave a lease the time that its work needs to stop."""
-        self._stop_times[hold] = stop_time
+        self._stop_times[request_id] = stop_time
         self._measure()
 
-    def drop_stop_time(self, hold: int) -> None:
+    def drop_stop_time(self, request_id: int) -> None:
         """Forget the stop time of a lease that is over. Safe for one that never had any."""
-        if self._stop_times.pop(hold, None) is not None:
+        if self._stop_times.pop(request_id, None) is not None:
             self._measure()
 
     def _measure(self) -> None:

@@ -123,8 +123,8 @@ class SessionCore(SessionLife):
         else:
             return None
         self._check_stop_time(options)
-        del self.recovered[found.hold]
-        self.requests[found.hold] = request = Request(self, found.hold, options)
+        del self.recovered[found.request_id]
+        self.requests[found.request_id] = request = Request(self, found.request_id, options)
         request.count = found.count
         request.sent_at = self.now()
         request.place(Enqueued(Place.GRANTED if found.granted else Place.WAITING, found.order_id))
@@ -213,22 +213,22 @@ class SessionCore(SessionLife):
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
         """Take the requests that the session had in queues when it was taken over."""
-        self.recovered = {found.hold: found for found in requests}
+        self.recovered = {found.request_id: found for found in requests}
 
-    def granted(self, hold: int, order_id: int | None) -> None:
+    def granted(self, request_id: int, order_id: int | None) -> None:
         """Process the grant of a waiting request."""
-        request = self.requests.get(hold)
+        request = self.requests.get(request_id)
         if request is not None:
             request.grant(order_id)
-        elif hold in self.recovered:
-            self.recovered[hold] = replace(self.recovered[hold], granted=True)
+        elif request_id in self.recovered:
+            self.recovered[request_id] = replace(self.recovered[request_id], granted=True)
 
-    def removed(self, hold: int, why: Removal) -> None:
+    def removed(self, request_id: int, why: Removal) -> None:
         """Process the removal of a request that this session did not withdraw."""
-        request = self.requests.get(hold)
+        request = self.requests.get(request_id)
         if request is not None:
             request.remove(why)
-        self.recovered.pop(hold, None)
+        self.recovered.pop(request_id, None)
 
     def detached(self, cause: BaseException | None = None) -> None:
         """Note that the contact is broken."""

@@ -318,7 +318,7 @@ class Store:
     def enqueue(
         self,
         session: Session,
-        hold: int,
+        request_id: int,
         name: str,
         count: int,
         data: bytes,
@@ -352,8 +352,8 @@ class Store:
         if timeout == 0 and not found.admits(count):
             return None
         self.last_order_id = order_id
-        request = Request(found, session, hold, order_id, count, data, now)
-        session.requests[hold] = request
+        request = Request(found, session, request_id, order_id, count, data, now)
+        session.requests[request_id] = request
         if found.first is None:
             found.begin(request, now)
         else:
@@ -369,14 +369,14 @@ class Store:
     def alter(
         self,
         session: Session,
-        hold: int,
+        request_id: int,
         count: int | None,
         data: bytes | None,
         now: float,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> None:
         """Change a request in place; a new timeout concerns only one that still waits then."""
-        request = session.requests.get(hold)
+        request = session.requests.get(request_id)
         node = session.node
         if request is None:
             raise LeaseReleased(f"the request on {node.path} is over", node=node.path)
@@ -407,14 +407,14 @@ class Store:
             else:
                 self._wait_until(None if timeout is None else now + timeout, request)
 
-    def withdraw(self, session: Session, hold: int, now: float) -> bool:
+    def withdraw(self, session: Session, request_id: int, now: float) -> bool:
         """Take a request out of its queue; false when it was in none."""
-        request = session.requests.get(hold)
+        request = session.requests.get(request_id)
         if request is None:
             return False
         semaphore = request.semaphore
         semaphore.remove(request)
-        del session.requests[hold]
+        del session.requests[request_id]
         node = semaphore.node
         if semaphore.first is not None or node.watches:
             self._advance_one(request, now)
@@ -512,7 +512,7 @@ class Store:
     def _leave(self, request: Request) -> None:
         """Take a request out of its queue and its session. Grants no other request yet."""
         request.semaphore.remove(request)
-        del request.session.requests[request.hold]
+        del request.session.requests[request.request_id]
 
     def _give_up(self, request: Request, now: float) -> None:
         """Take out a waiter whose timeout has passed."""

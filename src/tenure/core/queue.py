@@ -28,11 +28,11 @@ class Request:
         "data",
         "deadline",
         "granted_at",
-        "hold",
         "joined_at",
         "next",
         "order_id",
         "previous",
+        "request_id",
         "semaphore",
         "session",
     )
@@ -41,7 +41,7 @@ class Request:
         self,
         semaphore: Semaphore,
         session: Session,
-        hold: int,
+        request_id: int,
         order_id: int,
         count: int,
         data: bytes,
@@ -49,7 +49,7 @@ class Request:
     ) -> None:
         self.semaphore = semaphore
         self.session = session
-        self.hold = hold
+        self.request_id = request_id
         self.order_id = order_id
         self.count = count
         self.data = data

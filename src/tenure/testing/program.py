@@ -59,16 +59,18 @@ class ProgramRequest:
 
     Attributes:
         program: the program.
-        hold: its number within the session.
+        request_id: its number within the session.
         name: the name of the semaphore.
         answer: the answer of `enqueue`, or the future of it.
         order_id: its place in the queue, once known.
         withdrawn: true once the program has withdrawn it.
     """
 
-    def __init__(self, program: Program, hold: int, name: str, answer: Answer[Enqueued]) -> None:
+    def __init__(
+        self, program: Program, request_id: int, name: str, answer: Answer[Enqueued]
+    ) -> None:
         self.program = program
-        self.hold = hold
+        self.request_id = request_id
         self.name = name
         self.answer = answer
         self.order_id: int | None = None
@@ -78,7 +80,8 @@ class ProgramRequest:
             self._note(answer)
 
     def __repr__(self) -> str:
-        return f"<hold {self.hold} of session {self.program.id} on {self.name!r}: {self.standing}>"
+        of = f"of session {self.program.id} on {self.name!r}"
+        return f"<request {self.request_id} {of}: {self.standing}>"
 
     async def answered(self) -> ProgramRequest:
         """Wait for the answer of `enqueue`; raise its error if it failed."""
@@ -99,23 +102,23 @@ class ProgramRequest:
     @property
     def standing(self) -> Standing:
         heard = self.program.heard
-        if self.withdrawn or self.program.over or self.hold in heard.removals:
+        if self.withdrawn or self.program.over or self.request_id in heard.removals:
             return Standing.GONE
-        if self.hold in heard.grants or self._place is Place.GRANTED:
+        if self.request_id in heard.grants or self._place is Place.GRANTED:
             return Standing.OWNS
         return Standing.WAITS if self._place is Place.WAITING else Standing.GONE
 
     @property
     def removal(self) -> Removal | None:
         """Reason for its removal from the queue, if its program was notified of one."""
-        return self.program.heard.removals.get(self.hold)
+        return self.program.heard.removals.get(self.request_id)
 
     async def granted(self) -> int | None:
         """Wait until it is granted, and return its order id."""
         heard = self.program.heard
 
         def decided(_: Recorder) -> bool:
-            self.order_id = heard.grants.get(self.hold) or self.order_id
+            self.order_id = heard.grants.get(self.request_id) or self.order_id
             known = self.order_id is not None or not self.program.capabilities.fencing
             return self.standing is Standing.GONE or (self.standing is Standing.OWNS and known)
 
@@ -126,8 +129,8 @@ class ProgramRequest:
     async def removed(self) -> Removal:
         """Wait until it is removed from its queue, and return the reason."""
         heard = self.program.heard
-        await heard.wait_for(lambda _: self.hold in heard.removals, f"the removal of {self}")
-        return heard.removals[self.hold]
+        await heard.wait_for(lambda _: self.request_id in heard.removals, f"the removal of {self}")
+        return heard.removals[self.request_id]
 
 
 class Watching:
@@ -168,7 +171,7 @@ class Program:
         self.requests = [
             ProgramRequest(
                 self,
-                found.hold,
+                found.request_id,
                 found.name,
                 Enqueued(Place.GRANTED if found.granted else Place.WAITING, found.order_id),
             )
@@ -194,8 +197,8 @@ class Program:
 
     # Requests
 
-    def next_hold(self) -> int:
-        """Return a hold number that no request of this session has had."""
+    def next_request_id(self) -> int:
+        """Return a request id that no request of this session has had."""
         return next(self._holds)
 
     def send(
@@ -206,10 +209,10 @@ class Program:
         data: bytes = b"",
         timeout: float | None = None,
         ephemeral: bool = False,
-        hold: int | None = None,
+        request_id: int | None = None,
     ) -> ProgramRequest:
         """Call `enqueue`, without waiting for its answer."""
-        number = self.next_hold() if hold is None else hold
+        number = self.next_request_id() if request_id is None else request_id
         self.heard.asks(number)
         answer = self.session.enqueue(
             number, name, count, data, timeout=timeout, ephemeral=ephemeral
@@ -227,10 +230,12 @@ class Program:
         data: bytes = b"",
         timeout: float | None = None,
         ephemeral: bool = False,
-        hold: int | None = None,
+        request_id: int | None = None,
     ) -> ProgramRequest:
         """Call `enqueue`, and wait for its answer (not for the grant)."""
-        request = self.send(name, count, data=data, timeout=timeout, ephemeral=ephemeral, hold=hold)
+        request = self.send(
+            name, count, data=data, timeout=timeout, ephemeral=ephemeral, request_id=request_id
+        )
         return await request.answered()
 
     async def lock(
@@ -242,12 +247,12 @@ class Program:
     def recovered(self, name: str) -> ProgramRequest:
         """Return the request for a name that this session had when it was taken over."""
         [found] = [each for each in self.heard.found if each.name == name]
-        return next(each for each in self.requests if each.hold == found.hold)
+        return next(each for each in self.requests if each.request_id == found.request_id)
 
     def send_withdrawal(self, request: ProgramRequest) -> Answer[Withdrawn]:
         """Call `withdraw`, without waiting for its answer."""
         request.withdrawn = True
-        return self.session.withdraw(request.hold)
+        return self.session.withdraw(request.request_id)
 
     async def withdraw(self, request: ProgramRequest) -> Withdrawn:
         """Call `withdraw`, and return its answer."""
@@ -262,7 +267,7 @@ class Program:
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
         """Call `alter`, without waiting for its answer."""
-        return self.session.alter(request.hold, count=count, data=data, timeout=timeout)
+        return self.session.alter(request.request_id, count=count, data=data, timeout=timeout)
 
     async def alter(
         self,

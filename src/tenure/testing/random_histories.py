@@ -232,24 +232,24 @@ class Histories(Sessions):
             answers: list[Awaitable[object]] = []
             for what, count, chosen in steps:
                 if what != "withdraw":
-                    holds.append(program.next_hold())
+                    holds.append(program.next_request_id())
                     timeout = 0 if what == "try" else None
                     answers.append(
                         _answered(mine, program, holds[-1], name, count, timeout, ephemeral)
                     )
                 elif holds:
-                    hold = choose(holds, chosen)
-                    if hold in mine:
-                        mine[hold].withdrawn = True
-                    withdrawn.append(hold)
-                    first = withdrawn.count(hold) == 1  # only its first answer is compared
+                    request_id = choose(holds, chosen)
+                    if request_id in mine:
+                        mine[request_id].withdrawn = True
+                    withdrawn.append(request_id)
+                    first = withdrawn.count(request_id) == 1  # only its first answer is compared
                     told = first and self.withdrawals_are_told
-                    answers.append(_withdrawn(program, hold, told=told))
+                    answers.append(_withdrawn(program, request_id, told=told))
             return [await outcome(each) for each in answers]
 
         self._both(rush)
-        for hold in sorted(sent[0].keys() & sent[1].keys()):
-            self._note(session, sent[0][hold], sent[1][hold])
+        for request_id in sorted(sent[0].keys() & sent[1].keys()):
+            self._note(session, sent[0][request_id], sent[1][request_id])
 
     # Watches
 
@@ -307,7 +307,7 @@ class Histories(Sessions):
 def _answered(
     requests: dict[int, ProgramRequest],
     program: Program,
-    hold: int,
+    request_id: int,
     name: str,
     count: int,
     timeout: float | None,
@@ -315,10 +315,12 @@ def _answered(
 ) -> Awaitable[object]:
     """Send a request now, and return an awaitable of its answer, or of its immediate error."""
     try:
-        request = program.send(name, count, timeout=timeout, ephemeral=ephemeral, hold=hold)
+        request = program.send(
+            name, count, timeout=timeout, ephemeral=ephemeral, request_id=request_id
+        )
     except TenureError as error:
         return _failed(error)
-    requests[hold] = request
+    requests[request_id] = request
     return _placed(request)
 
 
@@ -330,10 +332,10 @@ async def _placed(request: ProgramRequest) -> object:
     return placed(await request.answered())
 
 
-def _withdrawn(program: Program, hold: int, *, told: bool) -> Awaitable[object]:
+def _withdrawn(program: Program, request_id: int, *, told: bool) -> Awaitable[object]:
     """Withdraw a request now, and return an awaitable of the answer; ``None`` unless `told`."""
     try:
-        answer = program.session.withdraw(hold)
+        answer = program.session.withdraw(request_id)
     except TenureError as error:
         return _failed(error)
     return _left(answer, told=told)

@@ -199,7 +199,7 @@ class Sessions(RuleBasedStateMachine):
             )
             programs.append(program)
             return [
-                (side.requests[found.order_id], replace(found, hold=0, order_id=0))
+                (side.requests[found.order_id], replace(found, request_id=0, order_id=0))
                 for found in program.heard.found
             ]
 

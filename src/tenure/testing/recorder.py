@@ -42,14 +42,14 @@ class Proven(NamedTuple):
 class GrantedRequest(NamedTuple):
     """Call of `SessionEvents.granted`."""
 
-    hold: int
+    request_id: int
     order_id: int | None
 
 
 class Removed(NamedTuple):
     """Call of `SessionEvents.removed`."""
 
-    hold: int
+    request_id: int
     why: Removal
 
 
@@ -83,7 +83,7 @@ class Recorder:
         said: all events, in order.
         proofs: the instants of the `Proven` events, in order.
         grants: the order ids of the holds that were granted by an event.
-        removals: the reasons of removal, by hold.
+        removals: the reasons of removal, by request id.
         found: the requests that the session had when it was taken over, in order.
         end: the error with which the store ended the session.
         broken: the violations of the contract by the engine, in words.
@@ -102,13 +102,13 @@ class Recorder:
         self._thread = threading.get_ident()
         self._news = asyncio.Event()
 
-    def asks(self, hold: int) -> None:
-        """Note that `enqueue` is about to be called for a hold."""
-        self._answers[hold] = None
+    def asks(self, request_id: int) -> None:
+        """Note that `enqueue` is about to be called for a request."""
+        self._answers[request_id] = None
 
-    def answered(self, hold: int, answer: Answer[Enqueued]) -> None:
-        """Note the answer of `enqueue` for a hold: a value, or the future of one."""
-        self._answers[hold] = answer
+    def answered(self, request_id: int, answer: Answer[Enqueued]) -> None:
+        """Note the answer of `enqueue` for a request: a value, or the future of one."""
+        self._answers[request_id] = answer
 
     async def wait_for(
         self, condition: Callable[[Recorder], bool], what: str, *, within: float = PATIENCE
@@ -150,24 +150,26 @@ class Recorder:
         self._hear(Resumed(self.found))
         for request in requests:
             place = Place.GRANTED if request.granted else Place.WAITING
-            self._answers[request.hold] = Enqueued(place, request.order_id)
+            self._answers[request.request_id] = Enqueued(place, request.order_id)
         self._wake()
 
-    def granted(self, hold: int, order_id: int | None) -> None:
-        self._hear(GrantedRequest(hold, order_id))
-        self._check_answered(hold, "granted")
-        if hold in self.removals:
-            self.broken.append(f"hold {hold} was granted after it had been removed")
-        known = self.grants.get(hold)
+    def granted(self, request_id: int, order_id: int | None) -> None:
+        self._hear(GrantedRequest(request_id, order_id))
+        self._check_answered(request_id, "granted")
+        if request_id in self.removals:
+            self.broken.append(f"request {request_id} was granted after it had been removed")
+        known = self.grants.get(request_id)
         if known is not None and order_id != known:
-            self.broken.append(f"hold {hold} was granted as {known}, and then as {order_id}")
-        self.grants[hold] = order_id
+            self.broken.append(
+                f"request {request_id} was granted as {known}, and then as {order_id}"
+            )
+        self.grants[request_id] = order_id
         self._wake()
 
-    def removed(self, hold: int, why: Removal) -> None:
-        self._hear(Removed(hold, why))
-        self._check_answered(hold, "removed")
-        self.removals[hold] = why
+    def removed(self, request_id: int, why: Removal) -> None:
+        self._hear(Removed(request_id, why))
+        self._check_answered(request_id, "removed")
+        self.removals[request_id] = why
         self._wake()
 
     def detached(self, cause: BaseException | None = None) -> None:  # noqa: ARG002
@@ -190,13 +192,13 @@ class Recorder:
             self.broken.append(f"{said} was said on another thread than the loop's")
         self.said.append(said)
 
-    def _check_answered(self, hold: int, what: str) -> None:
-        if hold not in self._answers:
-            self.broken.append(f"hold {hold} was {what}, and had never been asked for")
+    def _check_answered(self, request_id: int, what: str) -> None:
+        if request_id not in self._answers:
+            self.broken.append(f"request {request_id} was {what}, and had never been asked for")
             return
-        answer = self._answers[hold]
+        answer = self._answers[request_id]
         if answer is None or (isinstance(answer, asyncio.Future) and not answer.done()):
-            self.broken.append(f"hold {hold} was {what} before enqueue had answered")
+            self.broken.append(f"request {request_id} was {what} before enqueue had answered")
 
     def _wake(self) -> None:
         news, self._news = self._news, asyncio.Event()

@@ -230,7 +230,7 @@ def _belief(program: Program) -> Beliefs:
 def _known(request: ProgramRequest) -> int | None:
     if not _tells_order(request.program, request.standing):
         return None
-    return request.program.heard.grants.get(request.hold) or request.order_id
+    return request.program.heard.grants.get(request.request_id) or request.order_id
 
 
 def _tells_order(program: Program, standing: Standing) -> bool:

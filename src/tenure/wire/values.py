@@ -222,7 +222,7 @@ class Found(Struct, array_like=True, frozen=True):
     @classmethod
     def of(cls, request: Recovered) -> Found:
         return cls(
-            request.hold,
+            request.request_id,
             request.name,
             request.order_id,
             request.count,

@@ -155,7 +155,9 @@ async def test_a_change_whose_answer_was_lost_is_made_once(address: str) -> None
         await other.create("pool", 4)
         held = await program.enqueue("pool", 4)
         cable.deaf = True
-        changes = [program.session.alter(held.hold, count=count, data=None) for count in (3, 1)]
+        changes = [
+            program.session.alter(held.request_id, count=count, data=None) for count in (3, 1)
+        ]
 
         async def changed() -> bool:
             return (await other.describe("pool")).held == 1

@@ -158,9 +158,9 @@ async def test_changes_that_a_lost_server_had_made_and_not_answered_are_made_onc
         waiting = await program.enqueue("pool", 3)
         cable.deaf = True
         changes = [
-            program.session.alter(owned.hold, count=3, data=None),
-            program.session.alter(owned.hold, count=2, data=b"less"),
-            program.session.alter(waiting.hold, count=2, data=None),
+            program.session.alter(owned.request_id, count=3, data=None),
+            program.session.alter(owned.request_id, count=2, data=b"less"),
+            program.session.alter(waiting.request_id, count=2, data=None),
         ]
 
         async def changed() -> bool:

@@ -300,7 +300,7 @@ async def test_an_engine_takes_its_own_session_over(url: str) -> None:
         await former.enqueue(2, "n")
         successor = await resume(engine, former)
         assert former.heard.end is not None
-        assert [each.hold for each in successor.heard.found] == [1, 2]
+        assert [each.request_id for each in successor.heard.found] == [1, 2]
         await other.withdraw(1)
         await successor.granted(2)
         assert former.heard.grants == {}
@@ -329,7 +329,7 @@ async def test_what_happens_while_a_take_over_waits_is_found_or_told(url: str) -
         assert heard.said == []
         former.session.superseded()
         successor = Program(await attaching, heard)
-        assert [(each.hold, each.granted) for each in heard.found] == [(1, True), (3, True)]
+        assert [(each.request_id, each.granted) for each in heard.found] == [(1, True), (3, True)]
         assert heard.removals == {}
         assert heard.broken == []
         assert await successor.enqueue(4, "o") is Place.GRANTED
@@ -372,7 +372,7 @@ async def test_a_recovered_place_is_looked_after(url: str) -> None:
             await former.enqueue(1, "m", timeout=0.5)
             await former.session.detach()
         successor = await resume(there, former)
-        assert [each.hold for each in successor.heard.found] == [1]
+        assert [each.request_id for each in successor.heard.found] == [1]
         await successor.heard.wait_for(lambda heard: 1 in heard.removals, "the end of the wait")
 
 

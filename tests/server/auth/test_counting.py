@@ -102,7 +102,7 @@ class Program:
     def proven(self, at: float) -> None: ...
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
-        self.holds = [each.hold for each in requests]
+        self.holds = [each.request_id for each in requests]
 
     def granted(self, hold: int, order_id: int | None) -> None: ...
 

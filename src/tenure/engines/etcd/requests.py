@@ -305,7 +305,7 @@ class EtcdRequests:
                 mine.append(request)
         return [
             Recovered(
-                hold=each.hold,
+                request_id=each.hold,
                 name=each.name.name,
                 order_id=self._waiting.order_id(each),
                 count=each.count,

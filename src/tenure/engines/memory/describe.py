@@ -13,7 +13,7 @@ def recovered(request: Request) -> Recovered:
     """Return a request as a resumed session receives it."""
     semaphore = request.semaphore
     return Recovered(
-        request.hold,
+        request.request_id,
         semaphore.name,
         request.order_id,
         request.count,

@@ -165,7 +165,7 @@ class MemoryEngine(EngineDefaults):
         elif sink.superseded:
             return
         elif kind == GRANTED:
-            sink.events.granted(what.hold, what.order_id)
+            sink.events.granted(what.request_id, what.order_id)
         elif kind == CHANGED:
             if what in what.session.watches:  # or else it has ended since
                 what.sink()
@@ -173,7 +173,7 @@ class MemoryEngine(EngineDefaults):
             path = sink.node
             sink.over(SessionExpired(f"the session on {path} is over: {what}", node=path))
         else:
-            sink.events.removed(what.hold, _REMOVALS[kind])
+            sink.events.removed(what.request_id, _REMOVALS[kind])
 
     # Deadlines
 

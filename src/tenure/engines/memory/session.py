@@ -289,7 +289,7 @@ class MemorySession(SessionDefaults):
                 guard.release()
         for session, request in granted:
             try:
-                session.events.granted(request.hold, request.order_id)
+                session.events.granted(request.request_id, request.order_id)
             except Exception as error:
                 self.engine.grant_again(session, request, error)
         return _LEFT

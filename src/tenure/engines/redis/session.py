@@ -391,8 +391,8 @@ class RedisSession(Attachment, SessionDefaults):
         def begun(reply: Any) -> None:
             if self._wrong(reply) is None and not self.over:
                 found = values.recovered(reply[1])
-                self.holds = {each.hold: OWNS if each.granted else WAITING for each in found}
-                self.waited = {each.hold: each.name for each in found if not each.granted}
+                self.holds = {each.request_id: OWNS if each.granted else WAITING for each in found}
+                self.waited = {each.request_id: each.name for each in found if not each.granted}
                 self._engine.expect(reply[2])
                 self.events.resumed(found)
                 pushes, self.early_pushes = self.early_pushes or [], None

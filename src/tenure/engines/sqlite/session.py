@@ -186,11 +186,11 @@ class SqliteSession(SessionDefaults):
         requests, put_by = [each.request for each in found], self.put_by
         assert put_by is not None
         self.put_by = None
-        self.known = {each.hold for each in requests}
+        self.known = {each.request_id for each in requests}
         for each, deadline in found:
             if not each.granted:
                 where = (self.node, each.name)
-                self._monitor.waits(self.id, each.hold, where, each.order_id, deadline)
+                self._monitor.waits(self.id, each.request_id, where, each.order_id, deadline)
         self.events.resumed(requests)
         self._monitor.pass_on(put_by)
 

@@ -130,7 +130,7 @@ class GuardedSession(SessionDefaults):
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
         for each in requests:
-            self._tally.recover(each.hold, len(each.data))
+            self._tally.recover(each.request_id, len(each.data))
         self._resumed(requests)
 
     def removed(self, hold: int, why: Removal) -> None:

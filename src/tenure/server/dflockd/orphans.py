@@ -154,7 +154,7 @@ async def _take_over(
     locks.holders.add(holder)
     waiters = []
     for request in holder.found:
-        holder.hold = max(holder.hold, request.hold)
+        holder.hold = max(holder.hold, request.request_id)
         name = key_of(request.name)
         record = None if name is None else Record.of(request.data, name)
         if request.granted and name and record is not None:
@@ -167,7 +167,7 @@ async def _take_over(
             if session.attached is not False:  # a client may have got the lease a moment ago
                 claim.deadline = locks.now() + record.lease
         else:
-            waiters.append(request.hold)
+            waiters.append(request.request_id)
     for hold in waiters:  # no client waits any more
         with contextlib.suppress(TenureError):  # then they leave with their session
             answer = holder.session.withdraw(hold)
@@ -215,11 +215,11 @@ def _keep(
     key = locks.keys.get(name)
     if key is None:
         key = locks.keys.found(name, limit, now)
-    claim = Claim(key, holder, request.hold, record.lease, record.seal)
+    claim = Claim(key, holder, request.request_id, record.lease, record.seal)
     left = record.until / 1000 - locks.context.clock.wall()
     since = next((o.since for o in semaphore.owners if o.order_id == request.order_id), None)
     waited = record.lease if since is None else record.lease - since
-    holder.claims[request.hold] = claim
+    holder.claims[request.request_id] = claim
     key.claims.add(claim)
     locks.inherit(claim, request.order_id)
     claim.deadline = now + min(max(left, waited), record.lease)

@@ -101,7 +101,9 @@ class Places:
             self._semaphores.rejoin(
                 self._node, each.name, ephemeral=each.ephemeral, account=self._account
             )
-            self.requests[each.hold] = request = Request(each.name, each.count, each.ephemeral)
+            self.requests[each.request_id] = request = Request(
+                each.name, each.count, each.ephemeral
+            )
             request.data = each.data
             request.order_id = each.order_id
             request.granted = each.granted

@@ -95,10 +95,10 @@ class ConversationRequests:
         """Note requests that the session has already; of several for a name, the first."""
         for each in requests:
             if each.name not in self._places:
-                place = _Place(each.hold, each.name, each.count, each.ephemeral)
+                place = _Place(each.request_id, each.name, each.count, each.ephemeral)
                 place.granted = each.granted
                 self._books.rejoin(self._node, each.name, ephemeral=each.ephemeral)
-                self._places[each.name] = self._by_hold[each.hold] = place
+                self._places[each.name] = self._by_hold[each.request_id] = place
 
     def granted(self, hold: int) -> str | None:
         """Note that a request owns its tokens; returns its name, if it is there."""

@@ -135,7 +135,7 @@ async def _leaves_in_one_step(stage: Stage, leave: Callable[[Program], Awaitable
     for name, request in zip(names, following, strict=True):
         await request.granted()
         assert await follower.queue(name) == ([follower.id], [])
-    assert not [request for request in own if request.hold in leaver.heard.grants]
+    assert not [request for request in own if request.request_id in leaver.heard.grants]
 
 
 @behaviour()

@@ -108,7 +108,7 @@ async def an_expired_session_leaves_all_its_queues_in_one_step(stage: Stage) -> 
         for each in names:
             owners, waiters = await stage.queue(each)
             assert silent.id not in owners + waiters, f"{each}, when {name} has been granted"
-    assert not [request for request in own if request.hold in silent.heard.grants]
+    assert not [request for request in own if request.request_id in silent.heard.grants]
 
 
 @behaviour()

@@ -82,8 +82,8 @@ async def a_grant_is_told_to_the_one_granted_and_to_nobody_else(stage: Stage) ->
     await owner.withdraw(held)
     await ahead.granted()
     await stage.settle()
-    assert behind.hold not in second.heard.grants
-    assert held.hold not in owner.heard.grants
+    assert behind.request_id not in second.heard.grants
+    assert held.request_id not in owner.heard.grants
 
 
 @behaviour()
@@ -118,9 +118,9 @@ async def two_requests_of_one_session_are_two_requests(stage: Stage) -> None:
 async def hold_numbers_are_the_callers_to_choose(stage: Stage) -> None:
     one, two = await stage.programs(2)
     numbers = [7, 1, 2**31 + 5, 2**53 - 1, 0]
-    for program in (one, two):  # equal hold numbers of two sessions are different holds
+    for program in (one, two):  # equal ids in two sessions are different requests
         for number in numbers:
-            await program.enqueue(f"of {number}", ephemeral=True, hold=number)
+            await program.enqueue(f"of {number}", ephemeral=True, request_id=number)
     for number, request in zip(numbers, one.requests, strict=True):
         await one.withdraw(request)
         assert await stage.queue(f"of {number}") == ([two.id], [])

@@ -43,7 +43,7 @@ async def a_request_that_was_refused_or_never_made_was_not_there(stage: Stage) -
     refused = await other.lock("m", timeout=0)
     assert refused.place is Place.REFUSED
     assert await other.withdraw(refused) is Withdrawn.MISSING
-    assert await answer_of(other.session.withdraw(held.hold + 12345)) is Withdrawn.MISSING
+    assert await answer_of(other.session.withdraw(held.request_id + 12345)) is Withdrawn.MISSING
     assert await owner.withdraw(held) is Withdrawn.LEFT
 
 

@@ -29,7 +29,7 @@ async def withdrawing_twice_is_no_error(stage: Stage) -> None:
 async def withdrawing_what_never_was_is_no_error(stage: Stage) -> None:
     program, other = await stage.programs(2)
     mine = await other.lock("m", data=b"mine")
-    await answer_of(program.session.withdraw(mine.hold))
+    await answer_of(program.session.withdraw(mine.request_id))
     await answer_of(program.session.withdraw(12345))
     assert await stage.queue("m") == ([other.id], [])
 
@@ -179,7 +179,7 @@ async def a_request_that_is_not_in_the_queue_cannot_be_altered(stage: Stage) -> 
         await answer_of(owner.session.alter(12345, count=None, data=b"late"))
     mine = await other.lock("m", data=b"mine")
     with raises(LeaseReleased, "another session's"):
-        await answer_of(owner.session.alter(mine.hold + 1000, count=None, data=b"late"))
+        await answer_of(owner.session.alter(mine.request_id + 1000, count=None, data=b"late"))
     assert [each.data for each in (await other.describe("m")).owners] == [b"mine"]
 
 

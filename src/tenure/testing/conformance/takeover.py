@@ -33,9 +33,9 @@ async def a_resumed_session_finds_every_request_in_its_place(stage: Stage) -> No
     assert successor.session.attach_number > predecessor.session.attach_number
     assert await other.queue("owned") == ([successor.id], [other.id])
     assert await other.queue("awaited") == ([other.id], [successor.id])
-    assert [(each.hold, each.order_id, each.granted) for each in successor.heard.found] == [
-        (owned.hold, owned.order_id, True),
-        (waiting.hold, waiting.order_id, False),
+    assert [(each.request_id, each.order_id, each.granted) for each in successor.heard.found] == [
+        (owned.request_id, owned.order_id, True),
+        (waiting.request_id, waiting.order_id, False),
     ]
     await other.withdraw(blocking)
     await successor.recovered("awaited").granted()
@@ -82,7 +82,7 @@ async def a_session_that_is_taken_over_can_get_another_window_and_description(
         )
         [session] = await stage.eye.list_sessions(DEFAULT_NODE)
         assert (session.description, session.recovery_window) == (said, window)
-        assert successor.recovered("m").hold == lease.hold
+        assert successor.recovered("m").request_id == lease.request_id
         former = successor
     kept = await stage.program(liveness="window", window=9.0, resume=former, assume_dead=True)
     [session] = await stage.eye.list_sessions(DEFAULT_NODE)

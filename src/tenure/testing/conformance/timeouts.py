@@ -143,14 +143,15 @@ async def the_time_to_wait_is_over_with_the_grant(stage: Stage) -> None:
     waiting = await waiter.lock("m", timeout=5 * SOON)
     await owner.withdraw(held)
     await waiter.heard.wait_for(
-        lambda heard: waiting.hold in heard.grants or waiting.hold in heard.removals, "an answer"
+        lambda heard: waiting.request_id in heard.grants or waiting.request_id in heard.removals,
+        "an answer",
     )
-    granted = waiting.hold in waiter.heard.grants  # otherwise the machine is very slow
+    granted = waiting.request_id in waiter.heard.grants  # otherwise the machine is very slow
     at_once = await owner.lock("another", timeout=5 * SOON)
     later = await sentinel.lock("another", timeout=10 * SOON)
     await later.removed()
     assert await stage.queue("m") == ([waiter.id] * granted, [])
-    assert at_once.hold not in owner.heard.removals
+    assert at_once.request_id not in owner.heard.removals
     assert await stage.queue("another") == ([owner.id], [])
 
 
@@ -181,15 +182,16 @@ async def a_request_is_granted_or_gives_up_and_never_both(stage: Stage) -> None:
     await owner.withdraw(held)
     for request in waiting:
         heard = request.program.heard
+        number = request.request_id
         await heard.wait_for(
-            lambda heard: request.hold in heard.grants or request.hold in heard.removals,  # noqa: B023
+            lambda heard: number in heard.grants or number in heard.removals,  # noqa: B023  awaited here
             "a grant or the end of the time",
         )
-        if request.hold in heard.grants:
+        if request.request_id in heard.grants:
             await request.program.withdraw(request)
     for request in waiting:
         heard = request.program.heard
-        assert (request.hold in heard.grants) != (request.hold in heard.removals)
+        assert (request.request_id in heard.grants) != (request.request_id in heard.removals)
     assert await stage.queue("m") == ([], [])
 
 
