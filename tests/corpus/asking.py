@@ -14,7 +14,7 @@ from tenure._client import acquire
 from tenure._client.request import Request
 from tenure._client.session_core import SessionCore
 from tenure.engines.sqlite.committer import Committer
-from tenure.engines.sqlite.turn import Turn
+from tenure.engines.sqlite.transaction import Turn
 from tests.corpus.rows import does_nothing, replacing, row
 from tests.corpus.subjects import Scene
 from tests.primitives.helpers import is_held, this_task, turns
@@ -65,7 +65,7 @@ def _deal_out_answers(self: Committer) -> None:
     for operations, _ in self._carried_out:
         answers = [(each.result, each.error) for each in operations]
         for operation in operations:
-            if not operation.future.cancelled():
+            if operation.future is None or not operation.future.cancelled():
                 operation.result, operation.error = answers.pop(0)
     _deliver(self)
 

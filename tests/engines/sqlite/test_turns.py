@@ -20,7 +20,7 @@ import pytest
 import tenure
 from tenure.engines.contract import Enqueued, Place, Withdrawn
 from tenure.engines.sqlite.engine import SqliteEngine
-from tenure.engines.sqlite.turn import Turn
+from tenure.engines.sqlite.transaction import Turn
 from tenure.errors import EngineError, InvalidArgument
 from tenure.model import NodeConfig
 from tests.engines.sqlite.conftest import on_either
@@ -348,7 +348,8 @@ async def test_an_error_after_a_commit_repeats_nothing(
         assert await waiter.enqueue(1, "x") is Place.WAITING
         engine.store.committer._grouping = put_off
         with monkeypatch.context() as patch:
-            patch.setattr(engine.store.tx, "_note_commit", fails)
+            patch.setattr(engine.store._checkpointer, "left", 1)
+            patch.setattr(engine.store._checkpointer, "start", fails)
             released = holder.session.withdraw(1)
             asked = [waiter.ask(hold, "y") for hold in (2, 3)]
             assert await result(released) is Withdrawn.LEFT
@@ -377,7 +378,7 @@ async def test_a_turn_that_cannot_be_given_back_denies_no_result(
 
 TAKES_THE_TURN = """
 import os, sys, time
-from tenure.engines.sqlite.turn import Turn
+from tenure.engines.sqlite.transaction import Turn
 turn = Turn(sys.argv[1], 0o600)
 turn.take()
 print("taken", flush=True)

@@ -27,21 +27,19 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from tenure.background import BackgroundQueue, BackgroundThread, BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.engines.contract import Answer
 from tenure.engines.sqlite import schema
-from tenure.engines.sqlite.files import explain
-from tenure.engines.sqlite.transaction import Told, Transaction
-from tenure.engines.sqlite.turn import Turn
+from tenure.engines.sqlite.transaction import Told, Transaction, Turn
 from tenure.errors import TenureError
 
 __all__ = ["Committer"]
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 _ALONE = 16
@@ -55,49 +53,47 @@ Work = Callable[..., Any]
 Note = Callable[[Any], None]
 
 
+@dataclass(slots=True, eq=False)
 class _Operation:
-    """One deferred operation.
+    """One operation; a deferred one has a future.
 
-    `note` is called with the result, or with ``None`` after a failure, even if the caller no
-    longer waits. `done` is set when the transaction was committed; the operation is not run again
-    after that.
+    `note` is called with the result, or with ``None`` after a failure, even if the caller no longer
+    waits. `done` is set when the operation is decided, by its commit or its failure; it is not run
+    again after that.
     """
 
-    __slots__ = ("arguments", "done", "error", "future", "note", "result", "work")
+    work: Work
+    arguments: tuple[Any, ...]
+    note: Note | None
+    future: asyncio.Future[Any] | None = None
+    result: Any = None
+    error: Exception | None = None
+    done: bool = False
 
-    def __init__(
-        self,
-        work: Work,
-        arguments: tuple[Any, ...],
-        future: asyncio.Future[Any],
-        note: Note | None,
-    ) -> None:
-        self.work = work
-        self.arguments = arguments
-        self.future = future
-        self.note = note
-        self.result: Any = None
-        self.error: Exception | None = None
-        self.done = False
+
+class _Listener(Protocol):
+    """The monitor, as the committer calls it on the loop: after commits, answers, deferrals."""
+
+    def tell(self, told: Told, /) -> None: ...
+
+    def answered(self) -> None: ...
+
+    def keep_ticking(self) -> None: ...
 
 
 class Committer:
     """Runs the operations of one engine.
 
-    Args:
-        tell: called on the loop, after a commit, with its messages.
-        answered: called on the loop after the futures of deferred operations were resolved.
+    Attributes:
+        listener: to be set before the first operation.
+        busy: the thread uses the connection, or waits for the turn.
+        stalled_since: the time since when the thread waits for the turn.
     """
 
+    listener: _Listener
+
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        clock: Clock,
-        turn: Turn,
-        tx: Transaction,
-        path: str,
-        tell: Callable[[Told], None],
-        answered: Callable[[], None],
+        self, loop: asyncio.AbstractEventLoop, clock: Clock, turn: Turn, tx: Transaction
     ) -> None:
         self.busy = False
         self.stalled_since: float | None = None
@@ -105,17 +101,20 @@ class Committer:
         self._clock = clock
         self._turn = turn
         self._tx = tx
-        self._path = path
-        self._tell = tell
-        self._answered = answered
+        self._path = tx.place.path
         self._closed: TenureError | None = None
         self._grouping = False
         self._alone = 0
         self._queue: deque[_Operation] = deque()
         self._carried_out: deque[tuple[deque[_Operation], deque[Told]]] = deque()
-        self._failures = Failures(f"committing to {path}", _log)
+        self._failures = Failures(f"committing to {self._path}", _log)
         self._flushing = BackgroundTimer(loop, clock.now, self._flush, self._failures)
-        self._telling = BackgroundQueue(loop, clock.now, tell, self._failures)
+        self._telling: BackgroundQueue[Told] = BackgroundQueue(
+            loop,
+            clock.now,
+            lambda told: self.listener.tell(told),  # noqa: PLW0108  it is set later
+            self._failures,
+        )
         self._thread = BackgroundThread("tenure-sqlite", self._run_thread)
         self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._abandoned = False
@@ -126,88 +125,67 @@ class Committer:
         """True if no operation is deferred, so that the loop may read with the connection."""
         return not self.busy and not self._queue
 
-    def do(
-        self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> Answer[T]:
-        """Run an operation; return its result, or a future if the operation was deferred."""
-        assert not kwargs
-        return self.do_and_note(None, work, *args)
+    def do(self, work: Callable[..., T], *args: Any, note: Note | None = None) -> Answer[T]:
+        """Run an operation; return its result, or a future if the operation was deferred.
 
-    def do_and_note(
-        self, note: Callable[[T | None], None] | None, work: Callable[..., T], *args: Any
-    ) -> Answer[T]:
-        """Run an operation; if it was deferred, call `note` with its result, ``None`` on failure.
-
-        The result is returned as by `do`.
+        Args:
+            work: called with the transaction and `args`.
+            note: called with the result, before the caller has it; with ``None`` after a failure.
         """
-        tx = self._tx
-        if self._grouping or tx.durable or self._queue or self.busy or not self._turn.try_take():
-            return self._put_off(note, work, args)
+        operation = _Operation(work, args, note)
+        durable, deferred = self._tx.durable, self._queue
+        if self._grouping or durable or deferred or self.busy or not self._turn.try_take():
+            return self._put_off(operation)
         self._alone += 1
         if self._alone >= _ALONE:
             self._grouping = True
-        failure: TenureError | None = None
-        tx.committed = False  # also if `begin` fails before it can say so
+        told: list[Told] = []
         try:
-            tx.begin()
-            try:
-                result = work(tx, *args)
-            except TenureError as error:
-                failure = error
-            tx.commit()
+            self._run_together((operation,), told)
         except Exception as error:
-            self._roll_back()
-            if tx.committed:
-                self._failures.report(error)
-            elif schema.is_busy(error):
-                return self._put_off(note, work, args)
-            elif isinstance(error, (sqlite3.Error, OSError)):
-                raise self._explain(error) from error
-            else:
-                raise
+            if schema.is_busy(error):
+                return self._put_off(operation)
+            operation.error = schema.explained(error, self._path)
         except BaseException:
-            self._roll_back()
+            self._telling.put(told)  # the interrupt came after the commit
             raise
         finally:
             self._turn.release()
-        told: Told | None = None
         try:
-            told = tx.take_told()
-            if told is not None:
-                self._tell_now(told)
-        except Exception as error:
-            self._tell_later(told, error)
-        if failure is not None:
-            raise failure
+            if note is not None:
+                note(operation.result if operation.error is None else None)
+            if told:
+                self._pass_on(told[0])
+        except Exception as problem:
+            self._failures.report(problem)
+            self._telling.put(told)
+        if operation.error is not None:
+            raise operation.error
+        result: T = operation.result
         return result
 
-    def _tell_now(self, told: Told) -> None:
-        """Pass on the messages of a commit, after those of earlier commits."""
-        if self._telling.items:
-            self._telling.put((told,))
-        else:
-            self._tell(told)
+    def _pass_on(self, told: Told) -> None:
+        """Pass on the messages of a commit, after those of earlier commits.
 
-    def _tell_later(self, told: Told | None, error: Exception) -> None:
-        """Report the error, and queue the messages of a commit again, as waiters need them."""
-        self._failures.report(error)
-        told = self._tx.take_told() if told is None else told
-        if told is not None:
-            self._telling.put_threadsafe(told)
-
-    def _roll_back(self) -> None:
-        with contextlib.suppress(sqlite3.Error):
-            self._tx.rollback()
-        told = self._tx.take_told()
-        if told is not None:  # the error came after the commit
+        After an error they are queued, as waiters need them.
+        """
+        try:
+            if self._telling.items:
+                self._telling.put((told,))
+            else:
+                self.listener.tell(told)
+        except Exception as error:
+            self._failures.report(error)
             self._telling.put_threadsafe(told)
 
     # Deferred operations
-    def _put_off(self, note: Note | None, work: Work, args: tuple[Any, ...]) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self._queue.append(_Operation(work, args, future, note))
+
+    def _put_off(self, operation: _Operation) -> asyncio.Future[Any]:
+        future = operation.future = self._loop.create_future()
+        self._queue.append(operation)
         if not self._flushing.armed and not self.busy:
             self._flushing.soon()
+        self.listener.keep_ticking()
         return future
 
     def _flush(self) -> None:
@@ -222,22 +200,21 @@ class Committer:
         self._grouping = len(operations) > 1
         self._alone = 0
         told: list[Told] = []
+        locked = False
         try:
             self._run(operations, told)
-        except sqlite3.Error:  # locked by another program: the thread retries
-            self._queue.extendleft(reversed(operations))
-            self._hand_over()
-            return
-        except BaseException:  # an interrupt
+        except sqlite3.Error:  # by another program: the thread retries
+            locked = True
+        finally:  # after an interrupt, too
             self._queue.extendleft(each for each in reversed(operations) if not each.done)
-            self._flushing.soon()
-            self._carried_out.append((deque(each for each in operations if each.done), deque(told)))
-            self._deliver()
-            raise
-        finally:
+            done = deque(each for each in operations if each.done)
+            self._carried_out.append((done, deque(told)))
             self._turn.release()
-        self._carried_out.append((deque(operations), deque(told)))
-        self._deliver()
+            if self._queue and not locked:
+                self._flushing.soon()
+            self._deliver()
+        if locked:
+            self._hand_over()
 
     def _take(self) -> list[_Operation]:
         put_off = self._queue
@@ -250,10 +227,7 @@ class Committer:
         self._errands.put(self._wait_for_turn)
 
     def _wait_for_turn(self) -> None:
-        """Take the turn, without a time limit, and run all operations deferred by then.
-
-        Runs in the thread.
-        """
+        """In the thread: take the turn, however long that takes, and run what was deferred."""
         operations: list[_Operation] = []
         told: list[Told] = []
         failure: Exception | None = None
@@ -280,12 +254,11 @@ class Committer:
             try:
                 return self._run(operations, told)
             except sqlite3.Error as error:
-                if time.monotonic() < until:
-                    time.sleep(0.005)
-                    continue
-                for operation in operations:
-                    operation.error = schema.explain(error, self._path)
-                return None
+                if time.monotonic() >= until:
+                    for operation in operations:
+                        operation.error = schema.explained(error, self._path)
+                    return None
+            time.sleep(0.005)
 
     def _done(
         self, operations: list[_Operation], told: list[Told], failure: Exception | None
@@ -297,7 +270,7 @@ class Committer:
         if failure is not None:
             for operation in operations:
                 if not operation.done:
-                    operation.error = operation.error or self._explain(failure)
+                    operation.error = operation.error or schema.explained(failure, self._path)
         self._carried_out.append((deque(operations), deque(told)))
         with self._failures.contained():
             self._deliver()
@@ -324,7 +297,7 @@ class Committer:
             if schema.is_busy(error):
                 raise
             if len(operations) == 1:
-                operations[0].error = self._explain(error)
+                operations[0].error, operations[0].done = schema.explained(error, self._path), True
                 return
         else:
             return
@@ -332,18 +305,10 @@ class Committer:
             try:
                 self._run_together([operation], told)
             except Exception as error:
-                operation.error = self._explain(error)
+                operation.error, operation.done = schema.explained(error, self._path), True
 
-    def _explain(self, error: Exception) -> Exception:
-        if isinstance(error, sqlite3.Error):
-            return schema.explain(error, self._path)
-        if isinstance(error, OSError) and not isinstance(error, TenureError):
-            return explain(f"cannot write to the files of {self._path}", error)
-        return error
-
-    def _run_together(self, operations: list[_Operation], told: list[Told]) -> None:
+    def _run_together(self, operations: Sequence[_Operation], told: list[Told]) -> None:
         tx = self._tx
-        afterwards: BaseException | None = None
         tx.committed = False  # also if `begin` fails before it can say so
         try:
             tx.begin()
@@ -357,21 +322,15 @@ class Committer:
         except BaseException as error:
             with contextlib.suppress(sqlite3.Error):
                 tx.rollback()
-            if not tx.committed:
+            if not (tx.committed and isinstance(error, Exception)):
                 raise
-            afterwards = error
-        for operation in operations:
-            operation.done = True
-        try:
-            each = tx.take_told()
-            if each is not None:
-                told.append(each)
-        except Exception as error:
-            self._tell_later(None, error)
-        if isinstance(afterwards, Exception):
-            self._failures.report(afterwards)
-        elif afterwards is not None:
-            raise afterwards
+            self._failures.report(error)
+        finally:
+            if tx.committed:
+                for operation in operations:
+                    operation.done = True
+                if tx.told.pushes or tx.told.rings or tx.told.buried:
+                    told.append(tx.told)
 
     def _deliver(self) -> None:
         """Resolve the futures of finished operations, then pass on their messages. On the loop.
@@ -385,16 +344,11 @@ class Committer:
                 self._answer(operations[0])
                 operations.popleft()
             while told:
-                try:
-                    self._tell_now(told[0])
-                except Exception as problem:
-                    self._tell_later(told[0], problem)
+                self._pass_on(told[0])
                 told.popleft()
             self._carried_out.popleft()
-            try:
-                self._answered()
-            except Exception as problem:
-                self._failures.report(problem)
+            with self._failures.contained():
+                self.listener.answered()
 
     def _answer(self, operation: _Operation) -> None:
         try:
@@ -402,14 +356,10 @@ class Committer:
                 operation.note(operation.result if operation.error is None else None)
         except Exception as problem:
             self._failures.report(problem)
-        error, future = operation.error, operation.future
-        if future.done():
-            return  # its caller was cancelled
-        if error is None:
-            future.set_result(operation.result)
-        else:
-            future.set_exception(error)
-            future.exception()  # marks it as retrieved: the caller need not wait for the result
+        if operation.error is not None:
+            self._fail((operation,), operation.error)
+        elif operation.future is not None and not operation.future.done():
+            operation.future.set_result(operation.result)
 
     # The thread
 
@@ -438,8 +388,9 @@ class Committer:
                 self._thread.join()
         return self._abandoned
 
-    def _fail(self, operations: Iterable[_Operation], error: TenureError) -> None:
+    def _fail(self, operations: Iterable[_Operation], error: Exception) -> None:
         for operation in operations:
-            if not operation.future.done():
-                operation.future.set_exception(error)
-                operation.future.exception()  # marks it as retrieved
+            future = operation.future
+            if future is not None and not future.done():  # its caller may have been cancelled
+                future.set_exception(error)
+                future.exception()  # marks it as retrieved: the caller need not wait for it

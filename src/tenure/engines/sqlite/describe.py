@@ -9,7 +9,8 @@ from tenure.core import rules
 from tenure.engines.sqlite.nodes import config_of
 from tenure.engines.sqlite.over import last_contact
 from tenure.engines.sqlite.requests import exists, not_found
-from tenure.engines.sqlite.transaction import Transaction, from_column
+from tenure.engines.sqlite.schema import from_column
+from tenure.engines.sqlite.transaction import Transaction
 from tenure.model import (
     EPHEMERAL_LIMIT,
     NodeDescription,

@@ -19,7 +19,7 @@ from tenure.engines.sqlite.pages import SQLitePages
 from tenure.engines.sqlite.session import SqliteSession
 from tenure.engines.sqlite.store import Store, log
 from tenure.engines.sqlite.takeover import AttachedRow
-from tenure.engines.sqlite.transaction import Told, Transaction
+from tenure.engines.sqlite.transaction import Transaction
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import EngineError, EngineUnavailable, Misuse, TenureError
 from tenure.model import (
@@ -69,9 +69,8 @@ class SqliteEngine(EngineDefaults):
         if self._open:
             return
         loop = asyncio.get_running_loop()
-        store = Store(self._address, self.clock, loop, self._tell, self._answered)
-        self.store = store
-        self.monitor = Monitor(store, self.acknowledge)
+        self.store = store = Store(self._address, self.clock, loop)
+        self.monitor = store.committer.listener = Monitor(store, self.acknowledge)
         self._open = True
         self._closing = None
         try:
@@ -155,21 +154,12 @@ class SqliteEngine(EngineDefaults):
 
     # Between the store and the sessions
 
-    def _tell(self, told: Told) -> None:
-        self.monitor.tell(told)
-
-    def _answered(self) -> None:
-        self.monitor.newsroom.answered()
-
     async def wait(self, answer: Answer[T]) -> T:
         """Wait for the result of an operation, if it was deferred."""
-        if not isinstance(answer, asyncio.Future):
-            return answer
-        self.monitor.keep_ticking()
-        return await answer
+        return await answer if isinstance(answer, asyncio.Future) else answer
 
     async def _do(self, work: Callable[..., T], *args: Any) -> T:
-        return await self.wait(self._opened().committer.do_and_note(None, work, *args))
+        return await self.wait(self._opened().committer.do(work, *args))
 
     def forget(self, session: SqliteSession) -> None:
         """Remove a session that is over, with its watches."""
@@ -214,13 +204,8 @@ class SqliteEngine(EngineDefaults):
             self.monitor.keep_ticking()
 
         work = sessions.attach if how.session_id is None else takeover.take_over
-        try:
-            answer = store.committer.do_and_note(attached, work, how, slot)
-        except TenureError:
-            attached(None)
-            raise
+        answer = store.committer.do(work, how, slot, note=attached)
         if isinstance(answer, asyncio.Future):
-            self.monitor.keep_ticking()
             try:
                 await asyncio.shield(answer)
             except asyncio.CancelledError:
@@ -228,8 +213,6 @@ class SqliteEngine(EngineDefaults):
                 answer.add_done_callback(lambda _: self._drop(session))
                 answer.add_done_callback(lambda _: self._taking_over.remove(how.session_id))
                 raise
-        else:
-            attached(answer)
         assert session is not None
         if how.session_id is not None:
             at = await self._complete(session, assume_dead=how.assume_dead)
@@ -246,16 +229,13 @@ class SqliteEngine(EngineDefaults):
         try:
             if not assume_dead:
                 await self.monitor.wait_for_former(session)
-            work, committer = takeover.begin, self._opened().committer
-            answer = committer.do_and_note(begin, work, session.me, session.path)
+            committer = self._opened().committer
+            answer = committer.do(takeover.begin, session.me, session.path, note=begin)
             if isinstance(answer, asyncio.Future):
-                self.monitor.keep_ticking()
                 while not answer.done():
                     session.keep()
                     await asyncio.wait([answer], timeout=session.window / 3)
                 answer.result()
-            else:
-                begin(answer)
             return session.keep()
         except BaseException:
             self._drop(session)
@@ -282,11 +262,9 @@ class SqliteEngine(EngineDefaults):
         store = self._opened()
         if store.life is None:
             if self._registering is None:
-                answer = store.committer.do_and_note(self._entered, sessions.register)
+                answer = store.committer.do(sessions.register, note=self._entered)
                 if not isinstance(answer, asyncio.Future):
-                    self._entered(answer)
                     return store
-                self.monitor.keep_ticking()
                 self._registering = answer
             await asyncio.shield(self._registering)
         return store
@@ -342,10 +320,9 @@ class SqliteEngine(EngineDefaults):
 
         `then` is called after it has succeeded.
         """
-        answer = self.store.committer.do_and_note(None, work, *args)
+        answer = self.store.committer.do(work, *args)
         if isinstance(answer, asyncio.Future):
             answer.add_done_callback(partial(_ignore, then))
-            self.monitor.keep_ticking()
             return answer
         if then is not None:
             then()

@@ -95,6 +95,10 @@ class Monitor:
                 store.lives.remove(participant)
                 self._deathwatch.forget(participant)
 
+    def answered(self) -> None:
+        """Deliver the messages that have waited for the answers before them."""
+        self.newsroom.answered()
+
     def pass_on(self, pushes: list[Push]) -> None:
         """Deliver what was pushed to the sessions, soon."""
         self.newsroom.pass_on(pushes)
@@ -298,7 +302,7 @@ class Monitor:
         return late
 
     def _do(self, work: Any, *args: Any) -> asyncio.Future[Any] | None:
-        answer = self._store.committer.do_and_note(None, work, *args)
+        answer = self._store.committer.do(work, *args)
         if isinstance(answer, asyncio.Future):
             answer.add_done_callback(self._done)
             return answer
@@ -372,12 +376,8 @@ class Monitor:
 
     def _died(self, participant: int, pause: float = 0.005) -> None:
         """A process has ended; what it started may still keep its lock, for a little while."""
-        if not self._look_at([participant]) and pause < _TICK_WAITING:
-            self._store.loop.call_later(pause, self._died_again, participant, 2 * pause)
-
-    def _died_again(self, participant: int, pause: float) -> None:
-        if self._looks:
-            self._died(participant, pause)
+        if self._looks and not self._look_at([participant]) and pause < _TICK_WAITING:
+            self._store.loop.call_later(pause, self._died, participant, 2 * pause)
 
     def _look_at(self, participants: Iterable[int]) -> bool:
         """End those who are dead, if any is."""

@@ -13,7 +13,8 @@ from tenure.engines.sqlite.requests import (
     remove_sessions,
     settle,
 )
-from tenure.engines.sqlite.transaction import DELETED, Transaction, from_column, to_column
+from tenure.engines.sqlite.schema import from_column, to_column
+from tenure.engines.sqlite.transaction import DELETED, Transaction
 from tenure.errors import (
     InvalidArgument,
     NodeBusy,

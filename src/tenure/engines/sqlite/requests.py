@@ -14,15 +14,8 @@ from typing import Any
 from tenure.core import rules
 from tenure.engines.contract import Enqueued, Place, Withdrawn
 from tenure.engines.sqlite.over import Suspect, over_among, standing_before, why_over
-from tenure.engines.sqlite.transaction import (
-    ENDED,
-    EVICTED,
-    GRANTED,
-    TIMED_OUT,
-    Transaction,
-    from_column,
-    to_column,
-)
+from tenure.engines.sqlite.schema import from_column, to_column
+from tenure.engines.sqlite.transaction import ENDED, EVICTED, GRANTED, TIMED_OUT, Transaction
 from tenure.errors import LeaseReleased, SemaphoreNotFound, SessionExpired
 from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, Unchanged
 
@@ -113,12 +106,14 @@ def enqueue(
         if _end_the_dead(tx, node, name) or _time_out_first(tx, node, name):
             return enqueue(tx, me, path, hold, name, count, data, timeout, ephemeral)
         return _REFUSED
-    order_id = tx.next_order_id()
+    order_id = rules.next_order_id(tx.last_order_id, tx.seen, tx.wall())
+    tx.last_order_id = tx.seen = order_id
     now = tx.now
+    stored = _EPHEMERAL if count == EPHEMERAL_LIMIT else to_column(count)
     tx.execute(
         "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            *(node, name, order_id, me[0], hold, to_column(count), now),
+            *(node, name, order_id, me[0], hold, stored, now),
             now if granted else None,
             None if granted or timeout is None else now + timeout,
             data,

@@ -25,6 +25,7 @@ import time
 from urllib.parse import quote
 
 from tenure.core.rules import MAX_WINDOW
+from tenure.engines.sqlite import files
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import AuthenticationFailed, EngineError, TenureError
 from tenure.model import DEFAULT_NODE
@@ -37,9 +38,12 @@ __all__ = [
     "connect",
     "create",
     "explain",
+    "explained",
+    "from_column",
     "is_busy",
     "is_damage",
     "is_ready",
+    "to_column",
     "upgrade",
 ]
 
@@ -50,6 +54,7 @@ VERSION = 3
 _PAGE_SIZE = 1024  # rows are small: a commit writes a few pages, whatever their size
 _CHECKPOINT_PAGES = 16000  # the net under `checkpoint.Checkpointer`
 DURABLE = "FULL"  # each commit syncs the log before it is visible; NORMAL never does
+_BIG = 2**63
 _OPENING = 1.0  # seconds, at the most, for another process that opens, recovers or closes it
 
 _TABLES = """
@@ -148,6 +153,25 @@ CREATE TABLE news (
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX changes ON news (participant, kind, node, name) WHERE name IS NOT NULL;
 """
+
+
+def to_column(number: int) -> int | str:
+    """Return a limit or a count as a column contains it."""
+    return number if number < _BIG else str(number)
+
+
+def from_column(value: int | str) -> int:
+    """Return the limit or count in a column.
+
+    Raises:
+        EngineError: the file is damaged.
+    """
+    if type(value) is int:
+        return value
+    try:
+        return int(value)
+    except (TypeError, ValueError) as error:
+        raise EngineError(f"the store is damaged: {value!r:.40} is no number") from error
 
 
 def connect(address: SqliteUrl) -> sqlite3.Connection:
@@ -297,6 +321,18 @@ def is_damage(error: BaseException) -> bool:
 
 def _code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+
+
+def explained(error: Exception, path: str) -> Exception:
+    """Return an error of SQLite or the system as one that says what to do; others unchanged."""
+    if isinstance(error, sqlite3.Error):
+        told = explain(error, path)
+    elif isinstance(error, OSError) and not isinstance(error, TenureError):
+        told = files.explain(f"cannot use the files of {path}", error)
+    else:
+        return error
+    told.__cause__ = error
+    return told
 
 
 def explain(error: sqlite3.Error, path: str) -> TenureError:

@@ -51,8 +51,6 @@ class _Monitor(Protocol):
 
     def waits_no_more(self, session: int, hold: int, /) -> None: ...
 
-    def keep_ticking(self) -> None: ...
-
     def pass_on(self, pushes: list[Push], /) -> None: ...
 
 
@@ -120,7 +118,7 @@ class SqliteSession(SessionDefaults):
         self.known: set[int] | None = None if how.session_id is None else set()
         self._why_over: TenureError | None = None
         self._engine = engine
-        self._commit = engine.store.committer.do_and_note
+        self._do = engine.store.committer.do
         self._now = engine.clock.now
         self._life = life
         self._monitor = engine.monitor
@@ -214,7 +212,7 @@ class SqliteSession(SessionDefaults):
             return
         self._forget()
         self._life.stop_beating(self.slot)  # if the store fails, other participants end it
-        await self._leave(self._commit(None, sessions.close, self.me))
+        await self._leave(self._do(sessions.close, self.me))
 
     async def detach(self) -> None:
         if self.over:
@@ -222,7 +220,7 @@ class SqliteSession(SessionDefaults):
         self.beat()  # its last contact is now
         contact = self.last_beat
         self._forget()
-        await self._leave(self._commit(None, sessions.detach, self.me, contact))
+        await self._leave(self._do(sessions.detach, self.me, contact))
 
     async def _leave(self, answer: Answer[Any]) -> None:
         """Wait until the store has done it. A cancelled caller does not stop that."""
@@ -284,8 +282,7 @@ class SqliteSession(SessionDefaults):
         self._check()
         rules.check_name(name, self.path)
         await self._engine.wait(
-            self._commit(
-                None,
+            self._do(
                 nodes.create_semaphore,
                 *(self.me, self.node, self.path, name, limit, data, exist_ok),
             )
@@ -295,14 +292,14 @@ class SqliteSession(SessionDefaults):
         self._check()
         rules.check_name(name, self.path)
         await self._engine.wait(
-            self._commit(None, nodes.update_semaphore, self.me, self.node, self.path, name, data)
+            self._do(nodes.update_semaphore, self.me, self.node, self.path, name, data)
         )
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         self._check()
         rules.check_name(name, self.path)
         await self._engine.wait(
-            self._commit(None, nodes.delete_semaphore, self.me, self.node, self.path, name, force)
+            self._do(nodes.delete_semaphore, self.me, self.node, self.path, name, force)
         )
 
     async def describe_semaphore(
@@ -328,17 +325,13 @@ class SqliteSession(SessionDefaults):
         rules.check_name(name, self.path)
         if self.known is not None:
             self.known.add(hold)
-        answer = self._commit(
-            partial(self._placed, hold, name, timeout),
+        answer = self._do(
             requests.enqueue,
             *(self.me, self.path, hold, name, count, data, timeout, ephemeral),
+            note=partial(self._placed, hold, name, timeout),
         )
-        if isinstance(answer, Enqueued):
-            if answer.place is Place.WAITING:
-                self._placed(hold, name, timeout, answer)
-        else:
+        if isinstance(answer, asyncio.Future):
             self.asked.add(hold)
-            self._monitor.keep_ticking()
         return answer
 
     def _placed(self, hold: int, name: str, timeout: float | None, answer: Enqueued | None) -> None:
@@ -357,16 +350,11 @@ class SqliteSession(SessionDefaults):
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
         self._check()
-        answer = self._commit(
-            partial(self._retimed, hold, timeout),
+        return self._do(
             requests.alter,
             *(self.me, self.path, hold, count, data, timeout),
+            note=partial(self._retimed, hold, timeout),
         )
-        if answer is None:
-            self._retimed(hold, timeout)
-        else:
-            self._monitor.keep_ticking()
-        return answer
 
     def _retimed(self, hold: int, timeout: float | Unchanged | None, _: None = None) -> None:
         if timeout is not None and timeout is not UNCHANGED:
@@ -377,10 +365,7 @@ class SqliteSession(SessionDefaults):
         if self.known is not None:
             self.known.discard(hold)
         self._monitor.waits_no_more(self.id, hold)
-        answer = self._commit(None, requests.withdraw, self.me, self.path, hold)
-        if isinstance(answer, asyncio.Future):
-            self._monitor.keep_ticking()
-        return answer
+        return self._do(requests.withdraw, self.me, self.path, hold)
 
     # Watches
 

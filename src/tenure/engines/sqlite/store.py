@@ -26,8 +26,7 @@ from tenure.engines.sqlite.committer import Committer
 from tenure.engines.sqlite.files import prepare, share_side_files, system_error
 from tenure.engines.sqlite.forking import Guard
 from tenure.engines.sqlite.life import Life, Lives, boot_id
-from tenure.engines.sqlite.transaction import Told, Transaction
-from tenure.engines.sqlite.turn import Turn
+from tenure.engines.sqlite.transaction import Transaction, Turn
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import TenureError
 
@@ -44,19 +43,9 @@ class Store:
 
     Attributes:
         forked: this is a forked child, and all of it its parent's.
-
-    Args:
-        tell, answered: the committer's.
     """
 
-    def __init__(
-        self,
-        address: SqliteUrl,
-        clock: Clock,
-        loop: asyncio.AbstractEventLoop,
-        tell: Callable[[Told], None],
-        answered: Callable[[], None],
-    ) -> None:
+    def __init__(self, address: SqliteUrl, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
         self.address = address
         self.clock = clock
         self.loop = loop
@@ -79,12 +68,12 @@ class Store:
             self.tx = self._transaction(connection)
             self.tx.check_in_place()
             undo.pop_all()
-        self.committer = Committer(loop, clock, self.turn, self.tx, address.path, tell, answered)
+        self.committer = Committer(loop, clock, self.turn, self.tx)
         _open.add(self)
 
     def _transaction(self, connection: sqlite3.Connection) -> Transaction:
         return Transaction(
-            *(connection, self.clock, self.place, self.lives, self._checkpointer.count),
+            *(connection, self.clock, self.place, self.lives, self._checkpointer),
             durable=self.address.durability == "full",
         )
 

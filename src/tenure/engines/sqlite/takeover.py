@@ -36,12 +36,8 @@ from tenure.engines.sqlite import requests
 from tenure.engines.sqlite.nodes import find
 from tenure.engines.sqlite.over import is_dead, last_contact, why_over
 from tenure.engines.sqlite.requests import Attachment
-from tenure.engines.sqlite.transaction import (
-    ACKNOWLEDGED,
-    TAKEN_OVER,
-    Transaction,
-    from_column,
-)
+from tenure.engines.sqlite.schema import from_column
+from tenure.engines.sqlite.transaction import ACKNOWLEDGED, TAKEN_OVER, Transaction
 from tenure.identity import retold
 from tenure.model import Recovered
 

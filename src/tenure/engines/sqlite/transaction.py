@@ -1,4 +1,9 @@
-"""Transaction in one turn: the numbers it gives out, and the messages it sends.
+"""The turn to write, and the transaction in it: the messages that it sends.
+
+The turn is a lock of the kernel, which one process has at a time. SQLite's own lock is taken by
+trying again and again, so that of several writers one may starve; those that wait for the turn
+sleep in the kernel and are woken. The turn orders writers and nothing more: SQLite's lock, taken
+inside it, keeps the data whole.
 
 Operations are functions of a `Transaction` (in ``requests``, ``sessions``, ``nodes``). Several of
 them may share one. Rules that hold for each:
@@ -13,15 +18,17 @@ them may share one. Rules that hold for each:
 
 from __future__ import annotations
 
+import mmap
 import os
 import sqlite3
-from collections.abc import Callable
+from dataclasses import dataclass, field
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from typing import Any
 
 from tenure.clock import Clock
-from tenure.core import rules
 from tenure.engines.sqlite import schema
-from tenure.engines.sqlite.files import StoreFiles, check_one_name
+from tenure.engines.sqlite.checkpoint import Checkpointer
+from tenure.engines.sqlite.files import StoreFiles, check_one_name, explain, system_error
 from tenure.engines.sqlite.forking import Guard
 from tenure.engines.sqlite.life import Life, Lives
 from tenure.errors import EngineError
@@ -41,8 +48,7 @@ __all__ = [
     "Push",
     "Told",
     "Transaction",
-    "from_column",
-    "to_column",
+    "Turn",
 ]
 
 GRANTED, TIMED_OUT, DELETED, EVICTED, ENDED, CHANGED_DATA, CHANGED_OWNERS = range(7)
@@ -55,29 +61,72 @@ DATA, OWNERS = 1, 2
 Push = tuple[int, int, int, int | None, str]
 """(kind, session, hold, order id, why); of a change (kind, node, 0, None, name)."""
 
-_BIG = 2**63
 _LOOK = 0.05  # seconds for which the file is taken to be where it was
+_TURN = 16  # bytes of the turn's file
+_NOW = LOCK_EX | LOCK_NB
 
 
-def to_column(number: int) -> int | str:
-    """A limit or a count, as a column holds it."""
-    return number if number < _BIG else str(number)
+class Turn:
+    """The turn, as one engine takes it.
 
-
-def from_column(value: int | str) -> int:
-    """A limit or a count, from a column.
-
-    Raises:
-        EngineError: the file is damaged.
+    Args:
+        path: of the lock's file, which is made when missing.
+        mode: its permissions.
     """
-    if type(value) is int:
-        return value
-    try:
-        return int(value)
-    except (TypeError, ValueError) as error:
-        raise EngineError(f"the store is damaged: {value!r:.40} is no number") from error
+
+    def __init__(self, path: str, mode: int) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(path, flags, mode)
+        try:
+            status = os.fstat(self._fd)
+            if status.st_uid == os.geteuid() and status.st_mode & 0o777 != mode:
+                os.fchmod(self._fd, mode)
+            if status.st_size < _TURN:
+                # Written, not just made longer: a page without a block would be a bus error on
+                # a full disk.
+                os.pwrite(self._fd, bytes(_TURN), 0)
+            self._map = mmap.mmap(self._fd, _TURN)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._trouble = f"cannot take the turn at {path}"
+        self._holder = memoryview(self._map).cast("q")
+        self._pid = os.getpid()
+
+    def try_take(self) -> bool:
+        """Take the turn if it is free."""
+        try:
+            flock(self._fd, _NOW)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise explain(self._trouble, error) from error
+        self._holder[0] = self._pid
+        return True
+
+    def take(self) -> None:
+        """Wait for the turn, however long that takes."""
+        with system_error(self._trouble):
+            flock(self._fd, LOCK_EX)
+        self._holder[0] = self._pid
+
+    def release(self) -> None:
+        """Release the turn."""
+        flock(self._fd, LOCK_UN)
+
+    @property
+    def holder(self) -> int:
+        """The process that took the turn last."""
+        return self._holder[0]
+
+    def close(self) -> None:
+        """Close the file; in a forked child that leaves the parent its turn."""
+        self._holder.release()
+        self._map.close()
+        os.close(self._fd)
 
 
+@dataclass(slots=True)
 class Told:
     """Messages of a transaction, to be passed on after its commit.
 
@@ -87,22 +136,17 @@ class Told:
         buried: participants that were dead, and whose files can go.
     """
 
-    __slots__ = ("buried", "pushes", "rings")
-
-    def __init__(self) -> None:
-        self.pushes: list[Push] = []
-        self.rings: set[int] = set()
-        self.buried: set[int] = set()
+    pushes: list[Push] = field(default_factory=list)
+    rings: set[int] = field(default_factory=set)
+    buried: set[int] = field(default_factory=set)
 
 
 class Transaction:
     """State shared by the operations of one turn. One object serves all turns of an engine.
 
-    Args:
-        committed: called after every commit.
-
     Attributes:
         committed: whether the last transaction that was begun is true, whatever failed after that.
+            That no transaction is open does not show it: SQLite ends one when the disk is full.
         guard: what a thread is inside of while it uses the connection.
         durable: a commit is on disk before it is visible to any program. Once one program of a file
             has requested that, it holds for all, because leases pass from one to another. Each
@@ -113,43 +157,12 @@ class Transaction:
         quarantined: nothing is granted yet, since the store was restored from a backup.
         quarantined_until: when that ends, or has ended and `quarantine.end` is due; 0 for none.
         ready: the tables are known to be there.
-        told: what it has to tell.
+        told: the messages of the latest transaction; they count once it is committed.
+        wall: reads the wall clock.
         affected: queues that requests have left: (node, name) to (count given back, whether
             owners are others now); `requests.settle` empties it.
         seen: the highest order id that this program has come across.
     """
-
-    __slots__ = (
-        "_clock",
-        "_counters",
-        "_identity",
-        "_inside",
-        "_looked",
-        "_note_commit",
-        "_path",
-        "affected",
-        "committed",
-        "connection",
-        "durable",
-        "execute",
-        "guard",
-        "last_news_id",
-        "last_order_id",
-        "last_session_id",
-        "life",
-        "lives",
-        "longest_window",
-        "news_read",
-        "now",
-        "participant",
-        "place",
-        "quarantined",
-        "quarantined_until",
-        "ready",
-        "seen",
-        "told",
-        "watches",
-    )
 
     def __init__(
         self,
@@ -157,7 +170,7 @@ class Transaction:
         clock: Clock,
         place: StoreFiles,
         lives: Lives,
-        committed: Callable[[], None],
+        checkpointer: Checkpointer,
         *,
         durable: bool,
     ) -> None:
@@ -165,7 +178,7 @@ class Transaction:
         self.execute = connection.execute
         self.place = place
         self.lives = lives
-        self._note_commit = committed
+        self._checkpointer = checkpointer
         self.durable = durable
         self.life: Life | None = None
         self.participant = 0
@@ -178,7 +191,8 @@ class Transaction:
         self.guard = Guard()
         self._inside = False
         self.committed = False
-        self._clock = clock
+        self.wall = clock.wall
+        self._now = clock.now
         self._path = place.path
         self._identity = place.identity
         self._looked = float("-inf")
@@ -192,11 +206,14 @@ class Transaction:
     def begin(self) -> None:
         """Begin a write transaction. The caller has the turn."""
         self.committed = False
+        told = self.told
+        if told.pushes or told.rings or told.buried:  # of the last one, and its reader has them
+            self.told = Told()
         self._enter()
         if self.connection.in_transaction:  # an error hit the end of the last one
             self.rollback()
             self._enter()
-        self.now = now = self._clock.now()
+        self.now = now = self._now()
         if not 0 <= now - self._looked < _LOOK:
             self._looked = now
             self.check_in_place()
@@ -268,19 +285,16 @@ class Transaction:
             self.committed = not self.connection.in_transaction
             raise
         self._leave()
-        self._note_commit()
+        checkpointer = self._checkpointer
+        checkpointer.left -= 1
+        if checkpointer.left <= 0:
+            checkpointer.start()
         self.ready = True
         self.news_read = 0
 
     def rollback(self) -> None:
-        """Undo everything since `begin`, as far as that got.
-
-        What is to be told stays, if it had been committed by then. That no transaction is open does
-        not show it: SQLite ends one by itself when the disk is full.
-        """
+        """Undo everything since `begin`, as far as that got."""
         self.affected = {}
-        if not self.committed:
-            self.told = Told()
         try:
             if self.connection.in_transaction:
                 self.execute("ROLLBACK")
@@ -297,14 +311,6 @@ class Transaction:
             self._inside = False
             self.guard.release()
 
-    def take_told(self) -> Told | None:
-        """Return the messages of the last commit and forget them; ``None`` if there are none."""
-        told = self.told
-        if not (told.pushes or told.rings or told.buried):
-            return None
-        self.told = Told()
-        return told
-
     # Reading alone
 
     def begin_reading(self) -> None:
@@ -314,25 +320,17 @@ class Transaction:
             self.rollback()
             self._enter()
         self.execute("BEGIN")
-        self.now = self._clock.now()
+        self.now = self._now()
 
     def end_reading(self) -> None:
         """End the look, or the attempt."""
-        self.told = Told()
         try:
             if self.connection.in_transaction:
                 self.execute("COMMIT")
         finally:
             self._leave()
 
-    # What it gives out and tells
-
-    def next_order_id(self) -> int:
-        """Return the next fencing token."""
-        last = self.last_order_id
-        order_id = rules.next_order_id(last, self.seen, self._clock.wall())
-        self.last_order_id = self.seen = order_id
-        return order_id
+    # Messages
 
     def tell(
         self,
