@@ -18,7 +18,7 @@ from tenure.errors import AuthenticationFailed, EngineError
 from tenure.server.auth import Authenticator, Identity, Peer
 from tenure.server.auth.authenticator import Anybody
 from tenure.server.auth.peer import UNKNOWN_PEER
-from tenure.server.dflockd.holder import Holder
+from tenure.server.dflockd.claims import Holder
 from tenure.server.dflockd.housekeeping import Deaf
 from tenure.server.limits import Limits
 from tenure.testing import VirtualClock

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from tenure.errors import TenureError
-from tenure.server.dflockd.claims import HELD, MARK, OVER
+from tenure.server.dflockd.claims import HELD, OVER
+from tenure.server.dflockd.connection import DflockdServerConnection
 from tenure.server.dflockd.stats import stats
 from tenure.wire.lines.replies import (
     ERROR,
@@ -28,12 +29,9 @@ from tenure.wire.lines.replies import (
 from tenure.wire.lines.requests import acquire_terms, enqueue_terms, renew_terms, wait_terms
 from tenure.wire.lines.rules import is_key
 
-if TYPE_CHECKING:
-    from tenure.server.dflockd.connection import DflockdServerConnection
-
 __all__ = ["COMMANDS", "Command"]
 
-Command: TypeAlias = "Callable[[DflockdServerConnection, str, str, float], bytes | None]"
+Command: TypeAlias = Callable[[DflockdServerConnection, str, str, float], bytes | None]
 
 
 # Clients ask with a few timeouts and leases, again and again.
@@ -102,8 +100,7 @@ def _claim(
         lease = locks.options.default_lease
     holder = conn.holder
     if holder is None:
-        conn.put_off(conn.attach(lease))
-        return None
+        return conn.put_off(conn.attach(lease))
     if key.claims:
         locks.evict(key, now)
         if 0 < locks.max_waiters <= key.waiting:
@@ -111,8 +108,7 @@ def _claim(
     if len(holder.claims) >= conn.most_claims:
         return ERROR_MAX_LOCKS
     if limit > 1 and not key.made:
-        conn.put_off(locks.keys.make(key, holder.session, MARK, conn.engine.account))
-        return None
+        return conn.put_off(locks.keys.make(key, holder.session, conn.engine.account))
     claim = locks.claim(key, holder, lease, timeout, now)
     if timeout is not None and claim.stage is HELD:
         return grant("ok", claim.token, lease)
@@ -154,7 +150,7 @@ def _release(conn: DflockdServerConnection, name: str, argument: str, now: float
     locks = conn.locks
     claim = locks.find(name, argument)
     if claim is None:
-        return conn.release_elsewhere(name, argument.strip())
+        return conn.put_off(conn.home.elsewhere.release(conn, name, argument.strip()))
     if claim.deadline <= now:
         locks.expire(claim, now)
         return ERROR
@@ -179,7 +175,7 @@ def _renew(conn: DflockdServerConnection, name: str, argument: str, now: float) 
         lease = locks.options.default_lease
     claim = locks.find(name, token)
     if claim is None:
-        return conn.renew_elsewhere(name, token, lease)
+        return conn.put_off(conn.home.elsewhere.renew(conn, name, token, lease))
     if claim.deadline <= now:
         locks.expire(claim, now)
         return ERROR
@@ -193,8 +189,7 @@ def _renew(conn: DflockdServerConnection, name: str, argument: str, now: float) 
 
 
 def _stats(conn: DflockdServerConnection, name: str, argument: str, now: float) -> bytes | None:  # noqa: ARG001
-    conn.put_off(stats(conn.locks, conn.connections, conn.reader))
-    return None
+    return conn.put_off(stats(conn.locks, conn.home.connections, conn.reader))
 
 
 def _ping(conn: DflockdServerConnection, name: str, argument: str, now: float) -> bytes | None:  # noqa: ARG001

@@ -20,44 +20,64 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
-from tenure.engines.contract import Answer, Withdrawn
+from tenure.engines.contract import Answer, Attach, Withdrawn
 from tenure.errors import AuthenticationFailed, NodeNotFound, TenureError
+from tenure.model import NodeConfig
 from tenure.server.accept import Greeting
 from tenure.server.auth import ANONYMOUS, REFUSAL_DELAY, Identity, Verdict, peer_of
 from tenure.server.auth.guard import GuardedEngine
 from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.auth.permissions import Access
-from tenure.server.dflockd.claims import ASKED, HELD, MARK, OVER, WAITING, Claim
-from tenure.server.dflockd.commands import COMMANDS
-from tenure.server.dflockd.ends import is_gone, is_read, probe
-from tenure.server.dflockd.holder import Holder, attached
+from tenure.server.dflockd.claims import ASKED, HELD, OVER, WAITING, Claim, Holder
+from tenure.server.dflockd.elsewhere import Elsewhere
+from tenure.server.dflockd.ends import is_gone, is_read
+from tenure.server.dflockd.locks import Locks
 from tenure.server.dflockd.stream import DflockdServerStream
 from tenure.server.limits import LimitReached
 from tenure.server.reads import Reader, reader_of
-from tenure.wire.lines.replies import ERROR, ERROR_AUTH, ERROR_DRAINING, OK, QUEUED, fence_of, grant
+from tenure.wire.lines.replies import ERROR, ERROR_AUTH, ERROR_DRAINING, OK, QUEUED, grant
 from tenure.wire.lines.requests import RawRequest
 
-if TYPE_CHECKING:
-    from tenure.server.dflockd.listener import DflockdListener
+__all__ = ["ConnectionHome", "DflockdServerConnection"]
 
-__all__ = ["DflockdServerConnection"]
-
-_FAREWELL = 5.0  # seconds for a client to read its last word
-_TOGETHER = 1.0  # seconds between a request and the end of input of a client that half-closes
 _DELIVERY = 0.02  # seconds between two looks whether a last reply has arrived
+_SHORTEST, _LONGEST = 60.0, 30 * 60.0  # windows of sessions, in seconds
+
+
+class ConnectionHome(Protocol):
+    """Listener of a connection."""
+
+    @property
+    def connections(self) -> int:
+        """Number of its connections."""
+
+    @property
+    def elsewhere(self) -> Elsewhere:
+        """The claims of the other listeners on the node."""
+
+    def describe(self, peer: str) -> str:
+        """Return the description of the session of a connection."""
+
+    def joined(self, connection: DflockdServerConnection) -> None:
+        """Add a connection."""
+
+    def left(self, connection: DflockdServerConnection) -> None:
+        """Remove a connection."""
 
 
 class DflockdServerConnection(DflockdServerStream):
     """The server's end.
 
     Attributes:
+        home: its listener.
         number: which of the listener's it is.
         identity: of its client, once the greeting is over.
         reader: turns of its costly reads, from then on.
+        engine: the store as the client's identity may use it, from then on.
         holder: has the claims of its client; ``None`` while the client has asked for nothing.
         enqueued: claims of the first of two phases, by their keys.
         most_claims: that it may have at a time.
@@ -65,21 +85,19 @@ class DflockdServerConnection(DflockdServerStream):
     """
 
     __slots__ = (
-        "_engine",
         "_enqueues",
         "_greeted",
         "_greeting",
-        "_inside_tls",
         "_last_grant",
-        "_leaving",
-        "_listener",
         "_options",
         "_peer",
         "_revoked",
         "_task",
+        "engine",
         "enqueued",
         "gone",
         "holder",
+        "home",
         "identity",
         "locks",
         "most_claims",
@@ -87,49 +105,42 @@ class DflockdServerConnection(DflockdServerStream):
         "reader",
     )
 
-    def __init__(self, listener: DflockdListener, greeting: Greeting, number: int) -> None:
-        super().__init__(listener.context, greeting, COMMANDS)
+    def __init__(
+        self,
+        home: ConnectionHome,
+        locks: Locks,
+        greeting: Greeting,
+        number: int,
+        commands: Mapping[str, Callable[[Any, str, str, float], bytes | None]],
+    ) -> None:
+        super().__init__(locks.context, greeting, commands)
+        self.home = home
         self.number = number
         self.identity = ANONYMOUS
         self.reader: Reader
-        self._engine: GuardedEngine | None = None
-        self.locks = listener.locks
+        self.engine: GuardedEngine
+        self.locks = locks
         self.holder: Holder | None = None
         self.enqueued: dict[str, Claim] = {}
-        self.most_claims = listener.context.limits.requests_per_session
+        self.most_claims = locks.context.limits.requests_per_session
         self._peer = UNKNOWN_PEER
         self._revoked = False
-        self._listener = listener
-        self._options = listener.options
+        self._options = locks.options
         self.gone: asyncio.Future[None] = self._loop.create_future()
         self._greeting = greeting
         self._greeted = False
-        self._inside_tls = False
-        self._leaving: asyncio.TimerHandle | None = None
         # What it is busy with
         self._enqueues = False  # what is awaited is a place in the queue
         self._last_grant: Claim | None = None  # of its last wait
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def engine(self) -> GuardedEngine:
-        """The store as the client's identity may use it."""
-        assert self._engine is not None, "the client was not let in"
-        return self._engine
-
-    @property
-    def connections(self) -> int:
-        """Number of the listener's connections."""
-        return self._listener.connections
-
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._greeting.displaced = self._yield_slot
-        self._inside_tls = transport.get_extra_info("sslcontext") is not None
+        self._greeting.displaced = lambda _: self.leave(ERROR)  # it has shown no token yet
         self._heard_at = self._now()
-        self._listener.joined(self)
+        self.home.joined(self)
         self._peer = peer_of(transport)
         with contextlib.suppress(AuthenticationFailed):  # then a token is to come first
             self._let_in(self._context.authenticator.authenticate("", self._peer))
@@ -149,21 +160,9 @@ class DflockdServerConnection(DflockdServerStream):
         holder, self.holder = self.holder, None
         if holder is not None:
             self.locks.leave(holder, keep=self._revoked)
-        self._listener.left(self)
+        self.home.left(self)
         self.gone.set_result(None)
         self._context.log(logging.DEBUG, "connection lost", peer=self.peer, why=exc)
-
-    def eof_received(self) -> bool:
-        self._over = True
-        if self._inside_tls:
-            return False  # TLS has no half-closed connections here
-        late = self._now() - self._heard_at > _TOGETHER
-        if self._awaited is not None and (late or self._is_cut_short()):
-            return False
-        stays = self._busy or bool(self._requests or self._unread)  # then it closes after that
-        if stays and self._transport is not None:
-            probe(self._transport)
-        return stays
 
     # Being busy
 
@@ -178,10 +177,8 @@ class DflockdServerConnection(DflockdServerStream):
         if stage is OVER:
             if claim.verdict or self.holder is None:
                 return claim.verdict or ERROR
-            self.put_off(
-                self.locks.keys.make(claim.key, self.holder.session, MARK, self.engine.account)
-            )  # once more
-            return None
+            again = self.locks.keys.make(claim.key, self.holder.session, self.engine.account)
+            return self.put_off(again)
         if stage is WAITING and enqueued:
             self.enqueued[claim.key.name] = claim
             return QUEUED
@@ -225,9 +222,13 @@ class DflockdServerConnection(DflockdServerStream):
             done = self.locks.confirm(renewed, self._now())
         self._reply(reply if done else ERROR)
 
-    def put_off(self, work: Coroutine[Any, Any, bytes]) -> None:
-        """Do this first, and then what it is busy with, unless there is something to reply."""
-        self._task = self._listener.start(self._do_first(work))
+    def put_off(self, work: Coroutine[Any, Any, bytes]) -> bytes | None:
+        """Do this first, and then what it is busy with, unless there is something to reply.
+
+        Returns ``None``, as a command that has no reply yet.
+        """
+        self._task = self.locks.start(self._do_first(work))
+        return None
 
     async def _do_first(self, work: Coroutine[Any, Any, bytes]) -> None:
         try:
@@ -250,37 +251,26 @@ class DflockdServerConnection(DflockdServerStream):
             self._busy = False
             self._go_on()
 
-    def _reply(self, reply: bytes) -> None:
-        """Send a reply, and go on with the next request."""
-        self._awaited = None
-        if self._transport is None or self._leaving is not None:
-            return
-        self._busy = False
-        self._heard_at = self._now()
-        self._replies.append(reply)
-        self._flush()
-        if self._requests or self._unread or self._over or self._reader.failed:
-            self._go_on_soon()
-        self._settle_reading()
-
     async def attach(self, lease: int) -> bytes:
-        """Get a holder."""
-        self.holder = await attached(self, lease, self._listener.describe(self.peer))
+        """Get a holder; the first claim is for `lease` seconds.
+
+        Raises what the store raises, and `LimitReached`.
+        """
+        context, node = self._context, self._options.node
+        longest = min(_LONGEST, context.engine.capabilities.longest_window)
+        holder = Holder(self.locks, min(max(2.0 * lease, _SHORTEST), longest), self)
+        key = context.session_keys.of_dflockd()
+        how = Attach(node, holder.window, self.home.describe(self.peer), "window", key)
+        async with self.reader.beginning():
+            try:
+                holder.session = await self.engine.attach(how, holder)
+            except NodeNotFound:  # it has been dropped
+                await context.engine.create_node(node, NodeConfig(), exist_ok=True)
+                holder.session = await self.engine.attach(how, holder)
+        context.counts.sessions.take_anyway()
+        self.locks.holders.add(holder)
+        self.holder = holder
         return b""
-
-    def release_elsewhere(self, name: str, token: str) -> bytes | None:
-        """Release what another listener may have granted; the reply, unless that takes a while."""
-        if fence_of(token) is None:
-            return ERROR
-        self.put_off(self._listener.elsewhere.release(self, name, token))
-        return None
-
-    def renew_elsewhere(self, name: str, token: str, lease: int) -> bytes | None:
-        """Renew what another listener may have granted; the reply, unless that takes a while."""
-        if fence_of(token) is None:
-            return ERROR
-        self.put_off(self._listener.elsewhere.renew(self, name, token, lease))
-        return None
 
     def lost_holder(self, claims: list[Claim]) -> None:
         """Drop the holder: its session is over. Close the connection if it had claims."""
@@ -304,14 +294,10 @@ class DflockdServerConnection(DflockdServerStream):
         self.identity = identity
         self.reader = reader_of(self._context.reads, identity, self._greeting.source)
         self._share.greeted()
-        self._engine = self._context.guard.engine(identity)
+        self.engine = self._context.guard.engine(identity)
         self._special = False
         self._context.log(logging.DEBUG, "connection greeted", peer=self.peer, identity=identity)
         return True
-
-    def _yield_slot(self, _: LimitReached) -> None:
-        """Close a connection that has shown no token, because its slot is needed."""
-        self.leave(ERROR)
 
     def greet(self, requests: list[RawRequest]) -> list[RawRequest]:
         """Check the first request, on which further rules apply; return those behind it."""
@@ -391,23 +377,6 @@ class DflockdServerConnection(DflockdServerStream):
         self._unread.clear()
         self.leave(ERROR_AUTH)
         return True
-
-    def leave(self, word: bytes) -> None:
-        """Send a last reply, and then close the connection, however slowly the client reads."""
-        if self._transport is None or self._leaving is not None:
-            return
-        self._special = True
-        if word:
-            self._replies.append(word)
-        self._flush()
-        self._close()
-
-    def _close(self) -> None:
-        if self._leaving is not None:
-            self._leaving.cancel()
-        self._leaving = self._loop.call_later(_FAREWELL, self.cut_off)
-        if self._transport is not None:
-            self._transport.close()
 
     def tick(self, now: float) -> None:
         """Look at the deadlines, and whether a client that has ended its input is gone."""

@@ -22,21 +22,18 @@ import contextlib
 import hmac
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tenure.engines.contract import Place, Withdrawn
 from tenure.errors import NodeNotFound, SemaphoreNotFound, TenureError
 from tenure.model import RequestDescription
-from tenure.server.dflockd.claims import HELD, Claim, Record, sealed
+from tenure.server.dflockd.claims import HELD, Claim, Holder, Record, sealed
+from tenure.server.dflockd.locks import Locks
 from tenure.server.dflockd.names import stored_name
+from tenure.server.dflockd.orphans import Orphans
+from tenure.server.reads import Reader
 from tenure.wire.lines.replies import ERROR, OK, fence_of
 from tenure.wire.lines.rules import is_key
-
-if TYPE_CHECKING:
-    from tenure.server.dflockd.connection import DflockdServerConnection
-    from tenure.server.dflockd.holder import Holder
-    from tenure.server.dflockd.locks import Locks
-    from tenure.server.dflockd.orphans import Orphans
 
 __all__ = ["LETTERS", "Elsewhere"]
 
@@ -46,6 +43,21 @@ LETTERS = "dflockd renewals"
 _LETTER = re.compile(rb"dflockd renew ([0-9]{1,19}) ([0-9]{1,10})")
 _MOST = 100  # letters that are answered in one look
 _PATIENCE = 4.0  # seconds for an answer
+
+
+class TokenClient(Protocol):
+    """Connection of a client that shows a token of another listener."""
+
+    @property
+    def reader(self) -> Reader:
+        """Turns of its costly reads."""
+
+    @property
+    def holder(self) -> Holder | None:
+        """Its session, if it has one."""
+
+    async def attach(self, lease: int) -> bytes:
+        """Get a holder."""
 
 
 class Elsewhere:
@@ -62,7 +74,7 @@ class Elsewhere:
         self._engine = locks.context.engine
         self._node = locks.options.node
 
-    async def release(self, conn: DflockdServerConnection, name: str, token: str) -> bytes:
+    async def release(self, conn: TokenClient, name: str, token: str) -> bytes:
         """Release a claim; returns the reply. Raises what the store raises."""
         owner = await self._find(conn, name, token)
         if owner is None:
@@ -70,9 +82,7 @@ class Elsewhere:
         evicted = await self._engine.evict(self._node, stored_name(name), owner.order_id)
         return OK if evicted else ERROR
 
-    async def renew(
-        self, conn: DflockdServerConnection, name: str, token: str, lease: int
-    ) -> bytes:
+    async def renew(self, conn: TokenClient, name: str, token: str, lease: int) -> bytes:
         """Renew a claim.
 
         Returns:
@@ -94,9 +104,7 @@ class Elsewhere:
         await self._orphans.take_over()
         return ERROR if self._locks.find(name, token) is None else b""
 
-    async def _find(
-        self, conn: DflockdServerConnection, name: str, token: str
-    ) -> RequestDescription | None:
+    async def _find(self, conn: TokenClient, name: str, token: str) -> RequestDescription | None:
         """Return the request of a valid token that another listener granted; or ``None``."""
         fence = fence_of(token)
         if fence is None or not is_key(name):

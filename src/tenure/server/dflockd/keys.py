@@ -13,7 +13,7 @@ from tenure.errors import InvalidArgument
 from tenure.server.auth.accounts import Account
 from tenure.server.auth.guard import REFUSALS
 from tenure.server.context import Context
-from tenure.server.dflockd.claims import Key
+from tenure.server.dflockd.claims import MARK, Key
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.limits import LimitReached
 from tenure.wire.lines.replies import ERROR_LIMIT_MISMATCH, ERROR_MAX_LOCKS
@@ -67,7 +67,7 @@ class KeyTable(dict[str, Key]):
             if key.limit == 1:
                 self._semaphores.leave(self._node, key.stored)
 
-    async def make(self, key: Key, session: EngineSession, mark: bytes, account: Account) -> bytes:
+    async def make(self, key: Key, session: EngineSession, account: Account) -> bytes:
         """Create a key's lasting semaphore, unless it exists.
 
         Returns:
@@ -76,7 +76,7 @@ class KeyTable(dict[str, Key]):
         name = key.stored
         try:
             async with self._semaphores.creating(self._node, name, account):
-                await session.create_semaphore(name, key.limit, mark, exist_ok=True)
+                await session.create_semaphore(name, key.limit, MARK, exist_ok=True)
         except LimitReached as error:
             self._context.log(logging.WARNING, "lock refused", limit=error.limit)
             self.forget(key)

@@ -32,9 +32,10 @@ from tenure.server.accept import Door, Greeting, peer_host
 from tenure.server.addresses import parse
 from tenure.server.auth import Verdict
 from tenure.server.context import Context
+from tenure.server.dflockd.claims import LAPSED
+from tenure.server.dflockd.commands import COMMANDS
 from tenure.server.dflockd.connection import DflockdServerConnection
 from tenure.server.dflockd.elsewhere import Elsewhere
-from tenure.server.dflockd.holder import LAPSED
 from tenure.server.dflockd.housekeeping import collect, know_leftovers
 from tenure.server.dflockd.locks import Locks
 from tenure.server.dflockd.options import DflockdOptions
@@ -234,7 +235,7 @@ class DflockdListener:
 
     def _connection(self, greeting: Greeting) -> DflockdServerConnection:
         self._accepted += 1
-        return DflockdServerConnection(self, greeting, self._accepted)
+        return DflockdServerConnection(self, self.locks, greeting, self._accepted, COMMANDS)
 
     def joined(self, connection: DflockdServerConnection) -> None:
         """Add a connection."""

@@ -28,8 +28,17 @@ from tenure.engines.contract import Answer, Enqueued, Place, Withdrawn
 from tenure.errors import InvalidArgument, SemaphoreNotFound, SessionExpired, TenureError
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.server.context import Context
-from tenure.server.dflockd.claims import HELD, OVER, WAITING, Claim, Key, Record, sealed
-from tenure.server.dflockd.holder import LAPSED, Holder
+from tenure.server.dflockd.claims import (
+    HELD,
+    LAPSED,
+    OVER,
+    WAITING,
+    Claim,
+    Holder,
+    Key,
+    Record,
+    sealed,
+)
 from tenure.server.dflockd.keys import KeyTable
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.limits import LimitReached
@@ -81,7 +90,7 @@ class Locks:
             context.limits.queue_length if options.max_waiters is None else options.max_waiters
         )
         self._wall = context.clock.wall
-        self._start = start
+        self.start = start
         self._salts: list[str] = []
         self._unwanted: list[Claim] = []  # dropped, and not out of the store's queues yet
 
@@ -343,7 +352,7 @@ class Locks:
     def end(self, holder: Holder) -> None:
         """End a holder's session, with all that it has in queues."""
         self._over(holder)
-        self._start(self._close(holder))
+        self.start(self._close(holder))
 
     async def _close(self, holder: Holder) -> None:
         try:

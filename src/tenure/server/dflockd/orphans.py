@@ -29,8 +29,7 @@ from contextlib import aclosing
 from tenure.engines.contract import Attach, EngineSession
 from tenure.errors import AuthenticationFailed, NodeNotFound, SessionExpired, TenureError
 from tenure.model import Recovered, SemaphoreDescription, SessionDescription
-from tenure.server.dflockd.claims import Claim, Record
-from tenure.server.dflockd.holder import Holder
+from tenure.server.dflockd.claims import Claim, Holder, Record
 from tenure.server.dflockd.locks import Locks, Work
 from tenure.server.dflockd.names import key_of
 from tenure.server.reads import Reader, pages_of_semaphores, pages_of_sessions

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenure.server.dflockd.claims import HELD, Key
+from tenure.server.dflockd.locks import Locks
 from tenure.server.dflockd.names import readable
 from tenure.server.limits import LimitReached
 from tenure.server.reads import SLICE, Reader
-
-if TYPE_CHECKING:
-    from tenure.server.dflockd.locks import Locks
 
 __all__ = ["stats"]
 

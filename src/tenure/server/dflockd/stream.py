@@ -24,6 +24,7 @@ from tenure.server.accept import Greeting
 from tenure.server.budget import Share
 from tenure.server.context import Context
 from tenure.server.dflockd.claims import WAITING, Claim
+from tenure.server.dflockd.ends import probe
 from tenure.server.foreign import Foreign, answer, explain, foreign, is_http
 from tenure.wire.lines.replies import ERROR
 from tenure.wire.lines.requests import RawRequest, RequestReader
@@ -35,6 +36,8 @@ _LOOK = 8  # requests after which it is seen whether its share is used up
 _LONG = 1024  # bytes of a reply that does not wait for others
 _MUCH = 64 * 1024  # unread bytes with which it is not read from
 _TOO_MUCH = 512 * 1024  # unread bytes of a client that waits for a lock
+_FAREWELL = 5.0  # seconds for a client to read its last word
+_TOGETHER = 1.0  # seconds between a request and the end of input of a client that half-closes
 
 
 class DflockdServerStream(asyncio.Protocol):
@@ -55,6 +58,7 @@ class DflockdServerStream(asyncio.Protocol):
         "_context",
         "_fresh",
         "_heard_at",
+        "_leaving",
         "_lines",
         "_loop",
         "_now",
@@ -102,18 +106,32 @@ class DflockdServerStream(asyncio.Protocol):
         # Writing
         self._replies: list[bytes] = []
         self._blocked_at: float | None = None  # since when the client does not read
+        self._leaving: asyncio.TimerHandle | None = None  # set once it is being closed
 
     def greet(self, requests: list[RawRequest]) -> list[RawRequest]:
         """Check the first request, on which further rules apply; return those to be carried out."""
         raise NotImplementedError
 
-    def leave(self, word: bytes) -> None:
-        """Send a last reply, and then close the connection, however slowly the client reads."""
-        raise NotImplementedError
-
     def end(self) -> None:
         """Close the connection: its client has sent everything, and every reply is written."""
         raise NotImplementedError
+
+    def leave(self, word: bytes) -> None:
+        """Send a last reply, and then close the connection, however slowly the client reads."""
+        if self._transport is None or self._leaving is not None:
+            return
+        self._special = True
+        if word:
+            self._replies.append(word)
+        self._flush()
+        self._close()
+
+    def _close(self) -> None:
+        if self._leaving is not None:
+            self._leaving.cancel()
+        self._leaving = self._loop.call_later(_FAREWELL, self.cut_off)
+        if self._transport is not None:
+            self._transport.close()
 
     def cut_off(self) -> None:
         """Close it now. Safe to call twice."""
@@ -128,6 +146,18 @@ class DflockdServerStream(asyncio.Protocol):
         self._blocked_at = None
         self._go_on_soon()
         self._settle_reading()
+
+    def eof_received(self) -> bool:
+        self._over = True
+        if self._transport is None or self._transport.get_extra_info("sslcontext") is not None:
+            return False  # TLS has no half-closed connections here
+        late = self._now() - self._heard_at > _TOGETHER
+        if self._awaited is not None and (late or self._is_cut_short()):
+            return False
+        stays = self._busy or bool(self._requests or self._unread)  # then it closes after that
+        if stays:
+            probe(self._transport)
+        return stays
 
     def data_received(self, data: bytes) -> None:
         arrived, clock = self._arrived, self._now  # an instance's own are called faster like this
@@ -241,6 +271,19 @@ class DflockdServerStream(asyncio.Protocol):
         if replies and self._transport is not None:
             self._transport.write(replies[0] if len(replies) == 1 else b"".join(replies))
             self._replies = []
+
+    def _reply(self, reply: bytes) -> None:
+        """Send a reply, and go on with the next request."""
+        self._awaited = None
+        if self._transport is None or self._leaving is not None:
+            return
+        self._busy = False
+        self._heard_at = self._now()
+        self._replies.append(reply)
+        self._flush()
+        if self._requests or self._unread or self._over or self._reader.failed:
+            self._go_on_soon()
+        self._settle_reading()
 
     def _go_on_soon(self) -> None:
         if not self._busy:
