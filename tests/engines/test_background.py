@@ -14,7 +14,7 @@ from tenure.engines.etcd.watching import Watching
 from tenure.engines.native.connection import Connection
 from tenure.engines.redis.engine import RedisEngine
 from tenure.engines.sqlite import monitor
-from tenure.server.sessions.session import Hosted
+from tenure.server.sessions.session import ServerSession
 from tenure.testing.recorder import Recorder
 from tenure.testing.stage import Stage, Stores
 from tests.engines.stores import MEMORY_IN_REAL_TIME, stores
@@ -64,7 +64,9 @@ STEPS = [
     pytest.param(stores("etcd"), Watching, "_hear", id="etcd: reading the stream of watches"),
     pytest.param(stores("redis"), RedisEngine, "_deliver_own", id="redis: delivering"),
     pytest.param(MEMORY_IN_REAL_TIME, Recorder, "granted", id="memory: delivering"),
-    pytest.param(stores("tenure"), Hosted, "_see_placed", id="tenure: delivering in the server"),
+    pytest.param(
+        stores("tenure"), ServerSession, "_answer_placed", id="tenure: delivering in the server"
+    ),
 ]
 
 

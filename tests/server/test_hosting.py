@@ -60,7 +60,7 @@ async def test_nobody_renews_a_session_in_place_of_its_holder(clock: VirtualCloc
         ended = await client.hear(Ended, skip=True)
         assert 9.9 < clock.now() - renewed <= 11
         assert ended.error.kind == "SessionExpired"
-        assert listener.hosting.sessions == {}
+        assert listener.registry.sessions == {}
         assert listener.context.counts.sessions.taken == 0
         assert listener.context.counts.semaphores.taken == 0
 
@@ -283,7 +283,7 @@ async def test_everything_is_answered_by_a_store_that_takes_its_time(clock: Virt
         assert answers[6].error.kind == "SemaphoreNotFound"
         assert (answers[7], answers[8]) == (Done(7), Done(8, found=True))
         assert answers["push"].hold == 2
-        assert listener.hosting.semaphores.taken == 1
+        assert listener.context.counts.semaphores.taken == 1
 
 
 async def test_what_is_under_way_when_a_connection_is_lost_is_answered_over_the_next(

@@ -249,7 +249,7 @@ def test_any_messages_in_any_order_harm_nobody(messages: list[Struct], cut: bool
             await asyncio.sleep(60)
             counts = listener.context.counts
             assert (counts.connections.taken, counts.greetings.taken) == (0, 0)
-            assert (counts.sessions.taken, listener.hosting.sessions) == (0, {})
+            assert (counts.sessions.taken, listener.registry.sessions) == (0, {})
 
     run(abuse(), clock)
 

@@ -52,7 +52,7 @@ async def test_a_session_moves_to_another_server_on_the_same_store(clock: Virtua
                 (1, b"data", True)
             ]
             await client.hear(Ended)
-            assert one.hosting.sessions == {}
+            assert one.registry.sessions == {}
             moved.say(Withdraw(moved.next_rid(), 1, 1))
             await waiter.hear(Granted)
 
@@ -238,7 +238,7 @@ async def test_a_resume_that_is_given_up_leaves_the_session_detached(clock: Virt
             assert (await client.hear(Failed)).error.kind == "SessionClosed"
             await client.hear(Done)
             assert await sessions(client) == [first.session_id]
-        assert listener.hosting.sessions == {}
+        assert listener.registry.sessions == {}
         assert listener.context.counts.sessions.taken == 0
 
 

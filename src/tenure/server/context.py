@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from tenure.clock import Clock
 from tenure.engines.contract import Engine
@@ -29,9 +29,6 @@ from tenure.server.log import tell
 from tenure.server.reads import Reads
 from tenure.server.semaphores import Semaphores
 from tenure.server.sessions.keys import SessionKeys
-
-if TYPE_CHECKING:
-    from tenure.server.sessions.registry import Hosting
 
 __all__ = ["Anybody", "Authenticator", "Context", "Counts"]
 
@@ -86,7 +83,7 @@ class Context:
         reads: turns of costly reads.
         engine: the store, for what no client asks for.
         guard: the store as each identity may use it, for what clients ask for.
-        hosting: the native protocol's sessions, while one of its listeners is open.
+        shared: what the listeners of one protocol share, by its kind, while one of them is open.
     """
 
     def __init__(
@@ -113,7 +110,7 @@ class Context:
         self.session_keys = SessionKeys(engine.url)
         now = engine.clock.now if engine.clock.virtual else time.perf_counter
         self.budget = LoopBudget(now, logger)
-        self.hosting: Hosting | None = None
+        self.shared: dict[type, Any] = {}
 
     @property
     def clock(self) -> Clock:

@@ -24,7 +24,7 @@ from tenure.server.context import Anybody, Context
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
 from tenure.server.native.connection import NativeServerConnection
-from tenure.server.sessions.registry import Hosting
+from tenure.server.sessions.registry import SessionRegistry
 from tenure.testing.simulation.plan import Plan
 from tenure.testing.simulation.process import Incarnation
 from tenure.testing.simulation.world import World
@@ -64,7 +64,7 @@ class Doorless(NativeListener):
     """A listener that listens nowhere."""
 
     async def open(self) -> None:
-        self.hosting = Hosting.share(self.context)
+        self.registry = SessionRegistry.share(self.context)
         self._door = Door(
             self.context, [], lambda each: NativeServerConnection(self, each), None, lambda _: b""
         )

@@ -3,7 +3,7 @@
 Who owns what, and what happens:
 
 * The connection owns its stream (`tenure.server.native.stream`), its channels, and the tasks of
-  what it asked of the engine as a whole. Sessions it does not own: they belong to `Hosting`.
+  what it asked of the engine as a whole. It owns no session: they belong to the registry.
 * **Cancel.** A client cannot cancel what it has asked for. When the connection is lost, what it
   asked of the engine as a whole is cancelled, attaching too; what it asked of sessions goes on.
 """
@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from msgspec import Struct
 
@@ -36,9 +36,9 @@ from tenure.server.native.commands import COMMANDS, ask_audited
 from tenure.server.native.reads import READS
 from tenure.server.native.stream import HEARTBEAT, ConnectionStage, NativeServerStream, OutOfOrder
 from tenure.server.reads import PRICE, Reader, reader_of
-from tenure.server.sessions.handoff import Arrival
+from tenure.server.sessions.handoff import PendingAttach
 from tenure.server.sessions.operations import SESSION_HANDLERS
-from tenure.server.sessions.session import Hosted
+from tenure.server.sessions.session import ServerSession
 from tenure.wire.errors import to_wire
 from tenure.wire.messages import (
     FEATURES,
@@ -63,11 +63,32 @@ from tenure.wire.messages import (
 from tenure.wire.values import Abilities
 
 if TYPE_CHECKING:
-    from tenure.server.native import NativeListener
+    from tenure.server.context import Context
+    from tenure.server.sessions.registry import SessionRegistry
 
-__all__ = ["NativeServerConnection"]
+__all__ = ["ConnectionOwner", "NativeServerConnection"]
 
 _PONG = Pong()
+
+
+class ConnectionOwner(Protocol):
+    """The listener, as its connections see it.
+
+    Attributes:
+        context: the server's.
+        registry: the server's sessions.
+        farewell: the message that clients get, once the listener drains.
+    """
+
+    context: Context
+    registry: SessionRegistry
+    farewell: EngineUnavailable | None
+
+    def joined(self, connection: NativeServerConnection) -> None:
+        """Add a connection."""
+
+    def left(self, connection: NativeServerConnection) -> None:
+        """Remove a connection."""
 
 
 class NativeServerConnection(NativeServerStream):
@@ -76,32 +97,27 @@ class NativeServerConnection(NativeServerStream):
     Attributes:
         program: whose it is, once it has said so.
         identity: of its client, once the greeting is over.
+        engine: the store as its identity may use it, from then on.
         reader: turns of its costly reads, from then on.
         peer: where it comes from.
         stage: where it stands.
         gone: done when the connection is lost.
     """
 
-    def __init__(self, listener: NativeListener, greeting: Greeting) -> None:
+    def __init__(self, listener: ConnectionOwner, greeting: Greeting) -> None:
         super().__init__(listener.context, greeting)
         self.program = b""
         self.identity = ANONYMOUS
         self.reader: Reader
-        self._engine: GuardedEngine | None = None
+        self.engine: GuardedEngine
         self.gone: asyncio.Future[None] = self._loop.create_future()
         self._shown = UNKNOWN_PEER
         self._refusing: asyncio.TimerHandle | None = None
         self._listener = listener
-        self._hosting = listener.hosting
+        self._registry = listener.registry
         self._counted = False
-        self._channels: dict[int, Hosted | Arrival] = {}
+        self._channels: dict[int, ServerSession | PendingAttach] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def engine(self) -> GuardedEngine:
-        """The store as the client's identity may use it."""
-        assert self._engine is not None, "the client was not greeted"
-        return self._engine
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -115,13 +131,13 @@ class NativeServerConnection(NativeServerStream):
             self._refusing.cancel()
         if self._counted:
             self._counted = False
-            self._hosting.disconnected(self.program)
+            self._registry.disconnected(self.program)
         channels, self._channels = self._channels, {}
         for each in channels.values():
-            if isinstance(each, Hosted):
-                each.leave_link()
+            if isinstance(each, ServerSession):
+                each.disconnect()
             else:
-                self._hosting.cancel(each)
+                self._registry.cancel(each)
         for task in self._tasks:
             task.cancel()
         self._listener.left(self)
@@ -174,10 +190,10 @@ class NativeServerConnection(NativeServerStream):
         handler = SESSION_HANDLERS.get(kind)
         if handler is not None:
             session = self._channels.get(message.channel)  # type: ignore[attr-defined]
-            if not isinstance(session, Hosted) or session.error is not None:
+            if not isinstance(session, ServerSession) or session.error is not None:
                 self._without_session(message, session)
             elif session.starting:
-                session.put_by(self, message, handler)
+                session.defer(self, message, handler)
             else:
                 handler(session, message)
         elif kind in READS:
@@ -203,7 +219,7 @@ class NativeServerConnection(NativeServerStream):
             if not 1 <= len(hello.program) <= 64:
                 raise InvalidArgument("a program is named by 1 to 64 bytes")
             identity = context.authenticator.authenticate(hello.token, self._shown)
-            returning = self._hosting.lets_in_anyway(hello.program)
+            returning = self._registry.admits_returning(hello.program)
             self._greeting.let_in(identity, returning=returning)
         except LimitReached as error:
             context.log(logging.WARNING, "connection refused", peer=self.peer, limit=error.limit)
@@ -224,8 +240,8 @@ class NativeServerConnection(NativeServerStream):
         self.program = hello.program
         self.identity = identity
         self.reader = reader_of(context.reads, identity, self._greeting.source)
-        self._engine = context.guard.engine(identity)
-        self._hosting.connected(hello.program)
+        self.engine = context.guard.engine(identity)
+        self._registry.connected(hello.program)
         self.stage = ConnectionStage.OPEN
         self._reader.largest = self._limits.message_bytes
         context.log(logging.DEBUG, "connection greeted", peer=self.peer, identity=identity)
@@ -260,47 +276,47 @@ class NativeServerConnection(NativeServerStream):
             )
             self.send(Failed(message.rid, to_wire(refusal)))
             return
-        arrival = self._hosting.attach(self, message)
+        arrival = self._registry.attach(self, message)
         if arrival is not None:
             self._channels[channel] = arrival
 
-    def connect(self, channel: int, hosted: Hosted) -> None:
+    def connect(self, channel: int, session: ServerSession) -> None:
         """Connect a channel with a session."""
-        self._channels[channel] = hosted
+        self._channels[channel] = session
 
     def over(self, channel: int) -> None:
         """Forget a channel: it has no session any more."""
         self._channels.pop(channel, None)
 
     def _renew_aside(self, message: RenewAside) -> None:
-        hosted = self._hosting.of_program(
+        session = self._registry.of_program(
             self.program, message.node, message.session_id, message.key
         )
-        if hosted is None:
+        if session is None:
             self.send(Unproven(0, message.number))
         else:
-            hosted.renewals.renew(hosted.store, self, 0, message.number)
+            session.renewals.renew(session.store, self, 0, message.number)
 
     def _heard(self, message: Heard) -> None:
         session = self._channels.get(message.channel)
-        if isinstance(session, Hosted) and session.error is not None:
-            session.leave_link()
-            session.disbelieve()
+        if isinstance(session, ServerSession) and session.error is not None:
+            session.disconnect()
+            session.note_end_known()
 
-    def _without_session(self, message: Any, session: Hosted | Arrival | None) -> None:
+    def _without_session(self, message: Any, session: ServerSession | PendingAttach | None) -> None:
         """Answer a message for a session that is over, is not attached yet, or never was."""
         kind = type(message)
         if kind is Close or kind is Detach:
-            if isinstance(session, Arrival):
-                self._hosting.leave(session, message.rid, closing=kind is Close)
+            if isinstance(session, PendingAttach):
+                self._registry.leave(session, message.rid, closing=kind is Close)
             else:
-                if isinstance(session, Hosted):
-                    session.leave_link()
-                    session.disbelieve()
+                if isinstance(session, ServerSession):
+                    session.disconnect()
+                    session.note_end_known()
                 self.send(Done(message.rid))
         elif kind is Renew:
             self.send(Unproven(message.channel, message.number))
-        elif isinstance(session, Hosted):
+        elif isinstance(session, ServerSession):
             pass  # the client has been notified of its end
         elif kind is Watch or hasattr(message, "rid"):
             error = to_wire(EngineError(f"no session is attached to channel {message.channel}"))

@@ -4,12 +4,12 @@ States: made ─open─► open ─drain─► draining ─aclose─► closed; 
 
 Who owns what: the listener owns its `Door` (sockets, handshakes), its connections, and one timer
 that has them look at their deadlines, and looks itself after the file of a Unix socket. It has a
-share in the server's `Hosting`, which owns the sessions.
+share in the server's `SessionRegistry`, which owns the sessions.
 
 * **Drain.** The door is closed, and every client gets `Bye`: it attaches its sessions elsewhere, or
   here again after a restart. A client that stays is served on. No session ends.
-* **Close.** Connections are cut off, and the share in `Hosting` is given up: the last listener's
-  has every session detached in the store, which may take as long as the store takes.
+* **Close.** Connections are cut off, and the share in the registry ends: the last listener's has
+  every session detached in the store, which may take as long as the store takes.
 * **Cancel.** `open` leaves nothing open. `aclose` has closed everything of its own before it waits
   for the store.
 """
@@ -31,7 +31,7 @@ from tenure.server.context import Context
 from tenure.server.limits import LimitReached
 from tenure.server.listener import end_in_slices
 from tenure.server.native.connection import NativeServerConnection
-from tenure.server.sessions.registry import Hosting
+from tenure.server.sessions.registry import SessionRegistry
 from tenure.server.sockets import SocketFile, bind_ports
 from tenure.wire.errors import to_wire
 from tenure.wire.frames import FrameWriter
@@ -52,7 +52,7 @@ class NativeListener:
         farewell: the message that clients get, once it drains.
     """
 
-    hosting: Hosting
+    registry: SessionRegistry
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class NativeListener:
         given, self._given = self._given, []
         sockets = given or await self._bind()
         self._url = _bound_url(self._address, sockets[0])
-        self.hosting = Hosting.share(self.context)
+        self.registry = SessionRegistry.share(self.context)
         self._door = Door(
             self.context,
             sockets,
@@ -143,11 +143,11 @@ class NativeListener:
                 self._socket_file.remove()
             for connection in list(self._connections):
                 connection.cut_off()
-            last = self.hosting.unshare()
+            last = self.registry.unshare()
         if lost:
             await asyncio.wait(lost)
         if last:
-            await self.hosting.aclose()
+            await self.registry.aclose()
 
     # What connections say
 

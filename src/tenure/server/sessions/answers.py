@@ -35,20 +35,20 @@ class Answers:
         self._acknowledged = 0
         self._last_rid = 0
 
-    def is_new(self, rid: int, say: Callable[[Struct], None]) -> bool:
+    def is_new(self, rid: int, send: Callable[[Struct], None]) -> bool:
         """Return true if an operation is new. Otherwise it is answered as it was before."""
         if rid > self._last_rid:
             self._last_rid = rid
         else:
             answer = self.kept.get(rid)
             if answer is not None:
-                say(answer)
+                send(answer)
                 return False
             if rid in self.unanswered or rid <= self._acknowledged:
                 return False
         if len(self.kept) + len(self.unanswered) >= self._most:
             refusal = Count("kept_answers", self._most, "this session")
-            say(Failed(rid, to_wire(refusal.reached(node=self._node))))
+            send(Failed(rid, to_wire(refusal.reached(node=self._node))))
             return False
         return True
 

@@ -1,19 +1,19 @@
-"""Arrival of sessions at a server: begun, fetched from the store, or taken over by another program.
+"""Attaching of sessions to a server: begun, fetched from the store, or taken over.
 
 **Former programs.** Unless it assumes them dead, a takeover waits until no former program can
-believe that it has the session. A program that was hosted here believes so until it has sent
-`Heard`, `Detach` or `Close`, or until the window has passed since the last proof that this server
-can have sent it (`Hosted.believes_until`). A notification of the takeover from the store to *this
+believe that it has the session. A program that had it here believes so until it has sent `Heard`,
+`Detach` or `Close`, or until the window has passed since the last proof that this server can have
+sent it (`ServerSession.may_hold_until`). A notification of the takeover from the store to *this
 server* is not enough, and neither is the death of a former server: what counts is the program.
 
 A program may be unknown here, since it was attached through another server or before a restart.
 Then its last contact is taken to be the instant before the store took the session away from it, and
 the takeover waits for the whole window. The store's own figure (`SessionDescription.silent_for`)
 may be out of date before the takeover, and afterwards it describes this attachment. The attach
-numbers show whether all former programs are known here (`tenure.server.sessions.predecessors`).
+numbers show whether all former programs are known here (`tenure.server.sessions.former`).
 
-A cancelled arrival leaves nothing behind: a new session is not left, and one that was to be
-resumed is detached.
+A cancelled attach leaves nothing behind: a new session is not left, and one that was to be resumed
+is detached.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
 
 from tenure.core import rules
@@ -29,126 +29,181 @@ from tenure.engines.contract import Attach as StoreAttach
 from tenure.errors import NodeNotFound, TenureError
 from tenure.model import Liveness
 from tenure.server.reads import session_by_id
-from tenure.server.sessions.connection import Switchboard
+from tenure.server.sessions.connection import HolderConnection
+from tenure.server.sessions.former import FormerAttachments
 from tenure.server.sessions.keys import check_new_key, check_shown_key
-from tenure.server.sessions.predecessors import Predecessors
-from tenure.server.sessions.session import Hosted
+from tenure.server.sessions.renewals import NEVER
+from tenure.server.sessions.session import ServerSession
 from tenure.wire.messages import Attach
 
 if TYPE_CHECKING:
-    from tenure.server.sessions.registry import Hosting
+    from tenure.server.auth.guard import GuardedEngine
+    from tenure.server.context import Context
 
-__all__ = ["Arrival", "Arriving"]
+__all__ = ["AttachingConnection", "PendingAttach", "SessionHandoff"]
 
 
-class Arrival:
-    """A session on its way to a channel.
+class AttachingConnection(HolderConnection, Protocol):
+    """A connection whose program attaches sessions to its channels.
 
     Attributes:
-        came_at: when the `Attach` came.
+        program: whose it is (`Hello.program`).
+        engine: the store as its client's identity may use it.
+    """
+
+    program: bytes
+    engine: GuardedEngine
+
+    def connect(self, channel: int, session: ServerSession) -> None:
+        """Connect a channel with a session."""
+
+
+class PendingAttach:
+    """An `Attach` that is not answered yet.
+
+    Attributes:
+        came_at: when the message came.
         leaving: the rid of the `Close` or `Detach` that came meanwhile; 0 for none.
         wanted: it has not been cancelled.
-        hurries: it is not cancelled just now, but looks at `wanted` in a moment.
+        uninterruptible: it is not cancelled just now, but looks at `wanted` in a moment.
     """
 
     __slots__ = (
         "came_at",
         "closing",
-        "hurries",
+        "connection",
         "leaving",
-        "link",
         "message",
         "task",
+        "uninterruptible",
         "wanted",
     )
 
     task: asyncio.Task[None]
 
-    def __init__(self, link: Switchboard, message: Attach, came_at: float) -> None:
-        self.link = link
+    def __init__(self, connection: AttachingConnection, message: Attach, came_at: float) -> None:
+        self.connection = connection
         self.message = message
         self.came_at = came_at
         self.wanted = True
-        self.hurries = False
+        self.uninterruptible = False
         self.leaving = 0
         self.closing = False
 
 
-class Arriving:
-    """The ways in to one `Hosting`, which makes sessions, and keeps them from then on.
+class SessionKeeper(Protocol):
+    """The registry, as the handoff sees it.
 
     Attributes:
-        predecessors: earlier attachments of the sessions that are over here.
+        context: the server's.
+        sessions: the attached ones, by their ids.
     """
 
-    def __init__(self, hosting: Hosting) -> None:
-        self.predecessors = Predecessors(hosting.context.clock)
-        self._hosting = hosting
-        self._sessions = hosting.sessions
-        self._engine = hosting.context.engine
-        self._now = hosting.context.clock.now
+    context: Context
+    sessions: dict[int, ServerSession]
+
+    def make(
+        self, connection: AttachingConnection, message: Attach, window: float
+    ) -> ServerSession:
+        """Make a session and count it, until its end."""
+        ...
+
+    def register(self, session: ServerSession) -> None:
+        """Register the session's attachment here, unless a later one is registered already."""
+
+
+class SessionHandoff:
+    """The ways in to one registry, which makes sessions, and keeps them from then on.
+
+    Attributes:
+        former: earlier attachments of the sessions that are over here.
+    """
+
+    def __init__(self, keeper: SessionKeeper) -> None:
+        self.former = FormerAttachments(keeper.context.clock)
+        self._keeper = keeper
         self._taking: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
-        self._waiting: set[Hosted] = set()  # those that are being resumed
+        self._waiting: dict[ServerSession, asyncio.Event] = {}  # those that are being resumed
 
-    def look(self) -> None:
-        """Let the arrivals that wait for former programs check again."""
-        for each in self._waiting:
-            each.look()
+    def recheck_former(self) -> None:
+        """Let the takeovers that wait for former programs check again."""
+        for changed in self._waiting.values():
+            changed.set()
 
-    async def begin(self, link: Switchboard, message: Attach) -> Hosted:
-        """A new session."""
-        self._hosting.context.counts.sessions.take_anyway()
-        hosted = self._hosting.make(link, message, message.window)
-        hosted.strangers_until = float("-inf")
-        return await self._attach(link, hosted, message, assume_dead=False)
+    def over(self, session: ServerSession) -> None:
+        """Remember an attachment that is over, and end the wait for its former programs."""
+        if hasattr(session, "store"):
+            self.former.remember(session)
+        if session in self._waiting:
+            self._waiting[session].set()
 
-    async def fetch(self, link: Switchboard, message: Attach) -> Hosted:
-        """A session of this program, from the store."""
-        self._hosting.context.counts.sessions.take_anyway()
-        hosted = self._hosting.make(link, message, message.window)
+    async def begin(self, pending: PendingAttach) -> ServerSession:
+        """Begin a session."""
+        session = await self._attach(pending, pending.message.window, assume_dead=False)
+        self._keeper.register(session)
+        return session
+
+    async def fetch(self, pending: PendingAttach) -> ServerSession:
+        """Attach a session of the same program, which is in the store and not here."""
+        message = pending.message
         try:
-            await self._attach(link, hosted, message, assume_dead=True)
+            session = await self._attach(pending, message.window, assume_dead=True)
         except NodeNotFound as error:
             raise rules.not_there_to_resume(message.node, message.session_id) from error
-        hosted.came_at = self._now()
-        hosted.strangers_until = hosted.came_at + hosted.window
-        self._hosting.register(hosted)
-        return hosted
+        session.came_at = self._keeper.context.clock.now()
+        session.elsewhere_until = session.came_at + session.window
+        self._keeper.register(session)
+        return session
 
-    async def resume(self, arrival: Arrival) -> Hosted:
+    async def resume(self, pending: PendingAttach) -> ServerSession:
         """Attach a session of another program, and wait until no other program has it."""
-        message = arrival.message
-        former = self._sessions.get(message.session_id)
+        message = pending.message
+        former = self._keeper.sessions.get(message.session_id)
         if former is not None and former.node != message.node:
             former = None
         if former is None:
             window = await self._window_of(message)
-            left = self.predecessors.get(message.session_id)
-            if window is not None and left is not None:
-                _check_resumable(message, left.key, resumable=left.resumable)
+            ended = self.former.get(message.session_id)
+            if window is not None and ended is not None:
+                _check_resumable(message, ended.key, resumable=ended.resumable)
         else:
             _check_resumable(message, former.shown_key, resumable=former.resumable)
             window = former.window
-        self._hosting.context.counts.sessions.take_anyway()
-        hosted = await self._take_over(arrival, window or message.window)
+        session = await self._take_over(pending, window or message.window)
         try:
-            if not arrival.wanted:
+            if not pending.wanted:
                 raise asyncio.CancelledError
             if not message.assume_dead:
-                self._waiting.add(hosted)
-                await hosted.until_nobody_believes()
-            if hosted.error is not None:
-                raise hosted.error
+                await self._wait_for_former(session)
+            if session.error is not None:
+                raise session.error
         except BaseException:
-            hosted.end(None)
+            session.end(None)
             with contextlib.suppress(TenureError):
-                await hosted.store.detach()
+                await session.store.detach()
             raise
-        finally:
-            self._waiting.discard(hosted)
-        return hosted
+        return session
 
-    async def _take_over(self, arrival: Arrival, window: float) -> Hosted:
+    async def _wait_for_former(self, session: ServerSession) -> None:
+        """Keep a session alive until its end, or no other program can believe that it has it."""
+        self._waiting[session] = changed = asyncio.Event()
+        try:
+            while session.error is None:
+                changed.clear()
+                holders = (each.may_hold_until() for each in session.former)
+                last = max(session.elsewhere_until, *holders, NEVER)
+                wait = last - self._keeper.context.clock.now()
+                if wait <= 0:
+                    session.former.clear()
+                    return
+                session.store.renew()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(wait, session.window / 3)):
+                        await changed.wait()
+        finally:
+            del self._waiting[session]
+
+    async def _take_over(self, pending: PendingAttach, window: float) -> ServerSession:
         """Have the store attach it to this server, and refuse what a former attachment still sends.
 
         If the former attachment was here, the proof that it got is known here, and the store need
@@ -156,49 +211,43 @@ class Arriving:
         so that each knows the attachment before it. If the former attachment was not here, the
         store makes sure that its holder has been notified.
         """
-        link, message = arrival.link, arrival.message
+        message, sessions = pending.message, self._keeper.sessions
         number = message.session_id
-        hosted = self._hosting.make(link, message, window)
-        if number in self._sessions or number in self.predecessors or message.assume_dead:
-            lock = self._taking.setdefault(number, asyncio.Lock())
-            try:
-                await lock.acquire()
-            except BaseException:
-                hosted.end(None)
-                raise
-            arrival.hurries = True
-            try:
-                await self._attach(link, hosted, message, assume_dead=True)
-                known = self.predecessors.before(hosted, self._sessions.get(number))
-                if known is not None or message.assume_dead or not arrival.wanted:
-                    self._follow(hosted, told=False)
-                    return hosted
-            finally:
-                arrival.hurries = False
-                lock.release()
-            hosted.end(None)
-            self._hosting.context.counts.sessions.take_anyway()
-            hosted = self._hosting.make(link, message, window)
-        await self._attach(link, hosted, message, assume_dead=False)
-        self._follow(hosted, told=True)
-        return hosted
+        if number in sessions or number in self.former or message.assume_dead:
+            async with self._taking.setdefault(number, asyncio.Lock()):
+                pending.uninterruptible = True
+                try:
+                    session = await self._attach(pending, window, assume_dead=True)
+                    known = self.former.before(session, sessions.get(number))
+                    if known is not None or message.assume_dead or not pending.wanted:
+                        self._follow(session, former_notified=False)
+                        return session
+                finally:
+                    pending.uninterruptible = False
+            session.end(None)
+        session = await self._attach(pending, window, assume_dead=False)
+        self._follow(session, former_notified=True)
+        return session
 
-    def _follow(self, hosted: Hosted, *, told: bool) -> None:
+    def _follow(self, session: ServerSession, *, former_notified: bool) -> None:
         """Register the session's new attachment, and end the one before it.
 
         Args:
-            told: the store guarantees that the former holder gets no more proof.
+            former_notified: the store guarantees that the former holder gets no more proof.
         """
-        former = self._sessions.get(hosted.store.id)
-        self.predecessors.note(hosted, former, told=told)
-        self._hosting.register(hosted)
-        if former is not None and self._sessions[hosted.store.id] is hosted:
+        sessions, number = self._keeper.sessions, session.store.id
+        former = sessions.get(number)
+        self.former.note(session, former, former_notified=former_notified)
+        self._keeper.register(session)
+        if former is not None and sessions[number] is session:
             former.end(rules.taken_over(former.node))  # before the store says so
 
     async def _attach(
-        self, link: Switchboard, hosted: Hosted, message: Attach, *, assume_dead: bool
-    ) -> Hosted:
-        """Have the store attach it. If that fails nothing is left of it here."""
+        self, pending: PendingAttach, window: float, *, assume_dead: bool
+    ) -> ServerSession:
+        """Have the store attach a session. If that fails nothing is left of it here."""
+        connection, message = pending.connection, pending.message
+        session = self._keeper.make(connection, message, window)
         try:
             how = StoreAttach(
                 message.node,
@@ -209,15 +258,13 @@ class Arriving:
                 None if message.kind == "new" else message.session_id,
                 assume_dead,
             )
-            hosted.store = await link.engine.attach(how, hosted)
+            session.store = await connection.engine.attach(how, session)
         except BaseException:
-            hosted.end(None)
+            session.end(None)
             raise
-        if hosted.error is not None:
-            raise hosted.error
-        if message.kind == "new":
-            self._hosting.register(hosted)
-        return hosted
+        if session.error is not None:
+            raise session.error
+        return session
 
     async def _window_of(self, message: Attach) -> float | None:
         """Return the recovery window, in seconds, of a session that is not in this server.
@@ -225,7 +272,7 @@ class Arriving:
         It is the window that the store has, not the one that the client names. ``None`` if the
         session is over, or will be found to be.
         """
-        found = await session_by_id(self._engine, message.node, message.session_id)
+        found = await session_by_id(self._keeper.context.engine, message.node, message.session_id)
         return None if found is None else found.recovery_window
 
 

@@ -1,4 +1,4 @@
-"""Operations on a hosted session: one function for each message of its holder.
+"""Operations on a server session: one function for each message of its holder.
 
 Each begins its operation within the call, so that the store gets everything in the order in which
 it came, and answers at once where the engine does. See `tenure.server.sessions.session` for what
@@ -19,10 +19,10 @@ from tenure.errors import InvalidArgument, TenureError
 from tenure.model import UNCHANGED, SemaphoreDescription
 from tenure.server.limits import Count, LimitReached
 from tenure.server.reads import PRICE
-from tenure.server.sessions.connection import Link
+from tenure.server.sessions.connection import HolderConnection
 from tenure.server.sessions.describing import check_size, described, semaphore_info
-from tenure.server.sessions.requests import Request, error_of
-from tenure.server.sessions.session import Hosted
+from tenure.server.sessions.requests import ServerRequest, error_of
+from tenure.server.sessions.session import ServerSession
 from tenure.wire.messages import (
     Acknowledge,
     Alter,
@@ -44,11 +44,11 @@ from tenure.wire.messages import (
 
 __all__ = ["SESSION_HANDLERS"]
 
-_Work: TypeAlias = Callable[[Hosted, Any], Coroutine[Any, Any, Struct]]
+_Work: TypeAlias = Callable[[ServerSession, Any], Coroutine[Any, Any, Struct]]
 
 
-def _check_data(session: Hosted, data: bytes, name: str | None) -> None:
-    most = session.hosting.limits.data_bytes
+def _check_data(session: ServerSession, data: bytes, name: str | None) -> None:
+    most = session.host.context.limits.data_bytes
     if len(data) > most:
         raise LimitReached(
             f"this server takes at most {most} bytes of data (its limit data_bytes), not "
@@ -59,8 +59,8 @@ def _check_data(session: Hosted, data: bytes, name: str | None) -> None:
         )
 
 
-def _check_count(session: Hosted, limit: str, count: int, name: str) -> None:
-    most = getattr(session.hosting.limits, limit)
+def _check_count(session: ServerSession, limit: str, count: int, name: str) -> None:
+    most = getattr(session.host.context.limits, limit)
     if count >= most:
         raise Count(limit, most, "this session").reached(node=session.node, name=name)
 
@@ -68,11 +68,11 @@ def _check_count(session: Hosted, limit: str, count: int, name: str) -> None:
 # --- requests ------------------------------------------------------------------------------
 
 
-def _enqueue(session: Hosted, message: Enqueue) -> None:
+def _enqueue(session: ServerSession, message: Enqueue) -> None:
     rid, hold, name = message.rid, message.hold, message.name
-    if not session.answers.is_new(rid, session.say):
+    if not session.answers.is_new(rid, session.send):
         return
-    requests = session.places.requests
+    requests = session.requests.queued
     try:
         _check_data(session, message.data, name)
         if hold in requests:
@@ -82,13 +82,13 @@ def _enqueue(session: Hosted, message: Enqueue) -> None:
                 name=name,
             )
         _check_count(session, "requests_per_session", len(requests), name)
-        session.hosting.semaphores.join(
+        session.host.context.counts.semaphores.join(
             session.node, name, ephemeral=message.ephemeral, account=session.account
         )
     except TenureError as error:
         session.fail(rid, error)
         return
-    requests[hold] = request = Request(name, message.count, message.ephemeral)
+    requests[hold] = request = ServerRequest(name, message.count, message.ephemeral)
     try:
         answer = session.store.enqueue(
             hold,
@@ -99,37 +99,41 @@ def _enqueue(session: Hosted, message: Enqueue) -> None:
             ephemeral=message.ephemeral,
         )
     except Exception as error:
-        session.places.drop(hold, request)
+        session.requests.drop(hold, request)
         session.fail(rid, error)
         return
     if isinstance(answer, asyncio.Future):
         request.placing = rid, answer
         session.answers.unanswered.add(rid)
-        assert session.link is not None
-        session.link.begun()
-        answer.add_done_callback(partial(_when_placed, session, session.link, hold, request))
+        assert session.connection is not None
+        session.connection.begun()
+        answer.add_done_callback(partial(_when_placed, session, session.connection, hold, request))
     else:
-        session.place(rid, hold, request, answer)
+        session.answer(rid, session.requests.place(rid, hold, request, answer))
 
 
 def _when_placed(
-    session: Hosted, link: Link, hold: int, request: Request, answer: asyncio.Future[Enqueued]
+    session: ServerSession,
+    connection: HolderConnection,
+    hold: int,
+    request: ServerRequest,
+    answer: asyncio.Future[Enqueued],
 ) -> None:
-    link.finished()
+    connection.finished()
     error = error_of(answer)
     if request.placing is not None and session.error is None:
         session.answer_placing(hold, request, error)
 
 
-def _withdraw(session: Hosted, message: Withdraw) -> None:
+def _withdraw(session: ServerSession, message: Withdraw) -> None:
     rid, hold = message.rid, message.hold
-    if not session.answers.is_new(rid, session.say):
+    if not session.answers.is_new(rid, session.send):
         return
-    request = session.places.requests.get(hold)
+    request = session.requests.queued.get(hold)
     if request is not None:
-        session.places.drop(hold, request)
-    elif session.places.removals:
-        session.places.removals.pop(hold, None)
+        session.requests.drop(hold, request)
+    elif session.requests.removals:
+        session.requests.removals.pop(hold, None)
     try:
         answer = session.store.withdraw(hold)
     except Exception as error:
@@ -141,11 +145,11 @@ def _withdraw(session: Hosted, message: Withdraw) -> None:
         session.answer(rid, _done(rid, answer))
 
 
-def _alter(session: Hosted, message: Alter) -> None:
+def _alter(session: ServerSession, message: Alter) -> None:
     rid = message.rid
-    if not session.answers.is_new(rid, session.say):
+    if not session.answers.is_new(rid, session.send):
         return
-    request = session.places.requests.get(message.hold)
+    request = session.requests.queued.get(message.hold)
     try:
         if message.data is not None:
             _check_data(session, message.data, None if request is None else request.name)
@@ -166,15 +170,17 @@ def _alter(session: Hosted, message: Alter) -> None:
         _answer_later(session, rid, answer)
 
 
-def _answer_later(session: Hosted, rid: int, answer: asyncio.Future[Any]) -> None:
-    assert session.link is not None
+def _answer_later(session: ServerSession, rid: int, answer: asyncio.Future[Any]) -> None:
+    assert session.connection is not None
     session.answers.unanswered.add(rid)
-    session.link.begun()
-    answer.add_done_callback(partial(_when_done, session, session.link, rid))
+    session.connection.begun()
+    answer.add_done_callback(partial(_when_done, session, session.connection, rid))
 
 
-def _when_done(session: Hosted, link: Link, rid: int, answer: asyncio.Future[Any]) -> None:
-    link.finished()
+def _when_done(
+    session: ServerSession, connection: HolderConnection, rid: int, answer: asyncio.Future[Any]
+) -> None:
+    connection.finished()
     session.answers.unanswered.discard(rid)
     error = error_of(answer)
     if session.error is not None:
@@ -192,87 +198,92 @@ def _done(rid: int, answer: Withdrawn | None) -> Done:
 # --- semaphores ----------------------------------------------------------------------------
 
 
-async def _create(session: Hosted, message: CreateSemaphore) -> Struct:
+async def _create(session: ServerSession, message: CreateSemaphore) -> Struct:
     name = message.name
     _check_data(session, message.data, name)
-    async with session.hosting.semaphores.creating(session.node, name, session.account):
+    semaphores = session.host.context.counts.semaphores
+    async with semaphores.creating(session.node, name, session.account):
         await session.store.create_semaphore(
             name, message.limit, message.data, exist_ok=message.exist_ok
         )
     return Done(message.rid)
 
 
-async def _update(session: Hosted, message: UpdateSemaphore) -> Struct:
+async def _update(session: ServerSession, message: UpdateSemaphore) -> Struct:
     _check_data(session, message.data, message.name)
     await session.store.update_semaphore(message.name, message.data)
     return Done(message.rid)
 
 
-async def _delete(session: Hosted, message: DeleteSemaphore) -> Struct:
+async def _delete(session: ServerSession, message: DeleteSemaphore) -> Struct:
     deleting = session.store.delete_semaphore(message.name, force=message.force)
     if message.force:
-        link, audit = session.link, session.hosting.context.audit
-        who = (None, None) if link is None else (link.identity, link.peer)
+        connection, audit = session.connection, session.host.context.audit
+        who = (None, None) if connection is None else (connection.identity, connection.peer)
         facts = {"node": session.node, "name": message.name, "session": session.store.id}
         with audit.action("semaphore deleted by force", *who, **facts):
             await deleting
     else:
         await deleting
-    session.hosting.semaphores.deleted(session.node, message.name)
+    session.host.context.counts.semaphores.deleted(session.node, message.name)
     return Done(message.rid)
 
 
-async def _describe(session: Hosted, message: DescribeSemaphore, link: Link) -> Struct | None:
+async def _describe(
+    session: ServerSession, message: DescribeSemaphore, connection: HolderConnection
+) -> Struct | None:
     """The description; ``None`` if the holder has left the connection on which it asked."""
     if not (message.owners or message.waiters):
         found, size = await _described_in_store(session, message)
-        await link.room(size)
+        await connection.room(size)
         return SemaphoreDescribed(message.rid, semaphore_info(found))
-    async with link.reader.lock:
-        if session.link is not link:
+    async with connection.reader.lock:
+        if session.connection is not connection:
             return None
-        async with link.reader:
+        async with connection.reader:
             found, size = await _described_in_store(session, message)
-        await link.room(size)
-        return SemaphoreDescribed(message.rid, await described(link.reader, found))
+        await connection.room(size)
+        return SemaphoreDescribed(message.rid, await described(connection.reader, found))
 
 
 async def _described_in_store(
-    session: Hosted, message: DescribeSemaphore
+    session: ServerSession, message: DescribeSemaphore
 ) -> tuple[SemaphoreDescription, int]:
     """The description, and about how many bytes it takes in a message."""
     found = await session.store.describe_semaphore(
         message.name, owners=message.owners, waiters=message.waiters
     )
-    return found, check_size(found, session.node, session.hosting.limits.output_bytes // 2)
+    return found, check_size(found, session.node, session.host.context.limits.output_bytes // 2)
 
 
-def _start(work: _Work, session: Hosted, message: Any) -> None:
+def _start(work: _Work, session: ServerSession, message: Any) -> None:
     """Begin what changes something and takes time, in its order."""
     rid = message.rid
-    if not session.answers.is_new(rid, session.say):
+    if not session.answers.is_new(rid, session.send):
         return
     session.answers.unanswered.add(rid)
-    assert session.link is not None
-    session.link.begun()
-    _begin(_carry_out(work, session, message, session.link), session)
+    assert session.connection is not None
+    session.connection.begun()
+    _begin(_carry_out(work, session, message, session.connection), session)
 
 
-def _start_reading(session: Hosted, message: DescribeSemaphore) -> None:
+def _start_reading(session: ServerSession, message: DescribeSemaphore) -> None:
     """Begin a read, in its order, unless it has to wait for its turn."""
     price = PRICE if message.owners or message.waiters else 1
-    assert session.link is not None
-    session.link.begun(price)
-    _begin(_read(session, message, session.link, price), session)
+    assert session.connection is not None
+    session.connection.begun(price)
+    _begin(_read(session, message, session.connection, price), session)
 
 
-def _begin(work: Coroutine[Any, Any, None], session: Hosted) -> None:
-    session.hosting.start(work)
+def _begin(work: Coroutine[Any, Any, None], session: ServerSession) -> None:
+    session.host.start(work)
     session.starting = True
-    asyncio.get_running_loop().call_soon(session.go_on)  # behind the task's first step
+    asyncio.get_running_loop().call_soon(session.run_deferred)  # behind the task's first step
 
 
-async def _carry_out(work: _Work, session: Hosted, message: Any, link: Link) -> None:
+async def _carry_out(
+    work: _Work, session: ServerSession, message: Any, connection: HolderConnection
+) -> None:
     rid = message.rid
     try:
         answer = await work(session, message)
@@ -280,26 +291,28 @@ async def _carry_out(work: _Work, session: Hosted, message: Any, link: Link) -> 
         answer = session.failed(rid, error)
     finally:
         session.answers.unanswered.discard(rid)
-        link.finished()
+        connection.finished()
     if session.error is None:  # else the client has been notified of its end
         session.answer(rid, answer)
 
 
-async def _read(session: Hosted, message: DescribeSemaphore, link: Link, price: int) -> None:
+async def _read(
+    session: ServerSession, message: DescribeSemaphore, connection: HolderConnection, price: int
+) -> None:
     try:
-        answer = await _describe(session, message, link)
+        answer = await _describe(session, message, connection)
     except Exception as error:
         answer = session.failed(message.rid, error)
     finally:
-        link.finished(price)
+        connection.finished(price)
     if session.error is None and answer is not None:
-        session.say(answer)
+        session.send(answer)
 
 
 # --- watches -------------------------------------------------------------------------------
 
 
-def _watch(session: Hosted, message: Watch) -> None:
+def _watch(session: ServerSession, message: Watch) -> None:
     number = message.number
     try:
         if number in session.watches:
@@ -312,15 +325,15 @@ def _watch(session: Hosted, message: Watch) -> None:
             changed=partial(_changed, session, number),
         )
     except Exception as error:
-        session.say(WatchRefused(session.channel, number, session.failed(0, error).error))
+        session.send(WatchRefused(session.channel, number, session.failed(0, error).error))
 
 
-def _changed(session: Hosted, number: int) -> None:
-    if session.link is not None and number in session.watches:
-        session.link.changed(session.channel, number)
+def _changed(session: ServerSession, number: int) -> None:
+    if session.connection is not None and number in session.watches:
+        session.connection.changed(session.channel, number)
 
 
-def _unwatch(session: Hosted, message: Unwatch) -> None:
+def _unwatch(session: ServerSession, message: Unwatch) -> None:
     stop = session.watches.pop(message.number, None)
     if stop is not None:
         stop()
@@ -329,26 +342,26 @@ def _unwatch(session: Hosted, message: Unwatch) -> None:
 # --- its life ------------------------------------------------------------------------------
 
 
-def _renew(session: Hosted, message: Renew) -> None:
-    assert session.link is not None
+def _renew(session: ServerSession, message: Renew) -> None:
+    assert session.connection is not None
     session.answers.acknowledge(message.acknowledged)
-    session.places.told()
-    session.renewals.renew(session.store, session.link, session.channel, message.number)
+    session.requests.forget_recovered_data()
+    session.renewals.renew(session.store, session.connection, session.channel, message.number)
 
 
-def _acknowledge(session: Hosted, message: Acknowledge) -> None:
+def _acknowledge(session: ServerSession, message: Acknowledge) -> None:
     session.answers.acknowledge(message.acknowledged)
 
 
-def _close(session: Hosted, message: Close) -> None:
+def _close(session: ServerSession, message: Close) -> None:
     session.leave(message.rid, closing=True)
 
 
-def _detach(session: Hosted, message: Detach) -> None:
+def _detach(session: ServerSession, message: Detach) -> None:
     session.leave(message.rid, closing=False)
 
 
-SESSION_HANDLERS: dict[type[Struct], Callable[[Hosted, Any], None]] = {
+SESSION_HANDLERS: dict[type[Struct], Callable[[ServerSession, Any], None]] = {
     Acknowledge: _acknowledge,
     Alter: _alter,
     Close: _close,

@@ -1,4 +1,4 @@
-"""The sessions that a server keeps for remote holders, and how they come, move and go.
+"""Registry of the sessions that a server keeps for remote holders, and their attaching.
 
 A session comes here in one of four ways (`Attach.kind`):
 
@@ -13,9 +13,9 @@ A session comes here in one of four ways (`Attach.kind`):
   refuses what the former attachment still sends; then it is kept alive until no other program can
   believe that it has the session.
 
-Who owns what: `Hosting` owns the registry, the tasks of attaching and of what hosted sessions have
-begun, and one timer. Listeners of the native protocol share one `Hosting`: the first to open makes
-it, and the last to close ends it (`share`, `unshare`).
+Who owns what: the registry owns the sessions, the tasks of attaching and of what sessions have
+begun, and one timer. Listeners of the native protocol share one `SessionRegistry`: the first to
+open makes it, and the last to close ends it (`share`, `unshare`).
 
 * **Disconnect** while attaching: the attaching is cancelled. A new session is not left behind, and
   one that was to be resumed is detached.
@@ -30,6 +30,7 @@ import asyncio
 import hmac
 import logging
 import threading
+from collections import Counter
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
@@ -44,22 +45,22 @@ from tenure.errors import (
     TenureError,
 )
 from tenure.server.context import Context
-from tenure.server.sessions.connection import Switchboard
-from tenure.server.sessions.handoff import Arrival, Arriving
+from tenure.server.sessions.handoff import AttachingConnection, PendingAttach, SessionHandoff
 from tenure.server.sessions.renewals import Renewals
-from tenure.server.sessions.session import Hosted, State
+from tenure.server.sessions.session import ServerSession, ServerSessionState
 from tenure.wire.errors import to_wire
 from tenure.wire.messages import Attach, Attached, Done, Ended, Failed
 
-__all__ = ["Hosting"]
+__all__ = ["SessionRegistry"]
 
 _TICK = 1.0  # seconds between two looks at renewals that wait
 _CONNECTIONS = 4  # of one program, in spite of the limit: old ones, the new one, one aside
 _DETACHING = 64  # sessions that are detached in the store at a time
+_ALIVE = frozenset({ServerSessionState.ATTACHED, ServerSessionState.DISCONNECTED})
 
 
-class Hosting:
-    """The registry of hosted sessions of one server.
+class SessionRegistry:
+    """The sessions of one server.
 
     Attributes:
         sessions: by their ids.
@@ -68,17 +69,15 @@ class Hosting:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.limits = context.limits
-        self.semaphores = context.counts.semaphores
-        self.sessions: dict[int, Hosted] = {}
+        self.sessions: dict[int, ServerSession] = {}
         self.unproven: set[Renewals] = set()
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
         self._users = 0
-        self._begun: dict[tuple[bytes, int], Arrival | Hosted] = {}
-        self._programs: dict[bytes, int] = {}  # how many sessions each has here
-        self._connections: dict[bytes, int] = {}  # and how many connections
-        self._arriving = Arriving(self)
+        self._begun: dict[tuple[bytes, int], PendingAttach | ServerSession] = {}
+        self._programs: Counter[bytes] = Counter()  # sessions that each has here
+        self._connections: Counter[bytes] = Counter()
+        self._handoff = SessionHandoff(self)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._failures = Failures("looking after sessions without proof", self.context.logger)
@@ -86,14 +85,18 @@ class Hosting:
     # Its own life
 
     @classmethod
-    def share(cls, context: Context) -> Hosting:
-        """Return the server's `Hosting`, for one more listener."""
-        hosting = context.hosting
-        if hosting is None:
-            context.hosting = hosting = cls(context)
-            hosting._tick()
-        hosting._users += 1
-        return hosting
+    def share(cls, context: Context) -> SessionRegistry:
+        """Return the server's registry, for one more listener."""
+        registry: SessionRegistry = context.shared.get(cls) or cls(context)
+        registry.use()
+        return registry
+
+    def use(self) -> None:
+        """Begin the share of one listener."""
+        if not self._users:
+            self.context.shared[SessionRegistry] = self
+            self._tick()
+        self._users += 1
 
     def unshare(self) -> bool:
         """End the share of one listener. The last one cancels all tasks, and must call `aclose`.
@@ -104,7 +107,7 @@ class Hosting:
         self._users -= 1
         if self._users:
             return False
-        self.context.hosting = None
+        del self.context.shared[SessionRegistry]
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:
@@ -129,18 +132,18 @@ class Hosting:
                 "closed in order now, since that would end them; the log says why"
             )
 
-    async def _detach(self, hosted: Hosted, gate: asyncio.Semaphore) -> bool:
+    async def _detach(self, session: ServerSession, gate: asyncio.Semaphore) -> bool:
         """Detach a session in the store; return true if that has failed."""
         async with gate:
             try:
-                await hosted.store.detach()
+                await session.store.detach()
             except TenureError as error:
                 self.context.log(
-                    logging.ERROR, "a session could not be detached", node=hosted.node, why=error
+                    logging.ERROR, "a session could not be detached", node=session.node, why=error
                 )
                 return True
             finally:
-                hosted.end(None)
+                session.end(None)
         return False
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -158,220 +161,220 @@ class Hosting:
                 with self._failures.contained():
                     each.give_up_old(now)
 
-    # What hosted sessions say
+    # What sessions do
 
-    def register(self, hosted: Hosted) -> None:
+    def register(self, session: ServerSession) -> None:
         """Register the session's attachment here, unless a later one is registered already."""
-        there = self.sessions.get(hosted.store.id)
-        if there is None or there.store.attach_number < hosted.store.attach_number:
-            self.sessions[hosted.store.id] = hosted
+        there = self.sessions.get(session.store.id)
+        if there is None or there.store.attach_number < session.store.attach_number:
+            self.sessions[session.store.id] = session
 
-    def forget(self, hosted: Hosted) -> None:
+    def forget(self, session: ServerSession) -> None:
         """Forget a session that is over here, or has another attachment."""
-        key = hosted.program, hosted.born
-        if self._begun.get(key) is hosted:
+        key = session.program, session.born
+        if self._begun.get(key) is session:
             del self._begun[key]
-        number = _id_of(hosted)
-        if number:
-            self._arriving.predecessors.remember(hosted)
-            if self.sessions.get(number) is hosted:
-                del self.sessions[number]
+        self._handoff.over(session)
+        if hasattr(session, "store") and self.sessions.get(session.store.id) is session:
+            del self.sessions[session.store.id]
         self.context.counts.sessions.give_back()
-        self._programs[hosted.program] -= 1
-        if not self._programs[hosted.program]:
-            del self._programs[hosted.program]
+        _count_down(self._programs, session.program)
 
-    def look(self) -> None:
-        """Let the arrivals that wait for former programs check again."""
-        self._arriving.look()
+    def recheck_former(self) -> None:
+        """Let the takeovers that wait for former programs check again."""
+        self._handoff.recheck_former()
 
-    # What connections say
+    # What connections do
 
     def connected(self, program: bytes) -> None:
         """Count a connection of a program."""
-        self._connections[program] = self._connections.get(program, 0) + 1
+        self._connections[program] += 1
 
     def disconnected(self, program: bytes) -> None:
         """Stop counting a connection of a program."""
-        self._connections[program] -= 1
-        if not self._connections[program]:
-            del self._connections[program]
+        _count_down(self._connections, program)
 
-    def lets_in_anyway(self, program: bytes) -> bool:
+    def admits_returning(self, program: bytes) -> bool:
         """Return true if a connection is let in though there are as many as may be.
 
         That is so where a program has sessions here and comes back for them, also when its former
         connections are half open and count still.
         """
-        return program in self._programs and self._connections.get(program, 0) < _CONNECTIONS
+        return program in self._programs and self._connections[program] < _CONNECTIONS
 
-    def of_program(self, program: bytes, node: str, number: int, key: bytes) -> Hosted | None:
+    def of_program(
+        self, program: bytes, node: str, number: int, key: bytes
+    ) -> ServerSession | None:
         """Return a program's own session, if it is here."""
-        hosted = self.sessions.get(number)
-        if hosted is None or hosted.state not in {State.ATTACHED, State.LINKLESS}:
+        session = self.sessions.get(number)
+        if session is None or session.state not in _ALIVE:
             return None
-        mine = hosted.program == program and hosted.node == node
-        return hosted if mine and hmac.compare_digest(hosted.key, key) else None
+        mine = session.program == program and session.node == node
+        return session if mine and hmac.compare_digest(session.key, key) else None
 
     # Attaching
 
-    def attach(self, link: Switchboard, message: Attach) -> Arrival | None:
+    def attach(self, connection: AttachingConnection, message: Attach) -> PendingAttach | None:
         """Attach a session to a channel of a connection, as it asks.
 
         Returns:
             the attaching that is under way; ``None`` when it has been answered.
         """
         if message.kind == "again":
-            hosted = self.sessions.get(message.session_id)
-            if hosted is not None and hosted.node == message.node:
-                self._again(link, message, hosted)
+            session = self.sessions.get(message.session_id)
+            if session is not None and session.node == message.node:
+                self._again(connection, message, session)
                 return None
         elif message.kind == "new":
-            begun = self._begun.get((link.program, message.rid))
-            if isinstance(begun, Hosted):
-                self._again(link, message, begun)
+            begun = self._begun.get((connection.program, message.rid))
+            if isinstance(begun, ServerSession):
+                self._again(connection, message, begun)
                 return None
             if begun is not None:
                 self.cancel(begun)
-        arrival = Arrival(link, message, self.context.clock.now())
+        pending = PendingAttach(connection, message, self.context.clock.now())
         if message.kind == "new":
-            self._begun[link.program, message.rid] = arrival
-        arrival.task = self.start(self._arrive(arrival))
-        return arrival
+            self._begun[connection.program, message.rid] = pending
+        pending.task = self.start(self._attach(pending))
+        return pending
 
-    def cancel(self, arrival: Arrival) -> None:
-        """Cancel an arrival that is not wanted any more, because its connection is lost, say."""
-        self._unbegin(arrival)
-        arrival.wanted = False
-        if not arrival.hurries:
-            arrival.task.cancel()
+    def cancel(self, pending: PendingAttach) -> None:
+        """Cancel an attach that is not wanted any more, because its connection is lost, say."""
+        self._unbegin(pending)
+        pending.wanted = False
+        if not pending.uninterruptible:
+            pending.task.cancel()
 
-    def _unbegin(self, arrival: Arrival) -> None:
-        key = arrival.link.program, arrival.message.rid
-        if self._begun.get(key) is arrival:
+    def _unbegin(self, pending: PendingAttach) -> None:
+        key = pending.connection.program, pending.message.rid
+        if self._begun.get(key) is pending:
             del self._begun[key]
 
-    def leave(self, arrival: Arrival, rid: int, *, closing: bool) -> None:
+    def leave(self, pending: PendingAttach, rid: int, *, closing: bool) -> None:
         """Process a `Close` or `Detach` that comes before the attaching is answered."""
-        arrival.leaving, arrival.closing = rid, closing
-        if arrival.message.kind != "again":
-            self.cancel(arrival)
-            arrival.link.over(arrival.message.channel)
-            self._say_it_is_not_wanted(arrival)
+        pending.leaving, pending.closing = rid, closing
+        if pending.message.kind != "again":
+            self.cancel(pending)
+            pending.connection.over(pending.message.channel)
+            self._answer_cancelled(pending)
 
-    def _say_it_is_not_wanted(self, arrival: Arrival) -> None:
-        node = arrival.message.node
+    def _answer_cancelled(self, pending: PendingAttach) -> None:
+        node = pending.message.node
         error = SessionClosed(f"the session on {node} was left while it was attached", node=node)
-        arrival.link.send(Failed(arrival.message.rid, to_wire(error)))
-        arrival.link.send(Done(arrival.leaving))
+        pending.connection.send(Failed(pending.message.rid, to_wire(error)))
+        pending.connection.send(Done(pending.leaving))
 
-    def _again(self, link: Switchboard, message: Attach, hosted: Hosted) -> None:
+    def _again(
+        self, connection: AttachingConnection, message: Attach, session: ServerSession
+    ) -> None:
         """Move a session that is here to this connection, if it is this program's."""
         error: TenureError | None = None
-        if not hmac.compare_digest(hosted.key, message.key):
+        if not hmac.compare_digest(session.key, message.key):
             error = AuthenticationFailed(
-                f"session {message.session_id} on {hosted.node} has another key", node=hosted.node
+                f"session {message.session_id} on {session.node} has another key", node=session.node
             )
-        elif hosted.account is not link.engine.account:
-            error = link.engine.of_another_identity(hosted.node, message.session_id)
-        elif hosted.program != link.program:
-            error = rules.taken_over(hosted.node)
-            self._let_hear(link, message.channel, hosted)
-        elif hosted.state is State.LEAVING:
+        elif session.account is not connection.engine.account:
+            error = connection.engine.of_another_identity(session.node, message.session_id)
+        elif session.program != connection.program:
+            error = rules.taken_over(session.node)
+            self._deliver_end(connection, message.channel, session)
+        elif session.state is ServerSessionState.LEAVING:
             error = SessionExpired(
-                f"the session on {hosted.node} was closed or detached by its program",
-                node=hosted.node,
+                f"the session on {session.node} was closed or detached by its program",
+                node=session.node,
             )
         if error is not None:
-            link.send(Failed(message.rid, to_wire(error)))
+            connection.send(Failed(message.rid, to_wire(error)))
             return
-        hosted.answers.acknowledge(message.acknowledged)
+        session.answers.acknowledge(message.acknowledged)
         now = self.context.clock.now()
-        self._tell_attached(link, message, hosted, now, kept=True)
+        self._answer_attached(connection, message, session, now, kept=True)
 
-    def _let_hear(self, link: Switchboard, channel: int, hosted: Hosted) -> None:
-        """Send a former program that asks for its session the end, which it acknowledges."""
-        for former in hosted.former:
-            if former.program == link.program and former.link is None:
-                former.link, former.channel = link, channel
-                link.connect(channel, former)
-                assert former.error is not None
-                link.send(Ended(channel, to_wire(former.error)))
-
-    def _tell_attached(
-        self, link: Switchboard, message: Attach, hosted: Hosted, asked: float, *, kept: bool
+    def _deliver_end(
+        self, connection: AttachingConnection, channel: int, session: ServerSession
     ) -> None:
-        hosted.attach(link, message.channel)
-        link.connect(message.channel, hosted)
+        """Send a former program that asks for its session the end, which it acknowledges."""
+        for former in session.former:
+            if former.program == connection.program and former.connection is None:
+                former.connection, former.channel = connection, channel
+                connection.connect(channel, former)
+                assert former.error is not None
+                connection.send(Ended(channel, to_wire(former.error)))
+
+    def _answer_attached(
+        self,
+        connection: AttachingConnection,
+        message: Attach,
+        session: ServerSession,
+        asked: float,
+        *,
+        kept: bool,
+    ) -> None:
+        session.attach(connection, message.channel)
+        connection.connect(message.channel, session)
         comes_back = message.kind != "new"
-        link.send(
+        connection.send(
             Attached(
                 message.rid,
-                hosted.store.id,
-                hosted.store.attach_number,
-                hosted.renewals.age(asked),
+                session.store.id,
+                session.store.attach_number,
+                session.renewals.age(asked),
                 kept,
-                hosted.places.found() if comes_back else [],
-                hosted.places.gone() if comes_back else [],
+                session.requests.found() if comes_back else [],
+                session.requests.gone() if comes_back else [],
             )
         )
-        hosted.tell_of_store()
+        session.report_contact()
 
-    async def _arrive_again(self, arrival: Arrival) -> Hosted:
-        link, message = arrival.link, arrival.message
+    async def _attach_existing(self, pending: PendingAttach) -> ServerSession:
+        connection, message = pending.connection, pending.message
         async with AsyncExitStack() as stack:
-            link.begun()
+            connection.begun()
             try:
-                await stack.enter_async_context(link.reader.attaching())
+                await stack.enter_async_context(connection.reader.attaching())
             finally:
-                link.finished()
+                connection.finished()
             if message.kind == "again":
-                return await self._arriving.fetch(link, message)
-            return await self._arriving.resume(arrival)
+                return await self._handoff.fetch(pending)
+            return await self._handoff.resume(pending)
 
-    async def _arrive(self, arrival: Arrival) -> None:
-        link, message = arrival.link, arrival.message
+    async def _attach(self, pending: PendingAttach) -> None:
+        connection, message = pending.connection, pending.message
         try:
             if message.kind == "new":
-                async with link.reader.beginning():
-                    hosted = await self._arriving.begin(link, message)
-                self._begun[link.program, message.rid] = hosted
+                async with connection.reader.beginning():
+                    session = await self._handoff.begin(pending)
+                self._begun[connection.program, message.rid] = session
             else:
-                hosted = await self._arrive_again(arrival)
+                session = await self._attach_existing(pending)
         except Exception as error:
-            if not arrival.wanted:
+            if not pending.wanted:
                 return  # no client waits, and the channel may be another session's
             if not isinstance(error, TenureError):
                 self.context.log(
                     logging.ERROR, "the store failed", node=message.node, error=repr(error)
                 )
-            self._unbegin(arrival)
-            link.over(message.channel)
-            link.send(Failed(message.rid, to_wire(error)))
-            if arrival.leaving:
-                link.send(Done(arrival.leaving))
+            self._unbegin(pending)
+            connection.over(message.channel)
+            connection.send(Failed(message.rid, to_wire(error)))
+            if pending.leaving:
+                connection.send(Done(pending.leaving))
             return
-        self._tell_attached(link, message, hosted, arrival.came_at, kept=False)
-        if arrival.leaving:
-            hosted.leave(arrival.leaving, closing=arrival.closing)
+        self._answer_attached(connection, message, session, pending.came_at, kept=False)
+        if pending.leaving:
+            session.leave(pending.leaving, closing=pending.closing)
 
-    def make(self, link: Switchboard, message: Attach, window: float) -> Hosted:
-        """Make a server session. It is counted already, and gives its count back at its end."""
-        self._programs[link.program] = self._programs.get(link.program, 0) + 1
-        return Hosted(
-            self,
-            link.program,
-            link.engine.account,
-            born=message.rid if message.kind == "new" else 0,
-            node=message.node,
-            window=window,
-            key=message.key,
-            resumable=message.resumable or message.kind == "resume",
-            drawn=message.drawn,
-        )
+    def make(
+        self, connection: AttachingConnection, message: Attach, window: float
+    ) -> ServerSession:
+        """Make a session and count it, until its end."""
+        self.context.counts.sessions.take_anyway()
+        program = connection.program
+        self._programs[program] += 1
+        return ServerSession(self, program, connection.engine.account, message, window)
 
 
-def _id_of(hosted: Hosted) -> int:
-    """The session's id; 0 while the store has not given one."""
-    store = getattr(hosted, "store", None)
-    return 0 if store is None else int(store.id)
+def _count_down(counter: Counter[bytes], program: bytes) -> None:
+    counter[program] -= 1
+    if not counter[program]:
+        del counter[program]

@@ -11,7 +11,7 @@ from collections import deque
 
 from tenure.clock import Clock
 from tenure.engines.contract import EngineSession
-from tenure.server.sessions.connection import Link
+from tenure.server.sessions.connection import HolderConnection
 from tenure.wire.messages import Proven, Unproven
 
 __all__ = ["NEVER", "Renewals"]
@@ -22,7 +22,7 @@ _MOST = 16  # unanswered ones of one session; what is older gets no proof
 
 
 class Renewals:
-    """Renewals that wait for an answer, as `(link, channel, number, when it came)`.
+    """Renewals that wait for an answer, as `(connection, channel, number, when it came)`.
 
     Args:
         unproven: contains this object as long as renewals wait.
@@ -38,7 +38,7 @@ class Renewals:
         self._now = clock.now
         self._worth = window / 3
         self._unproven = unproven
-        self._waiting: deque[tuple[Link, int, int, float]] = deque()
+        self._waiting: deque[tuple[HolderConnection, int, int, float]] = deque()
 
     def age(self, asked: float) -> float | None:
         """Return the age of the server's own proof at the renewal; ``None`` if it is too old."""
@@ -46,24 +46,26 @@ class Renewals:
             return None
         return max(0.0, asked - self.proof)
 
-    def renew(self, store: EngineSession, link: Link, channel: int, number: int) -> None:
+    def renew(
+        self, store: EngineSession, connection: HolderConnection, channel: int, number: int
+    ) -> None:
         """Renew the session, and answer on that connection with the proof."""
         asked = self._now()
         store.renew()
         if self.proof >= asked:
-            link.send(Proven(channel, number, 0.0))
+            connection.send(Proven(channel, number, 0.0))
             return
         if len(self._waiting) >= _MOST:
             self._give_up_first()
-        self._waiting.append((link, channel, number, asked))
+        self._waiting.append((connection, channel, number, asked))
         self._unproven.add(self)
 
     def prove(self, at: float) -> None:
         """Take a proof that the store's session lived at that time; answer waiting renewals."""
         self.proof = max(self.proof, at)
         if self._waiting and self.age(self.proof) is not None:
-            for link, channel, number, asked in self._waiting:
-                link.send(Proven(channel, number, max(0.0, asked - self.proof)))
+            for connection, channel, number, asked in self._waiting:
+                connection.send(Proven(channel, number, max(0.0, asked - self.proof)))
             self.forget()
 
     def give_up_old(self, now: float) -> None:
@@ -85,5 +87,5 @@ class Renewals:
         self._unproven.discard(self)
 
     def _give_up_first(self) -> None:
-        link, channel, number, _ = self._waiting.popleft()
-        link.send(Unproven(channel, number))
+        connection, channel, number, _ = self._waiting.popleft()
+        connection.send(Unproven(channel, number))

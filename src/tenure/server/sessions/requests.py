@@ -1,4 +1,4 @@
-"""Requests of a hosted session, and the reasons why some have left their queues."""
+"""Requests of a server session, and the reasons why some have left their queues."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from tenure.engines.contract import Enqueued, Removal
+from tenure.engines.contract import Enqueued, Place, Removal
 from tenure.model import Recovered
 from tenure.server.auth.accounts import Account
 from tenure.server.semaphores import Semaphores
-from tenure.wire.messages import RemovalWord
+from tenure.wire.messages import GRANTED, REFUSED, WAITING, Placed, RemovalWord
 from tenure.wire.values import Found
 
-__all__ = ["Places", "Request", "error_of"]
+__all__ = ["ServerRequest", "SessionRequests", "error_of"]
 
 _GONE = 128  # requests of one session of which it is remembered why they left
 
@@ -29,7 +29,7 @@ _REMOVAL_WORDS: dict[Removal, RemovalWord] = {
 }
 
 
-class Request:
+class ServerRequest:
     """A request that the session has in a queue.
 
     Attributes:
@@ -48,25 +48,25 @@ class Request:
         self.granted = False
         self.placing: tuple[int, asyncio.Future[Enqueued]] | None = None
 
-    def see_answer(self) -> tuple[int, asyncio.Future[Enqueued]]:
+    def take_placing(self) -> tuple[int, asyncio.Future[Enqueued]]:
         """Return the answered placing, and forget it."""
         assert self.placing is not None
         placing, self.placing = self.placing, None
         return placing
 
 
-class Places:
-    """The places of one session of a node.
+class SessionRequests:
+    """The requests of one session.
 
     Attributes:
-        requests: what it has in queues, by its holds.
+        queued: what it has in queues, by its holds.
         removals: why holds have left their queues, as far as that is remembered.
     """
 
-    __slots__ = ("_account", "_node", "_recovered", "_semaphores", "removals", "requests")
+    __slots__ = ("_account", "_node", "_recovered", "_semaphores", "queued", "removals")
 
     def __init__(self, node: str, semaphores: Semaphores, account: Account) -> None:
-        self.requests: dict[int, Request] = {}
+        self.queued: dict[int, ServerRequest] = {}
         self.removals: OrderedDict[int, RemovalWord] = OrderedDict()
         self._node = node
         self._semaphores = semaphores
@@ -85,14 +85,14 @@ class Places:
                 each.ephemeral,
                 each.granted,
             )
-            for hold, each in self.requests.items()
+            for hold, each in self.queued.items()
             if each.placing is None
         ]
         placed.sort(key=lambda each: each.order_id)
         return placed
 
     def gone(self) -> list[tuple[int, RemovalWord]]:
-        """Which requests have left their queues by others' doing, and why."""
+        """Return the requests that others have taken out of their queues, and the reasons."""
         return list(self.removals.items())
 
     def recover(self, requests: Sequence[Recovered]) -> None:
@@ -101,28 +101,39 @@ class Places:
             self._semaphores.rejoin(
                 self._node, each.name, ephemeral=each.ephemeral, account=self._account
             )
-            self.requests[each.request_id] = request = Request(
-                each.name, each.count, each.ephemeral
-            )
+            request = ServerRequest(each.name, each.count, each.ephemeral)
+            self.queued[each.request_id] = request
             request.data = each.data
             request.order_id = each.order_id
             request.granted = each.granted
         self._recovered = True
 
-    def told(self) -> None:
+    def forget_recovered_data(self) -> None:
         """Forget the data of recovered requests: the holder has been notified of them."""
         if self._recovered:
             self._recovered = False
-            for request in self.requests.values():
+            for request in self.queued.values():
                 request.data = b""
 
-    def drop(self, hold: int, request: Request) -> None:
+    def place(self, rid: int, hold: int, request: ServerRequest, answer: Enqueued) -> Placed:
+        """Take the store's answer to an enqueueing, and return the answer for the holder."""
+        place, order_id = answer
+        if place is Place.REFUSED:
+            self.drop(hold, request)
+            return Placed(rid, REFUSED, None)
+        request.order_id = order_id
+        if place is Place.WAITING:
+            return Placed(rid, WAITING, order_id)
+        request.granted = True
+        return Placed(rid, GRANTED, order_id)
+
+    def drop(self, hold: int, request: ServerRequest) -> None:
         """Forget a request that is in no queue, or will be in none."""
-        if self.requests.get(hold) is request:
-            del self.requests[hold]
+        if self.queued.get(hold) is request:
+            del self.queued[hold]
             self._semaphores.leave(self._node, request.name)
 
-    def remove(self, hold: int, request: Request, why: Removal) -> RemovalWord:
+    def remove(self, hold: int, request: ServerRequest, why: Removal) -> RemovalWord:
         """Forget a request that was taken out of its queue, and return the reason for the wire."""
         self.drop(hold, request)
         self.removals[hold] = word = _REMOVAL_WORDS[why]
@@ -132,7 +143,7 @@ class Places:
 
     def clear(self) -> None:
         """Forget all requests: the session is over."""
-        for hold, request in list(self.requests.items()):
+        for hold, request in list(self.queued.items()):
             self.drop(hold, request)
         self.removals.clear()
 

@@ -1,0 +1,99 @@
+"""Earlier attachments of sessions, whose programs may still believe that they have the session.
+
+Attach numbers show what is known of them. For each session that is over here, the server remembers
+the number of its last attachment, and which programs up to that one may believe that they have the
+session. If the next attachment has the next number, that knowledge is complete. Otherwise an
+unknown client owned the session in between.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from tenure.clock import Clock
+from tenure.server.sessions.session import UNKNOWN, ServerSession
+
+__all__ = ["EndedSession", "FormerAttachments"]
+
+_REMEMBERED = 10_000  # sessions that are over here
+
+
+class EndedSession(NamedTuple):
+    """A session that is over here.
+
+    Attributes:
+        attach_number: of its last attachment here.
+        holders: attachments up to that one whose programs may believe that they have it.
+        elsewhere_until: time until which other programs may (see `ServerSession.elsewhere_until`).
+        resumable, key: checked before it is resumed.
+    """
+
+    attach_number: int
+    holders: list[ServerSession]
+    elsewhere_until: float
+    resumable: bool = True
+    key: bytes = b""
+
+
+class FormerAttachments:
+    """Memory of the sessions that are over here, limited to the latest `_REMEMBERED`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._now = clock.now
+        self._ended: OrderedDict[int, EndedSession] = OrderedDict()
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._ended
+
+    def get(self, number: int) -> EndedSession | None:
+        """Return what is remembered of a session; ``None``: nothing."""
+        return self._ended.get(number)
+
+    def remember(self, session: ServerSession) -> None:
+        """Remember an attachment that is over here, or replaced by another."""
+        now, number = self._now(), session.store.id
+        there = self._ended.get(number)
+        if there is not None and there.attach_number > session.store.attach_number:
+            return
+        self._ended[number] = EndedSession(
+            session.store.attach_number,
+            [each for each in (session, *session.former) if each.may_hold_until() > now],
+            session.elsewhere_until,
+            session.resumable,
+            session.shown_key,
+        )
+        self._ended.move_to_end(number)
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def before(self, session: ServerSession, former: ServerSession | None) -> EndedSession | None:
+        """Return who had the session before this attachment; ``None`` if that is not known here.
+
+        Args:
+            former: the attachment that is here until now, if there is one.
+        """
+        number = session.store.attach_number - 1
+        if former is not None and former.store.attach_number == number:
+            ended = EndedSession(number, [former, *former.former], former.elsewhere_until)
+        else:
+            ended = self._ended.get(session.store.id, EndedSession(0, [], UNKNOWN))
+        known = ended.attach_number == number and ended.elsewhere_until != UNKNOWN
+        return ended if known else None
+
+    def note(
+        self, session: ServerSession, former: ServerSession | None, *, former_notified: bool
+    ) -> None:
+        """Note with an attachment which other programs may believe that they have the session.
+
+        Args:
+            former_notified: the store guarantees that the former holder gets no more proof, also
+                if it is not known here.
+        """
+        now = self._now()
+        known = self.before(session, former)
+        if known is None:
+            session.elsewhere_until = now + session.window if former_notified else UNKNOWN
+        else:
+            session.elsewhere_until = known.elsewhere_until
+            session.former = [each for each in known.holders if each.may_hold_until() > now]
