@@ -76,6 +76,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "tenure.interop": frozenset({"redis"}),
     "tenure.testing": frozenset({"hypothesis", "pytest"}),
     "tenure.wire": frozenset({"msgspec"}),
+    "tenure.wire.ydb": frozenset({"google"}),
 }
 
 # An engine that installs by an entry point is a world of its own.
@@ -112,6 +113,9 @@ def reasons_against(importer: str, imported: str) -> Iterator[str]:
             yield "the core and the protocol have no clock, no I/O and no asyncio"
         if top not in sys.stdlib_module_names and top not in allowed_outside(importer):
             yield "it is not in the standard library"
+        private = any(name.startswith("_") for name in imported.split("."))
+        if part == "engines" and private and top not in sys.stdlib_module_names:
+            yield "it is a private module of a library"
         return
 
     wanted = part_of(imported)
@@ -158,7 +162,8 @@ def imports_of(importer: str, source: str, *, package: bool = False) -> Iterator
                 for alias in names:
                     # `from tenure import lease` means the module, `... import Lease` does not.
                     inner = f"{base}.{alias.name}"
-                    yield node.lineno, inner if inner in FILES else base
+                    private = alias.name.startswith("_") and not base.startswith("tenure")
+                    yield node.lineno, inner if inner in FILES or private else base
             case ast.Call(
                 func=ast.Name(id="import_module" | "__import__")
                 | ast.Attribute(attr="import_module"),
@@ -205,6 +210,7 @@ def test_an_engine_that_is_announced_is_there(engine: str) -> None:
 UP = "runs up"
 NO_WORLD = "no clock"
 OUTSIDE = "standard library"
+PRIVATE = "private module"
 DOOR = "through its contract"
 TESTING = "is for tests"
 ALONE = "knows no other"
@@ -275,6 +281,9 @@ FENCE = "a fence knows"
         ("tenure.wire.messages", "import msgspec", None),
         ("tenure.engines.native.link", "import msgspec", None),
         ("tenure.engines.ydb.session", "import grpc", None),
+        ("tenure.engines.ydb.session", "from ydb import _apis", PRIVATE),
+        ("tenure.engines.ydb.session", "import_module('ydb._grpc.common.protos')", PRIVATE),
+        ("tenure.wire.ydb", "from google.protobuf import message_factory", None),
         ("tenure.engines.sqlite", "import msgspec", OUTSIDE),
         ("tenure._client.lease", "import rich", OUTSIDE),
         ("tenure.cli", "import click", None),

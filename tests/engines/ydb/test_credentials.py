@@ -8,10 +8,11 @@ the machines of a cloud ask who they are is an HTTP server here.
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -24,7 +25,7 @@ from ydb._grpc.common.protos import ydb_auth_pb2  # type: ignore[import-not-foun
 
 from tenure.clock import SystemClock
 from tenure.engines.ydb import connect
-from tenure.errors import AuthenticationFailed
+from tenure.errors import AuthenticationFailed, EngineUnavailable
 from tests.engines.ydb.behind import Server
 from tests.engines.ydb.test_access import TOKEN, serving, use
 
@@ -56,10 +57,12 @@ class Front(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
 
     Attributes:
         logins: who has tried.
+        others: the ports of servers that it names beside the one that is there.
     """
 
     def __init__(self, server: Server) -> None:
         self.logins: list[str] = []
+        self.others: list[int] = []
         self._server = server
 
     def service(self, handler_call_details: Any) -> Any:
@@ -98,7 +101,8 @@ class Front(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
             return response
         response.operation.status = _apis.StatusIds.SUCCESS
         result = _apis.ydb_discovery.ListEndpointsResult()
-        result.endpoints.add(address="127.0.0.1", port=self._server.port, node_id=1)
+        for port in (*self.others, self._server.port):
+            result.endpoints.add(address="127.0.0.1", port=port, node_id=port)
         response.operation.result.Pack(result)
         return response
 
@@ -117,12 +121,35 @@ def front(server: Server) -> Iterator[tuple[Front, str]]:
         serving.stop(0).wait()
 
 
+@contextmanager
+def closed_ports(count: int) -> Iterator[list[int]]:
+    """Ports that refuse every connection, and that nobody else gets meanwhile."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        yield [each.getsockname()[1] for each in sockets]
+
+
 async def test_a_user_logs_in_with_the_password_of_the_url(
     server: Server, environment: object
 ) -> None:
     with front(server) as (seen, place):
         await use(f"ydb://{USER}:{IN_URL}@{place}")
         assert seen.logins == [USER]
+
+
+async def test_servers_that_do_not_answer_are_passed_over(
+    server: Server, environment: object
+) -> None:
+    with closed_ports(4) as ports, front(server) as (seen, place):
+        seen.others = ports[:2]
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports[2:])
+        await use(f"ydb://{USER}:{IN_URL}@{hosts},{place}")
+        assert seen.logins == [USER]
+        await use(f"ydb://{hosts},127.0.0.1:{server.port}/local?token={TOKEN}&discovery=off")
+        with pytest.raises(EngineUnavailable, match=f"127.0.0.1:{ports[2]}"):
+            await use(f"ydb://{hosts}/local?token={TOKEN}")
 
 
 async def test_a_user_logs_in_with_the_password_of_the_environment(

@@ -13,16 +13,16 @@ from typing import Any, cast
 
 import pytest
 
-from tenure.engines.ydb import messages
-from tenure.engines.ydb.channel import Channel, OutOfReach
+from tenure.engines.ydb.channel import Channel
+from tenure.engines.ydb.errors import OutOfReach
 from tenure.engines.ydb.line import Line
-from tenure.engines.ydb.messages import Message, pb
 from tenure.engines.ydb.strand import Strand
 from tenure.testing import VirtualClock
+from tenure.wire.ydb import Message, Status
+from tenure.wire.ydb import SessionResponse as Response
 
 pytestmark = pytest.mark.usefixtures("loop_factory")
 
-Response = pb.SessionResponse
 WINDOW = 12.0
 PATIENCE = WINDOW / 6
 
@@ -69,7 +69,7 @@ class Conversation:
                 answer = Response(pong=Response.PingPong(opaque=message.ping.opaque))
             case "describe_semaphore":
                 result = Response.DescribeSemaphoreResult(
-                    req_id=message.describe_semaphore.req_id, status=messages.Status.NOT_FOUND
+                    req_id=message.describe_semaphore.req_id, status=Status.NOT_FOUND
                 )
                 answer = Response(describe_semaphore_result=result)
             case _:
@@ -91,7 +91,7 @@ class Conversation:
             self._peer.left["stream"] += 1
             self._said.put_nowait(None)
 
-    async def condemn(self) -> None:
+    def condemn(self) -> None:
         self.cut()
         self._peer.left["connection"] += 1
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tenure.engines.ydb import messages
-from tenure.engines.ydb.messages import Message, Status, pb
 from tenure.engines.ydb.strand import Strand
+from tenure.wire.ydb import Message, SessionResponse, Status
 
-Response = pb.SessionResponse
+Response = SessionResponse
 WINDOW = 30.0
 
 

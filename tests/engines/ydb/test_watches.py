@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from tenure.engines.contract import Removal
-from tenure.engines.ydb.messages import Message, Status
 from tenure.engines.ydb.watches import Watches
+from tenure.wire.ydb import Message, Status
 
 ME, OTHER = 7, 8
 

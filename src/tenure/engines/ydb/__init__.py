@@ -1,13 +1,13 @@
 """``ydb://`` and ``ydbs://``: coordination nodes of YDB, or of ``tenure serve``.
 
-The SDK's driver connects, discovers, encrypts and shows credentials. What is said on a session's
-stream is tenure's own. From the outside in:
+The engine speaks gRPC through grpcio, with messages of `tenure.wire.ydb`. YDB's SDK provides the
+identities of a cloud. From the outside in:
 
 * `url` understands the URL; `engine` is the contract's engine, and does the node calls.
 * `session` is the contract's session, made of `requests`, `watches`, and the `lane`s that keep
   the order of operations over one or more `member` sessions on the server.
 * A `member` has a `strand`, the protocol without I/O; a `line`, the stream that carries it,
-  again and again; and `channel` is the way to the servers.
+  again and again; `channel` has the connection to a server, and `credentials` what it shows.
 * `messages` and `errors` are the protocol's words.
 
 ``docs/ydb.md`` tells what holds on this engine.
@@ -31,11 +31,11 @@ def connect(url: str, clock: Clock) -> YdbEngine:
     """The connector of ``ydb://`` and ``ydbs://``."""
     address = parse(url)
     try:
-        from tenure.engines.ydb.engine import YdbEngine  # imports the SDK, which takes its time
+        from tenure.engines.ydb.engine import YdbEngine  # imports gRPC, which takes its time
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in {"ydb", "grpc", "google"}:
+        if (error.name or "").partition(".")[0] not in {"grpc", "google"}:
             raise
         raise Unsupported(
-            f"{address.url} needs YDB's SDK, which is not installed: pip install 'tenure[ydb]'"
+            f"{address.url} needs grpcio and protobuf: pip install 'tenure[ydb]'"
         ) from error
     return YdbEngine(address, clock)

@@ -11,9 +11,9 @@ from tenure.engines.contract import Removal
 from tenure.engines.ydb import errors, messages
 from tenure.engines.ydb.hold import LONGEST_WAIT, Hold, State, settle
 from tenure.engines.ydb.member import Member
-from tenure.engines.ydb.messages import Message, Status
 from tenure.errors import LeaseReleased, TenureError
 from tenure.model import UNCHANGED, Unchanged
+from tenure.wire.ydb import Message, Status
 
 if TYPE_CHECKING:
     from tenure.engines.ydb.requests import Requests

@@ -11,8 +11,8 @@ from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines.contract import Attach, EngineDefaults, Removal, SessionEvents
 from tenure.engines.ydb import messages
-from tenure.engines.ydb.channel import Channel, OutOfReach
-from tenure.engines.ydb.messages import Message, Status
+from tenure.engines.ydb.channel import Channel
+from tenure.engines.ydb.errors import OutOfReach
 from tenure.engines.ydb.session import YdbSession
 from tenure.engines.ydb.url import YdbUrl
 from tenure.errors import (
@@ -36,6 +36,7 @@ from tenure.model import (
     SemaphoreDescription,
     SessionDescription,
 )
+from tenure.wire.ydb import Message, Status
 
 __all__ = ["YdbEngine"]
 
@@ -184,8 +185,8 @@ class YdbEngine(EngineDefaults):
         self._opened()
         request = messages.node_request(call, self.path_of(path), config)
         try:
-            operation = await self.channel.call(request, call)
-        except (OutOfReach, TimeoutError) as error:
+            operation = await self.channel.call(call, request)
+        except OutOfReach as error:
             raise EngineUnavailable(
                 f"{self.url} did not answer about the node {path}: {error}", node=path
             ) from error

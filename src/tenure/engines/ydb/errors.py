@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import grpc
+import grpc.aio
+
 from tenure.core import rules
 from tenure.engines.ydb import messages
-from tenure.engines.ydb.messages import Message, Status
 from tenure.errors import (
     AuthenticationFailed,
     EngineError,
@@ -15,12 +21,68 @@ from tenure.errors import (
     SessionExpired,
     TenureError,
 )
+from tenure.wire.ydb import Message, Status
 
 __all__ = [
+    "OutOfReach",
+    "as_out_of_reach",
     "attach_error",
+    "brief",
+    "check",
+    "code_of",
     "expired",
     "semaphore_error",
 ]
+
+_REFUSED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
+
+
+class OutOfReach(Exception):
+    """A failure of the way to the servers. It may pass."""
+
+
+def code_of(error: BaseException | None) -> grpc.StatusCode | None:
+    """Return the status of a call that failed; ``None`` for any other error."""
+    return error.code() if isinstance(error, grpc.aio.AioRpcError) else None
+
+
+def brief(text: str) -> str:
+    """Return the first words of what may be pages."""
+    words = " ".join(text.split())
+    return words if len(words) <= 300 else words[:297] + "..."
+
+
+@contextlib.contextmanager
+def as_out_of_reach() -> Iterator[None]:
+    """Raise what gRPC raises for a connection that does not work as `OutOfReach`."""
+    try:
+        yield
+    except (OutOfReach, TenureError):
+        raise
+    except Exception as error:  # a call on a connection that is just being closed fails anyhow
+        text = (error.details() if isinstance(error, grpc.aio.AioRpcError) else None) or str(error)
+        if code_of(error) in _REFUSED:
+            raise AuthenticationFailed(f"the server refused the credentials: {text}") from error
+        raise OutOfReach(brief(text) or type(error).__name__) from error
+    except asyncio.CancelledError as error:
+        # gRPC says so too when it was a call that was cancelled, with its connection.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise OutOfReach("the connection was closed") from error
+
+
+def check(operation: Message) -> None:
+    """Raise the error of a discovery or a login that failed.
+
+    Raises:
+        OutOfReach, AuthenticationFailed
+    """
+    reason = messages.reason(operation)
+    if operation.status == Status.UNAUTHORIZED:
+        raise AuthenticationFailed(f"the server refused the credentials: {reason}")
+    if operation.status != Status.SUCCESS:
+        raise OutOfReach(reason)
 
 
 def expired(node: str, failure: Message) -> SessionExpired:

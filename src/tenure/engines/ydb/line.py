@@ -22,15 +22,14 @@ from collections.abc import Callable
 
 from tenure.background import Failures
 from tenure.engines._kit.backoff import LONGEST_PAUSE, backoff
-from tenure.engines.ydb.channel import Channel, OutOfReach, Stream
+from tenure.engines.ydb.channel import Channel, Stream
+from tenure.engines.ydb.errors import OutOfReach
 from tenure.engines.ydb.strand import Strand
 from tenure.errors import AuthenticationFailed
 
 __all__ = ["Line"]
 
 _log = logging.getLogger("tenure")
-
-"""Seconds between two attempts: at first, and at the most."""
 
 LEAST_PATIENCE, MOST_PATIENCE = 0.5, 5.0
 """Seconds in which an answer is expected, whatever the window."""
@@ -196,7 +195,7 @@ class Line:
             ended = True
         except (OutOfReach, TimeoutError):
             if self._silent:
-                await stream.condemn()
+                stream.condemn()
             raise
         finally:
             self._stream = self._beginning = None

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tenure.engines.ydb.channel import Channel
 from tenure.engines.ydb.line import Line
-from tenure.engines.ydb.messages import Message
 from tenure.engines.ydb.strand import Strand
+from tenure.wire.ydb import Message
 
 if TYPE_CHECKING:
     from tenure.engines.ydb.hold import Hold

@@ -1,16 +1,11 @@
-"""Messages of YDB's coordination API: building, classification, and statuses.
-
-The classes are those of the `ydb` package, so that one process has one definition of them.
-"""
+"""Messages of YDB's coordination API: building, and classification."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any, TypeAlias
-
-import ydb
+from typing import Any
 
 from tenure.model import NodeConfig, RequestDescription, SemaphoreDescription
+from tenure.wire.ydb import Message, SessionRequest, Status, message_class, unpacked
 
 __all__ = [
     "FOR_EVER",
@@ -34,14 +29,6 @@ __all__ = [
     "update",
 ]
 
-# The package keeps one set of them for each version of protobuf, and chooses at run time.
-pb: Any = importlib.import_module("ydb._grpc.common.protos.ydb_coordination_pb2")
-
-Message: TypeAlias = Any
-"""A message of the protocol; its classes are not known before run time."""
-
-Status = ydb.StatusCode
-
 FOR_EVER = 2**64 - 1
 """The timeout of a request that waits until it is granted."""
 
@@ -52,61 +39,61 @@ _COUNTERS = ("unset", "aggregated", "detailed")
 # To the server
 
 
+def _request(kind: str, **fields: object) -> Message:
+    return SessionRequest(**{kind: fields})
+
+
 def start(
     path: str, session_id: int, window: float, description: str, seq_no: int, key: bytes
 ) -> Message:
     """The first message on a stream; with a session id, that session is attached again."""
-    return pb.SessionRequest(
-        session_start=pb.SessionRequest.SessionStart(
-            path=path,
-            session_id=session_id,
-            timeout_millis=round(window * 1000),
-            description=description,
-            seq_no=seq_no,
-            protection_key=key,
-        )
+    return _request(
+        "session_start",
+        path=path,
+        session_id=session_id,
+        timeout_millis=round(window * 1000),
+        description=description,
+        seq_no=seq_no,
+        protection_key=key,
     )
 
 
 def stop() -> Message:
     """End the session."""
-    return pb.SessionRequest(session_stop=pb.SessionRequest.SessionStop())
+    return _request("session_stop")
 
 
 def ping(opaque: int) -> Message:
     """Something to answer."""
-    return pb.SessionRequest(ping=pb.SessionRequest.PingPong(opaque=opaque))
+    return _request("ping", opaque=opaque)
 
 
 def pong(opaque: int) -> Message:
     """The answer."""
-    return pb.SessionRequest(pong=pb.SessionRequest.PingPong(opaque=opaque))
+    return _request("pong", opaque=opaque)
 
 
 def acquire(
     req_id: int, name: str, count: int, data: bytes, timeout: float | None, *, ephemeral: bool
 ) -> Message:
     """Join the queue, or change the request that the session has there."""
-    return pb.SessionRequest(
-        acquire_semaphore=pb.SessionRequest.AcquireSemaphore(
-            req_id=req_id,
-            name=name,
-            count=count,
-            data=data,
-            # Never 0 for one that is willing to wait: that would mean not to.
-            timeout_millis=(
-                FOR_EVER if timeout is None else max(round(timeout * 1000), int(timeout > 0))
-            ),
-            ephemeral=ephemeral,
-        )
+    return _request(
+        "acquire_semaphore",
+        req_id=req_id,
+        name=name,
+        count=count,
+        data=data,
+        # Never 0 for one that is willing to wait: that would mean not to.
+        timeout_millis=(
+            FOR_EVER if timeout is None else max(round(timeout * 1000), int(timeout > 0))
+        ),
+        ephemeral=ephemeral,
     )
 
 
 def release(req_id: int, name: str) -> Message:
     """Leave the queue."""
-    return pb.SessionRequest(
-        release_semaphore=pb.SessionRequest.ReleaseSemaphore(req_id=req_id, name=name)
-    )
+    return _request("release_semaphore", req_id=req_id, name=name)
 
 
 def describe(
@@ -119,39 +106,30 @@ def describe(
     watch_owners: bool = False,
 ) -> Message:
     """Tell of a semaphore, and once, later, that what is watched has changed."""
-    return pb.SessionRequest(
-        describe_semaphore=pb.SessionRequest.DescribeSemaphore(
-            req_id=req_id,
-            name=name,
-            include_owners=owners,
-            include_waiters=waiters,
-            watch_data=watch_data,
-            watch_owners=watch_owners,
-        )
+    return _request(
+        "describe_semaphore",
+        req_id=req_id,
+        name=name,
+        include_owners=owners,
+        include_waiters=waiters,
+        watch_data=watch_data,
+        watch_owners=watch_owners,
     )
 
 
 def create(req_id: int, name: str, limit: int, data: bytes) -> Message:
     """Create a lasting semaphore."""
-    return pb.SessionRequest(
-        create_semaphore=pb.SessionRequest.CreateSemaphore(
-            req_id=req_id, name=name, limit=limit, data=data
-        )
-    )
+    return _request("create_semaphore", req_id=req_id, name=name, limit=limit, data=data)
 
 
 def update(req_id: int, name: str, data: bytes) -> Message:
     """Replace a semaphore's data."""
-    return pb.SessionRequest(
-        update_semaphore=pb.SessionRequest.UpdateSemaphore(req_id=req_id, name=name, data=data)
-    )
+    return _request("update_semaphore", req_id=req_id, name=name, data=data)
 
 
 def delete(req_id: int, name: str, *, force: bool) -> Message:
     """Delete a lasting semaphore; by force with everything in its queue."""
-    return pb.SessionRequest(
-        delete_semaphore=pb.SessionRequest.DeleteSemaphore(req_id=req_id, name=name, force=force)
-    )
+    return _request("delete_semaphore", req_id=req_id, name=name, force=force)
 
 
 # From the server
@@ -203,12 +181,12 @@ def _requests(found: Any, own: dict[int, int]) -> tuple[RequestDescription, ...]
 
 def node_request(call: str, path: str, config: NodeConfig | None = None) -> Message:
     """The request of a node call, by its name."""
-    request = getattr(pb, f"{call}Request")
+    request = message_class(f"Coordination.{call}Request")
     if config is None:
         return request(path=path)
     return request(
         path=path,
-        config=pb.Config(
+        config=message_class("Coordination.Config")(
             self_check_period_millis=round(config.self_check_period * 1000),
             session_grace_period_millis=round(config.session_grace_period * 1000),
             read_consistency_mode=_CONSISTENCY.index(config.read_consistency),
@@ -220,9 +198,7 @@ def node_request(call: str, path: str, config: NodeConfig | None = None) -> Mess
 
 def node_result(operation: Message) -> Message:
     """Return the description of a node."""
-    result = pb.DescribeNodeResult()
-    operation.result.Unpack(result)
-    return result
+    return unpacked(operation, "Coordination.DescribeNodeResult")
 
 
 def node_config(config: Message) -> NodeConfig:

@@ -26,9 +26,9 @@ from tenure.engines.ydb import errors, messages
 from tenure.engines.ydb.altering import Altering, released
 from tenure.engines.ydb.hold import LONGEST_WAIT, Hold, State
 from tenure.engines.ydb.member import Member
-from tenure.engines.ydb.messages import Message, Status
 from tenure.errors import TenureError
 from tenure.model import EPHEMERAL_LIMIT, Unchanged
+from tenure.wire.ydb import Message, Status
 
 if TYPE_CHECKING:
     from tenure.engines.ydb.session import YdbSession

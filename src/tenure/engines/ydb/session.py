@@ -35,7 +35,6 @@ from tenure.engines.ydb import errors, messages
 from tenure.engines.ydb.hold import Hold, State
 from tenure.engines.ydb.lane import Lanes
 from tenure.engines.ydb.member import Member
-from tenure.engines.ydb.messages import Message, Status
 from tenure.engines.ydb.requests import Requests
 from tenure.engines.ydb.watches import Watches
 from tenure.errors import (
@@ -47,6 +46,7 @@ from tenure.errors import (
     Unsupported,
 )
 from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
+from tenure.wire.ydb import Message, Status
 
 if TYPE_CHECKING:
     from tenure.engines.ydb.engine import YdbEngine

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tenure.engines.ydb import messages
-from tenure.engines.ydb.messages import Message, Status
+from tenure.wire.ydb import Message, Status
 
 __all__ = ["Ask", "Strand", "StrandEvents"]
 

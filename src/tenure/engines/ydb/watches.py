@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.engines.contract import Removal
 from tenure.engines.ydb import messages
-from tenure.engines.ydb.messages import Message, Status
+from tenure.wire.ydb import Message, Status
 
 if TYPE_CHECKING:
     from tenure.engines.ydb.session import YdbSession
