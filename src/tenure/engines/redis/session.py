@@ -65,7 +65,7 @@ class EnqueueOperation(Operation[Enqueued]):
         ephemeral: bool,
     ) -> None:
         _init(self, loop=session.loop)
-        self._hearers = ()
+        self.hearers = ()
         self.session = session
         self.hold = hold
         self.name = name
@@ -100,7 +100,7 @@ class WithdrawOperation(Operation[Withdrawn]):
 
     def __init__(self, session: RedisSession, hold: int, *, retried: bool = False) -> None:
         _init(self, loop=session.loop)
-        self._hearers = ()
+        self.hearers = ()
         self.session = session
         self.hold = hold
         self.words = ("w", hold)
