@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tenure.core.node import Store
+from tenure.core.store import Store
 from tenure.model import EPHEMERAL_LIMIT
 
 PAIRS = 50_000

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.measure import Measured, percentile
-from tenure.core.node import Session, Store
+from tenure.core.node import StoredSession
+from tenure.core.store import Store
 from tenure.model import EPHEMERAL_LIMIT
 
 SESSIONS = 100_000
@@ -43,7 +44,7 @@ class Queue:
         self._waiting = [self._enqueue() for _ in range(waiters)]
         self._places = {number: place for place, number in enumerate(self._waiting)}
 
-    def _session(self, number: int) -> Session:
+    def _session(self, number: int) -> StoredSession:
         return self.sessions[number % len(self.sessions)]
 
     def _enqueue(self) -> int:

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from tenure.core.queue import Semaphore
+from tenure.core.node import StoredSemaphore
 from tenure.testing.history import check, load
 from tests.cli.programs import Tenure, eventually
 from tests.hang_guard.guard import descendants, is_alive
 
-_grant_next = Semaphore.grant_next
+_grant_next = StoredSemaphore.grant_next
 
 
-def _one_too_many(self: Semaphore, now: float) -> Any:
+def _one_too_many(self: StoredSemaphore, now: float) -> Any:
     limit, self.limit = self.limit, self.limit + 1
     try:
         return _grant_next(self, now)
@@ -28,7 +28,7 @@ def _one_too_many(self: Semaphore, now: float) -> Any:
 @pytest.fixture
 def defect(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A tenure that grants one token too many."""
-    monkeypatch.setattr(Semaphore, "grant_next", _one_too_many)
+    monkeypatch.setattr(StoredSemaphore, "grant_next", _one_too_many)
     caplog.set_level(logging.CRITICAL, logger="tenure")
 
 

@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tenure.core.node import ENDED, GRANTED, TIMED_OUT, Session, Store
-from tenure.core.queue import Request
+from tenure.core.node import StoredRequest, StoredSession
 from tenure.core.rules import EXACT
+from tenure.core.store import ENDED, GRANTED, TIMED_OUT, Store
 from tenure.model import EPHEMERAL_LIMIT
 from tests.guarantees import MEMORY, guarantee
 
@@ -52,8 +52,8 @@ class CoreAgainstNaiveModel(RuleBasedStateMachine):
         self.now = 100.0
         self.store = Store()
         self.node = self.store.nodes[NODE]
-        self.sessions: list[Session] = []
-        self.requests: list[Request] = []
+        self.sessions: list[StoredSession] = []
+        self.requests: list[StoredRequest] = []
         self.naive: dict[str, Naive] = {}
         self.silent_since: dict[int, float] = {}
         self.holds = 0
@@ -62,7 +62,7 @@ class CoreAgainstNaiveModel(RuleBasedStateMachine):
             self.naive[name] = Naive(limit)
 
     @property
-    def alive(self) -> list[Session]:
+    def alive(self) -> list[StoredSession]:
         return [session for session in self.sessions if session.alive]
 
     @rule(window=st.sampled_from([1.0, 2.0, 5.0]))
@@ -150,7 +150,7 @@ class CoreAgainstNaiveModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def renew(self, data: st.DataObject) -> None:
         session = data.draw(st.sampled_from(self.alive))
-        assert self.store.touch(session, self.now)
+        assert session.touch(self.now)
         self.silent_since[session.id] = self.now
 
     @rule(name=st.sampled_from([*LASTING]))

@@ -7,17 +7,8 @@ from typing import Any
 import pytest
 
 from tenure.core import rules
-from tenure.core.node import (
-    CHANGED,
-    DELETED,
-    ENDED,
-    EVICTED,
-    GRANTED,
-    TIMED_OUT,
-    Session,
-    Store,
-)
-from tenure.core.queue import Request
+from tenure.core.node import StoredRequest, StoredSession
+from tenure.core.store import CHANGED, DELETED, ENDED, EVICTED, GRANTED, TIMED_OUT, Store
 from tenure.errors import (
     AuthenticationFailed,
     InvalidArgument,
@@ -41,26 +32,26 @@ class Bench:
         self.now = 0.0
         self.holds = 0
 
-    def attach(self, path: str = "/default", window: float = 10.0) -> Session:
+    def attach(self, path: str = "/default", window: float = 10.0) -> StoredSession:
         return self.store.attach(path, "", window, "process", b"", self.now)
 
     def enqueue(
         self,
-        session: Session,
+        session: StoredSession,
         name: str = "x",
         count: int = EPHEMERAL_LIMIT,
         timeout: float | None = None,
         *,
         ephemeral: bool = True,
         data: bytes = b"",
-    ) -> Request | None:
+    ) -> StoredRequest | None:
         self.holds += 1
         order_id = self.store.last_order_id + 1
         return self.store.enqueue(
             session, self.holds, name, count, data, timeout, ephemeral, self.now, order_id
         )
 
-    def put(self, *arguments: Any, **named: Any) -> Request:
+    def put(self, *arguments: Any, **named: Any) -> StoredRequest:
         request = self.enqueue(*arguments, **named)
         assert request is not None
         return request
@@ -167,7 +158,7 @@ def test_a_session_that_is_not_heard_of_for_its_window_is_over(bench: Bench) -> 
     waiter = bench.put(other)
     bench.effects()
     bench.now = 9
-    assert bench.store.touch(session, bench.now)
+    assert session.touch(bench.now)
     bench.now = 18.9
     bench.store.expire(bench.now)
     assert session.alive
@@ -175,7 +166,7 @@ def test_a_session_that_is_not_heard_of_for_its_window_is_over(bench: Bench) -> 
     bench.store.expire(19)
     assert [kind for kind, _ in bench.effects()] == [ENDED, GRANTED]
     assert waiter.granted_at == 19
-    assert not bench.store.touch(session, 20)
+    assert not session.touch(20)
     with pytest.raises(SessionExpired):
         bench.enqueue(session)
 
@@ -302,7 +293,7 @@ def test_a_waiter_in_the_middle_leaves_the_others_in_order(bench: Bench) -> None
     requests = [bench.put(session) for _ in range(5)]
     bench.store.withdraw(session, requests[2].request_id, 0.0)
     bench.store.withdraw(session, requests[4].request_id, 0.0)
-    semaphore = bench.store.semaphore(session.node, "x")
+    semaphore = session.node.semaphore("x")
     assert list(semaphore) == [requests[0], requests[1], requests[3]]
     assert semaphore.last is requests[3]
     assert semaphore.waiting == 2
@@ -509,8 +500,8 @@ def test_a_watch_hears_of_what_it_watches_once_a_command(bench: Bench) -> None:
     assert bench.effects() == [(DELETED, two), (CHANGED, data), (CHANGED, owners)]
     bench.create("pool", 1)
     assert bench.effects() == [(CHANGED, data), (CHANGED, owners)]
-    bench.store.unwatch(data)
-    bench.store.unwatch(data)
+    data.stop()
+    data.stop()
     bench.store.detach(session, bench.now)
     bench.create("other")
     bench.store.delete(node, "pool", force=False)
@@ -629,7 +620,7 @@ def test_a_waiter_whose_session_ends_at_its_deadline_is_gone_once(bench: Bench) 
     owner, dying = bench.attach(window=100), bench.attach(window=5)
     bench.put(owner)
     bench.put(dying, "x", EPHEMERAL_LIMIT, 8.0)
-    bench.store.touch(dying, 3.0)
+    dying.touch(3.0)
     bench.store.expire(5.0)  # from here on the session is due after its waiter, at the same instant
     bench.store.expire(8.0)
     assert [kind for kind, _ in bench.effects()] == [ENDED]
@@ -645,3 +636,13 @@ def test_a_deadline_passes_in_the_order_of_time_however_late_it_is_noticed(bench
     assert [kind for kind, _ in bench.effects()] == [TIMED_OUT, ENDED, GRANTED]
     assert early.granted_at is None
     assert late.granted_at == 6
+
+
+def test_a_session_with_two_entries_for_one_deadline_expires_once(bench: Bench) -> None:
+    session = bench.attach(window=10.0)
+    bench.store.adopt(session, 4.0, "")  # looked at after 4 s, beside after 10 s
+    bench.store.adopt(session, 10.0, "")
+    bench.store.expire(bench.now + 4.0)
+    bench.store.expire(bench.now + 10.0)
+    assert not session.alive
+    assert [effect[:2] for effect in bench.store.effects] == [(session, ENDED)]

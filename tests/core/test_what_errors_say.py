@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tenure.core import rules
-from tenure.core.node import ENDED, Session, Store
+from tenure.core.node import StoredSession
+from tenure.core.store import ENDED, Store
 from tenure.errors import (
     AuthenticationFailed,
     InvalidArgument,
@@ -53,7 +54,7 @@ class Scene:
         self.enqueue("pool", 2, hold=1)
         self.enqueue("mutex", EPHEMERAL_LIMIT, ephemeral=True, hold=2)
 
-    def attach(self, path: str = "/app", **other: Any) -> Session:
+    def attach(self, path: str = "/app", **other: Any) -> StoredSession:
         asked = {"description": "", "window": 10.0, "liveness": "window", "key": b"key"} | other
         return self.store.attach(path, now=0.0, **asked)  # type: ignore[arg-type]
 

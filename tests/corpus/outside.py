@@ -13,7 +13,7 @@ import pytest
 import tenure
 from tenure import fork
 from tenure._client.session_core import SessionCore
-from tenure.core.node import CHANGED, Store
+from tenure.core.store import CHANGED, Store
 from tenure.engines.sqlite.news import Newsroom
 from tenure.events import Acquired, Released
 from tests.cli import programs

@@ -12,10 +12,9 @@ import pytest
 import tenure
 from tenure._client.request import Request as ClientRequest
 from tenure.core import rules
-from tenure.core.node import Session as CoreSession
-from tenure.core.node import Store
-from tenure.core.queue import Request
-from tenure.core.queue import Semaphore as CoreSemaphore
+from tenure.core.deadlines import Deadlines
+from tenure.core.node import StoredRequest, StoredSemaphore, StoredSession
+from tenure.core.store import Store
 from tenure.engines.etcd import semaphores as semaphores_of_etcd
 from tenure.engines.etcd.waiting import Waiting as WaitingOfEtcd
 from tenure.engines.sqlite import nodes, over, requests, sessions
@@ -63,7 +62,7 @@ async def fencing_tokens_rise_over_names_nodes_and_sessions(scene: Scene) -> Non
     assert tokens == sorted(set(tokens))
 
 
-def _grant_the_last(self: CoreSemaphore, now: float) -> Request | None:
+def _grant_the_last(self: StoredSemaphore, now: float) -> StoredRequest | None:
     last, first = self.last, self.first_waiting
     if last is None or first is None or last is first:
         return _grant_next(self, now)
@@ -75,7 +74,7 @@ def _grant_the_last(self: CoreSemaphore, now: float) -> Request | None:
     return _grant_next(self, now)
 
 
-_grant_next = CoreSemaphore.grant_next
+_grant_next = StoredSemaphore.grant_next
 
 
 def _grant_after_sending_the_first_to_the_end(
@@ -96,7 +95,7 @@ _grant_next_row = requests._grant_next
 @row(
     15,
     {
-        "memory": replacing(CoreSemaphore, "grant_next", _grant_the_last),
+        "memory": replacing(StoredSemaphore, "grant_next", _grant_the_last),
         "sqlite": replacing(requests, "_grant_next", _grant_after_sending_the_first_to_the_end),
         "redis": in_lua("call('ZPOPMIN', m.waiters)", "call('ZPOPMAX', m.waiters)"),
         "etcd": replacing(WaitingOfEtcd, "granted", etcd.grant_the_last),
@@ -120,7 +119,7 @@ async def who_comes_first_is_served_first(scene: Scene) -> None:
     assert served == [0, 1, 2, 3, 4]
 
 
-def _leave_requests_behind(self: Store, session: CoreSession, why: str | None) -> dict[Any, Any]:
+def _leave_requests_behind(self: Store, session: StoredSession, why: str | None) -> dict[Any, Any]:
     waiting = [each for each in session.requests.values() if each.granted_at is None]
     for each in waiting:
         del session.requests[each.request_id]
@@ -174,18 +173,18 @@ async def a_dead_waiter_is_passed_over(scene: Scene) -> None:
         await lease.release()
 
 
-def _due_but_for_sessions(self: Store, when: float, entry: Any) -> None:
-    if isinstance(entry, Request):
-        _due(self, when, entry)
+def _add_but_for_sessions(self: Deadlines, when: float, entry: Any) -> None:
+    if isinstance(entry, StoredRequest):
+        _add(self, when, entry)
 
 
-_due = Store._due
+_add = Deadlines.add
 
 
 @row(
     17,
     {
-        "memory": replacing(Store, "_due", _due_but_for_sessions),
+        "memory": replacing(Deadlines, "add", _add_but_for_sessions),
         "sqlite": replacing(over, "is_silent", lambda tx, suspect: False),
         "redis": in_lua("tonumber(x[2] or math.huge), ", "math.huge, "),
         "etcd": etcd.plant_requests_under_no_lease,

@@ -29,11 +29,20 @@ from tests.engines.stores import MEMORY_IN_REAL_TIME, stores
 
 FEW, MANY = 150, 300
 KEEP_WATCHES = {
-    *("engine.py", "lookout.py", "monitor.py", "news.py", "node.py", "watchers.py", "watches.py"),
+    *(
+        "engine.py",
+        "lookout.py",
+        "monitor.py",
+        "news.py",
+        "node.py",
+        "store.py",
+        "watchers.py",
+        "watches.py",
+    ),
 }
 
 ENGINES = [
-    pytest.param(MEMORY_IN_REAL_TIME, node.Watch, id="memory"),
+    pytest.param(MEMORY_IN_REAL_TIME, node.StoredWatch, id="memory"),
     pytest.param(stores("sqlite"), news.SqliteWatch, id="sqlite"),
     pytest.param(stores("redis"), redis._LocalWatch, id="redis"),
     pytest.param(stores("etcd"), watch_cache.CacheWatcher, id="etcd"),

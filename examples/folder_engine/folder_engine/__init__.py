@@ -22,7 +22,8 @@ from folder_engine.store import Folder
 from tenure.background import BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.core import rules
-from tenure.core.node import Node, Session, Store
+from tenure.core.node import Node, StoredSession
+from tenure.core.store import Store
 from tenure.engines.contract import (
     Answer,
     Attach,
@@ -211,7 +212,7 @@ class FolderEngine(EngineDefaults):
         self, path: str, name: str, *, owners: bool, waiters: bool
     ) -> tenure.SemaphoreDescription:
         with self.folder.transaction() as (store, now):
-            found = store.semaphore(store.node(path), name)
+            found = store.node(path).semaphore(name)
             return describe.semaphore(found, now, owners=owners, waiters=waiters)
 
     async def list_sessions(self, path: str) -> Sequence[tenure.SessionDescription]:
@@ -243,7 +244,7 @@ class FolderSession(SessionDefaults):
         self._watches: dict[int, Callable[[], None]] = {}
         self._last_watch = 0
 
-    def _find(self, store: Store) -> Session:
+    def _find(self, store: Store) -> StoredSession:
         node = store.nodes.get(self._node)
         session = None if node is None else node.sessions.get(self.id)
         if session is None:
@@ -283,7 +284,7 @@ class FolderSession(SessionDefaults):
     def renew(self) -> None:
         with contextlib.suppress(tenure.TenureError):  # which proves nothing
             with self._engine.folder.transaction() as (store, now):
-                store.touch(self._find(store), now)
+                self._find(store).touch(now)
             self.events.proven(now)
 
     def end(self, store: Store, now: float) -> None:
@@ -312,7 +313,7 @@ class FolderSession(SessionDefaults):
         self, name: str, *, owners: bool, waiters: bool
     ) -> tenure.SemaphoreDescription:
         shown = partial(describe.semaphore, owners=owners, waiters=waiters)
-        return await self._wait(lambda s, now: shown(s.semaphore(self._on(s), name), now))
+        return await self._wait(lambda s, now: shown(self._on(s).semaphore(name), now))
 
     def enqueue(
         self,
@@ -376,4 +377,4 @@ class FolderSession(SessionDefaults):
         with contextlib.suppress(tenure.SessionExpired):
             for watch in list(self._find(store).watches):
                 if watch.sink == number:
-                    store.unwatch(watch)
+                    watch.stop()

@@ -23,14 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from tenure.clock import Clock
-from tenure.core.node import CHANGED, DELETED, ENDED, EVICTED, GRANTED, TIMED_OUT, Session, Store
+from tenure.core.node import StoredSession
+from tenure.core.store import CHANGED, DELETED, ENDED, EVICTED, GRANTED, TIMED_OUT, Store
 from tenure.engines.contract import Removal
 from tenure.errors import EngineUnavailable, TenureError
 from tenure.model import NodeConfig
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _REMOVALS = {TIMED_OUT: Removal.TIMED_OUT, DELETED: Removal.DELETED, EVICTED: Removal.EVICTED}
-_FACTS = ("hold", "count", "order_id", "joined_at", "granted_at", "deadline")  # of a request
+_FACTS = ("request_id", "count", "order_id", "joined_at", "granted_at", "deadline")  # of a request
 
 
 class Folder:
@@ -93,7 +94,7 @@ class Folder:
 
     def _load(self, document: dict[str, Any]) -> Store:
         store = Store()
-        requests: list[tuple[Session, dict[str, Any]]] = []
+        requests: list[tuple[StoredSession, dict[str, Any]]] = []
         for path, saved in document["nodes"].items():
             store.create_node(path, NodeConfig(), exist_ok=True)
             store.alter_node(path, NodeConfig(**saved["config"]))
@@ -127,7 +128,7 @@ class Folder:
         return store
 
 
-def _dump_session(session: Session) -> dict[str, Any]:
+def _dump_session(session: StoredSession) -> dict[str, Any]:
     return {
         "id": session.id,
         "description": session.description,
@@ -148,14 +149,14 @@ def _dump_session(session: Session) -> dict[str, Any]:
     }
 
 
-def _load_request(store: Store, session: Session, row: dict[str, Any]) -> None:
+def _load_request(store: Store, session: StoredSession, row: dict[str, Any]) -> None:
     request = store.enqueue(
-        session, row["hold"], row["name"], row["count"], b64decode(row["data"]), None,
+        session, row["request_id"], row["name"], row["count"], b64decode(row["data"]), None,
         row["ephemeral"], row["joined_at"], row["order_id"],
     )  # fmt: skip
     assert request is not None
     if request.granted_at is None:  # its deadline is a time, and so it is counted from zero
-        store.alter(session, row["hold"], None, None, 0.0, row["deadline"])
+        store.alter(session, row["request_id"], None, None, 0.0, row["deadline"])
     else:  # the rule that grants has not changed, and so it owned before
         request.granted_at = row["granted_at"]
 

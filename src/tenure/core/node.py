@@ -1,82 +1,75 @@
-"""Nodes, sessions, and the whole of a store: the model as a state machine without a clock.
+"""State of a node: its sessions, and its semaphores with their queues of requests.
 
-A `Store` takes commands, each with the present time, and changes its state in place. It appends
-what sessions must be notified of to `effects`: tuples whose first member is the session concerned.
-The caller sends them and clears the list.
+*The owners are the longest prefix of the queue whose counts fit in the limit; the rest wait.*
 
-Rules that hold between two commands:
+A queue is a linked list through the requests, in the order of their order ids: the owners first,
+then, from `first_waiting` on, the waiters. Adding, removing anywhere and granting the next each
+take a constant number of steps, however long the queue.
 
-* In every queue the owners are the longest prefix that fits: each command that takes something
-  out, or makes it smaller, grants what fits then.
-* A session that ends takes all its requests out before any request is granted, so that none of
-  its own waiters is granted in passing.
-* A command makes at most one effect for each watch that it concerns.
-* `next_deadline` is never later than the first session or waiter that runs out; entries of the
-  heap that have become wrong are corrected when they come up.
+The commands that change all this are methods of `tenure.core.store.Store`.
 """
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterator
 from typing import Any
 
 from tenure.core import rules
-from tenure.core.queue import Request, Semaphore
-from tenure.errors import (
-    InvalidArgument,
-    LeaseReleased,
-    NodeBusy,
-    NodeExists,
-    NodeNotFound,
-    SemaphoreBusy,
-    SemaphoreExists,
-    SemaphoreNotFound,
-    SessionExpired,
-)
-from tenure.model import (
-    DEFAULT_NODE,
-    EPHEMERAL_LIMIT,
-    UNCHANGED,
-    Liveness,
-    NodeConfig,
-    Unchanged,
-)
+from tenure.core.rules import fits
+from tenure.errors import InvalidArgument, SemaphoreNotFound
+from tenure.model import Liveness, NodeConfig
 
-__all__ = [
-    "CHANGED",
-    "DELETED",
-    "ENDED",
-    "EVICTED",
-    "GRANTED",
-    "TIMED_OUT",
-    "Effect",
-    "Node",
-    "Session",
-    "Store",
-    "Watch",
-]
-
-GRANTED, TIMED_OUT, DELETED, EVICTED, CHANGED, ENDED = range(6)
-"""Kinds of effects: (session, GRANTED, request), (session, TIMED_OUT | DELETED | EVICTED, request),
-(session, CHANGED, watch), (session, ENDED, reason)."""
-
-Effect = tuple[Any, ...]
+__all__ = ["Node", "StoredRequest", "StoredSemaphore", "StoredSession", "StoredWatch"]
 
 
-class Watch:
-    """A session's interest in a semaphore's data, its owners, or both."""
+class Node:
+    """A namespace with its configuration."""
 
-    __slots__ = ("data", "name", "owners", "session", "sink")
+    __slots__ = ("config", "path", "semaphores", "sessions", "watches")
 
-    def __init__(self, session: Session, name: str, data: bool, owners: bool, sink: Any) -> None:
-        self.session = session
-        self.name = name
-        self.data = data
-        self.owners = owners
-        self.sink = sink
+    def __init__(self, path: str, config: NodeConfig) -> None:
+        self.path = path
+        self.config = config
+        self.sessions: dict[int, StoredSession] = {}
+        self.semaphores: dict[str, StoredSemaphore] = {}
+        self.watches: dict[str, dict[StoredWatch, None]] = {}
+
+    def check_room_for_session(self) -> None:
+        """Raise `InvalidArgument` if the node has as many sessions as it may have."""
+        if len(self.sessions) >= rules.SESSIONS_PER_NODE:
+            raise InvalidArgument(
+                f"the node {self.path} has {rules.SESSIONS_PER_NODE} sessions, which is the most",
+                node=self.path,
+            )
+
+    def semaphore(self, name: str) -> StoredSemaphore:
+        """The semaphore of that name, or `SemaphoreNotFound`."""
+        found = self.semaphores.get(name)
+        if found is None:
+            rules.check_name(name, self.path)
+            raise SemaphoreNotFound(
+                f"there is no semaphore {name!r} on {self.path}; create it first",
+                node=self.path,
+                name=name,
+            )
+        return found
+
+    def add_semaphore(
+        self, name: str, limit: int, data: bytes, *, ephemeral: bool
+    ) -> StoredSemaphore:
+        """Add a semaphore, whose name is free."""
+        if len(self.semaphores) >= rules.SEMAPHORES_PER_NODE:
+            raise InvalidArgument(
+                f"the node {self.path} has {rules.SEMAPHORES_PER_NODE} semaphores, which is the "
+                "most",
+                node=self.path,
+                name=name,
+            )
+        self.semaphores[name] = added = StoredSemaphore(self, name, limit, data, ephemeral)
+        return added
 
 
-class Session:
+class StoredSession:
     """One session. `sink` is whatever its driver wants to find again."""
 
     __slots__ = (
@@ -117,458 +110,182 @@ class Session:
         self.attach_number = 1
         self.attached = True
         self.alive = True
-        self.requests: dict[int, Request] = {}
-        self.watches: dict[Watch, None] = {}
+        self.requests: dict[int, StoredRequest] = {}
+        self.watches: dict[StoredWatch, None] = {}
         self.sink: Any = None
 
-
-class Node:
-    """A namespace with its configuration."""
-
-    __slots__ = ("config", "path", "semaphores", "sessions", "watches")
-
-    def __init__(self, path: str, config: NodeConfig) -> None:
-        self.path = path
-        self.config = config
-        self.sessions: dict[int, Session] = {}
-        self.semaphores: dict[str, Semaphore] = {}
-        self.watches: dict[str, dict[Watch, None]] = {}
-
-
-class Store:
-    """All nodes of a store, its numbers, and its deadlines."""
-
-    def __init__(self) -> None:
-        self.nodes = {DEFAULT_NODE: Node(DEFAULT_NODE, NodeConfig())}
-        self.effects: list[Effect] = []
-        self.last_order_id = 0
-        self.last_session_id = 0
-        self._deadlines: list[tuple[float, int, Session | Request]] = []
-        self._pushed = 0
-        self._compact_at = 1000
-
-    # Nodes
-
-    def node(self, path: str) -> Node:
-        """The node of that path, or `NodeNotFound`."""
-        node = self.nodes.get(path)
-        if node is None:
-            raise NodeNotFound(
-                f"there is no node {path}; create it with client.create_node({path!r}) or "
-                f"'tenure node create {path}'",
-                node=path,
-            )
-        return node
-
-    def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
-        rules.check_path(path)
-        if path in self.nodes:
-            if not exist_ok:
-                raise NodeExists(f"the node {path} exists already", node=path)
-            return
-        self.nodes[path] = Node(path, config)
-
-    def alter_node(self, path: str, config: NodeConfig) -> None:
-        node = self.node(path)
-        node.config = rules.merge_config(node.config, config)
-
-    def drop_node(self, path: str, *, force: bool) -> None:
-        rules.check_path(path)
-        rules.check_droppable(path)
-        node = self.node(path)
-        attached = sum(session.attached for session in node.sessions.values())
-        if attached and not force:
-            raise NodeBusy(
-                f"the node {path} has {attached} attached session(s); close them, or drop it by "
-                "force, which ends them",
-                node=path,
-            )
-        for session in list(node.sessions.values()):
-            self._remove_session(session, f"the node {path} was dropped")
-        del self.nodes[path]
-
-    # Sessions
-
-    def attach(
-        self,
-        path: str,
-        description: str,
-        window: float,
-        liveness: Liveness,
-        key: bytes,
-        now: float,
-        number: int | None = None,
-    ) -> Session:
-        """Attach a new session; or, with `number`, one whose state was kept elsewhere."""
-        rules.check_path(path)
-        rules.check_window(window, path)
-        rules.check_description(description, path)
-        rules.check_key(key, path)
-        node = self.node(path)
-        if len(node.sessions) >= rules.SESSIONS_PER_NODE:
-            raise InvalidArgument(
-                f"the node {path} has {rules.SESSIONS_PER_NODE} sessions, which is the most",
-                node=path,
-            )
-        if number is None:
-            number = self.last_session_id = self.last_session_id + 1
-        session = Session(node, number, description, window, liveness, key, now)
-        node.sessions[session.id] = session
-        self._due(now + window, session)
-        return session
-
-    def take_over(self, path: str, number: int, key: bytes) -> Session:
-        """Attach a session anew, for another program, which has had no contact yet.
-
-        Raises:
-            NodeNotFound, SessionExpired, AuthenticationFailed, InvalidArgument
-        """
-        rules.check_path(path)
-        session = self.node(path).sessions.get(number)
-        if session is None:
-            raise rules.not_there_to_resume(path, number)
-        rules.check_resumable(session.liveness, session.key, key, path, number)
-        self._drop_watches(session)
-        session.attached = True
-        session.attach_number += 1
-        return session
-
-    def adopt(self, session: Session, window: float, description: str) -> None:
-        """Give a session that was taken over another window and description."""
-        rules.check_window(window, session.node.path)
-        session.window, session.description = window, description
-        until = session.last_contact + window
-        if until < session.due:  # or else it is looked at earlier, and then put off
-            self._due(until, session)
-
-    def touch(self, session: Session, now: float) -> bool:
+    def touch(self, now: float) -> bool:
         """Note a contact of the session; return false if it is over."""
-        if not session.alive:
+        if not self.alive:
             return False
-        session.last_contact = max(session.last_contact, now)
+        self.last_contact = max(self.last_contact, now)
         return True
 
-    def detach(self, session: Session, now: float) -> None:
-        if self.touch(session, now):
-            session.attached = False
-            self._drop_watches(session)
+    def drop_watches(self) -> None:
+        """Stop all its watches."""
+        for watch in list(self.watches):
+            watch.stop()
 
-    def close(self, session: Session, now: float, why: str | None = None) -> None:
-        """End a session. With `why`, the session is notified of its end with that reason."""
-        if session.alive:
-            affected = self._remove_session(session, why)
-            self._advance(affected, now)
 
-    # Semaphores
+class StoredWatch:
+    """A session's interest in a semaphore's data, its owners, or both."""
 
-    def create(self, node: Node, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
-        rules.check_name(name, node.path)
-        rules.check_limit(limit, node.path, name)
-        rules.check_data(data, node.path, name)
-        found = node.semaphores.get(name)
-        if found is None:
-            self._new_semaphore(node, name, limit, data, ephemeral=False)
-            self._changed(node, name, data=True, owners=True)
-            return
-        rules.check_kind(False, found.ephemeral, node.path, name)
-        if not exist_ok or found.limit != limit:
-            raise SemaphoreExists(
-                f"{name!r} on {node.path} exists already, with limit {found.limit}",
-                node=node.path,
-                name=name,
-                limit=found.limit,
-            )
+    __slots__ = ("data", "name", "owners", "session", "sink")
 
-    def update(self, node: Node, name: str, data: bytes) -> None:
-        rules.check_data(data, node.path, name)
-        found = self.semaphore(node, name)
-        if found.data != data:
-            found.data = data
-            self._changed(node, name, data=True, owners=False)
+    def __init__(
+        self, session: StoredSession, name: str, data: bool, owners: bool, sink: Any
+    ) -> None:
+        self.session = session
+        self.name = name
+        self.data = data
+        self.owners = owners
+        self.sink = sink
 
-    def delete(self, node: Node, name: str, *, force: bool) -> None:
-        found = self.semaphore(node, name)
-        if found.first is not None and not force:
-            raise SemaphoreBusy(
-                f"{name!r} on {node.path} has owners or waiters; release it, or delete it by "
-                "force, which takes it from them",
-                node=node.path,
-                name=name,
-            )
-        for request in list(found):
-            self._leave(request)
-            self.effects.append((request.session, DELETED, request))
-        del node.semaphores[name]
-        self._changed(node, name, data=True, owners=True)
+    def stop(self) -> None:
+        """Stop the watch. Safe to call twice."""
+        if self in self.session.watches:
+            del self.session.watches[self]
+            watches = self.session.node.watches
+            del watches[self.name][self]
+            if not watches[self.name]:
+                del watches[self.name]
 
-    def semaphore(self, node: Node, name: str) -> Semaphore:
-        """The semaphore of that name, or `SemaphoreNotFound`."""
-        found = node.semaphores.get(name)
-        if found is None:
-            rules.check_name(name, node.path)
-            raise SemaphoreNotFound(
-                f"there is no semaphore {name!r} on {node.path}; create it first",
-                node=node.path,
-                name=name,
-            )
-        return found
 
-    # Requests
+class StoredRequest:
+    """One request. `granted_at` is ``None`` while it waits; only a waiter has a `deadline`."""
 
-    def enqueue(
+    __slots__ = (
+        "count",
+        "data",
+        "deadline",
+        "granted_at",
+        "joined_at",
+        "next",
+        "order_id",
+        "previous",
+        "request_id",
+        "semaphore",
+        "session",
+    )
+
+    def __init__(
         self,
-        session: Session,
+        semaphore: StoredSemaphore,
+        session: StoredSession,
         request_id: int,
-        name: str,
+        order_id: int,
         count: int,
         data: bytes,
-        timeout: float | None,
-        ephemeral: bool,
-        now: float,
-        order_id: int,
-    ) -> Request | None:
-        """Add a request; ``None`` when `timeout` is 0 and it cannot own at once.
-
-        `order_id` comes from `rules.next_order_id`; it is used only when the request joins.
-        """
-        node = session.node
-        if not session.alive:
-            raise SessionExpired(f"the session on {node.path} is over", node=node.path)
-        if timeout is not None:
-            rules.check_timeout(timeout, node.path, name)
-        if data != b"":
-            rules.check_data(data, node.path, name)
-        found = node.semaphores.get(name)
-        appears = found is None
-        if found is None:
-            if not ephemeral:
-                self.semaphore(node, name)
-            rules.check_name(name, node.path)
-            rules.check_count(count, EPHEMERAL_LIMIT, node.path, name)
-            found = self._new_semaphore(node, name, EPHEMERAL_LIMIT, b"", ephemeral=True)
-        else:
-            rules.check_kind(ephemeral, found.ephemeral, node.path, name)
-            rules.check_count(count, found.limit, node.path, name)
-        if timeout == 0 and not found.admits(count):
-            return None
-        self.last_order_id = order_id
-        request = Request(found, session, request_id, order_id, count, data, now)
-        session.requests[request_id] = request
-        if found.first is None:
-            found.begin(request, now)
-        else:
-            found.append(request)
-            if found.first_waiting is not request or found.grant_next(now) is None:
-                if timeout is not None:
-                    self._wait_until(now + timeout, request)
-                return request
-        if node.watches:
-            self._changed(node, name, data=appears, owners=True)
-        return request
-
-    def alter(
-        self,
-        session: Session,
-        request_id: int,
-        count: int | None,
-        data: bytes | None,
-        now: float,
-        timeout: float | Unchanged | None = UNCHANGED,
+        joined_at: float,
     ) -> None:
-        """Change a request in place; a new timeout concerns only one that still waits then."""
-        request = session.requests.get(request_id)
-        node = session.node
-        if request is None:
-            raise LeaseReleased(f"the request on {node.path} is over", node=node.path)
-        semaphore = request.semaphore
-        if data is not None:
-            rules.check_data(data, node.path, semaphore.name)
-        if count is not None:
-            rules.check_shrink(count, request.count, semaphore.limit, node.path, semaphore.name)
-        if timeout is not UNCHANGED:
-            rules.check_timeout(timeout, node.path, semaphore.name)
-        owns = request.granted_at is not None
-        changed = False
-        if data is not None and data != request.data:
-            request.data = data
-            changed = owns
-        if count is not None and count != request.count:
-            if owns:
-                semaphore.held -= request.count - count
-                semaphore.whole = False
-                changed = True
-            request.count = count
-            changed = self._grant(semaphore, now) or changed
-        if changed:
-            self._changed(node, semaphore.name, data=False, owners=True)
-        if timeout is not UNCHANGED and request.granted_at is None:
-            if timeout == 0:
-                self._give_up(request, now)
-            else:
-                self._wait_until(None if timeout is None else now + timeout, request)
+        self.semaphore = semaphore
+        self.session = session
+        self.request_id = request_id
+        self.order_id = order_id
+        self.count = count
+        self.data = data
+        self.joined_at = joined_at
+        self.granted_at: float | None = None
+        self.deadline: float | None = None
+        self.previous: StoredRequest | None = None
+        self.next: StoredRequest | None = None
 
-    def withdraw(self, session: Session, request_id: int, now: float) -> bool:
-        """Take a request out of its queue; false when it was in none."""
-        request = session.requests.get(request_id)
-        if request is None:
-            return False
-        semaphore = request.semaphore
-        semaphore.remove(request)
-        del session.requests[request_id]
-        node = semaphore.node
-        if semaphore.first is not None or node.watches:
-            self._advance_one(request, now)
-        elif semaphore.ephemeral:  # as `_advance` would do; there is no watch to notify
-            del node.semaphores[semaphore.name]
-        return True
-
-    def evict(self, node: Node, name: str, order_id: int, now: float) -> bool:
-        for request in self.semaphore(node, name):
-            if request.order_id == order_id:
-                self._leave(request)
-                self.effects.append((request.session, EVICTED, request))
-                self._advance_one(request, now)
-                return True
-        return False
-
-    # Watches
-
-    def watch(self, session: Session, name: str, *, data: bool, owners: bool, sink: Any) -> Watch:
-        rules.check_name(name, session.node.path)
-        watch = Watch(session, name, data, owners, sink)
-        session.watches[watch] = None
-        session.node.watches.setdefault(name, {})[watch] = None
-        return watch
-
-    def unwatch(self, watch: Watch) -> None:
-        node = watch.session.node
-        if watch in watch.session.watches:
-            del watch.session.watches[watch]
-            del node.watches[watch.name][watch]
-            if not node.watches[watch.name]:
-                del node.watches[watch.name]
-
-    # Deadlines
-
-    def next_deadline(self) -> float | None:
-        """Return the latest time for the next call of `expire`; ``None``: no deadline is set."""
-        return self._deadlines[0][0] if self._deadlines else None
-
-    def expire(self, now: float) -> None:
-        """End what has run out by now, the earliest first; what is due together leaves together."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            instant = self._deadlines[0][0]
-            affected: dict[Semaphore, bool] = {}
-            late: list[Request] = []
-            while self._deadlines and self._deadlines[0][0] == instant:
-                entry = heappop(self._deadlines)[2]
-                if isinstance(entry, Request):
-                    if entry.deadline == instant:
-                        late.append(entry)
-                elif entry.alive and entry.due == instant:
-                    until = entry.last_contact + entry.window
-                    if until > now:
-                        self._due(until, entry)
-                    else:
-                        affected |= self._remove_session(
-                            entry,
-                            f"nothing was heard of it for its window of {entry.window:g} s",
-                        )
-            self._advance(affected, instant)
-            for request in late:
-                if request.deadline is not None:  # neither granted nor gone since
-                    self._give_up(request, instant)
-
-    def _wait_until(self, deadline: float | None, request: Request) -> None:
-        request.deadline = deadline
-        if deadline is not None:
-            self._due(deadline, request)
-
-    def _due(self, when: float, entry: Session | Request) -> None:
-        if len(self._deadlines) >= self._compact_at:
-            self._deadlines = [each for each in self._deadlines if _is_right(each)]
-            heapify(self._deadlines)
-            self._compact_at = max(1000, 2 * len(self._deadlines))
-        if not isinstance(entry, Request):
-            entry.due = when
-        self._pushed += 1
-        heappush(self._deadlines, (when, self._pushed, entry))
-
-    # What the commands are made of
-
-    def _new_semaphore(
-        self, node: Node, name: str, limit: int, data: bytes, *, ephemeral: bool
-    ) -> Semaphore:
-        if len(node.semaphores) >= rules.SEMAPHORES_PER_NODE:
-            raise InvalidArgument(
-                f"the node {node.path} has {rules.SEMAPHORES_PER_NODE} semaphores, which is the "
-                "most",
-                node=node.path,
-                name=name,
-            )
-        node.semaphores[name] = semaphore = Semaphore(node, name, limit, data, ephemeral)
-        return semaphore
-
-    def _leave(self, request: Request) -> None:
-        """Take a request out of its queue and its session. Grants no other request yet."""
-        request.semaphore.remove(request)
-        del request.session.requests[request.request_id]
-
-    def _give_up(self, request: Request, now: float) -> None:
-        """Take out a waiter whose timeout has passed."""
-        self._leave(request)
-        self.effects.append((request.session, TIMED_OUT, request))
-        self._advance_one(request, now)
-
-    def _advance_one(self, left: Request, now: float) -> None:
-        self._advance({left.semaphore: left.granted_at is not None}, now)
-
-    def _advance(self, affected: dict[Semaphore, bool], now: float) -> None:
-        """Grant what fits after requests have left; a value is true if an owner was among them."""
-        for semaphore, owners_left in affected.items():
-            node = semaphore.node
-            changed = self._grant(semaphore, now) or owners_left
-            if semaphore.ephemeral and semaphore.first is None:
-                del node.semaphores[semaphore.name]
-                if node.watches:
-                    self._changed(node, semaphore.name, data=True, owners=True)
-            elif changed and node.watches:
-                self._changed(node, semaphore.name, data=False, owners=True)
-
-    def _grant(self, semaphore: Semaphore, now: float) -> bool:
-        granted = False
-        while (request := semaphore.grant_next(now)) is not None:
-            granted = True
-            self.effects.append((request.session, GRANTED, request))
-        return granted
-
-    def _remove_session(self, session: Session, why: str | None) -> dict[Semaphore, bool]:
-        """Remove a session and its requests; return what `_advance` must be called with."""
-        affected: dict[Semaphore, bool] = {}
-        for request in list(session.requests.values()):
-            self._leave(request)
-            owned = request.granted_at is not None
-            affected[request.semaphore] = affected.get(request.semaphore, False) or owned
-        self._drop_watches(session)
-        session.alive = session.attached = False
-        del session.node.sessions[session.id]
-        if why is not None:
-            self.effects.append((session, ENDED, why))
-        return affected
-
-    def _drop_watches(self, session: Session) -> None:
-        for watch in list(session.watches):
-            self.unwatch(watch)
-
-    def _changed(self, node: Node, name: str, *, data: bool, owners: bool) -> None:
-        for watch in node.watches.get(name, ()):
-            if (data and watch.data) or (owners and watch.owners):
-                self.effects.append((watch.session, CHANGED, watch))
+    def leave(self) -> None:
+        """Leave the queue and the session. Grants no other request yet."""
+        self.semaphore.remove(self)
+        del self.session.requests[self.request_id]
 
 
-def _is_right(entry: tuple[float, int, Session | Request]) -> bool:
-    """Return true if an entry of the heap has the present deadline of its session or request."""
-    when, _, what = entry
-    if isinstance(what, Request):
-        return what.deadline == when
-    return what.alive and what.due == when
+class StoredSemaphore:
+    """One semaphore and its queue.
+
+    `held` is the sum of the owners' counts. `whole` is true while the only owner holds the whole
+    limit (`rules.fits`).
+    """
+
+    __slots__ = (
+        "data",
+        "ephemeral",
+        "first",
+        "first_waiting",
+        "held",
+        "last",
+        "limit",
+        "name",
+        "node",
+        "waiting",
+        "whole",
+    )
+
+    def __init__(self, node: Node, name: str, limit: int, data: bytes, ephemeral: bool) -> None:
+        self.node = node
+        self.name = name
+        self.limit = limit
+        self.data = data
+        self.ephemeral = ephemeral
+        self.held = 0
+        self.whole = False
+        self.waiting = 0
+        self.first: StoredRequest | None = None
+        self.first_waiting: StoredRequest | None = None
+        self.last: StoredRequest | None = None
+
+    def __iter__(self) -> Iterator[StoredRequest]:
+        request = self.first
+        while request is not None:
+            yield request
+            request = request.next
+
+    def admits(self, count: int) -> bool:
+        """Return true if a request of that count would own at once."""
+        return self.first_waiting is None and fits(self.held, self.whole, count, self.limit)
+
+    def begin(self, request: StoredRequest, now: float) -> None:
+        """Add a request whose count is within the limit to an empty queue: it owns at once."""
+        self.first = self.last = request
+        self.held = request.count
+        self.whole = request.count == self.limit
+        request.granted_at = now
+
+    def append(self, request: StoredRequest) -> None:
+        """Add a request at the end of a queue that is not empty, as a waiter."""
+        last = self.last
+        assert last is not None
+        last.next = self.last = request
+        request.previous = last
+        if self.first_waiting is None:
+            self.first_waiting = request
+        self.waiting += 1
+
+    def remove(self, request: StoredRequest) -> None:
+        """Take a request out at any position. Grants no other request; see `grant_next`."""
+        before, after = request.previous, request.next
+        if before is None:
+            self.first = after
+        else:
+            before.next = after
+        if after is None:
+            self.last = before
+        else:
+            after.previous = before
+        if request is self.first_waiting:
+            self.first_waiting = after
+        request.previous = request.next = request.deadline = None
+        if request.granted_at is None:
+            self.waiting -= 1
+        else:
+            self.held -= request.count
+            self.whole = False
+
+    def grant_next(self, now: float) -> StoredRequest | None:
+        """Make the first waiter an owner if it fits, and return it."""
+        request = self.first_waiting
+        if request is None or not fits(self.held, self.whole, request.count, self.limit):
+            return None
+        self.first_waiting = request.next
+        self.waiting -= 1
+        self.held += request.count
+        self.whole = request.count == self.limit
+        request.granted_at = now
+        request.deadline = None
+        return request

@@ -17,9 +17,9 @@ from tenure._client.request_states import RequestState
 from tenure._client.session import Session
 from tenure._client.session_core import SessionCore
 from tenure.core import rules
-from tenure.core.node import Store
-from tenure.core.queue import Request as Placed
-from tenure.core.queue import Semaphore
+from tenure.core.node import StoredRequest as Placed
+from tenure.core.node import StoredSemaphore
+from tenure.core.store import Store
 from tenure.testing import VirtualClock, run
 from tenure.testing.history import History, Journal, Record, Request, check
 from tenure.testing.history.records import Continued, Gone, Granted, Paused, Truth
@@ -179,14 +179,14 @@ def test_what_real_programs_see_is_in_order(seed: int) -> None:
 
 
 def everybody_fits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("tenure.core.queue.fits", lambda *_: True)
+    patch.setattr("tenure.core.node.fits", lambda *_: True)
 
 
 def the_queue_is_passed(patch: pytest.MonkeyPatch) -> None:
     """Who comes last stands before those that wait."""
-    append = Semaphore.append
+    append = StoredSemaphore.append
 
-    def barge(self: Semaphore, request: Placed) -> None:
+    def barge(self: StoredSemaphore, request: Placed) -> None:
         after = self.first_waiting
         if after is None:
             append(self, request)
@@ -200,7 +200,7 @@ def the_queue_is_passed(patch: pytest.MonkeyPatch) -> None:
         self.first_waiting = request
         self.waiting += 1
 
-    patch.setattr(Semaphore, "append", barge)
+    patch.setattr(StoredSemaphore, "append", barge)
 
 
 def tokens_fall(patch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def a_release_is_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_is_granted_after_a_release(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Store, "_advance_one", lambda *_: None)
+    patch.setattr(Store, "_advance", lambda *_: None)
 
 
 @pytest.mark.parametrize("plant", [None, a_release_is_dropped, nobody_is_granted_after_a_release])

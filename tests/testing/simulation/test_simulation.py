@@ -17,7 +17,7 @@ from tenure._client import scope
 from tenure._client.proof import Proof
 from tenure._client.request import Request
 from tenure._client.session_core import SessionCore
-from tenure.core.queue import Semaphore as CoreSemaphore
+from tenure.core.node import StoredSemaphore
 from tenure.testing.faults import FaultySession
 from tenure.testing.history import Asked, Called, Granted, Violation
 from tenure.testing.simulation import Outcome, Plan, draw, run, shrink, simulate, smallest
@@ -104,7 +104,7 @@ def _for_longer_than_the_window(self: Proof, window: float) -> None:
 _new_proof = Proof.__init__
 
 
-def _at_most_one_too_many(self: CoreSemaphore, now: float) -> Any:
+def _at_most_one_too_many(self: StoredSemaphore, now: float) -> Any:
     limit, self.limit = self.limit, self.limit + 1
     try:
         return _grant_next(self, now)
@@ -112,7 +112,7 @@ def _at_most_one_too_many(self: CoreSemaphore, now: float) -> Any:
         self.limit = limit
 
 
-_grant_next = CoreSemaphore.grant_next
+_grant_next = StoredSemaphore.grant_next
 
 
 def _only_once_in_three(self: FaultySession, hold: int, order_id: int | None) -> None:
@@ -140,7 +140,7 @@ DEFECTS: dict[str, tuple[object, str, Callable[..., Any], set[str]]] = {
         {"loss"},
     ),
     "one too many is granted": (
-        *(CoreSemaphore, "grant_next", _at_most_one_too_many),
+        *(StoredSemaphore, "grant_next", _at_most_one_too_many),
         {"limit"},
     ),
     "a grant is not told": (
@@ -166,7 +166,7 @@ def test_a_planted_defect_is_found(defect: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_failing_history_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CoreSemaphore, "grant_next", _at_most_one_too_many)
+    monkeypatch.setattr(StoredSemaphore, "grant_next", _at_most_one_too_many)
     failing = next(each for each in outcomes(range(1, 50)) if each.violations)
     small = smallest(failing)
     assert small.violations[0].rule == "limit"
@@ -203,7 +203,7 @@ def test_what_a_process_raises_that_it_must_not_is_told(monkeypatch: pytest.Monk
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(CoreSemaphore, "grant_next", fail)
+    monkeypatch.setattr(StoredSemaphore, "grant_next", fail)
     outcome = simulate(1)
     assert "ZeroDivisionError" in str(outcome.violations[0])
     assert outcome.violations[0].rule == "error"

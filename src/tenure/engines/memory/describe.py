@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from tenure.core.node import Session
-from tenure.core.queue import Request, Semaphore
+from tenure.core.node import StoredRequest, StoredSemaphore, StoredSession
 from tenure.model import Recovered, RequestDescription, SemaphoreDescription, SessionDescription
 
 __all__ = ["recovered", "semaphore", "session"]
 
 
-def recovered(request: Request) -> Recovered:
+def recovered(request: StoredRequest) -> Recovered:
     """Return a request as a resumed session receives it."""
     semaphore = request.semaphore
     return Recovered(
@@ -23,14 +22,16 @@ def recovered(request: Request) -> Recovered:
     )
 
 
-def session(found: Session, node: str, now: float) -> SessionDescription:
+def session(found: StoredSession, node: str, now: float) -> SessionDescription:
     """Describe a session as it is at `now`."""
     return SessionDescription(
         found.id, node, found.description, found.window, found.attached, now - found.last_contact
     )
 
 
-def semaphore(found: Semaphore, now: float, *, owners: bool, waiters: bool) -> SemaphoreDescription:
+def semaphore(
+    found: StoredSemaphore, now: float, *, owners: bool, waiters: bool
+) -> SemaphoreDescription:
     """Describe a semaphore as it is at `now`."""
     owning: list[RequestDescription] = []
     waiting: list[RequestDescription] = []
@@ -55,7 +56,7 @@ def semaphore(found: Semaphore, now: float, *, owners: bool, waiters: bool) -> S
     )
 
 
-def _request(request: Request, now: float) -> RequestDescription:
+def _request(request: StoredRequest, now: float) -> RequestDescription:
     session = request.session
     since = request.joined_at if request.granted_at is None else request.granted_at
     waits = request.granted_at is None and request.deadline is not None

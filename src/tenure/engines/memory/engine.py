@@ -13,17 +13,8 @@ from typing import Any
 from tenure.background import BackgroundQueue, BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.core import rules
-from tenure.core.node import (
-    CHANGED,
-    DELETED,
-    ENDED,
-    EVICTED,
-    GRANTED,
-    TIMED_OUT,
-    Node,
-    Store,
-)
-from tenure.core.queue import Request
+from tenure.core.node import Node, StoredRequest
+from tenure.core.store import CHANGED, DELETED, ENDED, EVICTED, GRANTED, TIMED_OUT, Store
 from tenure.engines.contract import Attach, EngineDefaults, Removal, SessionEvents
 from tenure.engines.memory import describe
 from tenure.engines.memory.pages import MemoryPages
@@ -120,7 +111,7 @@ class MemoryEngine(EngineDefaults):
             self._push(session.sink, kind, what)
         store.effects.clear()
 
-    def settle_grants(self, store: Store) -> list[tuple[MemorySession, Request]]:
+    def settle_grants(self, store: Store) -> list[tuple[MemorySession, StoredRequest]]:
         """Settle, but return the grants that can be delivered now: by the caller, outside the lock.
 
         That is possible if all effects are grants to this connection's own sessions, and no event
@@ -153,7 +144,7 @@ class MemoryEngine(EngineDefaults):
         else:
             delivery.put_threadsafe(push)
 
-    def grant_again(self, session: MemorySession, request: Request, error: Exception) -> None:
+    def grant_again(self, session: MemorySession, request: StoredRequest, error: Exception) -> None:
         """Report a failure to deliver a grant, and deliver it later."""
         self._failures.report(error)
         self.deliver(self.loop, (session, GRANTED, request))
@@ -228,7 +219,7 @@ class MemoryEngine(EngineDefaults):
             self._push(former, _TAKEN_OVER, rules.taken_over(how.node))
             session = MemorySession(self, shared, state, events, former)
             self.sessions.add(session)
-            store.touch(state, now)
+            state.touch(now)
             if how.adopt:
                 store.adopt(state, how.recovery_window, how.description)
             self.set_timer(store)
@@ -299,7 +290,7 @@ class MemoryEngine(EngineDefaults):
         shared, store, now = self._command()
         with shared.lock:
             self._expire(store)
-            found = store.semaphore(store.node(path), name)
+            found = store.node(path).semaphore(name)
             return describe.semaphore(found, now, owners=owners, waiters=waiters)
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:

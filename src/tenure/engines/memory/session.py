@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from tenure.clock import Clock
 from tenure.core import rules
-from tenure.core.node import Session, Store
-from tenure.core.queue import Request
+from tenure.core.node import StoredRequest, StoredSession
+from tenure.core.store import Store
 from tenure.engines.contract import Enqueued, Place, SessionDefaults, SessionEvents, Withdrawn
 from tenure.engines.memory import describe
 from tenure.errors import SessionExpired
@@ -38,7 +38,7 @@ class _Engine(Protocol):
 
     def settle(self, store: Store, /) -> None: ...
 
-    def settle_grants(self, store: Store, /) -> list[tuple[MemorySession, Request]]: ...
+    def settle_grants(self, store: Store, /) -> list[tuple[MemorySession, StoredRequest]]: ...
 
     def deliver(
         self,
@@ -48,7 +48,7 @@ class _Engine(Protocol):
     ) -> None: ...
 
     def grant_again(
-        self, session: MemorySession, request: Request, error: Exception, /
+        self, session: MemorySession, request: StoredRequest, error: Exception, /
     ) -> None: ...
 
     def set_timer(self, store: Store, /) -> None: ...
@@ -80,7 +80,7 @@ class MemorySession(SessionDefaults):
         self,
         engine: _Engine,
         shared: Shared,
-        state: Session,
+        state: StoredSession,
         events: SessionEvents,
         former: MemorySession | None = None,
     ) -> None:
@@ -115,7 +115,7 @@ class MemorySession(SessionDefaults):
     def renew(self) -> None:
         now = self._now()
         with self._lock:
-            lives = not self.superseded and self._store.touch(self.state, now)
+            lives = not self.superseded and self.state.touch(now)
         if lives:
             self.events.proven(now)
 
@@ -133,7 +133,7 @@ class MemorySession(SessionDefaults):
                 self._store.detach(self.state, self._now())
             self._disbelieve()
 
-    def _alive(self) -> Session:
+    def _alive(self) -> StoredSession:
         if self.superseded:
             raise rules.taken_over(self.node)
         if not self.state.alive:
@@ -180,7 +180,7 @@ class MemorySession(SessionDefaults):
         while True:
             now = self._now()
             with self._lock:
-                self._store.touch(self._alive(), now)
+                self._alive().touch(now)
                 wait = self._former.believes_until() - now
             if wait <= 0:
                 return
@@ -194,7 +194,7 @@ class MemorySession(SessionDefaults):
         now = self._now()
         with self._lock:
             state = self._alive()
-            self._store.touch(state, now)
+            state.touch(now)
             found = sorted(state.requests.values(), key=lambda request: request.order_id)
             self.events.resumed(tuple(map(describe.recovered, found)))
             self.deaf = False
@@ -221,7 +221,7 @@ class MemorySession(SessionDefaults):
         self, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
         with self._lock:
-            found = self._store.semaphore(self._alive().node, name)
+            found = self._alive().node.semaphore(name)
             return describe.semaphore(found, self._now(), owners=owners, waiters=waiters)
 
     def enqueue(
@@ -302,6 +302,6 @@ class MemorySession(SessionDefaults):
 
         def stop() -> None:
             with self._lock:
-                self._store.unwatch(watch)
+                watch.stop()
 
         return stop

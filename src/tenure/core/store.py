@@ -1,0 +1,394 @@
+"""The whole of a store: the model as a state machine without a clock.
+
+A `Store` takes commands, each with the present time, and changes its state in place. It appends
+what sessions must be notified of to `effects`: tuples whose first member is the session concerned.
+The caller sends them and clears the list.
+
+Rules that hold between two commands:
+
+* In every queue the owners are the longest prefix that fits: each command that takes something
+  out, or makes it smaller, grants what fits then.
+* A session that ends takes all its requests out before any request is granted, so that none of
+  its own waiters is granted in passing.
+* A command makes at most one effect for each watch that it concerns.
+* `next_deadline` is never later than the first session or waiter that runs out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tenure.core import rules
+from tenure.core.deadlines import Deadlines
+from tenure.core.node import Node, StoredRequest, StoredSemaphore, StoredSession, StoredWatch
+from tenure.errors import (
+    LeaseReleased,
+    NodeBusy,
+    NodeExists,
+    NodeNotFound,
+    SemaphoreBusy,
+    SemaphoreExists,
+    SessionExpired,
+)
+from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, UNCHANGED, Liveness, NodeConfig, Unchanged
+
+__all__ = ["CHANGED", "DELETED", "ENDED", "EVICTED", "GRANTED", "TIMED_OUT", "Effect", "Store"]
+
+GRANTED, TIMED_OUT, DELETED, EVICTED, CHANGED, ENDED = range(6)
+"""Kinds of effects: (session, GRANTED, request), (session, TIMED_OUT | DELETED | EVICTED, request),
+(session, CHANGED, watch), (session, ENDED, reason)."""
+
+Effect = tuple[Any, ...]
+
+
+class Store:
+    """All nodes of a store, its numbers, and its deadlines."""
+
+    def __init__(self) -> None:
+        self.nodes = {DEFAULT_NODE: Node(DEFAULT_NODE, NodeConfig())}
+        self.effects: list[Effect] = []
+        self.last_order_id = 0
+        self.last_session_id = 0
+        self._deadlines = Deadlines()
+
+    # Nodes
+
+    def node(self, path: str) -> Node:
+        """The node of that path, or `NodeNotFound`."""
+        node = self.nodes.get(path)
+        if node is None:
+            raise NodeNotFound(
+                f"there is no node {path}; create it with client.create_node({path!r}) or "
+                f"'tenure node create {path}'",
+                node=path,
+            )
+        return node
+
+    def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        rules.check_path(path)
+        if path not in self.nodes:
+            self.nodes[path] = Node(path, config)
+        elif not exist_ok:
+            raise NodeExists(f"the node {path} exists already", node=path)
+
+    def alter_node(self, path: str, config: NodeConfig) -> None:
+        node = self.node(path)
+        node.config = rules.merge_config(node.config, config)
+
+    def drop_node(self, path: str, *, force: bool) -> None:
+        rules.check_path(path)
+        rules.check_droppable(path)
+        node = self.node(path)
+        attached = sum(session.attached for session in node.sessions.values())
+        if attached and not force:
+            raise NodeBusy(
+                f"the node {path} has {attached} attached session(s); close them, or drop it by "
+                "force, which ends them",
+                node=path,
+            )
+        for session in list(node.sessions.values()):
+            self._remove_session(session, f"the node {path} was dropped")
+        del self.nodes[path]
+
+    # Sessions
+
+    def attach(
+        self,
+        path: str,
+        description: str,
+        window: float,
+        liveness: Liveness,
+        key: bytes,
+        now: float,
+        number: int | None = None,
+    ) -> StoredSession:
+        """Attach a new session; or, with `number`, one whose state was kept elsewhere."""
+        rules.check_path(path)
+        rules.check_window(window, path)
+        rules.check_description(description, path)
+        rules.check_key(key, path)
+        node = self.node(path)
+        node.check_room_for_session()
+        if number is None:
+            number = self.last_session_id = self.last_session_id + 1
+        session = StoredSession(node, number, description, window, liveness, key, now)
+        node.sessions[session.id] = session
+        self._deadlines.add(now + window, session)
+        return session
+
+    def take_over(self, path: str, number: int, key: bytes) -> StoredSession:
+        """Attach a session anew, for another program, which has had no contact yet.
+
+        Raises:
+            NodeNotFound, SessionExpired, AuthenticationFailed, InvalidArgument
+        """
+        rules.check_path(path)
+        session = self.node(path).sessions.get(number)
+        if session is None:
+            raise rules.not_there_to_resume(path, number)
+        rules.check_resumable(session.liveness, session.key, key, path, number)
+        session.drop_watches()
+        session.attached = True
+        session.attach_number += 1
+        return session
+
+    def adopt(self, session: StoredSession, window: float, description: str) -> None:
+        """Give a session that was taken over another window and description."""
+        rules.check_window(window, session.node.path)
+        session.window, session.description = window, description
+        until = session.last_contact + window
+        if until < session.due:  # or else it is looked at earlier, and then put off
+            self._deadlines.add(until, session)
+
+    def detach(self, session: StoredSession, now: float) -> None:
+        if session.touch(now):
+            session.attached = False
+            session.drop_watches()
+
+    def close(self, session: StoredSession, now: float, why: str | None = None) -> None:
+        """End a session. With `why`, the session is notified of its end with that reason."""
+        if session.alive:
+            self._advance(self._remove_session(session, why), now)
+
+    # Semaphores
+
+    def create(self, node: Node, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        rules.check_name(name, node.path)
+        rules.check_limit(limit, node.path, name)
+        rules.check_data(data, node.path, name)
+        found = node.semaphores.get(name)
+        if found is None:
+            node.add_semaphore(name, limit, data, ephemeral=False)
+            self._changed(node, name, data=True, owners=True)
+            return
+        rules.check_kind(False, found.ephemeral, node.path, name)
+        if not exist_ok or found.limit != limit:
+            raise SemaphoreExists(
+                f"{name!r} on {node.path} exists already, with limit {found.limit}",
+                node=node.path,
+                name=name,
+                limit=found.limit,
+            )
+
+    def update(self, node: Node, name: str, data: bytes) -> None:
+        rules.check_data(data, node.path, name)
+        found = node.semaphore(name)
+        if found.data != data:
+            found.data = data
+            self._changed(node, name, data=True, owners=False)
+
+    def delete(self, node: Node, name: str, *, force: bool) -> None:
+        found = node.semaphore(name)
+        if found.first is not None and not force:
+            raise SemaphoreBusy(
+                f"{name!r} on {node.path} has owners or waiters; release it, or delete it by "
+                "force, which takes it from them",
+                node=node.path,
+                name=name,
+            )
+        for request in list(found):
+            request.leave()
+            self.effects.append((request.session, DELETED, request))
+        del node.semaphores[name]
+        self._changed(node, name, data=True, owners=True)
+
+    # Requests
+
+    def enqueue(
+        self,
+        session: StoredSession,
+        request_id: int,
+        name: str,
+        count: int,
+        data: bytes,
+        timeout: float | None,
+        ephemeral: bool,
+        now: float,
+        order_id: int,
+    ) -> StoredRequest | None:
+        """Add a request; ``None`` when `timeout` is 0 and it cannot own at once.
+
+        `order_id` comes from `rules.next_order_id`; it is used only when the request joins.
+        """
+        node = session.node
+        if not session.alive:
+            raise SessionExpired(f"the session on {node.path} is over", node=node.path)
+        if timeout is not None:
+            rules.check_timeout(timeout, node.path, name)
+        if data != b"":
+            rules.check_data(data, node.path, name)
+        found = node.semaphores.get(name)
+        appears = found is None
+        if found is None:
+            if not ephemeral:
+                node.semaphore(name)
+            rules.check_name(name, node.path)
+            rules.check_count(count, EPHEMERAL_LIMIT, node.path, name)
+            found = node.add_semaphore(name, EPHEMERAL_LIMIT, b"", ephemeral=True)
+        else:
+            rules.check_kind(ephemeral, found.ephemeral, node.path, name)
+            rules.check_count(count, found.limit, node.path, name)
+        if timeout == 0 and not found.admits(count):
+            return None
+        self.last_order_id = order_id
+        request = StoredRequest(found, session, request_id, order_id, count, data, now)
+        session.requests[request_id] = request
+        if found.first is None:
+            found.begin(request, now)
+        else:
+            found.append(request)
+            if found.first_waiting is not request or found.grant_next(now) is None:
+                if timeout is not None:
+                    self._deadlines.set_timeout(request, now + timeout)
+                return request
+        if node.watches:
+            self._changed(node, name, data=appears, owners=True)
+        return request
+
+    def alter(
+        self,
+        session: StoredSession,
+        request_id: int,
+        count: int | None,
+        data: bytes | None,
+        now: float,
+        timeout: float | Unchanged | None = UNCHANGED,
+    ) -> None:
+        """Change a request in place; a new timeout concerns only one that still waits then."""
+        request = session.requests.get(request_id)
+        node = session.node
+        if request is None:
+            raise LeaseReleased(f"the request on {node.path} is over", node=node.path)
+        semaphore = request.semaphore
+        if data is not None:
+            rules.check_data(data, node.path, semaphore.name)
+        if count is not None:
+            rules.check_shrink(count, request.count, semaphore.limit, node.path, semaphore.name)
+        if timeout is not UNCHANGED:
+            rules.check_timeout(timeout, node.path, semaphore.name)
+        owns = request.granted_at is not None
+        changed = False
+        if data is not None and data != request.data:
+            request.data = data
+            changed = owns
+        if count is not None and count != request.count:
+            if owns:
+                semaphore.held -= request.count - count
+                semaphore.whole = False
+                changed = True
+            request.count = count
+            changed = self._grant(semaphore, now) or changed
+        if changed:
+            self._changed(node, semaphore.name, data=False, owners=True)
+        if timeout is not UNCHANGED and request.granted_at is None:
+            if timeout == 0:
+                self._give_up(request, now)
+            else:
+                self._deadlines.set_timeout(request, None if timeout is None else now + timeout)
+
+    def withdraw(self, session: StoredSession, request_id: int, now: float) -> bool:
+        """Take a request out of its queue; false when it was in none."""
+        request = session.requests.get(request_id)
+        if request is None:
+            return False
+        semaphore = request.semaphore
+        semaphore.remove(request)
+        del session.requests[request_id]
+        node = semaphore.node
+        if semaphore.first is not None or node.watches:
+            self._advance({request.semaphore: request.granted_at is not None}, now)
+        elif semaphore.ephemeral:  # as `_advance` would do; there is no watch to notify
+            del node.semaphores[semaphore.name]
+        return True
+
+    def evict(self, node: Node, name: str, order_id: int, now: float) -> bool:
+        for request in node.semaphore(name):
+            if request.order_id == order_id:
+                request.leave()
+                self.effects.append((request.session, EVICTED, request))
+                self._advance({request.semaphore: request.granted_at is not None}, now)
+                return True
+        return False
+
+    # Watches
+
+    def watch(
+        self, session: StoredSession, name: str, *, data: bool, owners: bool, sink: Any
+    ) -> StoredWatch:
+        rules.check_name(name, session.node.path)
+        watch = StoredWatch(session, name, data, owners, sink)
+        session.watches[watch] = None
+        session.node.watches.setdefault(name, {})[watch] = None
+        return watch
+
+    # Deadlines
+
+    def next_deadline(self) -> float | None:
+        """Return the latest time for the next call of `expire`; ``None``: no deadline is set."""
+        return self._deadlines.next()
+
+    def expire(self, now: float) -> None:
+        """End what has run out by now, the earliest first; what is due together leaves together."""
+        while (instant := self._deadlines.next()) is not None and instant <= now:
+            affected: dict[StoredSemaphore, bool] = {}
+            late: list[StoredRequest] = []
+            for entry in self._deadlines.take(instant):
+                if isinstance(entry, StoredRequest):
+                    late.append(entry)
+                elif (until := entry.last_contact + entry.window) > now:
+                    self._deadlines.add(until, entry)
+                else:
+                    why = f"nothing was heard of it for its window of {entry.window:g} s"
+                    affected |= self._remove_session(entry, why)
+            self._advance(affected, instant)
+            for request in late:
+                if request.deadline is not None:  # neither granted nor gone since
+                    self._give_up(request, instant)
+
+    # What the commands are made of
+
+    def _give_up(self, request: StoredRequest, now: float) -> None:
+        """Take out a waiter whose timeout has passed."""
+        request.leave()
+        self.effects.append((request.session, TIMED_OUT, request))
+        self._advance({request.semaphore: request.granted_at is not None}, now)
+
+    def _advance(self, affected: dict[StoredSemaphore, bool], now: float) -> None:
+        """Grant what fits after requests have left; a value is true if an owner was among them."""
+        for semaphore, owners_left in affected.items():
+            node = semaphore.node
+            changed = self._grant(semaphore, now) or owners_left
+            if semaphore.ephemeral and semaphore.first is None:
+                del node.semaphores[semaphore.name]
+                if node.watches:
+                    self._changed(node, semaphore.name, data=True, owners=True)
+            elif changed and node.watches:
+                self._changed(node, semaphore.name, data=False, owners=True)
+
+    def _grant(self, semaphore: StoredSemaphore, now: float) -> bool:
+        granted = False
+        while (request := semaphore.grant_next(now)) is not None:
+            granted = True
+            self.effects.append((request.session, GRANTED, request))
+        return granted
+
+    def _remove_session(
+        self, session: StoredSession, why: str | None
+    ) -> dict[StoredSemaphore, bool]:
+        """Remove a session and its requests; return what `_advance` must be called with."""
+        affected: dict[StoredSemaphore, bool] = {}
+        for request in list(session.requests.values()):
+            request.leave()
+            owned = request.granted_at is not None
+            affected[request.semaphore] = affected.get(request.semaphore, False) or owned
+        session.drop_watches()
+        session.alive = session.attached = False
+        del session.node.sessions[session.id]
+        if why is not None:
+            self.effects.append((session, ENDED, why))
+        return affected
+
+    def _changed(self, node: Node, name: str, *, data: bool, owners: bool) -> None:
+        for watch in node.watches.get(name, ()):
+            if (data and watch.data) or (owners and watch.owners):
+                self.effects.append((watch.session, CHANGED, watch))
