@@ -13,6 +13,7 @@ from h2.settings import SettingCodes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenure.engines.etcd.calls import GrpcCall
 from tenure.engines.etcd.frames import (
     ACK,
     CONTINUATION,
@@ -28,7 +29,6 @@ from tenure.engines.etcd.frames import (
     SETTINGS,
     WINDOW_UPDATE,
     Fields,
-    Http2Stream,
     Trouble,
     frame,
     head,
@@ -40,7 +40,7 @@ OK = b"\x88"  # the block of ":status: 200", by the static table
 MIB = 1 << 20
 
 
-class Asked(Http2Stream):
+class Asked(GrpcCall):
     """A request, and all that it was told."""
 
     def __init__(self, data: bytes = b"", *, ends: bool = True, block: bytes = HEAD) -> None:

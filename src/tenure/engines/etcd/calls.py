@@ -1,4 +1,8 @@
-"""gRPC's calls, on streams of HTTP/2: one request and one answer, or messages both ways.
+"""gRPC's calls, each a stream of HTTP/2: one request and one answer, or messages both ways.
+
+A stream *waits* while the peer allows no more of them, is *open*, and is *over* when the peer has
+ended it, when either side has reset it, or with the connection. `Http2Connection.receive` calls it
+with its headers, its data and its end, in this order; nothing is called after the end.
 
 A call is over once: with an answer, or as `CallFailed`, by what the peer says, by the connection's
 end, or by its caller (`give_up`, `cancel`). What comes after that is ignored. The code of a failed
@@ -10,9 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from enum import IntEnum
+from typing import Protocol
 from urllib.parse import unquote
 
-from tenure.engines.etcd.frames import Fields, Http2Stream, Trouble
+from tenure.engines.etcd.frames import ROOM, Fields, Trouble
 
 __all__ = ["CallFailed", "Code", "GrpcCall", "StreamCall", "UnaryCall", "message"]
 
@@ -63,21 +68,55 @@ def message(data: bytes) -> bytes:
     return b"\0" + len(data).to_bytes(4, "big") + data
 
 
-class GrpcCall(Http2Stream):
-    """A call, as a base for both kinds.
+class _Owner(Protocol):
+    """The connection of a call."""
+
+    def push(self, stream: GrpcCall) -> None:
+        """Send pending data."""
+
+    def reset(self, stream: GrpcCall, code: Trouble) -> None:
+        """End a stream."""
+
+
+class GrpcCall:
+    """A call and its stream, as a base for both kinds.
 
     Attributes:
+        number: of the stream; 0 while it waits.
+        pending: what is yet to be sent.
+        ends: nothing follows what is pending.
         over: nothing is listened to any more.
     """
 
-    __slots__ = ("_begun", "_partial", "_wanted", "over")
+    __slots__ = (
+        *("connection", "ends", "head", "number", "over", "pending", "room", "window"),
+        *("_begun", "_partial", "_wanted"),
+    )
 
     def __init__(self, head: bytes, pending: bytes = b"", *, ends: bool = False) -> None:
-        super().__init__(head, pending, ends=ends)
+        self.head = head
+        self.pending = pending
+        self.ends = ends
+        self.number = 0
+        self.window = 0
+        self.room = ROOM
+        self.connection: _Owner | None = None
         self.over = False
         self._begun = False
         self._partial = bytearray()
         self._wanted = _PREFIX
+
+    def send(self, data: bytes, *, ends: bool = False) -> None:
+        """Send more, or that nothing follows, as soon as the peer has room for it."""
+        self.pending += data
+        self.ends |= ends
+        if self.connection is not None:
+            self.connection.push(self)
+
+    def reset(self, code: Trouble) -> None:
+        """End the stream; nothing more of it is delivered. Safe to call twice."""
+        if self.connection is not None:
+            self.connection.reset(self, code)
 
     def cancel(self, why: str = "it is not wanted any more") -> None:
         """End the call; its waiters get `CallFailed`. Safe to call twice."""
@@ -96,9 +135,11 @@ class GrpcCall(Http2Stream):
     # Events of the connection
 
     def lost(self, why: str, *, again: bool) -> None:
+        """End without an answer. `again`: it was surely not acted upon."""
         self._fail(Code.UNAVAILABLE, why, again=again)
 
     def heard_headers(self, fields: Fields, ended: bool) -> None:
+        """The headers, or, if it is ended, perhaps the trailers."""
         if self.over:
             return
         status = fields.get(b":status", b"200" if self._begun else b"")
@@ -122,6 +163,7 @@ class GrpcCall(Http2Stream):
             self._begun = True
 
     def heard_data(self, data: bytes, ended: bool) -> None:
+        """A part of the body."""
         if self.over:
             return
         if ended or not self._begun:

@@ -65,7 +65,6 @@ class _Link(asyncio.Protocol):
         self._channel = channel
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._reading = self._due = False
         self._heard_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._pong: asyncio.TimerHandle | None = None
@@ -92,8 +91,8 @@ class _Link(asyncio.Protocol):
 
     def begin(self, call: GrpcCall) -> None:
         """Make a call; what it says is written at once if hardly anything else is under way."""
-        at_once = not self._due and len(self.connection.streams) < _FEW
-        self._due |= at_once
+        at_once = not self.connection.awaited and len(self.connection.streams) < _FEW
+        self.connection.awaited |= at_once
         self.connection.begin(call)
         if at_once:
             self._write()
@@ -101,12 +100,9 @@ class _Link(asyncio.Protocol):
             self._channel.retire(self)
 
     def _speak(self) -> None:
-        if not (self._due or self._reading or self._transport is None):
-            self._due = True
-            self._loop.call_soon(self._write)
+        self._loop.call_soon(self._write)
 
     def _write(self) -> None:
-        self._due = False
         if self._transport is not None:
             said = self.connection.take()
             if said:
@@ -117,16 +113,12 @@ class _Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
         connection = self.connection
-        self._reading = True
-        try:
-            connection.receive(data)
-        finally:
-            self._reading = False
+        is_awaited, connection.awaited = connection.awaited, True
+        connection.receive(data)
         if connection.owed and self._pong is None:
             self._pong = self._loop.call_later(_PONG, self._answer_pings)
-        if not self._due:  # after the callers that were waiting for this
-            self._due = True
-            self._loop.call_soon(self._write)
+        if not is_awaited:
+            self._speak()  # after the callers that were waiting for this
         if connection.ready and not self.ready.done():
             self.ready.set_result(None)
         if connection.draining:

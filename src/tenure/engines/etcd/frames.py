@@ -1,12 +1,8 @@
-"""Parts of HTTP/2 for the client's half: frames, header blocks, and the state of one stream.
+"""Parts of HTTP/2 for the client's half: frames and header blocks.
 
 Neither side puts anything into a table of headers (RFC 7541): the settings tell the peer so before
 it can have sent anything. So the bytes of a block mean the same on every connection: a block that
 is sent is made once, and one that arrives again is not decoded again.
-
-A stream *waits* while the peer allows no more of them, is *open*, and is *over* when the peer has
-ended it, when either side has reset it, or with the connection. `Http2Connection.receive` calls it
-with its headers, its data and its end, in this order; nothing is called after the end.
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from hpack import Decoder
 from hpack.exceptions import HPACKError
@@ -43,7 +39,6 @@ __all__ = [
     "Blocks",
     "Fields",
     "Heard",
-    "Http2Stream",
     "Setting",
     "Trouble",
     "Violation",
@@ -201,13 +196,14 @@ class Blocks:
     """Those that are heard on one connection.
 
     Attributes:
+        known: what blocks say that have come before.
         unfinished: only its continuation may follow.
     """
 
     def __init__(self) -> None:
         self._decoder = Decoder()
         self._decoder.header_table_size = self._decoder.max_allowed_table_size = 0
-        self._known: dict[bytes, Fields] = {}
+        self.known: dict[bytes, Fields] = {}
         self._flags = self._number = 0
         self._so_far = bytearray()
         self.unfinished = False
@@ -221,7 +217,7 @@ class Blocks:
                 raise Violation(Trouble.FRAME_SIZE_ERROR, "headers are too short")
             payload = payload[5:]
         if flags & END_HEADERS:
-            return flags, number, self._known.get(payload) or self._understood(payload)
+            return flags, number, self._understood(payload)
         self._flags, self._number, self._so_far = flags, number, bytearray(payload)
         self.unfinished = True
         return None
@@ -245,65 +241,7 @@ class Blocks:
             why = f"a header block means nothing ({error})"
             raise Violation(Trouble.COMPRESSION_ERROR, why) from error
         fields = {bytes(name): bytes(value) for name, value in headers}
-        if len(self._known) >= _MOST:
-            self._known.clear()
-        self._known[block] = fields
+        if len(self.known) >= _MOST:
+            self.known.clear()
+        self.known[block] = fields
         return fields
-
-
-# Streams
-
-
-class _Owner(Protocol):
-    """The connection of a stream."""
-
-    def push(self, stream: Http2Stream) -> None:
-        """Send pending data."""
-
-    def reset(self, stream: Http2Stream, code: Trouble) -> None:
-        """End a stream."""
-
-
-class Http2Stream:
-    """A request under way, as a base for calls.
-
-    Attributes:
-        number: 0 while it waits.
-        pending: what is yet to be sent.
-        ends: nothing follows what is pending.
-    """
-
-    __slots__ = ("connection", "ends", "head", "number", "pending", "room", "window")
-
-    def __init__(self, head: bytes, pending: bytes = b"", *, ends: bool = False) -> None:
-        self.head = head
-        self.pending = pending
-        self.ends = ends
-        self.number = 0
-        self.window = 0
-        self.room = ROOM
-        self.connection: _Owner | None = None
-
-    def send(self, data: bytes, *, ends: bool = False) -> None:
-        """Send more, or that nothing follows, as soon as the peer has room for it."""
-        self.pending += data
-        self.ends |= ends
-        if self.connection is not None:
-            self.connection.push(self)
-
-    def reset(self, code: Trouble) -> None:
-        """End the stream; nothing more of it is delivered. Safe to call twice."""
-        if self.connection is not None:
-            self.connection.reset(self, code)
-
-    def heard_headers(self, fields: Fields, ended: bool) -> None:
-        """The headers, or, if it is ended, perhaps the trailers."""
-        raise NotImplementedError
-
-    def heard_data(self, data: bytes, ended: bool) -> None:
-        """A part of the body."""
-        raise NotImplementedError
-
-    def lost(self, why: str, *, again: bool) -> None:
-        """End without an answer. `again`: it was surely not acted upon."""
-        raise NotImplementedError

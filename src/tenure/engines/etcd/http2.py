@@ -2,7 +2,7 @@
 
 As much of RFC 9113 as gRPC needs, made for requests of a few known shapes that are sent very often.
 A connection owns all its state. Its owner passes it what was read (`receive`), and writes what
-`take` returns soon after `speak` was called. `tenure.engines.etcd.frames` has the life of a stream.
+`take` returns soon after `speak` was called. `tenure.engines.etcd.calls` has the life of a stream.
 
 Rules:
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from tenure.engines.etcd.calls import GrpcCall
 from tenure.engines.etcd.frames import (
     ACK,
     CONTINUATION,
@@ -34,6 +35,7 @@ from tenure.engines.etcd.frames import (
     NUMBER,
     PADDED,
     PING,
+    PRIORITY,
     ROOM,
     ROOM_FOR_ALL,
     RST_STREAM,
@@ -42,7 +44,6 @@ from tenure.engines.etcd.frames import (
     WINDOW_UPDATE,
     Blocks,
     Heard,
-    Http2Stream,
     Setting,
     Trouble,
     Violation,
@@ -57,6 +58,7 @@ __all__ = ["Http2Connection"]
 _FRAME_SIZE = 1 << 14  # what every peer takes, and the most that is taken here
 _LARGEST_FRAME = (1 << 24) - 1
 _LARGEST = (1 << 31) - 1  # of windows, and of the numbers of streams
+_SHAPE = END_HEADERS | PADDED | PRIORITY
 
 
 class Http2Connection:
@@ -69,6 +71,7 @@ class Http2Connection:
         ready: the peer has said what it allows.
         draining: it takes no more streams.
         over: why it is over; empty while it is not.
+        awaited: `take` is called soon, and `speak` is not called until then.
         streams: those that are open, by their numbers.
         owed: the answers to the peer's pings, until `pong` is called.
     """
@@ -76,12 +79,12 @@ class Http2Connection:
     def __init__(self, speak: Callable[[], None]) -> None:
         self._speak = speak
         self._out: list[bytes] = []
-        self.ready = self.draining = False
+        self.ready = self.draining = self.awaited = False
         self.over = ""
-        self.streams: dict[int, Http2Stream] = {}
+        self.streams: dict[int, GrpcCall] = {}
         self.owed = b""
-        self._waiting: deque[Http2Stream] = deque()
-        self._blocked: dict[Http2Stream, None] = {}
+        self._waiting: deque[GrpcCall] = deque()
+        self._blocked: dict[GrpcCall, None] = {}
         self._next = 1
         # What the peer allows, and what it may send.
         self._most_streams = _LARGEST
@@ -92,25 +95,39 @@ class Http2Connection:
         self._rest = bytearray()
         self._wanted = FRAME.size
         self._blocks = Blocks()
+        self._handlers: tuple[Callable[[int, int, bytes], None], ...] = (
+            self._on_data,
+            self._on_headers,
+            lambda *_: None,  # PRIORITY orders answers, and we send none
+            self._on_reset,
+            self._on_settings,
+            self._on_push_promise,
+            self._on_ping,
+            self._on_goaway,
+            self._on_window_update,
+            self._on_continuation,
+        )
         self._put(GREETING)
 
     # What is to be written
 
     def take(self) -> bytes:
         """Return the bytes to be written now."""
+        self.awaited = False
         out, self._out = self._out, []
         return b"".join(out)
 
     def _put(self, data: bytes) -> None:
         self._out.append(data)
-        if len(self._out) == 1:
+        if not self.awaited:
+            self.awaited = True
             self._speak()
 
     def _send(self, kind: int, flags: int, number: int, payload: bytes = b"") -> None:
         size = len(payload)
         self._put(FRAME.pack(size >> 8, size & 0xFF, kind, flags, number) + payload)
 
-    def begin(self, stream: Http2Stream) -> None:
+    def begin(self, stream: GrpcCall) -> None:
         """Open a stream, as soon as the peer allows one more. Not when `draining` or `over`."""
         stream.connection = self
         if len(self.streams) >= self._most_streams:
@@ -134,7 +151,7 @@ class Http2Connection:
         if self._next > _LARGEST:
             self._drain("the numbers of its streams are used up", _LARGEST)
 
-    def push(self, stream: Http2Stream) -> None:
+    def push(self, stream: GrpcCall) -> None:
         """Send what is pending, as far as there is room."""
         if not stream.number:
             return
@@ -155,7 +172,7 @@ class Http2Connection:
                 self._blocked.pop(stream, None)
                 return
 
-    def reset(self, stream: Http2Stream, code: Trouble) -> None:
+    def reset(self, stream: GrpcCall, code: Trouble) -> None:
         """End a stream, and tell the peer, if it knows of it."""
         if stream.number:
             self._send(RST_STREAM, 0, stream.number, NUMBER.pack(code))
@@ -173,9 +190,11 @@ class Http2Connection:
         """Have the peer show that it is there."""
         self._send(PING, 0, 0, bytes(8))
 
-    def close(self, why: str) -> None:
-        """Say that it is over: by our will, and without an error."""
-        self._end(Trouble.NO_ERROR, why)
+    def close(self, why: str, code: Trouble = Trouble.NO_ERROR) -> None:
+        """Tell the peer that it is over, and fail all streams. Safe to call twice."""
+        if not self.over:
+            self._send(GOAWAY, 0, 0, NUMBER.pack(0) + NUMBER.pack(code) + why.encode())
+            self.fail(why)
 
     def fail(self, why: str) -> None:
         """Fail all streams: the connection is lost. Safe to call twice."""
@@ -193,21 +212,16 @@ class Http2Connection:
             for stream in waiting:
                 stream.lost(why, again=True)
 
-    def _end(self, code: Trouble, why: str) -> None:
-        if not self.over:
-            self._send(GOAWAY, 0, 0, NUMBER.pack(0) + NUMBER.pack(code) + why.encode())
-            self.fail(why)
-
     # What streams there are
 
-    def _forget(self, stream: Http2Stream) -> None:
+    def _forget(self, stream: GrpcCall) -> None:
         stream.connection = None
         self.streams.pop(stream.number, None)
         self._blocked.pop(stream, None)
         while self._waiting and len(self.streams) < self._most_streams:
             self.begin(self._waiting.popleft())
 
-    def _ended(self, stream: Http2Stream) -> None:
+    def _ended(self, stream: GrpcCall) -> None:
         """The peer has ended it; if it does not know how our side ends, it need not."""
         if not stream.ends or stream.pending:
             self._send(RST_STREAM, 0, stream.number, NUMBER.pack(Trouble.CANCEL))
@@ -249,10 +263,10 @@ class Http2Connection:
                 start, at = at + FRAME.size, at + self._wanted
                 if self._blocks.unfinished and kind != CONTINUATION:
                     raise Violation(Trouble.PROTOCOL_ERROR, "a header block is not continued")
-                if kind < len(_HEARD):  # and others are ignored
-                    _HEARD[kind](self, flags, number & _LARGEST, data[start:at])
+                if kind < len(self._handlers):  # and others are ignored
+                    self._handlers[kind](flags, number & _LARGEST, data[start:at])
         except Violation as violation:
-            self._end(violation.code, f"the peer does not speak HTTP/2 properly: {violation}")
+            self.close(f"the peer does not speak HTTP/2 properly: {violation}", violation.code)
         if at < end and not self.over:
             self._rest += data[at:]
 
@@ -261,7 +275,7 @@ class Http2Connection:
             return Violation(Trouble.FRAME_SIZE_ERROR, f"a frame of kind {kind} is too large")
         return Violation(Trouble.PROTOCOL_ERROR, "it does not begin with its settings")
 
-    def _stream(self, number: int, what: str) -> Http2Stream | None:
+    def _stream(self, number: int, what: str) -> GrpcCall | None:
         """The one that is meant; ``None`` if it is over already."""
         stream = self.streams.get(number)
         if stream is None and (number % 2 == 0 or number >= self._next):
@@ -293,7 +307,10 @@ class Http2Connection:
         return size
 
     def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
-        self._heard_block(self._blocks.begin(flags, number, payload))
+        known = self._blocks.known.get(payload) if flags & _SHAPE == END_HEADERS else None
+        self._heard_block(
+            self._blocks.begin(flags, number, payload) if known is None else (flags, number, known)
+        )
 
     def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
         self._heard_block(self._blocks.go_on(flags, number, payload))
@@ -328,7 +345,8 @@ class Http2Connection:
         self._send(SETTINGS, ACK, 0, b"")
         while self._waiting and len(self.streams) < self._most_streams:
             self.begin(self._waiting.popleft())
-        self._unblock()
+        for stream in list(self._blocked):
+            self.push(stream)
 
     def _set(self, name: int, value: int) -> None:
         if name == Setting.MAX_CONCURRENT_STREAMS:
@@ -363,38 +381,20 @@ class Http2Connection:
 
     def _on_window_update(self, _: int, number: int, payload: bytes) -> None:
         size = number_in(payload, "a window") & _LARGEST
-        if number == 0:
-            self._window += size
-            if not size or self._window > _LARGEST:
-                raise Violation(Trouble.FLOW_CONTROL_ERROR, "a window has a wrong size")
-            self._unblock()
-            return
-        stream = self._stream(number, "a window")
+        stream = self._stream(number, "a window") if number else None
         if stream is not None:
             stream.window += size
-            if not size or stream.window > _LARGEST:
-                raise Violation(Trouble.FLOW_CONTROL_ERROR, "a window has a wrong size")
-            if stream in self._blocked:
-                self.push(stream)
-
-    def _unblock(self) -> None:
-        for stream in list(self._blocked):
-            self.push(stream)
+        elif number:
+            return  # of a stream that is over
+        else:
+            self._window += size
+        window = self._window if stream is None else stream.window
+        if not size or window > _LARGEST:
+            raise Violation(Trouble.FLOW_CONTROL_ERROR, "a window has a wrong size")
+        for blocked in list(self._blocked) if stream is None else [stream]:
+            if blocked in self._blocked:
+                self.push(blocked)
 
     def _for_all(self, number: int, what: str) -> None:
         if number:
             raise Violation(Trouble.PROTOCOL_ERROR, f"{what} is said of stream {number}")
-
-
-_HEARD: tuple[Callable[[Http2Connection, int, int, bytes], None], ...] = (
-    Http2Connection._on_data,
-    Http2Connection._on_headers,
-    lambda *_: None,  # PRIORITY orders answers, and we send none
-    Http2Connection._on_reset,
-    Http2Connection._on_settings,
-    Http2Connection._on_push_promise,
-    Http2Connection._on_ping,
-    Http2Connection._on_goaway,
-    Http2Connection._on_window_update,
-    Http2Connection._on_continuation,
-)
