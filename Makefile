@@ -24,16 +24,18 @@ QUICK := $(addprefix tests/,core primitives blocking recipes wire testing engine
 EXTRAS_demo := cli
 EXTRAS_dev := cli,dev
 EXTRAS_bench := cli,dev,bench
+EXTRAS_docs := cli,dev,docs
 EXTRAS_mutation := cli,dev,mutation
 
 # What each of these sets makes ready: itself, and the smaller ones.
 READY_demo := demo
 READY_dev := demo dev
 READY_bench := demo dev bench
+READY_docs := demo dev docs
 READY_mutation := demo dev mutation
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check sync chaos fuzz format guarantees bench mutate venv clean
+.PHONY: help demo test quick check sync docs chaos fuzz format guarantees bench mutate venv clean
 .NOTPARALLEL:
 
 help:  ## show this list
@@ -50,8 +52,8 @@ quick: $(VENV)/.ready-dev  ## run the quick part of the tests, in a minute or tw
 
 check: $(VENV)/.ready-dev  ## check style, formatting, types and what is generated
 	@failed=0; \
-	$(BIN)/ruff check $(SOURCES) || failed=1; \
-	$(BIN)/ruff format --check $(SOURCES) || failed=1; \
+	$(BIN)/ruff check $(SOURCES) docs || failed=1; \
+	$(BIN)/ruff format --check $(SOURCES) docs || failed=1; \
 	$(BIN)/mypy $(SOURCES) || failed=1; \
 	$(BIN)/python -m tools.sync --check || failed=1; \
 	exit $$failed
@@ -59,12 +61,16 @@ check: $(VENV)/.ready-dev  ## check style, formatting, types and what is generat
 sync: $(VENV)/.ready-dev  ## write the generated part of tenure.blocking
 	@$(BIN)/python -m tools.sync
 
+docs: $(VENV)/.ready-docs  ## build the documentation site, in docs/_build
+	@$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build
+	@echo "docs/_build/index.html"
+
 fuzz: $(VENV)/.ready-dev  ## fuzz all parsers for a minute (ARGS='--seconds 600 urls')
 	@$(BIN)/python -m tests.fuzzing $(ARGS)
 
 format: $(VENV)/.ready-dev  ## format the code and repair what ruff can
-	@$(BIN)/ruff check --fix $(SOURCES)
-	@$(BIN)/ruff format $(SOURCES)
+	@$(BIN)/ruff check --fix $(SOURCES) docs
+	@$(BIN)/ruff format $(SOURCES) docs
 
 chaos: $(VENV)/.ready-dev  ## break things for a minute, and check what the processes saw
 	@$(BIN)/python -m chaos run $(ARGS)
@@ -81,7 +87,7 @@ mutate: $(VENV)/.ready-mutation  ## change the code in small ways that a test sh
 venv: $(VENV)/.ready-dev  ## make .venv with all that developing needs (PYTHON=python3.13, VENV=...)
 
 clean:  ## remove the environments and everything that running leaves behind
-	rm -rf $(VENV) .venv-* .mutation build dist htmlcov .coverage .coverage.* .hypothesis
+	rm -rf $(VENV) .venv-* .mutation docs/_build build dist htmlcov .coverage .coverage.* .hypothesis
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks chaos examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 

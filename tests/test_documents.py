@@ -43,6 +43,9 @@ LANGUAGES = frozenset(
 )
 
 
+DIRECTIVE = re.compile(r"\{[a-z-]+\}")  # of the documentation site
+
+
 class DocumentError(Exception):
     """A document is not written as the top of this file says."""
 
@@ -81,7 +84,7 @@ def blocks_of(name: str, document: str) -> Iterator[Block]:
             continue
         if opening := FENCE.fullmatch(line):
             language = opening["language"]
-            if language not in LANGUAGES:
+            if language not in LANGUAGES and not DIRECTIVE.fullmatch(language):
                 raise DocumentError(f"{place}: {language!r} is none of {sorted(LANGUAGES)}")
             text = _rest_of_block(lines, opening, place)
             yield Block(place, language, text, tuple(expected))

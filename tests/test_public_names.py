@@ -9,6 +9,7 @@ import pkgutil
 import pydoc
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import FunctionType, ModuleType
 
 import pytest
@@ -84,6 +85,21 @@ def modules() -> list[str]:
         for module in pkgutil.walk_packages(tenure.__path__, "tenure.")
         if not module.name.endswith("__main__")
     ]
+
+
+@pytest.mark.parametrize("module", ["tenure", "tenure.blocking"])
+def test_the_reference_describes_each_public_name(module: str) -> None:
+    pages = Path(__file__).parent.parent / "docs" / "reference"
+    described = {
+        name
+        for page in pages.glob("*.md")
+        for name in re.findall(rf"^\.\. auto\w+:: {module}\.(\w+)$", page.read_text(), re.MULTILINE)
+    }
+    names = set(importlib.import_module(module).__all__)
+    if module == "tenure.blocking":  # values and errors are described once
+        names = {name for name in names if getattr(blocking, name) is not getattr(tenure, name)}
+        names.discard("default_url")
+    assert names - described == set()
 
 
 def test_tenure_exports_what_is_listed_here_and_nothing_else() -> None:
