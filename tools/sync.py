@@ -167,15 +167,9 @@ def attribute(name: str, kind: str, about: dict[str, str]) -> str:
 def constructor(wrapper: Wrapper, node: ast.ClassDef) -> str:
     """Return the constructor of a class that programs construct."""
     init = next(m for m in node.body if isinstance(m, Function) and m.name == "__init__")
-    made = f"async_recipes.{wrapper.name}(source._wrapped, {wrapper.makes})"
-    if wrapper.name == "SharedConfig":
-        head = f"wrapped: async_recipes.SharedConfig[T] = {made}\n    "
-        made = "wrapped"
-    else:
-        head = ""
     return (
         f"def __init__({ast.unparse(init.args)}) -> None:\n"
-        f"    {head}super().__init__(source._portal, {made})"
+        f"    super().__init__(*made_from(source, async_recipes.{wrapper.name}, {wrapper.makes}))"
     )
 
 

@@ -166,7 +166,7 @@ if TYPE_CHECKING:
             ),
             Wrapper("Leadership", "_client.election", "Lease", object="async_election.Leadership"),
             Wrapper("RunLease", "_client.runs", "Lease", object="async_runs.RunLease"),
-            Wrapper("Ticket", "_client.semaphore", "TicketBlock[L], Generic[L]"),
+            Wrapper("Ticket", "_client.ticket", "TicketBlock[L], Generic[L]"),
             Wrapper(
                 "Election", "_client.election", "SyncWrapper[async_election.Election]", (), _NAME
             ),
@@ -292,7 +292,7 @@ from tenure.blocking.client import Client
 from tenure.blocking.lease import Lease
 from tenure.blocking.recipes.streams import Changes, States
 from tenure.blocking.session import Session
-from tenure.blocking.wrapper import SyncWrapper
+from tenure.blocking.wrapper import SyncWrapper, made_from
 from tenure.recipes import Codec, Endpoint, Member, json_codec
 """,
         (

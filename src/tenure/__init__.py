@@ -16,10 +16,11 @@ from tenure._client.loss import LOSS_EXIT_STATUS, OnLoss
 from tenure._client.mutex import Mutex
 from tenure._client.once import Once
 from tenure._client.runs import RunLease
-from tenure._client.semaphore import Semaphore, Ticket
+from tenure._client.semaphore import Semaphore
 from tenure._client.session import Session
 from tenure._client.session_states import SessionState
 from tenure._client.sessions import Attempt, Attempts
+from tenure._client.ticket import Ticket
 from tenure._client.watch import Watch
 from tenure.clock import Clock
 from tenure.durations import Duration

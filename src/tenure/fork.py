@@ -8,26 +8,22 @@ from tenure.errors import Misuse
 
 __all__ = ["check", "generation"]
 
-_generation = 0
+generation = 0
+"""Number of forks between this process and the one that imported tenure. Read it anew each time."""
 
 
 def _count() -> None:
-    global _generation  # noqa: PLW0603  one number for the process is the point
-    _generation += 1
+    global generation  # noqa: PLW0603  one number for the process is the point
+    generation += 1
 
 
 if hasattr(os, "register_at_fork"):  # pragma: no branch  (there is no fork on Windows)
     os.register_at_fork(after_in_child=_count)
 
 
-def generation() -> int:
-    """Return the number of forks between this process and the one that imported tenure."""
-    return _generation
-
-
 def check(born: int, what: str) -> None:
     """Raise `Misuse` if an object made in generation `born` is used in a forked child."""
-    if born != _generation:
+    if born != generation:
         raise Misuse(
             f"{what} belongs to the parent of this forked process, which still uses it; "
             "connect anew in the child"

@@ -31,6 +31,7 @@ from tenure._client import (
     semaphore,
     session,
     sessions,
+    ticket,
 )
 from tenure._client import watch as watches
 from tenure._client.handles import AsyncHandle
@@ -49,7 +50,7 @@ PAIRS: dict[type, type] = {
     mutex.Mutex: blocking.Mutex,
     runs.RunLease: blocking.RunLease,
     semaphore.Semaphore: blocking.Semaphore,
-    semaphore.Ticket: blocking.Ticket,
+    ticket.Ticket: blocking.Ticket,
     session.Session: blocking.Session,
     sessions.Attempt: blocking.Attempt,
     sessions.Attempts: blocking.Attempts,

@@ -59,15 +59,15 @@ async def a_command_is_dead_before_another_has_the_lock(scene: Scene) -> None:
 async def a_forked_child_gets_a_clear_error(scene: Scene) -> None:
     async with scene.client() as client:
         lease = await client.mutex("x").lock()
-        parent = fork._generation
-        fork._generation = parent + 1  # what the fork's hook does in the child
+        parent = fork.generation
+        fork.generation = parent + 1  # what the fork's hook does in the child
         try:
             with pytest.raises(tenure.Misuse, match="connect"):
                 lease.held  # noqa: B018  asking is what is tested
             with pytest.raises(tenure.Misuse, match="connect"):
                 await client.mutex("x").try_lock()
         finally:
-            fork._generation = parent
+            fork.generation = parent
 
 
 def _plant_forgetful_watches(patch: pytest.MonkeyPatch) -> None:

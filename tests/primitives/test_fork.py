@@ -163,13 +163,13 @@ def test_a_child_may_use_a_client_of_its_own_and_drop_its_parent_s() -> None:
 
 
 def test_a_process_counts_the_forks_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    born = fork.generation()
+    born = fork.generation
     fork.check(born, "this")
     with pytest.raises(Misuse, match="this belongs to the parent"):
         fork.check(born - 1, "this")
-    monkeypatch.setattr(fork, "_generation", born)
+    monkeypatch.setattr(fork, "generation", born)
     fork._count()
-    assert fork.generation() == born + 1
+    assert fork.generation == born + 1
     with pytest.raises(Misuse):
         fork.check(born, "this")
 
@@ -183,7 +183,7 @@ async def test_a_fork_that_is_only_imagined_looks_the_same(
         waiter = asyncio.create_task(session.mutex("m").lock(timeout=60))
         await asyncio.sleep(0)
         with monkeypatch.context() as patch:
-            patch.setattr(fork, "_generation", fork.generation() + 1)
+            patch.setattr(fork, "generation", fork.generation + 1)
             with pytest.raises(Misuse):
                 await waiting.release()
             waiter.cancel()

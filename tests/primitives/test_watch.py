@@ -180,7 +180,7 @@ async def test_a_misuse_is_not_its_end(world: World, monkeypatch: pytest.MonkeyP
             await anext(states)
             await pool.update(b"x")
             with monkeypatch.context() as patch:
-                patch.setattr(fork, "_generation", fork.generation() + 1)
+                patch.setattr(fork, "generation", fork.generation + 1)
                 with pytest.raises(Misuse):
                     await anext(states)
             assert (await anext(states)).data == b"x"

@@ -72,7 +72,7 @@ class ClientCore:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.closed = False
         self._identify = identify
-        self._born = fork.generation()
+        self._born = fork.generation
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -142,7 +142,7 @@ class ClientCore:
 
     def soon(self, call: Callable[[], object]) -> None:
         """Schedule a call on the loop, unless that is closed. From any thread or process."""
-        if self.loop is not None and fork.generation() == self._born:
+        if self.loop is not None and fork.generation == self._born:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self.loop.call_soon_threadsafe(call)
 

@@ -56,7 +56,7 @@ class Contact:
         self.answer_timeout = answer_timeout
         self._engine = engine
         self._now = clock.now
-        self._born = fork.generation()
+        self._born = fork.generation
         self._attached: set[object] = set()
         self._detached: set[object] = set()
         self._lost_at: float | None = None

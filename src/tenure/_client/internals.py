@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from tenure._client.lease import Lease
     from tenure._client.mutex import Mutex
     from tenure._client.request import Request
-    from tenure._client.semaphore import Semaphore, Ticket
+    from tenure._client.semaphore import Semaphore
     from tenure._client.session import Session
     from tenure._client.session_core import SessionCore
     from tenure._client.source import SessionSource
+    from tenure._client.ticket import Ticket
 
 __all__ = ["client_core", "lease_of", "request_of", "session_core", "source_of"]
 

@@ -12,8 +12,8 @@ from tenure._client.lease import Lease
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once
 from tenure._client.options import RequestOptions
-from tenure._client.semaphore import Ticket, recover
 from tenure._client.source import SessionSource
+from tenure._client.ticket import Ticket, recover
 from tenure._client.watch import described_now
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds

@@ -25,19 +25,25 @@ __all__ = ["Scope", "entered_scopes", "note_failure"]
 
 
 class Scope:
-    """One block that a task may enter once. `owner` is what the block is of, until it is left.
+    """One block that a task may enter once.
 
     A task has its innermost scope as an attribute, and a scope has the one around it, so that all
     of them go when the task does.
+
+    Attributes:
+        owner: the object that the block is of, until it is left.
+        around: the scope around it; set when it is entered.
+        triggered: the reason for the block is gone.
+        delivered: the task has been cancelled for it.
     """
 
-    __slots__ = ("_around", "_baseline", "_delivered", "_task", "_triggered", "owner")
+    __slots__ = ("_baseline", "_task", "around", "delivered", "owner", "triggered")
 
     def __init__(self, owner: object) -> None:
         self.owner: object = owner
         self._task: asyncio.Task[object] | None = None
-        self._triggered = False
-        self._delivered = False
+        self.triggered = False
+        self.delivered = False
 
     @property
     def task(self) -> asyncio.Task[object] | None:
@@ -49,17 +55,17 @@ class Scope:
         inside: Any = task or asyncio.current_task()
         if inside is None:
             raise Misuse("a block can be entered only inside a task")
-        self._around: Scope | None = getattr(inside, "_tenure_innermost", None)
+        self.around: Scope | None = getattr(inside, "tenure_scope", None)
         self._baseline = inside.cancelling()
         # No call stands between these two: an interrupted thread is inside, or it is not.
         self._task = inside
-        inside._tenure_innermost = self
+        inside.tenure_scope = self
 
     def trigger(self) -> None:
         """Have the body cancelled. On the loop's thread; does nothing when no task is inside."""
         task = self._task
-        if task is not None and not self._triggered:
-            self._triggered = True
+        if task is not None and not self.triggered:
+            self.triggered = True
             task.get_loop().call_soon(_deliver, task)
 
     def exit(self, error: BaseException | None) -> bool:
@@ -69,12 +75,12 @@ class Scope:
             raise Misuse("a block is left once, after it was entered")
         self._task = None
         self.owner = None  # which has this scope: the two would wait for the garbage collector
-        around = self._around
-        if task._tenure_innermost is self:
-            task._tenure_innermost = around
+        around = self.around
+        if task.tenure_scope is self:
+            task.tenure_scope = around
         else:
             self._step_out(task)
-        if not self._delivered:
+        if not self.delivered:
             return False
         if around is not None:  # perhaps its turn has come
             task.get_loop().call_soon(_deliver, task)
@@ -83,25 +89,25 @@ class Scope:
     def _step_out(self, task: asyncio.Task[object]) -> None:
         """Left out of order, by an exit stack used by hand: from between two others."""
         for inner in entered_scopes(task):
-            if inner._around is self:
-                inner._around = self._around
+            if inner.around is self:
+                inner.around = self.around
 
 
 def entered_scopes(task: asyncio.Task[object] | None) -> Iterator[Scope]:
     """Yield the scopes that a task is inside, innermost first."""
-    scope: Scope | None = getattr(task, "_tenure_innermost", None)
+    scope: Scope | None = getattr(task, "tenure_scope", None)
     while scope is not None:
         yield scope
-        scope = scope._around
+        scope = scope.around
 
 
 def _deliver(task: asyncio.Task[object]) -> None:
     """Cancel the task for its innermost triggered scope, unless it is being cancelled for one."""
     for scope in entered_scopes(task):
-        if scope._delivered:
+        if scope.delivered:
             return
-        if scope._triggered:
-            scope._delivered = True
+        if scope.triggered:
+            scope.delivered = True
             task.cancel()
             return
 

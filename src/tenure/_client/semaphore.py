@@ -6,186 +6,26 @@ exists while it has an owner or a waiter: what counts is which owners it has, an
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
-from tenure._client.acquire import acquire, join, settled, try_acquire
-from tenure._client.blocks import begin_to_leave, note_loss, see_out
-from tenure._client.contention import contention
-from tenure._client.handles import AsyncHandle, Handle
+from tenure._client.acquire import acquire, join, try_acquire
+from tenure._client.handles import Handle
 from tenure._client.lease import Lease
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once
 from tenure._client.options import RequestOptions
-from tenure._client.probe import Probe
-from tenure._client.request import Request
-from tenure._client.request_states import HELD, WAITING
-from tenure._client.scope import Scope
 from tenure._client.source import SessionSource
+from tenure._client.ticket import Ticket, recover
 from tenure._client.watch import Watch, described_now
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
-from tenure.errors import AcquireTimeout, InvalidArgument, Misuse, SemaphoreNotFound, Unsupported
+from tenure.errors import InvalidArgument
 from tenure.model import SemaphoreDescription
 
 if TYPE_CHECKING:
     from tenure._client.session_core import SessionCore
 
-__all__ = ["Semaphore", "Ticket", "recover"]
-
-L = TypeVar("L", bound=Lease)
-
-
-class Ticket(AsyncHandle, Generic[L]):
-    """A place in a queue, and the way to the lease that comes of it.
-
-    `Semaphore.enqueue` gives one; so does `recover`, for what a resumed session still had.
-
-    The ticket owns the place: a `wait` that times out or is cancelled keeps it. Leaving the
-    ``async with`` block withdraws the request, or releases the lease.
-    """
-
-    def __init__(self, request: Request, handle: Callable[[Request], L]) -> None:
-        self._request = request
-        self._lease = handle(request)
-        self._scope: Scope | None = None
-
-    def __repr__(self) -> str:
-        return f"<Ticket for {self._lease!r}>"
-
-    @property
-    def granted(self) -> bool:
-        """True while the request owns its tokens."""
-        return self._request.held
-
-    @property
-    def fencing_token(self) -> int | None:
-        """The fencing token that the lease has or will have; ``None`` while it is not known.
-
-        Some stores report it only with the grant (`Capabilities.waiter_order`), some never.
-        """
-        return self._request.order_id
-
-    async def position(self) -> int:
-        """Return the place in the queue: 0 when granted, 1 for the next to be granted, and so on.
-
-        It asks the store.
-
-        Raises:
-            LeaseLost, LeaseReleased, SemaphoreNotFound: the request has left the queue.
-            EngineUnavailable: the store cannot be reached, or does not answer.
-            SessionExpired, SessionClosed: the session is over.
-            Unsupported: the store tells no order of its waiters (ydb, dflockd).
-        """
-        request = self._request
-        session = request.session.alive()
-        if request.state is HELD:
-            return 0
-        if request.state is not WAITING:
-            raise request.why_not_held()
-        if request.order_id is None:
-            raise Unsupported(
-                f"this engine does not tell a waiter its place (for {request.name!r} on "
-                f"{request.node}); sqlite://, redis://, etcd:// and tenure:// do",
-                node=request.node,
-                name=request.name,
-            )
-        described = await session.contact.answered(
-            f"queue of {request.name!r} on {request.node}",
-            described_now(session, request.name, ephemeral=False, owners=True, waiters=True),
-        )
-        for place, waiter in enumerate(described.waiters, start=1):
-            if waiter.order_id == request.order_id:
-                return place
-        if any(owner.order_id == request.order_id for owner in described.owners):
-            return 0  # the grant is on its way here
-        raise SemaphoreNotFound(
-            f"the request for {request.name!r} on {request.node} has left its queue",
-            node=request.node,
-            name=request.name,
-        )
-
-    async def wait(self, timeout: Duration | None = None) -> L:
-        """Wait for the grant; called again, it gives the same lease.
-
-        Raises:
-            AcquireTimeout: not granted in time; the place is kept. During an outage the message
-                says so, and ``__cause__`` is the failure of the connection.
-            SelfDeadlock: without a timeout, the calling task is inside what it waits for.
-            SemaphoreNotFound: the semaphore was deleted by force.
-            LeaseLost, LeaseReleased, SessionExpired, SessionClosed: it is over.
-        """
-        limit = timeout_seconds(timeout)
-        request = self._request
-        request.session.is_proven()  # for what it notices: a deadline, a fork
-        expiry = asyncio.timeout(limit)
-        probe = Probe(request, limit or 0.0)
-        try:
-            async with expiry:
-                await settled(request, for_ever=limit is None)
-        except TimeoutError:
-            if not expiry.expired():
-                raise
-            obstacle = probe.obstacle()
-        else:
-            if request.held:
-                return self._lease
-            raise request.why_not_held()
-        finally:
-            probe.stop()
-        waits = obstacle is None and request.state is WAITING
-        who = f"; {await contention(request.session, request.name)}" if waits else ""
-        why = who if obstacle is None else f", because {obstacle.clause}"
-        raise AcquireTimeout(
-            f"{request.options.kind} {request.name!r} on {request.node}: not acquired within "
-            f"{limit:g} s{why}; the place in its queue is kept",
-            node=request.node,
-            name=request.name,
-        ) from (None if obstacle is None else obstacle.cause)
-
-    async def withdraw(self) -> None:
-        """Leave the queue, or release the lease. Safe to call twice.
-
-        Raises:
-            LeaseLost: the lease had been lost before, also if that is news to this program. A
-                waiter that had left the queue before is no error.
-        """
-        await self._lease.release()
-
-    async def __aenter__(self) -> Ticket[L]:
-        self._request.session.alive()
-        if self._scope is not None:
-            raise Misuse(
-                f"the ticket for {self._lease.name!r} has been entered already",
-                node=self._lease.node,
-                name=self._lease.name,
-            )
-        self._enter()
-        return self
-
-    def _enter(self) -> None:
-        # Nothing triggers it; it is there so that a wait inside knows what it is inside.
-        self._scope = Scope(self._request)
-        self._scope.enter()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._scope is not None
-        self._scope.exit(error)
-        request = self._request
-        answer = begin_to_leave(request, error)
-        if answer is not None:
-            await see_out(request, answer, error)
-        if request.loss is not None:
-            if error is None:
-                raise request.why_not_held()
-            note_loss(request, error)
+__all__ = ["Semaphore"]
 
 
 class Semaphore(Handle):
@@ -407,14 +247,3 @@ def _as_it_is(_session: SessionCore, described: SemaphoreDescription) -> Semapho
 
 async def _enqueue(source: SessionSource, options: RequestOptions[Lease]) -> Ticket[Lease]:
     return Ticket(await join(source, options), options.handle)
-
-
-def recover(source: SessionSource, options: RequestOptions[L]) -> Ticket[L] | None:
-    """Return a ticket for the first recovered request that fits the options, if there is one.
-
-    Raises:
-        SessionExpired, SessionClosed: the session is over.
-    """
-    session = source.ready()
-    request = None if session is None else session.claim(options)
-    return None if request is None else Ticket(request, options.handle)

@@ -167,7 +167,7 @@ class SessionCore(SessionLife):
             EngineError: the store failed. The withdrawal is sent again until the session ends; so
                 it is when the answer fails.
         """
-        if fork._generation != self._born:
+        if fork.generation != self._born:
             self.check_process()
         if request.options.stop_time:
             self.drop_stop_time(request)

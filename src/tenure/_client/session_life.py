@@ -112,7 +112,7 @@ class SessionLife(ABC):
         self.finished = False
         self.scope: Scope | None = None
         self.proof = Proof(how.recovery_window)
-        self._born = fork.generation()
+        self._born = fork.generation
         self._thread = threading.get_ident()
         self._until = -inf  # the proof's deadline while the session lives; changed under the lock
         self._started = False  # whether the engine has attached the session
@@ -156,7 +156,7 @@ class SessionLife(ABC):
 
     def is_proven(self) -> bool:
         """Return true if the session lives, by the clock. A session past its deadline ends here."""
-        if fork._generation != self._born:
+        if fork.generation != self._born:
             self.check_process()
         if self.now() < self._until:
             return True

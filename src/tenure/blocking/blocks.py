@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from tenure._client import lease as async_lease
-from tenure._client import semaphore as async_semaphore
 from tenure._client import session as async_session
+from tenure._client import ticket as async_ticket
 from tenure._client.internals import request_of, session_core
-from tenure.blocking.portal import Portal, as_it_is
+from tenure.blocking.portal import Portal
 from tenure.blocking.wrapper import SyncWrapper
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import LeaseLost, TenureError
@@ -27,6 +27,7 @@ __all__ = [
     "TicketBlock",
     "abandon_session",
     "abandon_ticket",
+    "as_it_is",
     "give_up",
     "perhaps",
 ]
@@ -40,13 +41,18 @@ T = TypeVar("T")
 _entering = threading.RLock()
 
 
+def as_it_is(_portal: Portal, given: T) -> T:
+    """Return a result that needs no wrapper."""
+    return given
+
+
 def give_up(lease: async_lease.Lease | None) -> None:
     """Undo the acquisition of a lease."""
     if lease is not None:
         request_of(lease).give_up()
 
 
-def abandon_ticket(ticket: async_semaphore.Ticket[Any]) -> None:
+def abandon_ticket(ticket: async_ticket.Ticket[Any]) -> None:
     """Undo the making of a ticket, or its entering."""
     if ticket._scope is not None:
         ticket._scope.exit(None)
@@ -126,7 +132,7 @@ class LeaseBlock(SyncWrapper[async_lease.Lease]):
         self._portal.leave(self._wrapped.__aexit__, kind, error, trace)
 
 
-class TicketBlock(SyncWrapper["async_semaphore.Ticket[Any]"], Generic[L]):
+class TicketBlock(SyncWrapper["async_ticket.Ticket[Any]"], Generic[L]):
     """Entering and leaving a ticket.
 
     Args:
@@ -140,7 +146,7 @@ class TicketBlock(SyncWrapper["async_semaphore.Ticket[Any]"], Generic[L]):
     def __init__(
         self,
         portal: Portal,
-        wrapped: async_semaphore.Ticket[Any],
+        wrapped: async_ticket.Ticket[Any],
         handle: Callable[[Portal, Any], L],
     ) -> None:
         super().__init__(portal, wrapped)

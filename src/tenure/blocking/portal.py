@@ -47,7 +47,7 @@ Kind: TypeAlias = type[BaseException] | None
 Error: TypeAlias = BaseException | None
 Trace: TypeAlias = TracebackType | None
 
-__all__ = ["EXIT_PATIENCE", "Portal", "Served", "as_it_is", "the_portal"]
+__all__ = ["EXIT_PATIENCE", "Portal", "Served", "the_portal"]
 
 EXIT_PATIENCE = 5.0
 """Seconds for which the exit of the interpreter waits for clients to be closed."""
@@ -73,7 +73,7 @@ class Portal:
     """Carries calls of threads to its loop, and brings back how they ended."""
 
     def __init__(self) -> None:
-        self._born = fork.generation()
+        self._born = fork.generation
         self._loop = Loop()
         self._turning = Turning(self._loop, self._is_needed)
         self._clients: set[Served] = set()
@@ -133,7 +133,7 @@ class Portal:
             Misuse: it is the portal's own thread, or it is in a forked child.
             SessionClosed: the interpreter exits, and has closed all clients.
         """
-        if fork.generation() != self._born:
+        if fork.generation != self._born:
             fork.check(self._born, "what tenure.blocking made")
         if self._loop.is_closed():
             raise SessionClosed("this program ends, and its clients have been closed")
@@ -319,7 +319,7 @@ class Portal:
 
     def _post(self, callback: Callable[..., object], *arguments: Any) -> None:
         """Have something called on the loop. From any thread; nothing once the loop is closed."""
-        if fork.generation() == self._born:
+        if fork.generation == self._born:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(callback, *arguments)
 
@@ -338,7 +338,7 @@ class Portal:
 
     def _at_exit(self) -> None:
         """Close the clients that are still open when the interpreter exits."""
-        if fork.generation() != self._born:
+        if fork.generation != self._born:
             return
         thread = self._turning.last()
         if thread is not None:
@@ -350,7 +350,7 @@ class Portal:
         self._loop.close()
         self._bell.close()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """In a forked child: be silent about what is not the child's to close."""
         self._turning.forget()
         self._agents.forget()
@@ -365,11 +365,6 @@ class Portal:
 
     async def _end_agents(self) -> None:
         await asyncio.gather(*self._agents.stop(), *self._background)
-
-
-def as_it_is(_portal: Portal, given: T) -> T:
-    """Return a result that needs no wrapper."""
-    return given
 
 
 _portal: Portal | None = None
@@ -395,7 +390,7 @@ def _forget_parents() -> None:
     global _portal, _making  # noqa: PLW0603
     _making = threading.Lock()  # another thread may have had it
     if _portal is not None:
-        _portal._forget()
+        _portal.forget()
         _portal = None
 
 

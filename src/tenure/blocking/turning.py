@@ -35,16 +35,16 @@ class Loop(asyncio.SelectorEventLoop):
     """An event loop that is its process's own: a forked child must not take it apart."""
 
     def __init__(self) -> None:
-        self._born = fork.generation()
+        self._born = fork.generation
         super().__init__()
 
     def close(self) -> None:
         """Close the loop, except in a forked child, which shares its selector."""
-        if fork.generation() == self._born:
+        if fork.generation == self._born:
             super().close()
 
     def __del__(self) -> None:
-        if fork.generation() == self._born:
+        if fork.generation == self._born:
             super().__del__()
 
     def forget(self) -> None:

@@ -10,13 +10,14 @@ awaited or touches what belongs to the event loop.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tenure._client.handles import Handle
 from tenure.blocking.portal import Portal
 from tenure.errors import Misuse
 
-__all__ = ["SyncWrapper", "wrap"]
+__all__ = ["SyncWrapper", "made_from", "wrap"]
 
 _classes: dict[str, type[SyncWrapper[Any]]] = {}
 """The wrapper classes, by the name that they share with the asynchronous class."""
@@ -53,6 +54,13 @@ class SyncWrapper(Handle, Generic[T]):
 
         async def __aexit__(self, *_):
             """Never called, since entering raises; Python looks for it first."""
+
+
+def made_from(
+    source: SyncWrapper[Any], make: Callable[..., T], *args: object, **kwargs: object
+) -> tuple[Portal, T]:
+    """Make an object of the asynchronous API from another one; returns a wrapper's arguments."""
+    return source._portal, make(source._wrapped, *args, **kwargs)
 
 
 def wrap(portal: Portal, wrapped: object) -> Any:

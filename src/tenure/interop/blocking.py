@@ -23,7 +23,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from tenure.blocking.portal import Portal, as_it_is, the_portal
+from tenure.blocking.blocks import as_it_is
+from tenure.blocking.portal import Portal, the_portal
 from tenure.errors import Misuse, SessionClosed
 from tenure.interop import exclusive_lock as exclusive_lock_twins
 from tenure.interop.effect import permits as permits_twins

@@ -12,7 +12,7 @@ from tenure.blocking.client import Client
 from tenure.blocking.lease import Lease
 from tenure.blocking.recipes.streams import Changes, States
 from tenure.blocking.session import Session
-from tenure.blocking.wrapper import SyncWrapper
+from tenure.blocking.wrapper import SyncWrapper, made_from
 from tenure.durations import Duration
 from tenure.recipes import Codec, Endpoint, Member, json_codec
 
@@ -47,7 +47,7 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
     __slots__ = ()
 
     def __init__(self, source: Source, name: str) -> None:
-        super().__init__(source._portal, async_recipes.RWLock(source._wrapped, name))
+        super().__init__(*made_from(source, async_recipes.RWLock, name))
 
     @property
     def name(self) -> str:
@@ -152,10 +152,7 @@ class SharedConfig(SyncWrapper["async_recipes.SharedConfig[T]"], Generic[T]):
     __slots__ = ()
 
     def __init__(self, source: Source, name: str, *, codec: Codec[T] = json_codec) -> None:
-        wrapped: async_recipes.SharedConfig[T] = async_recipes.SharedConfig(
-            source._wrapped, name, codec=codec
-        )
-        super().__init__(source._portal, wrapped)
+        super().__init__(*made_from(source, async_recipes.SharedConfig, name, codec=codec))
 
     @property
     def name(self) -> str:
@@ -209,7 +206,7 @@ class ServiceRegistry(SyncWrapper[async_recipes.ServiceRegistry]):
     __slots__ = ()
 
     def __init__(self, source: Source, name: str) -> None:
-        super().__init__(source._portal, async_recipes.ServiceRegistry(source._wrapped, name))
+        super().__init__(*made_from(source, async_recipes.ServiceRegistry, name))
 
     @property
     def name(self) -> str:
@@ -268,7 +265,7 @@ class Group(SyncWrapper[async_recipes.Group]):
     __slots__ = ()
 
     def __init__(self, source: Source, name: str) -> None:
-        super().__init__(source._portal, async_recipes.Group(source._wrapped, name))
+        super().__init__(*made_from(source, async_recipes.Group, name))
 
     @property
     def name(self) -> str:
@@ -329,7 +326,7 @@ class Barrier(SyncWrapper[async_recipes.Barrier]):
     __slots__ = ()
 
     def __init__(self, source: Source, name: str, parties: int) -> None:
-        super().__init__(source._portal, async_recipes.Barrier(source._wrapped, name, parties))
+        super().__init__(*made_from(source, async_recipes.Barrier, name, parties))
 
     @property
     def name(self) -> str:

@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
-from tenure.blocking.portal import Portal, as_it_is, the_portal
+from tenure.blocking.blocks import as_it_is
+from tenure.blocking.portal import Portal, the_portal
 from tenure.errors import AcquireTimeout, LeaseLost
 from tenure.interop.dflockd import lock as twins
 from tenure.interop.dflockd.lock import Enqueued, OnLockLost

@@ -15,7 +15,8 @@ from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
 from tenure._client.client import Client
 from tenure._client.lease import Lease
-from tenure._client.semaphore import Semaphore, Ticket
+from tenure._client.semaphore import Semaphore
+from tenure._client.ticket import Ticket
 from tenure.errors import AcquireTimeout, InvalidArgument, LeaseLost, Misuse
 from tenure.interop.dflockd.connecting import Options
 from tenure.model import EPHEMERAL_LIMIT

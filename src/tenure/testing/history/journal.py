@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tenure._client.election import Election
 from tenure._client.internals import lease_of, source_of
 from tenure._client.mutex import Mutex
-from tenure._client.semaphore import Semaphore, Ticket
+from tenure._client.semaphore import Semaphore
+from tenure._client.ticket import Ticket
 from tenure.clock import SystemClock
 from tenure.errors import (
     InvalidArgument,

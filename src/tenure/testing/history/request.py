@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, Protocol, cast
 
-from tenure._client.semaphore import Ticket
 from tenure._client.session_core import SessionCore
 from tenure._client.source import SessionSource
+from tenure._client.ticket import Ticket
 from tenure.errors import AcquireTimeout, LeaseLost
 from tenure.testing.history.records import (
     Believes,

@@ -22,8 +22,9 @@ from tenure._client.client import Client
 from tenure._client.election import Leadership
 from tenure._client.lease import Lease
 from tenure._client.once import Once
-from tenure._client.semaphore import Semaphore, Ticket
+from tenure._client.semaphore import Semaphore
 from tenure._client.session import Session
+from tenure._client.ticket import Ticket
 from tenure.engines.contract import Engine
 from tenure.errors import (
     AcquireTimeout,
