@@ -2,5 +2,6 @@
 
 * ``url`` reads a URL by a table of parameters.
 * ``backoff`` has the pauses between attempts.
+* ``session`` has the life cycle of an attached session: its takeover and its end.
 * ``watchers`` keeps an engine's local watches by name and by session.
 """

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from tenure.core import rules
+from tenure.engines._kit.session import received
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.redis import values
 from tenure.engines.redis.attachment import SessionEngine
@@ -126,15 +127,13 @@ async def _take_over(
             _window(engine, longest, how) if how.adopt else "",
         ),
     )
-    try:
-        if not how.assume_dead:
-            await session.until_released()
+
+    async def begin() -> float:
         at = engine.clock.now()
         await session.begin(how.description if how.adopt else retold(former, how.description))
-    except BaseException:
-        session.abandon()
-        raise
-    events.proven(at)
+        return at
+
+    events.proven(await session.take_over(None if how.assume_dead else session.remaining, begin))
     return session
 
 
@@ -159,11 +158,7 @@ async def _attached(
     engine.reconnector.send(call)
     late = engine.limit(made, EngineUnavailable, how.node)
     try:
-        return await made
-    except asyncio.CancelledError:
-        if made.done() and not made.cancelled() and made.exception() is None:
-            made.result().abandon()
-        raise
+        return await received(made)
     finally:
         late.cancel()
 

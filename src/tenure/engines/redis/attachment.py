@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 from tenure.background import Failures
 from tenure.clock import Clock
 from tenure.core import rules
+from tenure.engines._kit.session import SessionBase
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.redis import values
 from tenure.engines.redis.commands import (
@@ -31,7 +31,7 @@ from tenure.engines.redis.confirming import Confirmer
 from tenure.engines.redis.heartbeat import RedisHeartbeat
 from tenure.engines.redis.namespace import Quarantine
 from tenure.engines.redis.reconnector import RedisReconnector
-from tenure.errors import EngineError, SessionExpired, TenureError
+from tenure.errors import EngineError, TenureError
 from tenure.model import SemaphoreDescription
 
 __all__ = ["Attachment", "SessionEngine"]
@@ -81,16 +81,12 @@ class SessionEngine(Protocol):
         ...
 
 
-class Attachment:
+class Attachment(SessionBase):
     """Session state without requests.
 
     Attributes:
         token: names this attachment: "<attach number>.<secret>"; every command has it.
         tokens: those that it may have in the store, while it is attached anew.
-        window: the recovery window, in seconds.
-        over: it ended, or was closed by this program; it receives no more events.
-        look: set after an event that a takeover waits for.
-        early_pushes: those that came before the takeover was complete; ``None`` afterwards.
     """
 
     def __init__(
@@ -102,22 +98,12 @@ class Attachment:
         token: str,
         window: float,
     ) -> None:
-        self.id = number
-        self.path = how.node
+        super().__init__(how, events, number, window)
         self.token = token
         self.tokens = [token]
-        self.window = window
-        self.events = events
-        self.over = False
-        self.look = asyncio.Event()
-        self.early_pushes: list[tuple[bytes, bytes]] | None = None
-        if how.session_id is not None:
-            self.early_pushes = []
         self.loop = engine.loop
         self.order_ids = engine.order_ids
         self.handle_push = engine.handle_push
-        self._took_over = how.session_id is not None
-        self._why_over: TenureError | None = None
         self._changes = 0
         self._seen_changes: list[int] = []
         self._engine = engine
@@ -239,81 +225,34 @@ class Attachment:
         self._reconnector.send(ScriptCall(SCRIPTS["leave"], self, (how, *self.tokens), answered))
 
     def abandon(self) -> None:
-        """End a session that `attach` does not return; one that was taken over is detached."""
         if not self.over:
-            how = "detach" if self._took_over else "close"
             self._forget()
-            self._send_leave(how, ignore)
+            self._send_leave("detach" if self.taken_over else "close", ignore)
 
-    def end(self, why: str) -> None:
-        """Report that the store has ended the session."""
-        self._end(SessionExpired(f"the session on {self.path} is over: {why}", node=self.path))
-
-    def superseded(self) -> None:
-        """Report that another attachment has taken over, and acknowledge that to the store."""
-        if not self.over:
-            self._end(rules.taken_over(self.path))
-            words: tuple[Word, ...] = (self.id, *self.tokens)
-            self._reconnector.send(ScriptCall(SCRIPTS["acknowledge"], None, words, ignore))
-
-    def stop(self, error: TenureError) -> None:
-        """Stop, because the engine is being closed."""
-        self.over = True
-        self._why_over = error
-        self.look.set()
-
-    def _end(self, error: SessionExpired) -> None:
-        if not self.over:
-            self._why_over = error
-            self._forget()
-            self.events.ended(error)
+    def _acknowledge(self) -> None:
+        words: tuple[Word, ...] = (self.id, *self.tokens)
+        self._reconnector.send(ScriptCall(SCRIPTS["acknowledge"], None, words, ignore))
 
     def _forget(self) -> None:
-        self.over = True
-        self.look.set()
+        super()._forget()
         self._engine.forget(self)
 
-    def check(self) -> None:
-        """Raise the reason if the session is over."""
-        if self.over:
-            raise self._why_over or self._gone()
+    # Takeover
 
-    def _gone(self) -> SessionExpired:
-        return SessionExpired(f"the session on {self.path} is over", node=self.path)
-
-    # Taking over
-
-    async def until_released(self) -> None:
-        """Return when no earlier attachment can still consider a lease held.
-
-        Raises:
-            SessionExpired: it has ended meanwhile, or was taken over once more.
-        """
-        while True:
-            self.check()
-            self.look.clear()
-            reply = await self._ask("believed")
-            if reply == 0:
-                return
-            wait = min(reply / 1e6, self.window / 3, 5.0)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait + 0.001):
-                    await self.look.wait()
-
-    async def _ask(self, script: str) -> Any:
+    async def remaining(self) -> float:
+        """Renew the session; return for how long a former attachment may consider a lease held."""
         answer: asyncio.Future[Any] = self.loop.create_future()
-        self._reconnector.send(ScriptCall(SCRIPTS[script], self, (), partial(settle, answer)))
-        reply = await answer
-        self._raise(reply)
-        return reply
+        self._reconnector.send(ScriptCall(SCRIPTS["believed"], self, (), partial(settle, answer)))
+        self._raise(reply := await answer)
+        return float(reply / 1e6)
+
+    # Replies that are errors
 
     def _raise(self, reply: Any) -> None:
         error = self._wrong(reply)
         if error is not None:
             raise error
         self.check()
-
-    # Replies that are errors
 
     def _wrong(self, reply: Any) -> TenureError | None:
         """Return the error if a reply is one; the session ends if the reply says so."""
@@ -324,10 +263,10 @@ class Attachment:
                 return self._failure(reply[1].decode())
             if reply[0] == b"gone":
                 self.end("the store does not know it any more")
-                return self._why_over or self._gone()
+                return self.reason
             if reply[0] == b"taken":
                 self.superseded()
-                return self._why_over or self._gone()
+                return self.reason
         return None
 
     def _failure(self, refusal: Refusal | str) -> EngineError:

@@ -1,4 +1,4 @@
-"""Connection to one server, with automatic reconnect. Command commands survive a reconnect.
+"""Connection to one server, with automatic reconnect. Pending commands survive it.
 
 Rules:
 

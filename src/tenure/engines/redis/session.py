@@ -17,7 +17,6 @@ from tenure.engines.contract import (
     Enqueued,
     Place,
     Removal,
-    SessionDefaults,
     SessionEvents,
     Withdrawn,
 )
@@ -119,7 +118,7 @@ class WithdrawOperation(Operation[Withdrawn]):
         self.may_have_run = True
 
 
-class RedisSession(Attachment, SessionDefaults):
+class RedisSession(Attachment):
     """An attached session, as the contract defines it.
 
     Attributes:
@@ -139,7 +138,7 @@ class RedisSession(Attachment, SessionDefaults):
         super().__init__(engine, how, events, number, token, window)
         self.holds: dict[int, int] = {}
         self.waited: dict[int, str] = {}
-        self._early: dict[int, tuple[bytes, bytes]] = {}
+        self._ahead: dict[int, tuple[bytes, bytes]] = {}
         self._fresh: set[int] = set()  # began to wait in this turn, unknown to their callers yet
         self._unwanted: set[int] = set()  # the store refused to remove them; tried again later
 
@@ -161,8 +160,8 @@ class RedisSession(Attachment, SessionDefaults):
             rules.check_timeout(timeout, self.path, name)
         if data != b"":
             rules.check_data(data, self.path, name)
-        rules.check_name(name, self.path)
         operation = EnqueueOperation(self, hold, name, count, data, timeout, ephemeral)
+        rules.check_name(name, self.path)
         self.holds[hold] = ASKED
         self._reconnector.operate(operation)
         return operation
@@ -184,8 +183,8 @@ class RedisSession(Attachment, SessionDefaults):
                 holds[hold] = OWNS
             if not operation.done():
                 operation.set_result(Enqueued(_GRANTED, reply))
-            if self._early:
-                self._push_early(hold)
+            if self._ahead:
+                self._push_ahead(hold)
         elif type(reply) is list and type(reply[0]) is int:
             order_id, due = reply
             self.order_ids.saw(order_id)
@@ -197,7 +196,7 @@ class RedisSession(Attachment, SessionDefaults):
                     self.loop.call_soon(self._fresh.clear)
                 self._fresh.add(hold)
             operation.settle(Enqueued(Place.WAITING, order_id))
-            self._push_early(hold)
+            self._push_ahead(hold)
         elif type(reply) is list and reply[0] == b"quarantined":
             self._held_up(operation, reply[1] / 1e6)
         else:
@@ -216,14 +215,14 @@ class RedisSession(Attachment, SessionDefaults):
 
     def _try_again(self, operation: EnqueueOperation) -> None:
         if self.over:
-            operation.fail(self._why_over or self._gone())
+            operation.fail(self.reason)
         elif operation.hold in self.holds:
             self._reconnector.operate(operation)
         else:
             operation.settle(_REFUSED)  # it was withdrawn meanwhile
 
-    def _push_early(self, hold: int) -> None:
-        if early := self._early.pop(hold, None):
+    def _push_ahead(self, hold: int) -> None:
+        if early := self._ahead.pop(hold, None):
             self.loop.call_soon(self.push, *early)
 
     def _confirmed_at_once(
@@ -233,7 +232,7 @@ class RedisSession(Attachment, SessionDefaults):
             if operation.hold in self.holds:
                 self.holds[operation.hold] = OWNS
             operation.settle(Enqueued(_GRANTED, order_id))
-            self._push_early(operation.hold)
+            self._push_ahead(operation.hold)
         else:
             if self.holds.pop(operation.hold, None) is not None:
                 self._withdraw(operation.hold)
@@ -288,8 +287,8 @@ class RedisSession(Attachment, SessionDefaults):
         self.holds.pop(hold, None)
         if self.waited:
             self.waited.pop(hold, None)
-        if self._early:
-            self._early.pop(hold, None)
+        if self._ahead:
+            self._ahead.pop(hold, None)
 
     # Pushes
 
@@ -302,16 +301,16 @@ class RedisSession(Attachment, SessionDefaults):
         elif kind == b"E":
             self.end(rest.decode())
         elif kind == b"A":
-            self.look.set()
-        elif self.early_pushes is not None:
-            self.early_pushes.append((kind, rest))
+            self.news.set()
+        elif self.early is not None:
+            self.early.append(partial(self.push, kind, rest))
         else:
             hold = int(rest.split()[0])
             standing = self.holds.get(hold)
             if hold in self._fresh:
                 self.loop.call_soon(self.push, kind, rest)
             elif standing == ASKED:
-                self._early[hold] = (kind, rest)
+                self._ahead[hold] = (kind, rest)
             elif standing is not None and kind != b"g":
                 self._removed(hold, REMOVALS[kind])
             elif standing == WAITING:
@@ -347,7 +346,7 @@ class RedisSession(Attachment, SessionDefaults):
 
     def look_up(self, standings: Sequence[int]) -> None:
         """Look up requests in these states, in case a push was missed."""
-        if self.early_pushes is not None or self.over:
+        if self.early is not None or self.over:
             return
         while self._unwanted:
             self._withdraw(self._unwanted.pop())
@@ -378,14 +377,10 @@ class RedisSession(Attachment, SessionDefaults):
         self.end("the store has lost what it had granted or queued (a failover, or old data)")
         self._send_leave("close", ignore)
 
-    # Taking over
+    # Takeover
 
     async def begin(self, description: str) -> None:
-        """Complete the takeover: report the requests, and then the pushes since its begin.
-
-        Args:
-            description: the description of the session from now on.
-        """
+        """Set the description of a session that was taken over, and resume its requests."""
         answer: asyncio.Future[Any] = self.loop.create_future()
 
         def begun(reply: Any) -> None:
@@ -394,10 +389,7 @@ class RedisSession(Attachment, SessionDefaults):
                 self.holds = {each.request_id: OWNS if each.granted else WAITING for each in found}
                 self.waited = {each.request_id: each.name for each in found if not each.granted}
                 self._engine.expect(reply[2])
-                self.events.resumed(found)
-                pushes, self.early_pushes = self.early_pushes or [], None
-                for push in pushes:
-                    self.push(*push)
+                self.resume(found)
             settle(answer, reply)
 
         self._reconnector.send(LargeRead(SCRIPTS["begin"], self, (description,), begun))
