@@ -133,15 +133,12 @@ class Committer:
             note: called with the result, before the caller has it; with ``None`` after a failure.
         """
         operation = _Operation(work, args, note)
-        durable, deferred = self._tx.durable, self._queue
-        if self._grouping or durable or deferred or self.busy or not self._turn.try_take():
+        if self._grouping or self._tx.durable or self._queue or self.busy:
             return self._put_off(operation)
-        self._alone += 1
-        if self._alone >= _ALONE:
-            self._grouping = True
         told: list[Told] = []
         try:
-            self._run_together((operation,), told)
+            if not self._run_together((operation,), told, take=True):
+                return self._put_off(operation)
         except Exception as error:
             if schema.is_busy(error):
                 return self._put_off(operation)
@@ -149,8 +146,9 @@ class Committer:
         except BaseException:
             self._telling.put(told)  # the interrupt came after the commit
             raise
-        finally:
-            self._turn.release()
+        self._alone += 1
+        if self._alone >= _ALONE:
+            self._grouping = True
         try:
             if note is not None:
                 note(operation.result if operation.error is None else None)
@@ -165,10 +163,7 @@ class Committer:
         return result
 
     def _pass_on(self, told: Told) -> None:
-        """Pass on the messages of a commit, after those of earlier commits.
-
-        After an error they are queued, as waiters need them.
-        """
+        """Pass on a commit's messages after earlier ones; after an error, queue them again."""
         try:
             if self._telling.items:
                 self._telling.put((told,))
@@ -307,9 +302,14 @@ class Committer:
             except Exception as error:
                 operation.error, operation.done = schema.explained(error, self._path), True
 
-    def _run_together(self, operations: Sequence[_Operation], told: list[Told]) -> None:
+    def _run_together(
+        self, operations: Sequence[_Operation], told: list[Told], *, take: bool = False
+    ) -> bool:
+        """Run operations in one transaction; with `take`, in a turn of its own, if it is free."""
         tx = self._tx
         tx.committed = False  # also if `begin` fails before it can say so
+        if take and not self._turn.try_take():
+            return False
         try:
             tx.begin()
             for operation in operations:
@@ -331,6 +331,9 @@ class Committer:
                     operation.done = True
                 if tx.told.pushes or tx.told.rings or tx.told.buried:
                     told.append(tx.told)
+            if take:
+                self._turn.release()
+        return True
 
     def _deliver(self) -> None:
         """Resolve the futures of finished operations, then pass on their messages. On the loop.

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines.contract import Answer, Attach, EngineDefaults, Finding, SessionEvents
-from tenure.engines.sqlite import describe, nodes, quarantine, requests, sessions, takeover
+from tenure.engines.sqlite import describe, nodes, quarantine, sessions, takeover
 from tenure.engines.sqlite.life import Life, boot_id
 from tenure.engines.sqlite.monitor import Monitor
 from tenure.engines.sqlite.news import Name, SqliteWatch
+from tenure.engines.sqlite.over import Attachment, check_alive, over_in_queue
 from tenure.engines.sqlite.pages import SQLitePages
 from tenure.engines.sqlite.session import SqliteSession
 from tenure.engines.sqlite.store import Store, log
@@ -246,13 +247,11 @@ class SqliteEngine(EngineDefaults):
         if session is not None and self._open:
             session.abandon()
 
-    def acknowledge(
-        self, former: requests.Attachment, then: Callable[[], None] | None = None
-    ) -> None:
+    def acknowledge(self, former: Attachment, then: Callable[[], None] | None = None) -> None:
         """Confirm to the store, soon, that an attachment that was taken over has ended here."""
         self.store.loop.call_soon(self._acknowledge, former, then)
 
-    def _acknowledge(self, former: requests.Attachment, then: Callable[[], None] | None) -> None:
+    def _acknowledge(self, former: Attachment, then: Callable[[], None] | None) -> None:
         if self._open:  # otherwise this participant is gone, with all its rows
             with contextlib.suppress(TenureError):  # then its silence ends the wait
                 self.do_unasked(takeover.acknowledge, former, then=then)
@@ -338,7 +337,7 @@ class SqliteEngine(EngineDefaults):
         where = (session.node, session.path, name)
         if owners or waiters:
             with store.reading() as tx:
-                over = requests.over_in_queue(tx, session.node, name)
+                over = over_in_queue(tx, session.node, name)
             await self._take_out(*over)
         if not store.committer.idle:
             return await self._do(_described, session.me, *where, owners, waiters)
@@ -383,7 +382,7 @@ class SqliteEngine(EngineDefaults):
         rules.check_name(name, path)
         store = self._opened()
         with store.reading() as tx:
-            over = requests.over_in_queue(tx, nodes.find(tx, path), name)
+            over = over_in_queue(tx, nodes.find(tx, path), name)
         await self._take_out(*over)
         with store.reading() as tx:
             return describe.semaphore(tx, nodes.find(tx, path), path, name, owners, waiters)
@@ -417,14 +416,14 @@ class SqliteEngine(EngineDefaults):
 
 def _described(
     tx: Transaction,
-    me: requests.Attachment,
+    me: Attachment,
     node: int,
     path: str,
     name: str,
     owners: bool,
     waiters: bool,
 ) -> SemaphoreDescription:
-    requests.check_alive(tx, me, path)
+    check_alive(tx, me, path)
     return describe.semaphore(tx, node, path, name, owners, waiters)
 
 

@@ -16,11 +16,10 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from tenure.background import BackgroundTimer, Failures
-from tenure.engines.sqlite import deadlines, quarantine, requests, sessions, takeover
+from tenure.engines.sqlite import over, quarantine, requests, sessions, takeover
 from tenure.engines.sqlite.bell import Deathwatch
 from tenure.engines.sqlite.news import Name, Newsroom
-from tenure.engines.sqlite.over import over_among, standing_before
-from tenure.engines.sqlite.requests import Attachment
+from tenure.engines.sqlite.over import Attachment, over_among, standing_before
 from tenure.engines.sqlite.session import SqliteSession
 from tenure.engines.sqlite.store import Store, log
 from tenure.engines.sqlite.transaction import OWNERS, Push, Told, Transaction
@@ -287,14 +286,14 @@ class Monitor:
 
     def _look_at_deadlines(self, tx: Transaction, now: float) -> bool:
         """Return whether a deadline has passed: of a waiter here, or one left to others."""
-        first = deadlines.earliest(tx)
+        first = over.earliest(tx)
         late = first is not None and first + _OTHERS <= now
         while self._deadlines and self._deadlines[0][0] <= now:
             noted, waiter = heappop(self._deadlines)
             if self._looked_at.get(waiter) != noted:
                 continue
             del self._looked_at[waiter]
-            deadline = deadlines.deadline_of(tx, *waiter)
+            deadline = over.deadline_of(tx, *waiter)
             if deadline is not None and deadline <= now:
                 late, deadline = True, now + _TICK_WAITING  # should the store fail
             if deadline is not None:
@@ -340,7 +339,7 @@ class Monitor:
             names.setdefault(name, order_id)
         for name in self.newsroom.watches:
             if self.newsroom.kinds(name) & OWNERS:
-                names.setdefault(name, requests.END)
+                names.setdefault(name, over.END)
         chosen = list(names.items())
         if len(chosen) > _NAMES:
             first = self._next_name % len(chosen)
@@ -352,7 +351,7 @@ class Monitor:
         for suspect in suspects:
             self._watch_process(tx, suspect[2])
         for name, _ in chosen:
-            deadline = deadlines.unattended(tx, *name)
+            deadline = over.unattended(tx, *name)
             if deadline is not None and deadline + _OTHERS > now:
                 self.tick_by(deadline + _OTHERS)
         return over_among(tx, suspects)

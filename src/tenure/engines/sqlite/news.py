@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from tenure.background import BackgroundQueue, Failures
 from tenure.engines._kit.watchers import Watchers
 from tenure.engines.contract import Removal
-from tenure.engines.sqlite.requests import Attachment
+from tenure.engines.sqlite.over import Attachment
 from tenure.engines.sqlite.session import SqliteSession
 from tenure.engines.sqlite.store import Store, log
 from tenure.engines.sqlite.transaction import (

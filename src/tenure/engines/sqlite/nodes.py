@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from tenure.core import rules
-from tenure.engines.sqlite import requests
-from tenure.engines.sqlite.over import Suspect, is_attached
-from tenure.engines.sqlite.requests import (
-    Attachment,
-    check_alive,
-    exists,
-    not_found,
-    remove_sessions,
-    settle,
-)
+from tenure.engines.sqlite.over import Attachment, Suspect, check_alive, is_attached
+from tenure.engines.sqlite.requests import exists, leave, not_found, remove_sessions, settle
 from tenure.engines.sqlite.schema import from_column, to_column
-from tenure.engines.sqlite.transaction import DELETED, Transaction
+from tenure.engines.sqlite.transaction import DELETED, EVICTED, Transaction
 from tenure.errors import (
     InvalidArgument,
     NodeBusy,
@@ -143,8 +135,23 @@ def drop_node(tx: Transaction, path: str, force: bool) -> None:
 
 
 def evict(tx: Transaction, path: str, name: str, order_id: int) -> bool:
-    """Take one request out of a queue."""
-    return requests.evict(tx, find(tx, path), path, name, order_id)
+    """Take one request out of its queue; false when it is in none."""
+    node = find(tx, path)
+    row = tx.execute(
+        "SELECT r.session, r.hold, s.participant, r.count, r.granted_at FROM requests AS r "
+        "JOIN sessions AS s ON s.id = r.session "
+        "WHERE r.node = ? AND r.name = ? AND r.order_id = ?",
+        (node, name, order_id),
+    ).fetchone()
+    if row is None:
+        if not exists(tx, node, name):
+            raise not_found(name, path)
+        return False
+    session, hold, participant, count, granted_at = row
+    leave(tx, node, name, order_id, count, granted_at)
+    tx.tell(participant, EVICTED, session, hold)
+    settle(tx)
+    return True
 
 
 # Lasting semaphores

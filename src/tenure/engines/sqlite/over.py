@@ -1,10 +1,13 @@
-"""Checks for sessions that are over but still in the store: dead process, or silence.
+"""Checks for sessions and waits that are over but still in the store.
 
 Rules:
 
 * A session of liveness ``process`` is over when its process has ended, and when nothing was heard
   of it for its window. One of liveness ``window`` is over only then, whatever became of the
   process: that is what lets another one take it up.
+* A waiter's time is over at its deadline. The program that made the request ends its wait on time.
+  If that program is detached, stopped or dead, any other program that looks at the queue does
+  (`requests.time_out`).
 * It is *ended* by a transaction alone, which judges again. As long as none has, nothing of what it
   holds has been granted to others, so that it may still be given more time (`sessions.reopen`).
 """
@@ -14,19 +17,37 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from tenure.core import rules
 from tenure.engines.sqlite.transaction import Transaction
+from tenure.errors import SessionExpired
 from tenure.model import Liveness
 
 __all__ = [
+    "END",
+    "Attachment",
     "Suspect",
+    "check_alive",
+    "deadline_of",
+    "earliest",
     "is_attached",
+    "is_current",
     "is_dead",
     "is_silent",
     "last_contact",
     "over_among",
+    "over_in_queue",
+    "session_over",
     "standing_before",
+    "suspects_in_queue",
+    "unattended",
     "why_over",
 ]
+
+END = 2**62
+"""Beyond every order id."""
+
+Attachment = tuple[int, int]
+"""Who asks: (session, attach number). One that has been taken over asks in vain."""
 
 Suspect = tuple[int, int, int | None, int | None, float, float, Liveness]
 """A session that may be over: (id, node, participant, slot, recovery window, contact, liveness)."""
@@ -42,6 +63,16 @@ def standing_before(tx: Transaction, node: int, name: str, order_id: int, most: 
         "WHERE r.node = ? AND r.name = ? AND r.order_id < ? ORDER BY r.order_id DESC LIMIT ?",
         (node, name, order_id, most),
     ).fetchall()
+
+
+def suspects_in_queue(tx: Transaction, node: int, name: str) -> set[Any]:
+    """Return the sessions of the last requests in a queue."""
+    return {tuple(suspect) for _, *suspect in standing_before(tx, node, name, END, 256)}
+
+
+def over_in_queue(tx: Transaction, node: int, name: str) -> tuple[list[int], list[int]]:
+    """Return `over_among` of the sessions of a queue."""
+    return over_among(tx, suspects_in_queue(tx, node, name))
 
 
 def why_over(tx: Transaction, suspect: Suspect) -> str:
@@ -97,3 +128,58 @@ def over_among(tx: Transaction, suspects: Iterable[Suspect]) -> tuple[list[int],
         if ends_alone and is_silent(tx, suspect):
             silent.append(session)
     return [participant for participant, lives in living.items() if not lives], silent
+
+
+# Attachments
+
+
+def session_over(tx: Transaction, me: Attachment, path: str) -> SessionExpired:
+    """Return the error for a session that has ended, or was taken over."""
+    if tx.execute("SELECT 1 FROM sessions WHERE id = ?", me[:1]).fetchone() is not None:
+        return rules.taken_over(path)
+    return SessionExpired(f"the session on {path} is over", node=path)
+
+
+def is_current(tx: Transaction, me: Attachment) -> bool:
+    """Return whether the session is in the store, and was not taken over."""
+    row = tx.execute("SELECT 1 FROM sessions WHERE id = ? AND attach_number = ?", me).fetchone()
+    return row is not None
+
+
+def check_alive(tx: Transaction, me: Attachment, path: str) -> None:
+    """Raise `SessionExpired` unless the session is in the store, and was not taken over."""
+    if not is_current(tx, me):
+        raise session_over(tx, me, path)
+
+
+# Deadlines
+
+
+def deadline_of(tx: Transaction, session: int, hold: int) -> float | None:
+    """Return the deadline of a request; ``None`` if it has none, or is not waiting."""
+    row = tx.execute(
+        "SELECT deadline FROM requests WHERE session = ? AND hold = ?", (session, hold)
+    ).fetchone()
+    until: float | None = None if row is None else row[0]
+    return until
+
+
+def earliest(tx: Transaction) -> float | None:
+    """Return the earliest deadline of all requests in the store."""
+    row = tx.execute(
+        "SELECT deadline FROM requests INDEXED BY deadlines "
+        "WHERE deadline IS NOT NULL ORDER BY deadline LIMIT 1"
+    ).fetchone()
+    first: float | None = None if row is None else row[0]
+    return first
+
+
+def unattended(tx: Transaction, node: int, name: str) -> float | None:
+    """Return the deadline of a queue's first waiter, if that one's session is detached."""
+    row = tx.execute(
+        "SELECT r.deadline, s.participant "
+        "FROM requests AS r INDEXED BY waiting JOIN sessions AS s ON s.id = r.session "
+        "WHERE r.node = ? AND r.name = ? AND r.granted_at IS NULL ORDER BY r.order_id LIMIT 1",
+        (node, name),
+    ).fetchone()
+    return row[0] if row is not None and row[1] is None else None

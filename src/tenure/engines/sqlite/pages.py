@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from tenure.engines.sqlite import describe, nodes, requests, sessions
+from tenure.engines.sqlite import describe, nodes, sessions
+from tenure.engines.sqlite.over import over_in_queue
 from tenure.engines.sqlite.store import Store
 from tenure.model import SemaphoreDescription, SessionDescription
 
@@ -41,7 +42,7 @@ class SQLitePages:
             node = nodes.find(tx, path)
             if owners or waiters:
                 for name in describe.semaphore_names(tx, node, after, most):
-                    participants, suspects = requests.over_in_queue(tx, node, name)
+                    participants, suspects = over_in_queue(tx, node, name)
                     dead.update(participants)
                     silent.update(suspects)
         await self._take_out(sorted(dead), sorted(silent))

@@ -13,32 +13,31 @@ from typing import Any
 
 from tenure.core import rules
 from tenure.engines.contract import Enqueued, Place, Withdrawn
-from tenure.engines.sqlite.over import Suspect, over_among, standing_before, why_over
+from tenure.engines.sqlite.over import (
+    Attachment,
+    Suspect,
+    check_alive,
+    session_over,
+    suspects_in_queue,
+    why_over,
+)
 from tenure.engines.sqlite.schema import from_column, to_column
-from tenure.engines.sqlite.transaction import ENDED, EVICTED, GRANTED, TIMED_OUT, Transaction
-from tenure.errors import LeaseReleased, SemaphoreNotFound, SessionExpired
+from tenure.engines.sqlite.transaction import ENDED, GRANTED, TIMED_OUT, Transaction
+from tenure.errors import LeaseReleased, SemaphoreNotFound
 from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, Unchanged
 
 __all__ = [
-    "END",
-    "Attachment",
     "alter",
-    "check_alive",
     "enqueue",
-    "evict",
     "exists",
-    "is_current",
     "leave",
     "not_found",
-    "over_in_queue",
+    "remove_over",
     "remove_sessions",
     "settle",
     "time_out",
     "withdraw",
 ]
-
-END = 2**62
-"""Beyond every order id."""
 
 _REFUSED = Enqueued(Place.REFUSED, None)
 _EPHEMERAL = to_column(EPHEMERAL_LIMIT)
@@ -52,6 +51,17 @@ LEFT JOIN requests AS r ON r.node = s.node AND r.name = ? AND r.order_id = (
 WHERE s.id = ? AND s.attach_number = ?
 """
 
+_NEXT = """
+SELECT r.order_id, r.count, r.hold, r.deadline,
+    s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact, s.liveness
+FROM requests AS r INDEXED BY waiting JOIN sessions AS s ON s.id = r.session
+WHERE r.node = ? AND r.name = ? AND r.granted_at IS NULL ORDER BY r.order_id LIMIT 1
+"""
+
+_FIRST = """
+SELECT granted_at, count FROM requests WHERE node = ? AND name = ? ORDER BY order_id LIMIT 1
+"""
+
 _LEVEL = """
 SELECT m."limit", m.held, m.whole, r.order_id, r.granted_at, c.node
 FROM (SELECT 1)
@@ -60,10 +70,6 @@ LEFT JOIN requests AS r ON r.node = ? AND r.name = ? AND r.order_id = (
     SELECT order_id FROM requests WHERE node = ? AND name = ? ORDER BY order_id DESC LIMIT 1)
 LEFT JOIN contents AS c ON c.node = ? AND c.name = ?
 """
-
-Attachment = tuple[int, int]
-"""Who asks: (session, attach number). One that has been taken over asks in vain."""
-
 
 # What sessions ask
 
@@ -200,14 +206,13 @@ def alter(
 
 def _give_up(tx: Transaction, node: int, name: str, order_id: int) -> None:
     """Take a waiter out that does not want to wait any more, unless it can be granted."""
-    still = (
+    _end_the_dead(tx, node, name)  # it does not leave because of them
+    row = tx.execute(
         "SELECT r.count, r.session, r.hold, s.participant "
         "FROM requests AS r JOIN sessions AS s ON s.id = r.session "
-        "WHERE r.node = ? AND r.name = ? AND r.order_id = ? AND r.granted_at IS NULL"
-    )
-    row = tx.execute(still, (node, name, order_id)).fetchone()
-    if row is not None and _end_the_dead(tx, node, name):  # it does not leave because of them
-        row = tx.execute(still, (node, name, order_id)).fetchone()
+        "WHERE r.node = ? AND r.name = ? AND r.order_id = ? AND r.granted_at IS NULL",
+        (node, name, order_id),
+    ).fetchone()
     if row is not None:
         count, session, hold, participant = row
         leave(tx, node, name, order_id, count, None)
@@ -215,45 +220,21 @@ def _give_up(tx: Transaction, node: int, name: str, order_id: int) -> None:
         settle(tx)
 
 
-def evict(tx: Transaction, node: int, path: str, name: str, order_id: int) -> bool:
-    """Take one request out, and tell its session."""
-    row = tx.execute(
-        "SELECT r.session, r.hold, s.participant, r.count, r.granted_at FROM requests AS r "
-        "JOIN sessions AS s ON s.id = r.session "
-        "WHERE r.node = ? AND r.name = ? AND r.order_id = ?",
-        (node, name, order_id),
-    ).fetchone()
-    if row is None:
-        if not exists(tx, node, name):
-            raise not_found(name, path)
-        return False
-    session, hold, participant, count, granted_at = row
-    leave(tx, node, name, order_id, count, granted_at)
-    tx.tell(participant, EVICTED, session, hold)
-    settle(tx)
-    return True
-
-
 def time_out(tx: Transaction) -> None:
     """Take out the waiters whose deadlines have passed, the earliest first.
 
     The deadline belongs to the store: any program applies it, whichever program made the request.
     """
-    rows = tx.execute(
+    first = (
         "SELECT r.node, r.name, r.order_id, r.count, r.session, r.hold, s.participant "
         "FROM requests AS r INDEXED BY deadlines JOIN sessions AS s ON s.id = r.session "
-        "WHERE r.deadline <= ? ORDER BY r.deadline, r.order_id",
-        (tx.now,),
-    ).fetchall()
-    for node, name, order_id, count, session, hold, participant in rows:
-        still = tx.execute(
-            "SELECT granted_at IS NULL FROM requests WHERE node = ? AND name = ? AND order_id = ?",
-            (node, name, order_id),
-        ).fetchone()
-        if still == (1,):
-            leave(tx, node, name, order_id, count, None)
-            tx.tell(participant, TIMED_OUT, session, hold)
-            settle(tx)
+        "WHERE r.deadline <= ? ORDER BY r.deadline, r.order_id LIMIT 1"
+    )
+    while row := tx.execute(first, (tx.now,)).fetchone():
+        node, name, order_id, count, session, hold, participant = row
+        leave(tx, node, name, order_id, count, None)
+        tx.tell(participant, TIMED_OUT, session, hold)
+        settle(tx)
 
 
 # What these are made of
@@ -275,25 +256,6 @@ def not_found(name: str, path: str) -> SemaphoreNotFound:
     return SemaphoreNotFound(
         f"there is no semaphore {name!r} on {path}; create it first", node=path, name=name
     )
-
-
-def session_over(tx: Transaction, me: Attachment, path: str) -> SessionExpired:
-    """Return the error for a session that has ended, or was taken over."""
-    if tx.execute("SELECT 1 FROM sessions WHERE id = ?", me[:1]).fetchone() is not None:
-        return rules.taken_over(path)
-    return SessionExpired(f"the session on {path} is over", node=path)
-
-
-def is_current(tx: Transaction, me: Attachment) -> bool:
-    """Return whether the session is in the store, and was not taken over."""
-    row = tx.execute("SELECT 1 FROM sessions WHERE id = ? AND attach_number = ?", me).fetchone()
-    return row is not None
-
-
-def check_alive(tx: Transaction, me: Attachment, path: str) -> None:
-    """Raise `SessionExpired` unless the session is in the store, and was not taken over."""
-    if not is_current(tx, me):
-        raise session_over(tx, me, path)
 
 
 def leave(
@@ -336,7 +298,9 @@ def _advance(tx: Transaction, node: int, name: str, freed: int, owners_left: boo
         tx.changed(node, name, data=True, owners=True)
         return
     else:
-        limit, held, whole = EPHEMERAL_LIMIT, *_ephemeral_level(tx, node, name)
+        first_granted, first_count = tx.execute(_FIRST, where).fetchone()
+        held = int(first_granted is not None)
+        limit, whole = EPHEMERAL_LIMIT, bool(held) and first_count == _EPHEMERAL
     changed = owners_left
     if last is not None and last_granted is None and not tx.quarantined:
         while (granted := _grant_next(tx, node, name, limit, held, whole)) != 0:
@@ -349,28 +313,10 @@ def _advance(tx: Transaction, node: int, name: str, freed: int, owners_left: boo
         tx.changed(node, name, data=False, owners=True)
 
 
-def _ephemeral_level(tx: Transaction, node: int, name: str) -> tuple[int, bool]:
-    """(1 if anything is held, whether that is the whole) of an ephemeral semaphore."""
-    first = tx.execute(
-        "SELECT granted_at, count FROM requests WHERE node = ? AND name = ? "
-        "ORDER BY order_id LIMIT 1",
-        (node, name),
-    ).fetchone()
-    if first is None or first[0] is None:
-        return 0, False
-    return 1, first[1] == _EPHEMERAL
-
-
 def _grant_next(tx: Transaction, node: int, name: str, limit: int, held: int, whole: bool) -> int:
     """Grant the first that waits, if it fits: returns its count, or 0. The dead are removed."""
     while True:
-        row = tx.execute(
-            "SELECT r.order_id, r.count, r.hold, r.deadline, "
-            "s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact, s.liveness "
-            "FROM requests AS r INDEXED BY waiting JOIN sessions AS s ON s.id = r.session "
-            "WHERE r.node = ? AND r.name = ? AND r.granted_at IS NULL ORDER BY r.order_id LIMIT 1",
-            (node, name),
-        ).fetchone()
+        row = tx.execute(_NEXT, (node, name)).fetchone()
         if row is None:
             return 0
         order_id, stored, hold, deadline, *suspect = row
@@ -404,23 +350,9 @@ def _set_level(tx: Transaction, node: int, name: str, held: int, *, whole: bool)
 # Who stands in a queue without being there
 
 
-def over_in_queue(tx: Transaction, node: int, name: str) -> tuple[list[int], list[int]]:
-    """The same, among the last who stand in a queue."""
-    rows = standing_before(tx, node, name, END, 256)
-    return over_among(tx, {tuple(suspect) for _, *suspect in rows})
-
-
 def _end_the_dead(tx: Transaction, node: int, name: str) -> bool:
     """End the sessions that stand in a queue and are over; whether there were any."""
-    rows = standing_before(tx, node, name, END, 256)
-    over: dict[str, list[Suspect]] = {}
-    for suspect in {tuple(suspect) for _, *suspect in rows}:
-        if why := why_over(tx, suspect):
-            over.setdefault(why, []).append(suspect)
-    for why, sessions in over.items():
-        remove_sessions(tx, sessions, why)
-    settle(tx)
-    return bool(over)
+    return remove_over(tx, suspects_in_queue(tx, node, name))
 
 
 def _time_out_first(tx: Transaction, node: int, name: str) -> bool:
@@ -434,6 +366,18 @@ def _time_out_first(tx: Transaction, node: int, name: str) -> bool:
         return False
     time_out(tx)
     return True
+
+
+def remove_over(tx: Transaction, suspects: Iterable[Suspect]) -> bool:
+    """End those of the sessions that are over, and grant what fits; whether there were any."""
+    over: dict[str, list[Suspect]] = {}
+    for suspect in suspects:
+        if why := why_over(tx, suspect):
+            over.setdefault(why, []).append(suspect)
+    for why, sessions in over.items():
+        remove_sessions(tx, sessions, why)
+    settle(tx)
+    return bool(over)
 
 
 def remove_sessions(tx: Transaction, sessions: Iterable[Any], why: str | None) -> None:

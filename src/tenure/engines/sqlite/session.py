@@ -22,7 +22,7 @@ from tenure.engines.contract import (
 )
 from tenure.engines.sqlite import nodes, requests, sessions
 from tenure.engines.sqlite.life import Life
-from tenure.engines.sqlite.requests import Attachment
+from tenure.engines.sqlite.over import Attachment
 from tenure.engines.sqlite.store import Store
 from tenure.engines.sqlite.takeover import AttachedRow, Found
 from tenure.engines.sqlite.transaction import DATA, OWNERS, Push

@@ -22,8 +22,8 @@ from tenure.engines.contract import Attach
 from tenure.engines.sqlite import quarantine
 from tenure.engines.sqlite.life import Life, started
 from tenure.engines.sqlite.nodes import config_of, find, sessions_of
-from tenure.engines.sqlite.over import Suspect, over_among, why_over
-from tenure.engines.sqlite.requests import Attachment, is_current, remove_sessions, settle
+from tenure.engines.sqlite.over import Attachment, Suspect, is_current, over_among
+from tenure.engines.sqlite.requests import remove_over, remove_sessions, settle
 from tenure.engines.sqlite.takeover import AttachedRow, acknowledge, tell_of_the_gone
 from tenure.engines.sqlite.transaction import Transaction
 from tenure.errors import EngineError, InvalidArgument
@@ -138,20 +138,16 @@ def reap(tx: Transaction, participants: Iterable[int], sessions: Iterable[int]) 
     dead = [each for each in participants if each != tx.participant and tx.lives.is_dead(each)]
     _detach_from(tx, dead)
     _remove_participants(tx, dead, "its process has ended")
-    silent: dict[str, list[Suspect]] = {}
+    suspects: list[Suspect] = []
     for number in sessions:
-        suspect = tx.execute(
+        suspects += tx.execute(
             "SELECT s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact, s.liveness "
             "FROM sessions AS s WHERE s.id = ?",
             (number,),
-        ).fetchone()
-        if suspect is not None and (why := why_over(tx, suspect)):
-            silent.setdefault(why, []).append(suspect)
-    for why, suspects in silent.items():
-        remove_sessions(tx, suspects, why)
-    settle(tx)
+        )
+    any_over = remove_over(tx, suspects)
     tx.told.buried.update(dead)
-    return bool(dead or silent)
+    return bool(dead) or any_over
 
 
 def new_boot(tx: Transaction, boot: str) -> None:

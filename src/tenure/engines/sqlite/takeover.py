@@ -34,8 +34,7 @@ from tenure.core import rules
 from tenure.engines.contract import Attach
 from tenure.engines.sqlite import requests
 from tenure.engines.sqlite.nodes import find
-from tenure.engines.sqlite.over import is_dead, last_contact, why_over
-from tenure.engines.sqlite.requests import Attachment
+from tenure.engines.sqlite.over import Attachment, check_alive, is_dead, last_contact, why_over
 from tenure.engines.sqlite.schema import from_column
 from tenure.engines.sqlite.transaction import ACKNOWLEDGED, TAKEN_OVER, Transaction
 from tenure.identity import retold
@@ -129,7 +128,7 @@ def _tell_successor(tx: Transaction, session: int) -> None:
 
 def begin(tx: Transaction, me: Attachment, path: str) -> list[Found]:
     """The take-over is complete: what the session has in queues, in the order of the order ids."""
-    requests.check_alive(tx, me, path)
+    check_alive(tx, me, path)
     requests.time_out(tx)
     rows = tx.execute(
         "SELECT r.hold, r.name, r.order_id, r.count, r.data, m.node IS NULL, "
