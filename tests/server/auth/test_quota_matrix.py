@@ -179,6 +179,11 @@ async def test_watches_of_a_ydb_client_beyond_the_quota_are_refused() -> None:
         refusal = await some.expect("describe_semaphore_result")
         assert (refusal.req_id, refusal.status) == (asked, Status.OVERLOADED)
         assert f"quota watches = {QUOTA}" in refusal.issues[0].message
+        again = await some.describe("w0", watch_data=True)  # replaces the one of before
+        assert await some.changed(1) == (False, False)
+        assert (await some.expect("describe_semaphore_result")).watch_added
+        await other.refused(await other.update("w0", b"new"), "update_semaphore_result")
+        assert await some.changed(again) == (True, False)
         await some.call.cancel()
         (account,) = [each for each in server.accounts() if each.identity == "some"]
 

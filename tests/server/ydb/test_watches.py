@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from tenure.errors import EngineUnavailable
 from tenure.server.limits import Limits
-from tenure.server.ydb.messages import Status
+from tenure.server.ydb.messages import Request, Status
+from tests.server.ydb.parties import parties
 from tests.server.ydb.raw import Client, call, channel, serving, session
 
 MUTEX: dict[str, Any] = {"count": 2**64 - 1, "ephemeral": True}
@@ -138,6 +142,33 @@ async def test_a_new_watch_replaces_the_old_one_which_is_told_first(store: str) 
         await writer.update("s", b"other")
         assert await watcher.changed(second) == (True, False)
         await nothing_is_told(watcher)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_describe_that_fails_replaces_no_watch(kept: bool) -> None:
+    engine, (watcher, writer) = await parties(2)
+    try:
+        await writer.session.create_semaphore("s", 1, b"", exist_ok=False)
+        flags: dict[str, Any] = {"name": "s", "watch_data": True}
+        await watcher.ask(describe_semaphore=Request.DescribeSemaphore(req_id=1, **flags))
+        await watcher.answer_all()
+        await watcher.ask(describe_semaphore=Request.DescribeSemaphore(req_id=2, **flags))
+        job, _, _ = watcher.done.popleft()
+        watcher.heard()
+        await writer.session.update_semaphore("s", b"other")
+        if not kept:
+            await watcher.session.close()  # after which no watch can begin
+        watcher.conversation.refused(job, EngineUnavailable("the store is out of reach"))
+        watcher.conversation.tell_changes()
+        await watcher.work()
+        await watcher.answer_all()
+        refused, changed = watcher.heard()
+        assert refused.describe_semaphore_result.req_id == 2
+        assert refused.describe_semaphore_result.status == Status.UNAVAILABLE
+        told = changed.describe_semaphore_changed
+        assert (told.req_id, told.data_changed, told.owners_changed) == (1, True, not kept)
+    finally:
+        await engine.aclose()
 
 
 async def test_a_describe_of_what_is_not_there_adds_no_watch(store: str) -> None:

@@ -87,9 +87,7 @@ class OneTimeWatches:
         self._timeouts = timeouts
         self._long_replies = long_replies
         self._watches: dict[str, OneTimeWatch] = {}
-        self._begun: set[OneTimeWatch] = (
-            set()
-        )  # these, and those whose describe is not answered yet
+        self._begun: set[OneTimeWatch] = set()  # and those whose describe is not answered yet
 
     def deleted(self, name: str) -> None:
         """Report that the session has deleted the semaphore, if it watches it."""
@@ -110,23 +108,22 @@ class OneTimeWatches:
         if text := no_semaphore(ask.name):
             self._replies.append(answers.not_described(ask.req_id, Status.NOT_FOUND, text))
             return
-        old = self._watches.get(ask.name)
+        watches = ask.watch_data or ask.watch_owners
+        old = self._watches.get(ask.name) if watches else None
         new = None  # in `_watches` from the beginning, unless it replaces one
         try:
-            if ask.watch_data or ask.watch_owners:
-                new = self._watch(ask, replaces=old is not None)
+            if watches:
+                new = self._watch(ask, old)
             found: SemaphoreDescription = yield DescribeOperation(
                 ask.name, ask.include_owners or ask.watch_owners, ask.include_waiters
             )
         except TenureError as error:
-            if new is not None:
-                self._drop(new)
             self._replies.append(answers.not_described(ask.req_id, status_of(error), str(error)))
+            self._keep(old, new)
             return
-        described = self._described(ask, found, watched=new is not None)
+        described = self._described(ask, found, watched=watches)
         if described is None:
-            if new is not None:
-                self._drop(new)
+            self._keep(old, new)
             return
         if new is not None:
             new.seen = _state(found)
@@ -150,20 +147,39 @@ class OneTimeWatches:
         self._long_replies.add(reply)
         return reply
 
-    def _watch(self, ask: Any, *, replaces: bool) -> OneTimeWatch:
-        if not replaces and len(self._watches) >= self._limits.watches_per_session:
+    def _watch(self, ask: Any, old: OneTimeWatch | None) -> OneTimeWatch:
+        if old is not None:
+            old.stop()  # before the new one begins: the identity may be at its quota
+        elif len(self._watches) >= self._limits.watches_per_session:
             raise LimitReached(
                 "the session has as many watches as the server's limit watches_per_session = "
                 f"{self._limits.watches_per_session} allows",
                 "watches_per_session",
             )
         watch = OneTimeWatch(ask.name, ask.req_id, ask.watch_data, ask.watch_owners)
-        watch.stop = self._start_watch(
-            ask.name, watch.data, watch.owners, lambda: self._note(watch)
-        )
+        self._start(watch)
         self._watches.setdefault(ask.name, watch)
         self._begun.add(watch)
         return watch
+
+    def _start(self, watch: OneTimeWatch) -> None:
+        watch.stop = self._start_watch(
+            watch.name, watch.data, watch.owners, lambda: self._note(watch)
+        )
+
+    def _keep(self, old: OneTimeWatch | None, new: OneTimeWatch | None) -> None:
+        """Go on with a watch that was to be replaced, because the describe has failed."""
+        if new is not None:
+            self._drop(new)
+        if old is None:
+            return
+        try:
+            self._start(old)
+        except TenureError:  # the client looks itself, and may add another watch
+            self._drop(old)
+            self._replies.append(answers.changed(old.asked, data=True, owners=True))
+        else:
+            self._note(old)  # it may have changed while it was not watched
 
     def _note(self, watch: OneTimeWatch) -> None:
         """Note a possible change; it is reported when no script of that name runs."""
