@@ -26,6 +26,7 @@ EXTRAS_dev := cli,dev
 EXTRAS_bench := cli,dev,bench
 EXTRAS_docs := cli,dev,docs
 EXTRAS_mutation := cli,dev,mutation
+EXTRAS_release := cli,dev,release
 
 # What each of these sets makes ready: itself, and the smaller ones.
 READY_demo := demo
@@ -33,9 +34,10 @@ READY_dev := demo dev
 READY_bench := demo dev bench
 READY_docs := demo dev docs
 READY_mutation := demo dev mutation
+READY_release := demo dev release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check sync docs chaos fuzz format guarantees bench mutate venv clean
+.PHONY: help demo test quick check sync docs chaos fuzz format guarantees bench mutate release venv clean
 .NOTPARALLEL:
 
 help:  ## show this list
@@ -83,6 +85,9 @@ bench: $(VENV)/.ready-bench  ## measure, against other libraries, in a few minut
 
 mutate: $(VENV)/.ready-mutation  ## change the code in small ways that a test should notice (ARGS=core, one group)
 	@nice -n 15 $(BIN)/python -m tests.mutation $(ARGS)
+
+release: $(VENV)/.ready-release  ## build the distributions in dist, check them, and try the wheel
+	@$(BIN)/python -m tools.release
 
 venv: $(VENV)/.ready-dev  ## make .venv with all that developing needs (PYTHON=python3.13, VENV=...)
 
