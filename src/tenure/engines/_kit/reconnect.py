@@ -1,0 +1,231 @@
+"""Connection to one of several hosts, with automatic reconnect.
+
+`ReconnectPolicy` chooses the next host and the pause before it, without I/O. A `Reconnector` is
+the task that acts on that. Rules:
+
+* The hosts are tried in turn. After a lost connection its host comes first, unless the owner
+  says otherwise; a host that failed comes last.
+* Between two rounds there is a pause, which grows and is drawn at random. A connection whose host
+  is not to come first counts as a failed attempt, so that a server which accepts and refuses is
+  not tried in a tight loop.
+* One task connects. An error of an attempt, or of a callback of the owner, never ends it.
+* The end of a connection is reported once, whatever causes it: `lost`, a failed `up` or `aclose`.
+* Losses and returns are logged at the level DEBUG, because the client logs each outage. A refusal
+  that an administrator has to repair is logged as an ERROR, once for each host and message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable
+from typing import Generic, Protocol, TypeVar
+
+from tenure.background import Failures, supervise
+from tenure.engines._kit.backoff import LONGEST_PAUSE, backoff
+from tenure.errors import EngineUnavailable, TenureError
+
+__all__ = ["ReconnectPolicy", "Reconnector", "ReconnectorOwner"]
+
+H = TypeVar("H")
+H_contra = TypeVar("H_contra", contravariant=True)
+C = TypeVar("C")
+_log = logging.getLogger("tenure")
+
+
+class ReconnectPolicy(Generic[H]):
+    """Order of the hosts and pauses between the rounds.
+
+    Attributes:
+        hosts: in the order in which they are tried.
+    """
+
+    def __init__(self, hosts: Iterable[H]) -> None:
+        self.hosts = deque(hosts)
+        self._failures = 0  # in a row
+
+    def failed(self, host: H) -> None:
+        """Note a failed attempt: the host comes last."""
+        self.hosts.remove(host)
+        self.hosts.append(host)
+        self._failures += 1
+
+    def lost(self, host: H, *, first: bool) -> None:
+        """Note a lost connection: the host comes first, or its attempt has failed."""
+        if first:
+            self._failures = 0
+        else:
+            self.failed(host)
+
+    def pause(self, longest: float = LONGEST_PAUSE) -> float:
+        """Return the seconds before the next attempt."""
+        rounds, others = divmod(self._failures, len(self.hosts))
+        return backoff(rounds - 1, longest) if rounds and not others else 0.0
+
+
+class ReconnectorOwner(Protocol[H_contra, C]):
+    """Maker and user of the connections."""
+
+    async def connect(self, host: H_contra) -> C:
+        """Return a connection that can be used. Cancelled or failed, it leaves nothing open."""
+
+    def up(self, connection: C) -> None:
+        """Begin to use a connection."""
+
+    def down(self, connection: C, why: TenureError) -> None:
+        """Close a connection, and use it no more."""
+
+    def longest_pause(self) -> float:
+        """Return the longest pause in seconds."""
+
+
+class Reconnector(Generic[H, C]):
+    """The task that keeps a connection.
+
+    Args:
+        url: without secrets, for messages.
+        hosts: in the order in which they are tried.
+
+    Attributes:
+        connection: the one in use; ``None`` while disconnected.
+    """
+
+    def __init__(self, url: str, hosts: Iterable[H], owner: ReconnectorOwner[H, C]) -> None:
+        self.connection: C | None = None
+        self._url = url
+        self._owner = owner
+        self._policy = ReconnectPolicy(hosts)
+        self._host = self._policy.hosts[0]  # of the latest connection
+        self._up, self._down = asyncio.Event(), asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self._failures = Failures(f"keeping a connection to {url}", _log)
+        self._causes: deque[TenureError] = deque(maxlen=len(self._policy.hosts))
+        self._logged: dict[H, str] = {}  # refusals, since the latest connection
+        self._failure: TenureError = EngineUnavailable(f"{url} is not open")
+
+    @property
+    def several(self) -> bool:
+        """True if there is more than one host."""
+        return len(self._policy.hosts) > 1
+
+    @property
+    def failure(self) -> TenureError | None:
+        """Reason why there is no connection; ``None`` while there is one."""
+        return self._failure if self.connection is None else None
+
+    async def open(self) -> None:
+        """Connect to the first host that accepts, and keep a connection from then on.
+
+        Raises:
+            EngineUnavailable: no host can be reached.
+            TenureError: the refusal of one that was reached.
+        """
+        for _ in range(len(self._policy.hosts)):
+            if await self._attempt():
+                break
+        else:
+            raise self._failure
+        self._task = asyncio.create_task(supervise(self._keep, self._failures))
+
+    async def aclose(self) -> None:
+        """Disconnect for ever. Safe to call twice."""
+        self._closed = True
+        try:
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.wait([self._task])
+        finally:
+            closed = EngineUnavailable(f"{self._url} was closed")
+            if self.connection is not None:
+                self.lost(self.connection, closed)
+            self._failure = closed
+            self._up.set()  # wakes callers of `connected`
+
+    async def connected(self, patience: float) -> C:
+        """Return the connection, and wait for it if necessary.
+
+        Raises:
+            EngineUnavailable: there was none for that many seconds, or this is closed.
+        """
+        try:
+            async with asyncio.timeout(patience):
+                while self.connection is None and not self._closed:
+                    await self._up.wait()
+        except TimeoutError:
+            raise EngineUnavailable(
+                f"{self._url} has been out of reach for {patience:g} s: {self._failure}"
+            ) from None
+        if self.connection is None:
+            raise EngineUnavailable(f"{self._url} was closed")
+        return self.connection
+
+    def lost(self, connection: C, why: TenureError, *, first: bool = True) -> None:
+        """Drop a connection and make another one, unless that is under way.
+
+        Args:
+            first: try the same host first.
+        """
+        if self.connection is not connection:
+            return
+        self.connection = None
+        self._failure = why
+        self._up.clear()
+        self._policy.lost(self._host, first=first)
+        self._down.set()
+        _log.debug("lost a connection, trying again: %s", why)
+        with self._failures.contained():
+            self._owner.down(connection, why)
+
+    async def _keep(self) -> None:
+        while True:
+            await self._down.wait()
+            await asyncio.sleep(self._policy.pause(self._owner.longest_pause()))
+            if await self._attempt():
+                _log.debug("connected to %s again", self._host)
+
+    async def _attempt(self) -> bool:
+        """Try the next host; return whether it accepted."""
+        self._host = host = self._policy.hosts[0]
+        try:
+            connection = await self._owner.connect(host)
+        except Exception as error:
+            self._policy.failed(host)
+            self._note(host, error)
+            return False
+        self._causes.clear()
+        self._logged.clear()
+        self.connection = connection
+        self._down.clear()
+        self._up.set()
+        try:
+            self._owner.up(connection)
+        except Exception as error:
+            self._failures.report(error)
+            self.lost(connection, EngineUnavailable(f"{host} could not be used"), first=False)
+        return True
+
+    def _note(self, host: H, error: Exception) -> None:
+        """Find the reason for being disconnected in the failures of the latest round."""
+        if not isinstance(error, TenureError):
+            self._failures.report(error)
+            error = EngineUnavailable(f"{host}: {error!r}")
+        elif not isinstance(error, EngineUnavailable) and self._task is not None:
+            if self._logged.get(host) != str(error):
+                _log.error("%s: trying again: %s", self._url, error)
+            self._logged[host] = str(error)
+        self._causes.append(error)
+        self._failure = _worst(list(self._causes))
+
+
+def _worst(causes: list[TenureError]) -> TenureError:
+    """Return the error of a host that was reached, or else the errors of all hosts as one."""
+    for each in causes:
+        if not isinstance(each, EngineUnavailable):
+            return each
+    if len(causes) == 1:
+        return causes[0]
+    worst = EngineUnavailable("; ".join(map(str, causes)))
+    worst.__cause__ = causes[0].__cause__
+    return worst
