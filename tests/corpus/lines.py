@@ -15,7 +15,8 @@ import tenure
 from tenure._client import scope
 from tenure._client.request import Request
 from tenure.core import rules
-from tenure.engines.dflockd.connection import Connection
+from tenure.engines.dflockd.connection import DflockdConnection
+from tenure.engines.dflockd.request import DflockdRequest
 from tenure.server.dflockd.locks import Locks
 from tenure.wire.lines import asking
 from tests.corpus.rows import does_nothing, replacing, row
@@ -47,19 +48,20 @@ async def the_body_of_a_lease_that_went_with_its_connection_is_cancelled(scene: 
     assert not went_on
 
 
-def _match_with_who_still_waits(self: Connection, reply: Any, renewals: list[Any]) -> None:
+def _match_with_who_still_waits(self: DflockdConnection, reply: Any, renewals: list[Any]) -> None:
     for expected in list(self._expected):
-        if not getattr(getattr(expected.handler, "__self__", None), "_gone", ()):
+        request = getattr(expected.handler, "__self__", None)
+        if not (isinstance(request, DflockdRequest) and request.answers.withdrawals):
             self._expected.remove(expected)
             self._expected.appendleft(expected)
             break
     _match(self, reply, renewals)
 
 
-_match = Connection._match
+_match = DflockdConnection._match
 
 
-@row(5, replacing(Connection, "_match", _match_with_who_still_waits), on=DFLOCKD)
+@row(5, replacing(DflockdConnection, "_match", _match_with_who_still_waits), on=DFLOCKD)
 async def what_a_cancelled_request_is_replied_is_nobody_elses_token(scene: Scene) -> None:
     client, network = scene.afar()
     async with client, client.session() as session:

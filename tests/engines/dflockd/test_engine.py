@@ -14,7 +14,7 @@ import tenure
 from tenure.cli.app import invoke
 from tenure.clock import SystemClock
 from tenure.engines.dflockd import DflockdEngine, connect
-from tenure.engines.dflockd.hold import HELD, WAITING
+from tenure.engines.dflockd.request import HELD, WAITING
 from tenure.wire.lines import asking
 from tenure.wire.lines.replies import fence_of
 from tests.engines.dflockd.proxy import Proxy
@@ -95,8 +95,8 @@ async def _has_joined(client: tenure.Client) -> None:
     assert isinstance(engine, DflockdEngine)
 
     def joined() -> bool:
-        holds = [hold for session in engine._sessions for hold in session.holds.values()]
-        return bool(holds) and all(hold.standing in {WAITING, HELD} for hold in holds)
+        requests = [each for session in engine._sessions for each in session.requests.values()]
+        return bool(requests) and all(each.standing in {WAITING, HELD} for each in requests)
 
     async with asyncio.timeout(PATIENCE):
         await asyncio.sleep(0)

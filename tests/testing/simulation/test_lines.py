@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tenure.engines.dflockd import dialing
-from tenure.engines.dflockd.hold import Hold
+from tenure.engines.dflockd.request import DflockdRequest
 from tenure.engines.dflockd.session import DflockdSession
 from tenure.server.dflockd.locks import Locks
 from tenure.testing.simulation import Outcome, draw, run
@@ -66,7 +66,7 @@ def _taking_back_too_early(self: Locks, now: float) -> None:
 _swept = Locks.sweep
 
 
-def _joining_no_more(self: Hold) -> None:
+def _joining_no_more(self: DflockdRequest) -> None:
     """It is in no queue any more, and nobody asks again."""
 
 
@@ -75,7 +75,7 @@ def _joining_no_more(self: Hold) -> None:
     [
         (DflockdSession, "tell_proof", _counting_from_the_answer),
         (Locks, "sweep", _taking_back_too_early),
-        (Hold, "_again", _joining_no_more),
+        (DflockdRequest, "_again", _joining_no_more),
     ],
     ids=[
         "a proof that is younger than its question",

@@ -1,13 +1,14 @@
 """``dflockd://``, ``dflockds://``: mutexes and semaphores on dflockd servers, sharded by key.
 
 A dflockd server knows locks, leases and connections, and no sessions. So a session here is what
-one program holds over several connections, and lives as long as it is renewed; each hold lives and
-dies with its connection.
+one program holds over several connections, and lives as long as it is renewed; each request that it
+has been granted lives and dies with its connection.
 
-From the bottom up: `url` says which servers, `connection` is one connection, `dialing` how one
-comes about, `shard` one server with all connections to it, `hold` one request and `line` the order
-of those for one key; `session` and `engine` fulfil the contract, and `aside` renews while the
-program's loop stands still.
+From the bottom up, each using only those before it: `url` says which servers, `connection` is one
+connection, `heartbeat` reads it while the program's loop stands still, `dialing` opens it, `line`
+is the order of requests for one key, and `shard` one server with all connections to it.
+`semaphores` has the limits that the program has declared, `request` is one request with its
+`answers`; `session` and `engine` fulfil the contract.
 
 Rules:
 

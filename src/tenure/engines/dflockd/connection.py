@@ -1,7 +1,7 @@
 """One connection to a dflockd server: requests out, replies in, in that order.
 
 The loop owns it, with one exception: while the loop stands still, a thread may send renewals and
-read (`aside`). So what is on the way is guarded by a lock; and what the thread reads beside the
+read (`heartbeat`). So what is on the way is guarded by a lock; and what the thread reads beside the
 answers to renewals is put by until the loop comes to it.
 
 Rules:
@@ -27,7 +27,7 @@ from typing import Protocol, TypeAlias
 from tenure.clock import Clock
 from tenure.wire.lines.replies import BadReply, Reply, ReplyReader, read_reply
 
-__all__ = ["LOST", "Connection", "Handler", "User"]
+__all__ = ["LOST", "DflockdConnection", "Handler", "User"]
 
 Handler: TypeAlias = Callable[[Reply], None]
 
@@ -49,16 +49,16 @@ class User(Protocol):
 class _Expected:
     """A request that has no reply yet."""
 
-    __slots__ = ("aside", "blocking", "handler", "sent")
+    __slots__ = ("any_thread", "blocking", "handler", "sent")
 
-    def __init__(self, handler: Handler, sent: float, *, blocking: bool, aside: bool) -> None:
+    def __init__(self, handler: Handler, sent: float, *, blocking: bool, any_thread: bool) -> None:
         self.handler = handler
         self.sent = sent
         self.blocking = blocking
-        self.aside = aside
+        self.any_thread = any_thread
 
 
-class Connection:
+class DflockdConnection:
     """A connection that is made.
 
     Args:
@@ -97,13 +97,13 @@ class Connection:
     # Asking
 
     def ask(
-        self, request: bytes, handler: Handler, *, blocking: bool = False, aside: bool = False
+        self, request: bytes, handler: Handler, *, blocking: bool = False, any_thread: bool = False
     ) -> None:
-        """Send a request. From another thread than the loop's only with `aside`.
+        """Send a request. From another thread than the loop's only with `any_thread`.
 
         Args:
             blocking: the server may take its time over the answer.
-            aside: the handler may be called in any thread.
+            any_thread: the handler may be called in any thread.
         """
         with self._lock:
             if self.lost or self._broken:
@@ -111,9 +111,11 @@ class Connection:
             else:
                 lost = False
                 self.last_sent = now = self._clock.now()
-                self._expected.append(_Expected(handler, now, blocking=blocking, aside=aside))
+                self._expected.append(
+                    _Expected(handler, now, blocking=blocking, any_thread=any_thread)
+                )
                 self._send(request)
-        if lost and aside:
+        if lost and any_thread:
             handler(LOST)
 
     async def request(self, request: bytes) -> Reply:
@@ -197,7 +199,7 @@ class Connection:
         self.receive()
         self.dispatch()
 
-    def receive_aside(self) -> None:
+    def receive_in_thread(self) -> None:
         """Read what is there, in another thread than the loop's."""
         self.receive()
         if self._arrived:
@@ -226,7 +228,7 @@ class Connection:
         if not self._expected:
             raise BadReply(f"the server says {reply.status!r} without having been asked")
         expected = self._expected.popleft()
-        (renewals if expected.aside else self._arrived).append((expected, reply))
+        (renewals if expected.any_thread else self._arrived).append((expected, reply))
 
     def dispatch(self) -> None:
         """Hand out what has arrived. On the loop."""
@@ -259,7 +261,7 @@ class Connection:
             expected, self._expected = self._expected, deque()
             self._socket.close()
         for each in expected:
-            if each.aside:
+            if each.any_thread:
                 each.handler(LOST)
         if self._parting is not None:
             self._parting.cancel()

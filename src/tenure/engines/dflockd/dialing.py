@@ -17,7 +17,7 @@ from enum import Enum
 
 from tenure.clock import Clock
 from tenure.engines._kit.url import Endpoint
-from tenure.engines.dflockd.connection import Connection
+from tenure.engines.dflockd.connection import DflockdConnection
 from tenure.engines.dflockd.url import DflockdUrl
 from tenure.errors import AuthenticationFailed, EngineUnavailable
 from tenure.wire.lines import asking
@@ -36,7 +36,7 @@ class Kind(Enum):
     PLAIN = "with locks alone"  # before
 
 
-async def dial(address: DflockdUrl, endpoint: Endpoint, clock: Clock) -> Connection:
+async def dial(address: DflockdUrl, endpoint: Endpoint, clock: Clock) -> DflockdConnection:
     """A connection over which requests can be sent.
 
     Raises:
@@ -45,7 +45,7 @@ async def dial(address: DflockdUrl, endpoint: Endpoint, clock: Clock) -> Connect
     """
     async with asyncio.timeout(address.connect_timeout):
         transport = await _connected(address, endpoint)
-        connection = Connection(transport, clock, asyncio.get_running_loop())
+        connection = DflockdConnection(transport, clock, asyncio.get_running_loop())
         try:
             if address.token:
                 reply = await connection.request(asking.auth(address.token))
@@ -61,8 +61,8 @@ async def dial(address: DflockdUrl, endpoint: Endpoint, clock: Clock) -> Connect
 
 
 async def kind_of(
-    address: DflockdUrl, endpoint: Endpoint, clock: Clock, dialled: Connection
-) -> tuple[Kind, Connection]:
+    address: DflockdUrl, endpoint: Endpoint, clock: Clock, dialled: DflockdConnection
+) -> tuple[Kind, DflockdConnection]:
     """Return the kind of a server, and a usable connection, perhaps the given one."""
     connection = dialled
     try:

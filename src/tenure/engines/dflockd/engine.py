@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 import ssl
@@ -11,22 +10,21 @@ import threading
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from tenure.background import BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines.advice import on_connecting
 from tenure.engines.contract import Attach, EngineDefaults, SessionEvents
-from tenure.engines.dflockd.aside import Aside
 from tenure.engines.dflockd.dialing import Kind
-from tenure.engines.dflockd.refusals import cannot
+from tenure.engines.dflockd.heartbeat import HeartbeatReader
+from tenure.engines.dflockd.semaphores import DeclaredSemaphores
 from tenure.engines.dflockd.session import DflockdSession
-from tenure.engines.dflockd.shard import Shard
+from tenure.engines.dflockd.shard import Shard, cannot, words
 from tenure.engines.dflockd.url import DflockdUrl
 from tenure.errors import (
     AuthenticationFailed,
-    EngineError,
     EngineUnavailable,
     InvalidArgument,
     NodeExists,
@@ -36,14 +34,12 @@ from tenure.errors import (
 )
 from tenure.model import (
     DEFAULT_NODE,
-    EPHEMERAL_LIMIT,
     Capabilities,
     NodeConfig,
     NodeDescription,
     SemaphoreDescription,
     SessionDescription,
 )
-from tenure.wire.lines import asking
 
 __all__ = ["DflockdEngine", "Sharding", "crc32_shard"]
 
@@ -72,7 +68,8 @@ class DflockdEngine(EngineDefaults):
 
     Attributes:
         sharding: which server has a key; it may be replaced before anything is asked for.
-        limits: of the semaphores that this program has declared.
+        semaphores: that this program has declared.
+        heartbeat: reads what proves while the loop stands still.
     """
 
     def __init__(self, address: DflockdUrl, clock: Clock) -> None:
@@ -80,8 +77,8 @@ class DflockdEngine(EngineDefaults):
         self.clock = clock
         self.address = address
         self.sharding: Sharding = crc32_shard
-        self.limits: dict[str, int] = {}
-        self.aside = Aside(clock)
+        self.semaphores = DeclaredSemaphores(self.shard_of)
+        self.heartbeat = HeartbeatReader(clock)
         self.loop: asyncio.AbstractEventLoop
         self._thread = 0
         self._open = False
@@ -173,7 +170,7 @@ class DflockdEngine(EngineDefaults):
             if isinstance(shard.failure, AuthenticationFailed):
                 raise AuthenticationFailed(str(shard.failure))
         if all(shard.shared is None for shard in self._shards):
-            troubles = "; ".join(f"{shard}: {_words(shard.failure)}" for shard in self._shards)
+            troubles = "; ".join(f"{shard}: {words(shard.failure)}" for shard in self._shards)
             tls = "without" if self.address.tls is None else "with"
             advice = on_connecting(self._shards[0].failure, "dflockd")
             raise EngineUnavailable(
@@ -188,7 +185,7 @@ class DflockdEngine(EngineDefaults):
         if self._ticking is not None:
             self._ticking.cancel()
         await self._stop_shards()
-        await self.aside.aclose()
+        await self.heartbeat.aclose()
 
     async def _stop_shards(self) -> None:
         for shard in self._shards:
@@ -264,7 +261,7 @@ class DflockdEngine(EngineDefaults):
     async def _proof_of_life(self, node: str) -> float:
         """Return the time of the question that a server answered."""
         patience = self.address.connect_timeout + self.address.patience
-        waiting = [asyncio.ensure_future(self._ask_for_life(shard)) for shard in self._shards]
+        waiting = [asyncio.ensure_future(shard.prove_life()) for shard in self._shards]
         try:
             done, _ = await asyncio.wait(
                 waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED
@@ -277,23 +274,9 @@ class DflockdEngine(EngineDefaults):
             return each.result()
         raise EngineUnavailable(
             f"{self.url} did not answer within {patience:g} s "
-            f"({'; '.join(f'{shard}: {_words(shard.failure)}' for shard in self._shards)})",
+            f"({'; '.join(f'{shard}: {words(shard.failure)}' for shard in self._shards)})",
             node=node,
         )
-
-    async def _ask_for_life(self, shard: Shard) -> float:
-        while True:
-            await shard.came_up.wait()
-            connection = shard.shared
-            if connection is not None:
-                at = self.clock.now()
-                try:
-                    await connection.request(shard.sign_of_life)
-                except ConnectionError as error:
-                    _log.info("the server at %s went away: %s", shard, error)
-                    await asyncio.sleep(0)
-                else:
-                    return at
 
     def forget(self, session: DflockdSession) -> None:
         """A session is over."""
@@ -355,7 +338,7 @@ class DflockdEngine(EngineDefaults):
         _check_node(path)
         if owners or waiters:
             raise cannot("tell who holds and who waits", path)
-        told = await asyncio.gather(*(self.stats_of(shard) for shard in self._shards))
+        told = await asyncio.gather(*(shard.semaphores() for shard in self._shards))
         return sorted((each for some in told for each in some), key=lambda each: each.name)
 
     async def describe_semaphore(
@@ -367,67 +350,22 @@ class DflockdEngine(EngineDefaults):
         rules.check_name(name, path)
         if owners or waiters:
             raise cannot("tell who holds and who waits", path, name)
-        for each in await self.stats_of(self.shard_of(name)):
-            if each.name == name:
-                return each
-        raise SemaphoreNotFound(f"there is no {name!r} on {path}", node=path, name=name)
-
-    async def stats_of(self, shard: Shard) -> list[SemaphoreDescription]:
-        """Contents of one server."""
-        if shard.kind is Kind.PLAIN:
-            raise cannot(f"see what a server before dflockd 1.0 has ({shard})", DEFAULT_NODE)
-        if shard.shared is None:
-            raise EngineUnavailable(
-                f"the dflockd server at {shard} cannot be reached: {_words(shard.failure)}",
-                node=DEFAULT_NODE,
-            ) from shard.failure
-        try:
-            reply = await shard.shared.request(asking.STATS)
-            stats = json.loads(reply.body)
-            return [
-                *(_mutex(each["key"], 1, each["waiters"]) for each in stats["locks"]),
-                *(_mutex(each["key"], 0, 0) for each in stats["idle_locks"]),
-                *(_semaphore(each) for each in stats["semaphores"]),
-            ]
-        except ConnectionError as error:
-            raise EngineUnavailable(
-                f"the connection to the dflockd server at {shard} was lost: {_words(error)}",
-                node=DEFAULT_NODE,
-            ) from error
-        except (ValueError, LookupError, TypeError) as error:
-            raise EngineError(
-                f"the dflockd server at {shard} does not tell what it has: {_words(error)}",
-                node=DEFAULT_NODE,
-            ) from error
+        found = await self.semaphores.find(name)
+        if found is None:
+            raise SemaphoreNotFound(f"there is no {name!r} on {path}", node=path, name=name)
+        return found
 
 
 def _lost(shards: Sequence[Shard]) -> EngineUnavailable | None:
     """Return the failure of the first unconnected server; ``None`` if all are connected."""
     for shard in shards:
         if shard.shared is None:
-            lost = EngineUnavailable(f"{shard}: {_words(shard.failure)}")
+            lost = EngineUnavailable(f"{shard}: {words(shard.failure)}")
             lost.__cause__ = shard.failure
             return lost
     return None
 
 
-def _mutex(name: str, held: int, waiting: int) -> SemaphoreDescription:
-    """A key of limit 1, which is a mutex unless a client uses it as a semaphore."""
-    whole = EPHEMERAL_LIMIT
-    return SemaphoreDescription(
-        name, b"", whole, held * whole, ephemeral=True, waiting=int(waiting)
-    )
-
-
-def _semaphore(told: dict[str, Any]) -> SemaphoreDescription:
-    limit, held, waiting = int(told["limit"]), int(told["holders"]), int(told["waiters"])
-    return SemaphoreDescription(told["key"], b"", limit, held, ephemeral=False, waiting=waiting)
-
-
 def _check_node(path: str) -> None:
     if path != DEFAULT_NODE:
         raise cannot(f"have another node than {DEFAULT_NODE}", path)
-
-
-def _words(error: Exception | None) -> str:
-    return "not reached yet" if error is None else str(error) or type(error).__name__

@@ -1,8 +1,8 @@
 """One session: what one program holds and waits for, and the proof that it lives.
 
 dflockd knows no sessions. This one lives as long as it is renewed within its window, which is also
-the lease of everything that is held through it, in whole seconds. Its proof is that of the hold
-that was proven first; while it holds nothing, there is nothing that could expire.
+the lease of everything that is held through it, in whole seconds. Its proof is that of the
+request that was proven first; while it holds nothing, there is nothing that could expire.
 
 A server also closes a connection that is silent for its read timeout. So a proof is worth no more
 than that timeout, however long the window is: it counts as older by the difference.
@@ -15,47 +15,59 @@ import math
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines.contract import Answer, Attach, Enqueued, SessionEvents, Withdrawn
-from tenure.engines.dflockd.hold import HELD, PROVING, Hold
-from tenure.engines.dflockd.refusals import cannot
+from tenure.engines.dflockd.connection import DflockdConnection
+from tenure.engines.dflockd.heartbeat import HeartbeatReader
+from tenure.engines.dflockd.request import HELD, PROVING, DflockdRequest
+from tenure.engines.dflockd.semaphores import DeclaredSemaphores, check_name
+from tenure.engines.dflockd.shard import Shard, cannot
+from tenure.engines.dflockd.url import DflockdUrl
 from tenure.errors import (
     LeaseReleased,
-    SemaphoreBusy,
-    SemaphoreExists,
-    SemaphoreNotFound,
     SessionExpired,
     TenureError,
 )
-from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, SemaphoreDescription, Unchanged
-from tenure.wire.lines import asking
+from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
 from tenure.wire.lines.replies import Reply
-from tenure.wire.lines.rules import is_key
-
-if TYPE_CHECKING:
-    from tenure.engines.dflockd.connection import Connection
-    from tenure.engines.dflockd.engine import DflockdEngine
 
 __all__ = ["DflockdSession"]
 
-_KEY_BYTES = 255
-"""The most bytes of a key that every server takes: early ones count the end of the line."""
+
+class SessionEngine(Protocol):
+    """Engine of a session."""
+
+    clock: Clock
+    loop: asyncio.AbstractEventLoop
+    address: DflockdUrl
+    heartbeat: HeartbeatReader
+    semaphores: DeclaredSemaphores
+
+    def is_in_loop(self) -> bool:
+        """Return true on the thread of the loop."""
+
+    def shard_of(self, name: str) -> Shard:
+        """Return the server that has a key."""
+
+    def forget(self, session: DflockdSession) -> None:
+        """Forget a session that is over."""
 
 
 class DflockdSession:
     """The `EngineSession` of dflockd servers.
 
     Attributes:
-        holds: its requests that are not over.
+        requests: its requests that are not over.
         lease: seconds for which the servers give it what it asks for.
     """
 
     attach_number = 1
 
     def __init__(
-        self, engine: DflockdEngine, how: Attach, events: SessionEvents, number: int, at: float
+        self, engine: SessionEngine, how: Attach, events: SessionEvents, number: int, at: float
     ) -> None:
         self.id = number
         self.node = how.node
@@ -64,7 +76,7 @@ class DflockdSession:
         self.events = events
         self.clock = engine.clock
         self.loop = engine.loop
-        self.holds: dict[int, Hold] = {}
+        self.requests: dict[int, DflockdRequest] = {}
         self.over = False
         self._why_over: TenureError | None = None
         self._engine = engine
@@ -100,25 +112,25 @@ class DflockdSession:
             if engine.address.renew_ratio is not None:
                 self._renew_again_at(self._asked + self.window / 2)
         else:
-            engine.aside.listen(self._renew())
+            engine.heartbeat.listen(self._renew())
 
-    def _renew(self) -> list[Connection]:
+    def _renew(self) -> list[DflockdConnection]:
         """Send what proves; returns over which connections."""
         self._asked = at = self.clock.now()
         held = [
-            (hold, hold.token, hold.connection)
-            for hold in list(self.holds.values())
-            if hold.standing in {PROVING, HELD}
+            (request, request.token, request.connection)
+            for request in list(self.requests.values())
+            if request.standing in {PROVING, HELD}
         ]
         renewal = _Renewal(self, at, len(held))
         used = []
-        for hold, token, connection in held:
+        for request, token, connection in held:
             if connection is None or not token:
                 renewal.answered()
                 continue
             used.append(connection)
-            heard = partial(renewal.heard, hold, token)
-            connection.ask(hold.renewal(token), heard, aside=True)
+            heard = partial(renewal.heard, request, token)
+            connection.ask(request.renewal(token), heard, any_thread=True)
         if not held:
             self.tell_proof(at)
         return used
@@ -185,7 +197,7 @@ class DflockdSession:
             self._engine.forget(self)
             if self._again is not None:
                 self._again.cancel()
-            leaving = [hold.withdraw() for hold in list(self.holds.values())]
+            leaving = [request.withdraw() for request in list(self.requests.values())]
             self._closing = [each for each in leaving if isinstance(each, asyncio.Future)]
             if self._closing:
                 cutting = self.loop.call_later(self._engine.address.patience, self._cut_off)
@@ -194,9 +206,9 @@ class DflockdSession:
         return [each for each in self._closing if not each.done()]
 
     def _cut_off(self) -> None:
-        for hold in list(self.holds.values()):
-            if hold.connection is not None:
-                hold.connection.lose("the server did not answer when a session was closed")
+        for request in list(self.requests.values()):
+            if request.connection is not None:
+                request.connection.lose("the server did not answer when a session was closed")
 
     def _end(self, error: SessionExpired) -> None:
         if not self.over:
@@ -215,73 +227,39 @@ class DflockdSession:
     # Semaphores
 
     async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
-        self.check()
-        check_name(name, self.node)
+        self._check(name)
         rules.check_limit(limit, self.node, name)
-        rules.check_data(data, self.node, name)
-        if data:
-            raise cannot("give a semaphore data", self.node, name)
-        asking.check_limit(limit)
-        known = self._engine.limits.get(name)
-        if known is None:
-            known = await self._limit_in_use(name)
-        if known is not None and (known != limit or not exist_ok):
-            raise SemaphoreExists(
-                f"{name!r} on {self.node} exists already, with limit {known}",
-                node=self.node,
-                name=name,
-                limit=known,
-            )
-        self._engine.limits[name] = limit
-
-    async def _limit_in_use(self, name: str) -> int | None:
-        for found in await self._engine.stats_of(self._engine.shard_of(name)):
-            if found.name == name and (found.held or found.waiting):
-                return 1 if found.ephemeral else found.limit
-        return None
+        self._check_data("give a semaphore data", data, name)
+        await self._engine.semaphores.create(self.node, name, limit, exist_ok=exist_ok)
 
     async def update_semaphore(self, name: str, data: bytes) -> None:
-        self.check()
-        check_name(name, self.node)
+        self._check(name)
         rules.check_data(data, self.node, name)
         raise cannot("give a semaphore data", self.node, name)
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
-        self.check()
-        check_name(name, self.node)
+        self._check(name)
         if force:
             raise cannot("take a semaphore from those who hold it", self.node, name)
-        if await self._limit_in_use(name) is not None:
-            raise SemaphoreBusy(
-                f"{name!r} on {self.node} has owners or waiters; release it first",
-                node=self.node,
-                name=name,
-            )
-        if self._engine.limits.pop(name, None) is None:
-            raise self._not_declared(name)
+        await self._engine.semaphores.delete(self.node, name)
 
     async def describe_semaphore(
         self, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
-        self.check()
-        check_name(name, self.node)
+        self._check(name)
         if owners or waiters:
             raise cannot("tell who holds and who waits", self.node, name)
-        for found in await self._engine.stats_of(self._engine.shard_of(name)):
-            if found.name == name:
-                return found
-        limit = self._engine.limits.get(name)
-        if limit is None:
-            raise self._not_declared(name)
-        return SemaphoreDescription(name, b"", limit, 0, ephemeral=False, waiting=0)
+        return await self._engine.semaphores.describe(self.node, name)
 
-    def _not_declared(self, name: str) -> SemaphoreNotFound:
-        return SemaphoreNotFound(
-            f"there is no semaphore {name!r} on {self.node} as far as this program knows; say its "
-            "limit with create(limit, exist_ok=True): dflockd keeps limits only with requests",
-            node=self.node,
-            name=name,
-        )
+    def _check(self, name: str) -> None:
+        self.check()
+        check_name(name, self.node)
+
+    def _check_data(self, what: str, data: bytes, name: str) -> None:
+        """Check that there are no data: dflockd cannot do this with them."""
+        if data != b"":
+            rules.check_data(data, self.node, name)
+            raise cannot(what, self.node, name)
 
     # Requests
 
@@ -295,35 +273,16 @@ class DflockdSession:
         timeout: float | None,
         ephemeral: bool,
     ) -> Answer[Enqueued]:
-        if self.over:
-            self.check()
+        self.check()
         if timeout is not None:
             rules.check_timeout(timeout, self.node, name)
         check_name(name, self.node)
-        if data != b"":
-            rules.check_data(data, self.node, name)
-            raise cannot("carry a request's data", self.node, name)
-        limit = self._limit_of(name, count, ephemeral=ephemeral)
-        asked = Hold(self, self._engine.shard_of(name), request_id, name, limit, timeout)
-        self.holds[request_id] = asked
+        self._check_data("carry a request's data", data, name)
+        limit = self._engine.semaphores.limit_for(self.node, name, count, ephemeral=ephemeral)
+        asked = DflockdRequest(self, self._engine.shard_of(name), request_id, name, limit, timeout)
+        self.requests[request_id] = asked
         asked.begin()
-        return asked.answer
-
-    def _limit_of(self, name: str, count: int, *, ephemeral: bool) -> int:
-        limit = self._engine.limits.get(name)
-        if ephemeral:
-            if limit is not None:
-                rules.check_kind(True, False, self.node, name)
-            rules.check_count(count, EPHEMERAL_LIMIT, self.node, name)
-            if count != EPHEMERAL_LIMIT:
-                raise cannot("share an ephemeral semaphore", self.node, name)
-            return 1
-        if limit is None:
-            raise self._not_declared(name)
-        rules.check_count(count, limit, self.node, name)
-        if count != 1:
-            raise cannot("give more than one token to a request", self.node, name)
-        return limit
+        return asked.answers.place
 
     def alter(
         self,
@@ -334,18 +293,13 @@ class DflockdSession:
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
         self.check()
-        asked = self.holds.get(request_id)
+        asked = self.requests.get(request_id)
         if asked is None or asked.is_leaving:
             raise LeaseReleased(f"the request on {self.node} is over", node=self.node)
-        if data is not None and data != b"":
-            rules.check_data(data, self.node, asked.name)
-            raise cannot("carry a request's data", self.node, asked.name)
+        if data is not None:
+            self._check_data("carry a request's data", data, asked.name)
         if count is not None:
-            whole = asked.name not in self._engine.limits
-            most = EPHEMERAL_LIMIT if whole else 1
-            rules.check_shrink(count, most, most, self.node, asked.name)
-            if count != most:
-                raise cannot("shrink a request", self.node, asked.name)
+            self._engine.semaphores.check_shrink(self.node, asked.name, count)
         if timeout is not UNCHANGED:
             rules.check_timeout(timeout, self.node, asked.name)
             asked.wait_no_longer_than(timeout)
@@ -353,12 +307,16 @@ class DflockdSession:
 
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:
         self.check()
-        asked = self.holds.get(request_id)
+        asked = self.requests.get(request_id)
         return Withdrawn.MISSING if asked is None else asked.withdraw()
+
+    def forget(self, request_id: int) -> None:
+        """Forget a request that is over."""
+        self.requests.pop(request_id, None)
 
     def token_of(self, request_id: int) -> str:
         """The token of what is held; empty when it is not."""
-        held = self.holds.get(request_id)
+        held = self.requests.get(request_id)
         return "" if held is None else held.token
 
     def watch(
@@ -381,10 +339,10 @@ class _Renewal:
         self._unanswered = unanswered
         self._lock = threading.Lock()
 
-    def heard(self, hold: Hold, token: str, reply: Reply) -> None:
-        """Process a server's answer about one hold, or a lost connection. From any thread."""
+    def heard(self, request: DflockdRequest, token: str, reply: Reply) -> None:
+        """Process a server's answer about one request, or a lost connection. From any thread."""
         if reply.status.startswith("error"):
-            self._session.loop.call_soon_threadsafe(hold.forgotten, token)
+            self._session.loop.call_soon_threadsafe(request.forgotten, token)
         self.answered()
 
     def answered(self) -> None:
@@ -394,19 +352,3 @@ class _Renewal:
             is_last = self._unanswered == 0
         if is_last:
             self._session.tell_proof(self._at)
-
-
-def check_name(name: str, node: str) -> None:
-    """A name that every dflockd server takes.
-
-    Raises:
-        InvalidArgument: no engine takes it.
-        Unsupported: it is no key of dflockd's.
-    """
-    rules.check_name(name, node)
-    if not is_key(name) or len(name.encode()) > _KEY_BYTES:
-        raise cannot(
-            f"lock {name[:80]!r}: its keys have no white space, and at most {_KEY_BYTES} bytes",
-            node,
-            name,
-        )

@@ -1,7 +1,7 @@
 """One server, and all connections of one program to it.
 
 One connection is shared: keys are tried for on it, and what was free at once is held on it. It is
-dialled anew whenever it is lost. The others are each in the hands of one hold, or idle for a while.
+dialled anew whenever it is lost. The others each belong to one request, or are idle for a while.
 
 All tasks here are the shard's own: `stop` ends them, and waits for that.
 """
@@ -9,32 +9,43 @@ All tasks here are the shard's own: `stop` ends them, and waits for that.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tenure.clock import Clock
 from tenure.engines._kit.backoff import LONGEST_PAUSE, backoff
 from tenure.engines._kit.url import Endpoint
-from tenure.engines.dflockd.connection import Connection
+from tenure.engines.dflockd.connection import DflockdConnection
 from tenure.engines.dflockd.dialing import Kind, dial, kind_of
 from tenure.engines.dflockd.line import Lines
 from tenure.engines.dflockd.url import DflockdUrl
+from tenure.errors import EngineError, EngineUnavailable, Unsupported
+from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, SemaphoreDescription
 from tenure.wire.lines import asking
 from tenure.wire.lines.replies import Reply
 
-if TYPE_CHECKING:
-    from tenure.engines.dflockd.hold import Hold
-
-__all__ = ["Shard"]
-
-"""Seconds between two attempts to connect: at first, and at the most."""
+__all__ = ["Shard", "cannot", "words"]
 
 IDLE = 10.0
 """Seconds for which a connection is kept that holds nothing."""
 
+PARTING = 1.0
+"""Seconds within which a server notices that a waiter has left."""
+
 _UNKNOWN_TOKEN = "0" * 32
 _log = logging.getLogger("tenure")
+
+
+class Applicant(Protocol):
+    """Request that needs a connection."""
+
+    def go(self) -> None:
+        """Go on: the shared connection is there."""
+
+    def take(self, connection: DflockdConnection) -> None:
+        """Use this connection, which holds nothing."""
 
 
 class Shard:
@@ -55,7 +66,7 @@ class Shard:
         self, address: DflockdUrl, endpoint: Endpoint, clock: Clock, changed: Callable[[], None]
     ) -> None:
         self.kind: Kind | None = None
-        self.shared: Connection | None = None
+        self.shared: DflockdConnection | None = None
         self.failure: OSError | None = None
         self.tried = asyncio.Event()
         self.came_up = asyncio.Event()
@@ -65,10 +76,10 @@ class Shard:
         self._clock = clock
         self._changed = changed
         self._loop = asyncio.get_running_loop()
-        self._wanting: dict[Hold, None] = {}
-        self._waiting: dict[Hold, None] = {}  # for a connection of their own
-        self._own: set[Connection] = set()
-        self._idle: list[tuple[float, Connection]] = []
+        self._wanting: dict[Applicant, None] = {}
+        self._waiting: dict[Applicant, None] = {}  # for a connection of their own
+        self._own: set[DflockdConnection] = set()
+        self._idle: list[tuple[float, DflockdConnection]] = []
         self._orphans: list[bytes] = []
         self._dialling = 0
         self._lost = asyncio.Event()
@@ -100,7 +111,7 @@ class Shard:
         self._own.clear()
         self._idle.clear()
 
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[DflockdConnection]:
         """All that there are."""
         return [*([] if self.shared is None else [self.shared]), *self._own]
 
@@ -111,14 +122,14 @@ class Shard:
 
     # The shared connection
 
-    def want_shared(self, hold: Hold) -> None:
-        """Have `hold.go` called when the connection is there."""
-        self._wanting[hold] = None
+    def want_shared(self, request: Applicant) -> None:
+        """Have `request.go` called when the connection is there."""
+        self._wanting[request] = None
 
-    def forget(self, hold: Hold) -> None:
+    def forget(self, request: Applicant) -> None:
         """It wants no connection any more."""
-        self._wanting.pop(hold, None)
-        self._waiting.pop(hold, None)
+        self._wanting.pop(request, None)
+        self._waiting.pop(request, None)
 
     async def _keep_connected(self) -> None:
         failures = 0
@@ -140,7 +151,7 @@ class Shard:
             failures = 0 if lasted > LONGEST_PAUSE else failures + 1
             await asyncio.sleep(backoff(failures))
 
-    async def _serve_until_lost(self, connection: Connection) -> None:
+    async def _serve_until_lost(self, connection: DflockdConnection) -> None:
         self._lost.clear()
         connection.users[self] = None
         self.shared = connection
@@ -154,8 +165,8 @@ class Shard:
             connection.ask(release, _ignore)
         self._orphans.clear()
         wanting, self._wanting = self._wanting, {}
-        for hold in wanting:
-            hold.go()
+        for request in wanting:
+            request.go()
         await self._lost.wait()
 
     def cut(self, why: str) -> None:
@@ -185,13 +196,15 @@ class Shard:
 
     # Connections of one's own
 
-    def want_own(self, hold: Hold) -> None:
-        """Have `hold.take` called with a connection that holds nothing."""
-        self._waiting[hold] = None
+    def want_own(self, request: Applicant) -> None:
+        """Have `request.take` called with a connection that holds nothing."""
+        self._waiting[request] = None
         self._hand_out()
 
-    def give_back(self, connection: Connection) -> None:
-        """It holds nothing any more, and every request on it has been answered."""
+    def give_back(self, connection: DflockdConnection) -> None:
+        """Keep a connection that holds nothing, unless something on it has not been answered."""
+        if connection is self.shared:
+            return
         if connection.lost or self._stopping or not connection.is_resting:
             self.drop(connection)
             return
@@ -199,14 +212,22 @@ class Shard:
         self._idle.append((self._clock.now(), connection))
         self._hand_out()
 
-    def drop(self, connection: Connection) -> None:
+    def drop(self, connection: DflockdConnection) -> None:
         """It is of no use any more."""
         connection.hang_up()
-        self._own.discard(connection)
-        self._hand_out()
+        self.closed(connection)
 
-    def parted(self, connection: Connection) -> None:
-        """It has been closed by both sides."""
+    def part(self, connection: DflockdConnection, parted: Callable[[], None]) -> None:
+        """Close a connection on which a request waits; call `parted` when the server has, too."""
+
+        def closed() -> None:
+            self.closed(connection)
+            parted()
+
+        connection.part(closed, 0.0 if self.kind is Kind.PLAIN else PARTING)
+
+    def closed(self, connection: DflockdConnection) -> None:
+        """Forget a connection that has been closed."""
         self._own.discard(connection)
         self._hand_out()
 
@@ -219,9 +240,9 @@ class Shard:
                 self._own.discard(connection)
             else:
                 break
-            hold = next(iter(self._waiting))
-            del self._waiting[hold]
-            hold.take(connection)
+            request = next(iter(self._waiting))
+            del self._waiting[request]
+            request.take(connection)
         most = self._address.connections - 1
         while self._dialling < min(len(self._waiting), most - len(self._own)) and (
             not self._stopping
@@ -274,6 +295,78 @@ class Shard:
         if self.kind is Kind.FENCING:
             return asking.PING
         return asking.renew("_", _UNKNOWN_TOKEN)
+
+    async def prove_life(self) -> float:
+        """Return the time of a request that the server answered, once it does."""
+        while True:
+            await self.came_up.wait()
+            connection = self.shared
+            if connection is not None:
+                at = self._clock.now()
+                try:
+                    await connection.request(self.sign_of_life)
+                except ConnectionError as error:
+                    _log.info("the server at %s went away: %s", self, error)
+                    await asyncio.sleep(0)
+                else:
+                    return at
+
+    # What the server tells of itself
+
+    async def semaphores(self) -> list[SemaphoreDescription]:
+        """Describe what the server has. Raises what fails."""
+        if self.kind is Kind.PLAIN:
+            raise cannot(f"see what a server before dflockd 1.0 has ({self})", DEFAULT_NODE)
+        if self.shared is None:
+            raise EngineUnavailable(
+                f"the dflockd server at {self} cannot be reached: {words(self.failure)}",
+                node=DEFAULT_NODE,
+            ) from self.failure
+        try:
+            reply = await self.shared.request(asking.STATS)
+            stats = json.loads(reply.body)
+            return [
+                *(_mutex(each["key"], 1, each["waiters"]) for each in stats["locks"]),
+                *(_mutex(each["key"], 0, 0) for each in stats["idle_locks"]),
+                *(_semaphore(each) for each in stats["semaphores"]),
+            ]
+        except ConnectionError as error:
+            raise EngineUnavailable(
+                f"the connection to the dflockd server at {self} was lost: {words(error)}",
+                node=DEFAULT_NODE,
+            ) from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise EngineError(
+                f"the dflockd server at {self} does not tell what it has: {words(error)}",
+                node=DEFAULT_NODE,
+            ) from error
+
+
+def _mutex(name: str, held: int, waiting: int) -> SemaphoreDescription:
+    """A key of limit 1, which is a mutex unless a client uses it as a semaphore."""
+    whole = EPHEMERAL_LIMIT
+    return SemaphoreDescription(
+        name, b"", whole, held * whole, ephemeral=True, waiting=int(waiting)
+    )
+
+
+def _semaphore(told: dict[str, Any]) -> SemaphoreDescription:
+    limit, held, waiting = int(told["limit"]), int(told["holders"]), int(told["waiters"])
+    return SemaphoreDescription(told["key"], b"", limit, held, ephemeral=False, waiting=waiting)
+
+
+def cannot(what: str, node: str | None = None, name: str | None = None) -> Unsupported:
+    """The error for what dflockd's protocol has no words for."""
+    return Unsupported(
+        f"dflockd:// cannot {what}; sqlite://, redis:// and tenure:// can",
+        node=node,
+        name=name,
+    )
+
+
+def words(error: Exception | None) -> str:
+    """Describe why a server is not connected, for people."""
+    return "not reached yet" if error is None else str(error) or type(error).__name__
 
 
 def _ignore(reply: Reply) -> None:

@@ -16,9 +16,9 @@ from collections.abc import Iterable
 
 from tenure.background import BackgroundThread, Failures
 from tenure.clock import Clock
-from tenure.engines.dflockd.connection import Connection
+from tenure.engines.dflockd.connection import DflockdConnection
 
-__all__ = ["Aside"]
+__all__ = ["HeartbeatReader"]
 
 _log = logging.getLogger("tenure")
 
@@ -29,19 +29,19 @@ _POLL = 50
 """Milliseconds after which it looks for new connections, and for its end."""
 
 
-class Aside:
+class HeartbeatReader:
     """The thread, and what it listens to."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, DflockdConnection] = {}
         self._until = 0.0
         self._failures = Failures("listening beside the loop", _log)
         self._thread: BackgroundThread | None = None
         self._closing = False
 
-    def listen(self, connections: Iterable[Connection]) -> None:
+    def listen(self, connections: Iterable[DflockdConnection]) -> None:
         """Read what is answered there, for a while. From any thread; returns at once."""
         with self._lock:
             if self._closing:
@@ -49,7 +49,7 @@ class Aside:
             self._until = self._clock.now() + _LISTENING
             self._connections.update({each.fileno(): each for each in connections})
             if self._thread is None or not self._thread.alive:
-                thread = BackgroundThread("tenure-dflockd-aside", self._run)
+                thread = BackgroundThread("tenure-dflockd-heartbeat", self._run)
                 with self._failures.contained():  # the next renewal tries again
                     thread.start()
                     self._thread = thread
@@ -79,4 +79,4 @@ class Aside:
                     poll.register(descriptor, select.POLLIN)
             for descriptor, _ in poll.poll(_POLL):
                 with self._failures.contained():
-                    connections[descriptor].receive_aside()
+                    connections[descriptor].receive_in_thread()

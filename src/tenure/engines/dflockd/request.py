@@ -20,31 +20,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING
+from functools import partial
 
-from tenure.engines.contract import Answer, Enqueued, Place, Removal, Withdrawn
+from tenure.engines.contract import Answer, Removal, Withdrawn
+from tenure.engines.dflockd.answers import RequestAnswers, RequestSession
+from tenure.engines.dflockd.connection import DflockdConnection
 from tenure.engines.dflockd.dialing import Kind
-from tenure.errors import EngineError, InvalidArgument, TenureError, Unsupported
+from tenure.engines.dflockd.semaphores import refusal, uncounted
+from tenure.engines.dflockd.shard import Shard
+from tenure.errors import TenureError
 from tenure.model import UNCHANGED, Unchanged
 from tenure.wire.lines import asking
 from tenure.wire.lines.replies import Reply, fence_of
 
-if TYPE_CHECKING:
-    from tenure.engines.dflockd.connection import Connection
-    from tenure.engines.dflockd.line import Step
-    from tenure.engines.dflockd.session import DflockdSession
-    from tenure.engines.dflockd.shard import Shard
+__all__ = ["DflockdRequest", "Standing"]
 
-__all__ = ["FOR_EVER", "Hold", "Standing"]
+_FOR_EVER = 1_000_000_000  # seconds; the protocol has no waiting without an end
 
-FOR_EVER = 1_000_000_000
-"""Seconds; the protocol has no waiting without an end."""
-
-REJOIN_PAUSE = 0.25
-"""Seconds before a request joins again that the server has sent away."""
-
-PARTING = 1.0
-"""Seconds within which a server notices that a waiter has left."""
+_LOOK_AGAIN = 1.0  # seconds, if a grant is being proven when the time to wait for it is over
+_REJOIN_PAUSE = 0.25  # seconds before a request joins again that the server has sent away
 
 
 class Standing(Enum):
@@ -63,7 +57,7 @@ class Standing(Enum):
 NEW, TRYING, JOINING, WAITING, PROVING, HELD, LEAVING, GONE = Standing
 
 
-class Hold:
+class DflockdRequest:
     """One request.
 
     Args:
@@ -71,13 +65,13 @@ class Hold:
         timeout: seconds to wait; 0: granted at once or not at all; ``None``: for ever.
 
     Attributes:
-        answer: the future that `enqueue` gave to the caller.
+        answers: to its caller, and to its session.
         token: what the server knows it by while it is held.
     """
 
     def __init__(
         self,
-        session: DflockdSession,
+        session: RequestSession,
         shard: Shard,
         number: int,
         name: str,
@@ -88,40 +82,28 @@ class Hold:
         self.name = name
         self.standing = NEW
         self.token = ""
-        self.connection: Connection | None = None
+        self.connection: DflockdConnection | None = None
         self.order_id: int | None = None
-        self.answer: asyncio.Future[Enqueued] = session.loop.create_future()
+        self.answers = RequestAnswers(session, number)
         self._session = session
         self._shard = shard
         self._limit = None if limit == 1 else limit
         self._at_once = timeout == 0
         self._sent = 0.0
-        self._answered = False
         self._unwanted = False
         self._refused: Reply | None = None
-        self._gone: list[asyncio.Future[Withdrawn]] = []
-        self._departure: Step | None = None
+        self._departure: object = None  # a further step in its line, for leaving
         self._waits: float | Unchanged | None = UNCHANGED  # what it is to be given once it waits
         self._timer: asyncio.TimerHandle | None = None
         self._later: asyncio.TimerHandle | None = None
         if timeout:
             self._timer = session.loop.call_later(timeout, self._timed_out)
 
-    def __repr__(self) -> str:
-        return f"<hold {self.number} of {self.name!r} {self.standing.value}>"
-
     # Its turn in the line
 
     def begin(self) -> None:
         """Get in line."""
-        self._shard.lines.join(self.name, self)
-
-    def turn(self) -> None:
-        """Its turn has come: to ask, or to leave."""
-        if self.standing is LEAVING:
-            self._leave_server()
-        else:
-            self.go()
+        self._shard.lines.join(self.name, self, self.go)
 
     def _settled(self) -> None:
         """The next in line may go on."""
@@ -137,14 +119,7 @@ class Hold:
             shard.want_shared(self)
             return
         if self._limit is not None and shard.kind is Kind.PLAIN:
-            self._fail(
-                Unsupported(
-                    f"the dflockd server at {shard} has no semaphores; dflockd 1.0 and newer and "
-                    "tenure's own server have",
-                    node=self._session.node,
-                    name=self.name,
-                )
-            )
+            self._fail(uncounted(shard, self._session.node, self.name))
             return
         self.standing = TRYING
         self._use(shared)
@@ -163,7 +138,7 @@ class Hold:
         elif reply.status == "error_draining":
             self._soon(self.go)
         else:
-            self._fail(self._error_of(reply))
+            self._refuse(reply)
 
     def _join(self) -> None:
         """Enter the queue, or enter it anew."""
@@ -184,21 +159,21 @@ class Hold:
     def _soon(self, step: Callable[[], None]) -> None:
         """The server has sent it away: go on after a moment."""
         self.standing = NEW
-        self._later = self._session.loop.call_later(REJOIN_PAUSE, step)
+        self._later = self._session.loop.call_later(_REJOIN_PAUSE, step)
 
-    def take(self, connection: Connection) -> None:
+    def take(self, connection: DflockdConnection) -> None:
         """Here is a connection of its own."""
         self._use(connection)
         self._refused = None
         lease, limit = self._session.lease, self._limit
         connection.ask(asking.enqueue(self.name, lease, limit=limit), self._enqueued)
-        wait = asking.wait(self.name, FOR_EVER, counted=limit is not None)
+        wait = asking.wait(self.name, _FOR_EVER, counted=limit is not None)
         connection.ask(wait, self._waited, blocking=True)
 
     def _enqueued(self, reply: Reply) -> None:
         if reply.status == "queued":
             self.standing = WAITING
-            self._tell_place(Place.WAITING)
+            self.answers.waits()
             if self._unwanted:
                 self._leave()
             else:
@@ -218,7 +193,7 @@ class Hold:
         refused = self._refused
         if refused is not None and refused.status != "error_draining":
             self._shard.give_back(connection)
-            self._fail(self._error_of(refused))
+            self._refuse(refused)
         else:
             self._shard.drop(connection)
             if self._unwanted:
@@ -248,18 +223,13 @@ class Hold:
             self._grant()
         else:  # it was over before it was reported
             self.token = ""
-            connection = self._disuse()
-            if connection is not self._shard.shared:
-                self._shard.give_back(connection)
+            self._shard.give_back(self._disuse())
             self._again()
 
     def _grant(self) -> None:
         self.standing = HELD
         self._stop_timers()
-        if self._answered:
-            self._session.events.granted(self.number, self.order_id)
-        else:
-            self._tell_place(Place.GRANTED)
+        self.answers.granted(self.order_id)
         self._settled()
 
     def renewal(self, token: str) -> bytes:
@@ -272,44 +242,14 @@ class Hold:
         """True if it is withdrawn."""
         return self._unwanted or self.standing is GONE
 
-    # Answers
-
-    def _tell_place(self, place: Place) -> None:
-        if not self._answered:
-            self._answered = True
-            order_id = self.order_id if place is Place.GRANTED else None
-            if not self.answer.done():
-                self.answer.set_result(Enqueued(place, order_id))
-
     def _fail(self, error: TenureError) -> None:
         """The server does not take it."""
-        if self._answered:  # it had, once
-            self._session.events.removed(self.number, Removal.LAPSED)
-        else:
-            self._answered = True
-            if not self.answer.done():
-                self.answer.set_exception(error)
+        self.answers.failed(error)
         self._finish()
 
-    def _error_of(self, reply: Reply) -> TenureError:
-        session, shard = self._session, self._shard
-        if reply.status == "error_limit_mismatch":
-            return InvalidArgument(
-                f"{self.name!r} is in use on the dflockd server at {shard} with another limit "
-                f"than {self._limit or 1} (a mutex has 1); use another name for one of the two, or "
-                "the same limit",
-                node=session.node,
-                name=self.name,
-            )
-        why = {
-            "error_max_locks": "it has as many keys as it may have (its --max-locks)",
-            "error_max_waiters": "as many wait for it as may (its --max-waiters)",
-        }.get(reply.status, f"it says {reply.status!r}")
-        return EngineError(
-            f"the dflockd server at {shard} does not take the request for {self.name!r}: {why}",
-            node=session.node,
-            name=self.name,
-        )
+    def _refuse(self, reply: Reply) -> None:
+        limit = self._limit or 1
+        self._fail(refusal(self._shard, reply, self._session.node, self.name, limit))
 
     # Leaving
 
@@ -317,20 +257,20 @@ class Hold:
         """Leave the queue, or release."""
         if self.standing is GONE:
             return Withdrawn.MISSING
-        gone: asyncio.Future[Withdrawn] = self._session.loop.create_future()
-        self._gone.append(gone)
-        if self._answered or self._session.over or self._waits_for_a_connection():
+        gone = self.answers.withdrawal()
+        if self.answers.given or self._session.over or self._waits_for_a_connection():
             self._give_up()
         else:  # it takes its course first, as others see it
-            self._shard.lines.join(self.name, _Departure(self))
+            step = object()
+            self._shard.lines.join(self.name, step, partial(self._depart, step))
         return gone.result() if gone.done() else gone
 
     def _waits_for_a_connection(self) -> bool:
         """True if it, or a request in line before it, needs a connection."""
         first = self._shard.lines.first(self.name)
-        return isinstance(first, Hold) and first.connection is None
+        return isinstance(first, DflockdRequest) and first.connection is None
 
-    def depart(self, step: Step) -> None:
+    def _depart(self, step: object) -> None:
         """Leave; that step of the line is done when it has left."""
         if self.standing is GONE:
             self._shard.lines.done(self.name, step)
@@ -342,7 +282,7 @@ class Hold:
         """Change for how long it waits, from now on."""
         if self.standing in {HELD, LEAVING, GONE}:
             return
-        if not self._answered:
+        if not self.answers.given:
             self._waits = timeout
             return
         self._waits = UNCHANGED
@@ -355,14 +295,11 @@ class Hold:
     def _timed_out(self) -> None:
         self._timer = None
         if self.standing is PROVING:  # it is granted, unless that is over already: look again
-            self._timer = self._session.loop.call_later(PARTING, self._timed_out)
+            self._timer = self._session.loop.call_later(_LOOK_AGAIN, self._timed_out)
             return
         if self.standing in {HELD, LEAVING, GONE}:
             return
-        if self._answered:
-            self._session.events.removed(self.number, Removal.TIMED_OUT)
-        else:
-            self._tell_place(Place.REFUSED)
+        self.answers.timed_out()
         self._give_up()
 
     def _give_up(self) -> None:
@@ -377,10 +314,8 @@ class Hold:
             self._finish()
         elif self.standing in {WAITING, HELD, PROVING}:
             self.standing = LEAVING
-            if self._shard.lines.has_begun(self.name, self):
-                self._leave_server()
-            else:
-                self._shard.lines.join_and_begin(self.name, self)
+            self._shard.lines.begin(self.name, self)
+            self._leave_server()
 
     def _leave_server(self) -> None:
         """Release it, or close the connection on which it waits."""
@@ -391,21 +326,14 @@ class Hold:
             connection.ask(self._release(), self._released)
         else:
             self.connection = None
-            patience = 0.0 if self._shard.kind is Kind.PLAIN else PARTING
-            connection.part(lambda: self._parted(connection), patience)
+            self._shard.part(connection, self._finish)
 
     def _release(self) -> bytes:
         return asking.release(self.name, self.token, counted=self._limit is not None)
 
     def _released(self, reply: Reply) -> None:
-        connection = self._disuse()
-        if connection is not self._shard.shared:
-            self._shard.give_back(connection)
+        self._shard.give_back(self._disuse())
         self._finish(Withdrawn.MISSING if reply.status == "error" else Withdrawn.LEFT)
-
-    def _parted(self, connection: Connection) -> None:
-        self._shard.parted(connection)
-        self._finish()
 
     def cut(self, why: str) -> None:  # noqa: ARG002  the shard has logged it
         """The connection is lost."""
@@ -413,10 +341,10 @@ class Hold:
         if self.token:
             self._shard.leave_behind(self._release())
         self.token, self.order_id = "", None
-        if connection is not None and connection is not self._shard.shared:
-            self._shard.parted(connection)
+        if connection is not None:
+            self._shard.closed(connection)
         if self.standing is HELD:
-            self._session.events.removed(self.number, Removal.CUT_OFF)
+            self.answers.removed(Removal.CUT_OFF)
             self._finish()
         elif self.standing is LEAVING or self._unwanted:
             self._finish()
@@ -428,10 +356,8 @@ class Hold:
     def forgotten(self, token: str) -> None:
         """The server says that it does not know that token."""
         if self.standing is HELD and self.token == token:
-            connection = self._disuse()
-            if connection is not self._shard.shared:
-                self._shard.give_back(connection)
-            self._session.events.removed(self.number, Removal.LAPSED)
+            self._shard.give_back(self._disuse())
+            self.answers.removed(Removal.LAPSED)
             self._finish()
 
     def _finish(self, withdrawn: Withdrawn = Withdrawn.LEFT) -> None:
@@ -447,13 +373,10 @@ class Hold:
         self.token = ""
         self._stop_timers()
         self._shard.forget(self)
-        self._session.holds.pop(self.number, None)
+        self._session.forget(self.number)
         if self.connection is not None:
             self._disuse()
-        self._tell_place(Place.REFUSED)
-        for gone in self._gone:
-            if not gone.done():
-                gone.set_result(withdrawn)
+        self.answers.over(withdrawn)
         self._settled()
         if self._departure is not None:
             self._shard.lines.done(self.name, self._departure)
@@ -464,23 +387,13 @@ class Hold:
                 timer.cancel()
         self._timer = self._later = None
 
-    def _use(self, connection: Connection) -> None:
+    def _use(self, connection: DflockdConnection) -> None:
         self.connection = connection
         self._sent = self._session.clock.now()
         connection.users[self] = None
 
-    def _disuse(self) -> Connection:
+    def _disuse(self) -> DflockdConnection:
         connection, self.connection = self.connection, None
         assert connection is not None
         connection.users.pop(self, None)
         return connection
-
-
-class _Departure:
-    """A place in line for leaving, of a request whose own turn is not over."""
-
-    def __init__(self, hold: Hold) -> None:
-        self._hold = hold
-
-    def turn(self) -> None:
-        self._hold.depart(self)

@@ -1,0 +1,166 @@
+"""Semaphores that one program has declared, and what is wrong with names and requests.
+
+dflockd keeps a limit only with requests: so the limits are kept here, for all sessions of a
+program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tenure.core import rules
+from tenure.engines.dflockd.shard import Shard, cannot
+from tenure.errors import (
+    EngineError,
+    InvalidArgument,
+    SemaphoreBusy,
+    SemaphoreExists,
+    SemaphoreNotFound,
+    TenureError,
+    Unsupported,
+)
+from tenure.model import EPHEMERAL_LIMIT, SemaphoreDescription
+from tenure.wire.lines import asking
+from tenure.wire.lines.replies import Reply
+from tenure.wire.lines.rules import is_key
+
+__all__ = ["DeclaredSemaphores", "check_name", "refusal", "uncounted"]
+
+_KEY_BYTES = 255
+"""The most bytes of a key that every server takes: early ones count the end of the line."""
+
+
+def check_name(name: str, node: str) -> None:
+    """Check that every dflockd server takes a name.
+
+    Raises:
+        InvalidArgument: no engine takes it.
+        Unsupported: it is no key of dflockd's.
+    """
+    rules.check_name(name, node)
+    if not is_key(name) or len(name.encode()) > _KEY_BYTES:
+        raise cannot(
+            f"lock {name[:80]!r}: its keys have no white space, and at most {_KEY_BYTES} bytes",
+            node,
+            name,
+        )
+
+
+class DeclaredSemaphores:
+    """Limits of the semaphores that a program has declared.
+
+    Args:
+        shard_of: returns the server that has a key.
+    """
+
+    def __init__(self, shard_of: Callable[[str], Shard]) -> None:
+        self._shard_of = shard_of
+        self._limits: dict[str, int] = {}
+
+    async def find(self, name: str) -> SemaphoreDescription | None:
+        """Return a server's description of a name that it knows."""
+        described = await self._shard_of(name).semaphores()
+        return next((each for each in described if each.name == name), None)
+
+    async def create(self, node: str, name: str, limit: int, *, exist_ok: bool) -> None:
+        """Declare a limit. Raises `SemaphoreExists` if there is another one, or any."""
+        asking.check_limit(limit)
+        known = self._limits.get(name)
+        if known is None:
+            known = await self._limit_in_use(name)
+        if known is not None and (known != limit or not exist_ok):
+            raise SemaphoreExists(
+                f"{name!r} on {node} exists already, with limit {known}",
+                node=node,
+                name=name,
+                limit=known,
+            )
+        self._limits[name] = limit
+
+    async def _limit_in_use(self, name: str) -> int | None:
+        found = await self.find(name)
+        if found is None or not (found.held or found.waiting):
+            return None
+        return 1 if found.ephemeral else found.limit
+
+    async def delete(self, node: str, name: str) -> None:
+        """Forget a limit. Raises `SemaphoreBusy` and `SemaphoreNotFound`."""
+        if await self._limit_in_use(name) is not None:
+            raise SemaphoreBusy(
+                f"{name!r} on {node} has owners or waiters; release it first", node=node, name=name
+            )
+        if self._limits.pop(name, None) is None:
+            raise _not_declared(node, name)
+
+    async def describe(self, node: str, name: str) -> SemaphoreDescription:
+        """Describe a semaphore that a server knows, or this program. Raises `SemaphoreNotFound`."""
+        found = await self.find(name)
+        if found is not None:
+            return found
+        limit = self._limits.get(name)
+        if limit is None:
+            raise _not_declared(node, name)
+        return SemaphoreDescription(name, b"", limit, 0, ephemeral=False, waiting=0)
+
+    def limit_for(self, node: str, name: str, count: int, *, ephemeral: bool) -> int:
+        """Return the limit to send with a request. Raises what is wrong with the request."""
+        limit = self._limits.get(name)
+        if ephemeral:
+            if limit is not None:
+                rules.check_kind(True, False, node, name)
+            rules.check_count(count, EPHEMERAL_LIMIT, node, name)
+            if count != EPHEMERAL_LIMIT:
+                raise cannot("share an ephemeral semaphore", node, name)
+            return 1
+        if limit is None:
+            raise _not_declared(node, name)
+        rules.check_count(count, limit, node, name)
+        if count != 1:
+            raise cannot("give more than one token to a request", node, name)
+        return limit
+
+    def check_shrink(self, node: str, name: str, count: int) -> None:
+        """Check that a request may have this count from now on, which is only the one it has."""
+        most = 1 if name in self._limits else EPHEMERAL_LIMIT
+        rules.check_shrink(count, most, most, node, name)
+        if count != most:
+            raise cannot("shrink a request", node, name)
+
+
+def uncounted(shard: Shard, node: str, name: str) -> Unsupported:
+    """The error for a server that has mutexes alone."""
+    return Unsupported(
+        f"the dflockd server at {shard} has no semaphores; dflockd 1.0 and newer and tenure's own "
+        "server have",
+        node=node,
+        name=name,
+    )
+
+
+def refusal(shard: Shard, reply: Reply, node: str, name: str, limit: int) -> TenureError:
+    """The error for a request that a server does not take."""
+    if reply.status == "error_limit_mismatch":
+        return InvalidArgument(
+            f"{name!r} is in use on the dflockd server at {shard} with another limit "
+            f"than {limit} (a mutex has 1); use another name for one of the two, or the same limit",
+            node=node,
+            name=name,
+        )
+    why = {
+        "error_max_locks": "it has as many keys as it may have (its --max-locks)",
+        "error_max_waiters": "as many wait for it as may (its --max-waiters)",
+    }.get(reply.status, f"it says {reply.status!r}")
+    return EngineError(
+        f"the dflockd server at {shard} does not take the request for {name!r}: {why}",
+        node=node,
+        name=name,
+    )
+
+
+def _not_declared(node: str, name: str) -> SemaphoreNotFound:
+    return SemaphoreNotFound(
+        f"there is no semaphore {name!r} on {node} as far as this program knows; say its "
+        "limit with create(limit, exist_ok=True): dflockd keeps limits only with requests",
+        node=node,
+        name=name,
+    )
