@@ -222,10 +222,6 @@ class Semaphores:
             if queue.ephemeral and queue.account is not None:
                 queue.account.semaphores.give_back()
 
-    def of(self, account: Account) -> AccountSemaphores:
-        """Return the object that counts the requests of one account's sessions."""
-        return AccountSemaphores(self, account)
-
     def _check(self, node: str, name: str, account: Account | None) -> None:
         """Raises `LimitReached` if there must not be another one for this account."""
         if (account is None or account.semaphores.alone) and self.taken >= self._most:
@@ -240,20 +236,3 @@ class Semaphores:
 
     def _reached(self, node: str, name: str) -> LimitReached:
         return Count("semaphores", self._most).reached(node=node, name=name)
-
-
-class AccountSemaphores:
-    """`Semaphores.join`, `rejoin` and `leave` for one account."""
-
-    def __init__(self, semaphores: Semaphores, account: Account) -> None:
-        self._semaphores = semaphores
-        self._account = account
-
-    def join(self, node: str, name: str, *, ephemeral: bool) -> None:
-        self._semaphores.join(node, name, ephemeral=ephemeral, account=self._account)
-
-    def rejoin(self, node: str, name: str, *, ephemeral: bool) -> None:
-        self._semaphores.rejoin(node, name, ephemeral=ephemeral, account=self._account)
-
-    def leave(self, node: str, name: str) -> None:
-        self._semaphores.leave(node, name)

@@ -25,29 +25,27 @@ from tenure.wire.messages import (
     StoreTime,
 )
 
-__all__ = ["COMMANDS", "ask", "ask_audited"]
-
-
-async def ask(engine: Engine, message: Struct) -> Struct:
-    """Carry out a command; returns its answer, or raises what the engine raises."""
-    return await _ASK[type(message)](engine, message)
+__all__ = ["COMMANDS", "ask_audited"]
 
 
 async def ask_audited(
     engine: Engine, message: Any, audit: Audit, identity: Identity, peer: str
 ) -> Struct:
-    """Carry out a command as `ask` does, and record it if it is an administrative action.
+    """Carry out a command, and record it if it is an administrative action.
 
     Args:
         identity: of the client.
         peer: its address.
+
+    Raises what the engine raises.
     """
+    command = _COMMANDS[type(message)]
     describe = _AUDITED.get(type(message))
     if describe is None:
-        return await ask(engine, message)
+        return await command(engine, message)
     event, facts = describe(message)
     with audit.action(event, identity, peer, **facts) as entry:
-        answer = await ask(engine, message)
+        answer = await command(engine, message)
         if isinstance(answer, Done) and answer.found is False:
             entry["outcome"] = None  # there was nothing to end
         return answer
@@ -80,7 +78,7 @@ async def _read_store_time(engine: Engine, message: ReadStoreTime) -> Struct:
     return StoreTime(message.rid, await engine.store_time())
 
 
-_ASK: dict[type[Struct], Callable[[Engine, Any], Awaitable[Struct]]] = {
+_COMMANDS: dict[type[Struct], Callable[[Engine, Any], Awaitable[Struct]]] = {
     AlterNode: _alter_node,
     CreateNode: _create_node,
     DropNode: _drop_node,
@@ -100,5 +98,5 @@ _AUDITED: dict[type[Struct], Callable[[Any], tuple[str, dict[str, object]]]] = {
     ),
 }
 
-COMMANDS = frozenset(_ASK)
+COMMANDS = frozenset(_COMMANDS)
 """The messages that are answered here."""

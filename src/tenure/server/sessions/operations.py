@@ -349,26 +349,14 @@ def _renew(session: ServerSession, message: Renew) -> None:
     session.renewals.renew(session.store, session.connection, session.channel, message.number)
 
 
-def _acknowledge(session: ServerSession, message: Acknowledge) -> None:
-    session.answers.acknowledge(message.acknowledged)
-
-
-def _close(session: ServerSession, message: Close) -> None:
-    session.leave(message.rid, closing=True)
-
-
-def _detach(session: ServerSession, message: Detach) -> None:
-    session.leave(message.rid, closing=False)
-
-
 SESSION_HANDLERS: dict[type[Struct], Callable[[ServerSession, Any], None]] = {
-    Acknowledge: _acknowledge,
+    Acknowledge: lambda session, message: session.answers.acknowledge(message.acknowledged),
     Alter: _alter,
-    Close: _close,
+    Close: lambda session, message: session.leave(message.rid, closing=True),
     CreateSemaphore: partial(_start, _create),
     DeleteSemaphore: partial(_start, _delete),
     DescribeSemaphore: _start_reading,
-    Detach: _detach,
+    Detach: lambda session, message: session.leave(message.rid, closing=False),
     Enqueue: _enqueue,
     Renew: _renew,
     Unwatch: _unwatch,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from tenure.model import EPHEMERAL_LIMIT, RequestDescription, SemaphoreDescription
@@ -25,13 +26,33 @@ __all__ = [
     "updated",
 ]
 
-_Acquired = Response.AcquireSemaphoreResult
-_Released = Response.ReleaseSemaphoreResult
-_Described = Response.DescribeSemaphoreResult
+
+def _result(
+    field: str, asked: int, status: int = Status.SUCCESS, text: str = "", **more: Any
+) -> Any:
+    """Make the result of a request.
+
+    Args:
+        field: where it is in the response.
+        asked: the request id.
+        status: of YDB; the text says why it is not success.
+        more: the result's other fields.
+    """
+    kind = getattr(Response, _KINDS[field])
+    issues = [issue(text)] if text else []
+    return Response(**{field: kind(req_id=asked, status=status, issues=issues, **more)})
 
 
-def _issues(text: str) -> list[Any]:
-    return [issue(text)] if text else []
+_KINDS = {
+    f"{verb}_semaphore_result": f"{verb.title()}SemaphoreResult"
+    for verb in ("acquire", "release", "create", "update", "delete", "describe")
+}
+created = partial(_result, "create_semaphore_result")
+updated = partial(_result, "update_semaphore_result")
+deleted = partial(_result, "delete_semaphore_result")
+not_acquired = partial(_result, "acquire_semaphore_result")
+not_released = partial(_result, "release_semaphore_result")
+not_described = partial(_result, "describe_semaphore_result")
 
 
 def pending(asked: int) -> Any:
@@ -41,14 +62,7 @@ def pending(asked: int) -> Any:
 
 def acquired(asked: int, yes: bool) -> Any:
     """An acquire owns its tokens, or has timed out."""
-    result = _Acquired(req_id=asked, status=Status.SUCCESS, acquired=yes)
-    return Response(acquire_semaphore_result=result)
-
-
-def not_acquired(asked: int, status: int, text: str) -> Any:
-    """An acquire has failed, or was refused."""
-    result = _Acquired(req_id=asked, status=status, issues=_issues(text))
-    return Response(acquire_semaphore_result=result)
+    return _result("acquire_semaphore_result", asked, acquired=yes)
 
 
 def aborted(asked: int, text: str) -> Any:
@@ -58,44 +72,13 @@ def aborted(asked: int, text: str) -> Any:
 
 def released(asked: int, yes: bool) -> Any:
     """A release has removed a request, or has found none."""
-    result = _Released(req_id=asked, status=Status.SUCCESS, released=yes)
-    return Response(release_semaphore_result=result)
-
-
-def not_released(asked: int, status: int, text: str) -> Any:
-    """A release has failed."""
-    result = _Released(req_id=asked, status=status, issues=_issues(text))
-    return Response(release_semaphore_result=result)
-
-
-def created(asked: int, status: int = Status.SUCCESS, text: str = "") -> Any:
-    """Result of a create."""
-    result = Response.CreateSemaphoreResult(req_id=asked, status=status, issues=_issues(text))
-    return Response(create_semaphore_result=result)
-
-
-def updated(asked: int, status: int = Status.SUCCESS, text: str = "") -> Any:
-    """Result of an update."""
-    result = Response.UpdateSemaphoreResult(req_id=asked, status=status, issues=_issues(text))
-    return Response(update_semaphore_result=result)
-
-
-def deleted(asked: int, status: int = Status.SUCCESS, text: str = "") -> Any:
-    """Result of a delete."""
-    result = Response.DeleteSemaphoreResult(req_id=asked, status=status, issues=_issues(text))
-    return Response(delete_semaphore_result=result)
+    return _result("release_semaphore_result", asked, released=yes)
 
 
 def changed(asked: int, *, data: bool, owners: bool) -> Any:
     """A watched semaphore has changed, or the watch was replaced."""
     told = Response.DescribeSemaphoreChanged(req_id=asked, data_changed=data, owners_changed=owners)
     return Response(describe_semaphore_changed=told)
-
-
-def not_described(asked: int, status: int, text: str) -> Any:
-    """A describe has failed."""
-    result = _Described(req_id=asked, status=status, issues=_issues(text))
-    return Response(describe_semaphore_result=result)
 
 
 def described(
@@ -146,13 +129,9 @@ def _bare(asked: int, found: SemaphoreDescription, *, watched: bool) -> Any:
         limit=found.limit,
         ephemeral=found.ephemeral,
     )
-    result = _Described(
-        req_id=asked,
-        status=Status.SUCCESS,
-        semaphore_description=description,
-        watch_added=watched,
+    return _result(
+        "describe_semaphore_result", asked, semaphore_description=description, watch_added=watched
     )
-    return Response(describe_semaphore_result=result)
 
 
 def _entries(

@@ -26,13 +26,14 @@ from typing import Any
 from tenure.engines.contract import Removal
 from tenure.errors import InvalidArgument, TenureError
 from tenure.model import Recovered, SemaphoreDescription
+from tenure.server.auth.accounts import Account
 from tenure.server.limits import Limits
+from tenure.server.semaphores import Semaphores
 from tenure.server.ydb import answers
 from tenure.server.ydb.long_replies import LongReplies
 from tenure.server.ydb.messages import Response, Status, failure, status_of
 from tenure.server.ydb.operations import (
     Answered,
-    Books,
     CreateOperation,
     DeleteOperation,
     DescribeOperation,
@@ -69,11 +70,12 @@ class Conversation:
     Args:
         node: the path of the session's node.
         limits: what the client may make it hold.
-        books: where its requests are counted.
+        semaphores: where its requests are counted.
         start_watch: how a watch is started.
         look: called when a change was noted; `tell_changes` is then to be called soon.
         timeouts: what waiters have asked for, by session and name; all conversations share it.
         long_replies: the long descriptions that are being sent; shared as well.
+        account: for which its requests count.
 
     Attributes:
         replies: what is to be sent, in order.
@@ -87,11 +89,12 @@ class Conversation:
         self,
         node: str,
         limits: Limits,
-        books: Books,
+        semaphores: Semaphores,
         start_watch: StartWatch,
         look: Callable[[], None],
         timeouts: dict[tuple[int, str], int] | None = None,
         long_replies: LongReplies | None = None,
+        account: Account | None = None,
     ) -> None:
         self.replies: list[Any] = []
         self.operations: deque[Job] = deque()
@@ -105,7 +108,7 @@ class Conversation:
         self._turns = Turns(self.replies)
         said = self._said = self._turns.said
         timeouts = {} if timeouts is None else timeouts
-        self._requests = ConversationRequests(node, limits, books, said, timeouts)
+        self._requests = ConversationRequests(node, limits, semaphores, account, said, timeouts)
         long_replies = LongReplies() if long_replies is None else long_replies
         self._watches = OneTimeWatches(limits, start_watch, look, said, timeouts, long_replies)
         self._busy: dict[str, deque[Turn]] = {}

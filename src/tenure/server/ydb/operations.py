@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from tenure.core import rules
 from tenure.engines.contract import Answer, EngineSession, Enqueued, Withdrawn
@@ -24,7 +24,6 @@ from tenure.server.limits import Limits
 __all__ = [
     "AlterOperation",
     "Answered",
-    "Books",
     "CreateOperation",
     "DeleteOperation",
     "DescribeOperation",
@@ -175,17 +174,6 @@ Script: TypeAlias = Generator[Operation | Settled | Answered, Any, None]
 
 StartWatch: TypeAlias = Callable[[str, bool, bool, Callable[[], None]], Callable[[], None]]
 """``start(name, data, owners, changed)``: watch, as the contract says; returns its end."""
-
-
-class Books(Protocol):
-    """Counts of requests against the server's limits."""
-
-    def join(self, node: str, name: str, *, ephemeral: bool) -> None:
-        """Raises `LimitReached`."""
-
-    def rejoin(self, node: str, name: str, *, ephemeral: bool) -> None: ...
-
-    def leave(self, node: str, name: str) -> None: ...
 
 
 def what_is_wrong(name: str, data: bytes, node: str, limits: Limits) -> str:

@@ -14,12 +14,13 @@ from typing import Any
 from tenure.engines.contract import Enqueued, Place, Removal, Withdrawn
 from tenure.errors import InvalidArgument, LeaseReleased, TenureError
 from tenure.model import Recovered, SemaphoreDescription
+from tenure.server.auth.accounts import Account
 from tenure.server.limits import LimitReached, Limits
+from tenure.server.semaphores import Semaphores
 from tenure.server.ydb import answers
 from tenure.server.ydb.messages import Status, status_of
 from tenure.server.ydb.operations import (
     AlterOperation,
-    Books,
     DescribeOperation,
     EnqueueOperation,
     Operation,
@@ -64,7 +65,7 @@ class ConversationRequests:
     Args:
         node: the path of the session's node.
         limits: the server's.
-        books: counts its requests.
+        semaphores, account: where its requests are counted.
         replies: of the script that runs.
         timeouts: those of its waiters, in milliseconds, by session and name.
 
@@ -77,7 +78,8 @@ class ConversationRequests:
         self,
         node: str,
         limits: Limits,
-        books: Books,
+        semaphores: Semaphores,
+        account: Account | None,
         replies: list[Any],
         timeouts: dict[tuple[int, str], int],
     ) -> None:
@@ -85,7 +87,8 @@ class ConversationRequests:
         self.next_hold = 0
         self._node = node
         self._limits = limits
-        self._books = books
+        self._semaphores = semaphores
+        self._account = account
         self._replies = replies
         self._timeouts = timeouts
         self._places: dict[str, _Place] = {}
@@ -97,7 +100,9 @@ class ConversationRequests:
             if each.name not in self._places:
                 place = _Place(each.request_id, each.name, each.count, each.ephemeral)
                 place.granted = each.granted
-                self._books.rejoin(self._node, each.name, ephemeral=each.ephemeral)
+                self._semaphores.rejoin(
+                    self._node, each.name, ephemeral=each.ephemeral, account=self._account
+                )
                 self._places[each.name] = self._by_hold[each.request_id] = place
 
     def granted(self, hold: int) -> str | None:
@@ -157,7 +162,7 @@ class ConversationRequests:
         del self._places[place.name]
         del self._by_hold[place.hold]
         self._timeouts.pop((self.session_id, place.name), None)
-        self._books.leave(self._node, place.name)
+        self._semaphores.leave(self._node, place.name)
 
     # The scripts
 
@@ -196,7 +201,9 @@ class ConversationRequests:
                     f"= {self._limits.requests_per_session} allows",
                     "requests_per_session",
                 )
-            self._books.join(self._node, ask.name, ephemeral=ask.ephemeral)
+            self._semaphores.join(
+                self._node, ask.name, ephemeral=ask.ephemeral, account=self._account
+            )
         except LimitReached as error:
             self._refuse_acquire(ask, Status.OVERLOADED, str(error))
             return

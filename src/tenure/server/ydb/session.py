@@ -114,11 +114,12 @@ class SessionStream:
         self._conversation = Conversation(
             node,
             context.limits,
-            context.counts.semaphores.of(self.engine.account),
+            context.counts.semaphores,
             self._start_watch,
             self._look,
             registry.timeouts,
             registry.long_replies,
+            self.engine.account,
         )
         self._session: EngineSession | None = None
         self._keep = True
@@ -322,9 +323,7 @@ class SessionStream:
                 answer: Any = self._create(operation, session)
             elif isinstance(operation, DeleteOperation):
                 answer = self._delete(operation, session)
-            elif isinstance(operation, DescribeOperation) and (
-                operation.owners or operation.waiters
-            ):
+            elif isinstance(operation, DescribeOperation) and operation.is_costly:
                 answer = self._describe(operation, session)
             else:
                 answer = operation.start(session)
