@@ -26,7 +26,7 @@ PUBLIC = """
     SemaphoreExists SemaphoreNotFound SessionClosed SessionExpired StaleToken TenureError
     Unsupported
     Attempt Attempts Client Election EventStream Leadership Lease Mutex RunLease Semaphore Session
-    Ticket Watch
+    SessionHandle Ticket Watch
     Capabilities LastRun Leader MutexHolder NodeConfig NodeDescription Recovered RequestDescription
     SemaphoreDescription SessionDescription
     Clock Consistency CountersMode Duration Liveness OnLoss Retry SessionState

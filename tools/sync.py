@@ -151,15 +151,15 @@ def attribute(name: str, kind: str, about: dict[str, str]) -> str:
     words = about[name]
     words = words[0].upper() + words[1:]
     value = f"self._wrapped.{name}"
-    if kind == "Session":
+    if kind == "SessionHandle":
         value = f"wrap(self._portal, {value})"
     first, _, rest = words.partition(". ")
     comment = f'"""{words}"""'
     if rest:
         comment = f'"""{first}.\n\n{fill(rest, WIDTH - 8)}\n"""'
     body = f"return {value}"
-    if kind == "Session":
-        body = f"session: Session = {value}\nreturn session"
+    if kind == "SessionHandle":
+        body = f"session: SessionHandle = {value}\nreturn session"
     shown = indent(f"{comment}\n{body}", "    ")
     return f"@property\ndef {name}(self) -> {kind}:\n{shown}"
 

@@ -144,16 +144,15 @@ FILES = {
         "Leases, tickets for them, and elections.",
         _COMMON
         + """
-from typing import Generic, TYPE_CHECKING, TypeVar
+from typing import Generic, TypeVar
 from tenure._client import election as async_election
 from tenure._client import runs as async_runs
 from tenure.blocking.blocks import LeaseBlock, TicketBlock, give_up
+from tenure.blocking.session_handle import SessionHandle
 from tenure.blocking.streams import Watch
 from tenure.blocking.wrapper import SyncWrapper, wrap
 from tenure.errors import LeaseLost
 from tenure.model import Leader, SemaphoreDescription
-if TYPE_CHECKING:
-    from tenure.blocking.session import Session
 """,
         (
             Wrapper(
@@ -161,7 +160,7 @@ if TYPE_CHECKING:
                 "_client.lease",
                 "LeaseBlock",
                 (),
-                {"session": "Session", "name": "str"},
+                {"session": "SessionHandle", "name": "str"},
                 frozenset({"check", "name", "session", "wait_lost"}),
             ),
             Wrapper("Leadership", "_client.election", "Lease", object="async_election.Leadership"),
@@ -196,23 +195,40 @@ from tenure.model import MutexHolder, SemaphoreDescription
             ),
         ),
     ),
+    "blocking/session_handle.py": File(
+        "The handle on a session that leases give.",
+        """
+from tenure._client.session_states import SessionState
+from tenure.blocking.blocks import SessionBlock
+from tenure.model import Recovered
+""",
+        (
+            Wrapper(
+                "SessionHandle",
+                "_client.session_handle",
+                "SessionBlock",
+                attributes={"node": "str", "recovery_window": "float", "max_stall": "float"},
+            ),
+        ),
+    ),
     "blocking/session.py": File(
         "Sessions.",
         _COMMON
         + """
-from tenure._client.session_states import SessionState
-from tenure.blocking.blocks import SessionBlock, give_up, perhaps
+from tenure._client import session as async_session
+from tenure.blocking.blocks import give_up, perhaps
+from tenure.blocking.session_handle import SessionHandle
 from tenure.blocking.lease import Election, RunLease
 from tenure.blocking.primitives import Mutex, Semaphore
-from tenure.model import LastRun, Recovered
+from tenure.model import LastRun
 """,
         (
             Wrapper(
                 "Session",
                 "_client.session",
-                "SessionBlock",
+                "SessionHandle",
                 ("_client.runs:Jobs",),
-                {"node": "str", "recovery_window": "float", "max_stall": "float"},
+                object="async_session.Session",
             ),
         ),
     ),

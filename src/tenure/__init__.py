@@ -18,6 +18,7 @@ from tenure._client.once import Once
 from tenure._client.runs import RunLease
 from tenure._client.semaphore import Semaphore
 from tenure._client.session import Session
+from tenure._client.session_handle import SessionHandle
 from tenure._client.session_states import SessionState
 from tenure._client.sessions import Attempt, Attempts
 from tenure._client.ticket import Ticket
@@ -113,6 +114,7 @@ __all__ = [
     "SessionClosed",
     "SessionDescription",
     "SessionExpired",
+    "SessionHandle",
     "SessionState",
     "StaleToken",
     "TenureError",

@@ -30,6 +30,7 @@ from tenure._client import (
     runs,
     semaphore,
     session,
+    session_handle,
     sessions,
     ticket,
 )
@@ -52,6 +53,7 @@ PAIRS: dict[type, type] = {
     semaphore.Semaphore: blocking.Semaphore,
     ticket.Ticket: blocking.Ticket,
     session.Session: blocking.Session,
+    session_handle.SessionHandle: blocking.SessionHandle,
     sessions.Attempt: blocking.Attempt,
     sessions.Attempts: blocking.Attempts,
     watches.Watch: blocking.Watch,

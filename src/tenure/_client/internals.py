@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tenure._client.mutex import Mutex
     from tenure._client.request import Request
     from tenure._client.semaphore import Semaphore
-    from tenure._client.session import Session
     from tenure._client.session_core import SessionCore
+    from tenure._client.session_handle import SessionHandle
     from tenure._client.source import SessionSource
     from tenure._client.ticket import Ticket
 
@@ -29,7 +29,7 @@ def client_core(client: Client) -> ClientCore:
     return client._core
 
 
-def session_core(session: Session) -> SessionCore:
+def session_core(session: SessionHandle) -> SessionCore:
     """Return the state of a session."""
     return session._core
 

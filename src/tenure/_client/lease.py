@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from tenure._client.blocks import begin_to_leave, note_loss, see_out
 from tenure._client.handles import AsyncHandle
 from tenure._client.request import Request
 from tenure._client.scope import Scope
+from tenure._client.session_handle import SessionHandle
 from tenure._client.slots import Slots
 from tenure.engines.contract import when_answered
 from tenure.errors import (
@@ -28,9 +29,6 @@ from tenure.errors import (
     SessionExpired,
     Unsupported,
 )
-
-if TYPE_CHECKING:
-    from tenure._client.session import Session  # that names its leases in turn
 
 __all__ = ["Lease"]
 
@@ -45,7 +43,7 @@ class Lease(AsyncHandle):
     A lease is always true; it is `held` that tells.
 
     Attributes:
-        session: the session that holds it.
+        session: the session that holds it: the `Session`, which type checkers see as its base.
         name: the name of the mutex, semaphore or election.
     """
 
@@ -60,9 +58,9 @@ class Lease(AsyncHandle):
     # What a program asks
 
     @property
-    def session(self) -> Session:
-        """The session that holds it."""
-        return cast("Session", self._request.session.handle)
+    def session(self) -> SessionHandle:
+        """The session that holds it: the `Session`, which type checkers see as its base."""
+        return cast(SessionHandle, self._request.session.handle)
 
     @property
     def name(self) -> str:

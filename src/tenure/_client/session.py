@@ -5,25 +5,17 @@ The session's state is in `session_core`, and `session_states` has the diagram.
 
 from __future__ import annotations
 
-import asyncio
-from types import TracebackType
-
 from tenure._client.election import Election
-from tenure._client.handles import AsyncHandle
 from tenure._client.mutex import Mutex
-from tenure._client.resume import ResumeToken
 from tenure._client.runs import Jobs
-from tenure._client.scope import note_failure
 from tenure._client.semaphore import Semaphore
 from tenure._client.session_core import SessionCore
-from tenure._client.session_states import SessionState
-from tenure.errors import Misuse, SessionExpired, Unsupported
-from tenure.model import Recovered
+from tenure._client.session_handle import SessionHandle
 
 __all__ = ["Session"]
 
 
-class Session(Jobs, AsyncHandle):
+class Session(Jobs, SessionHandle):
     """A program's session on a node. `Client.session` makes one.
 
     ``async with client.session(...) as session`` closes it at the end of the block, and cancels
@@ -35,63 +27,6 @@ class Session(Jobs, AsyncHandle):
         recovery_window: seconds it survives without contact to the store.
         max_stall: seconds that the event loop may be stuck before it is no longer renewed.
     """
-
-    def __init__(self, core: SessionCore) -> None:
-        self.node = core.node
-        self.recovery_window = core.recovery_window
-        self.max_stall = core.max_stall
-        self._core = core
-        core.handle = self
-
-    def __repr__(self) -> str:
-        return f"<Session {self.id} on {self.node}{'' if self._core.why is None else ' (over)'}>"
-
-    # What a program asks
-
-    @property
-    def id(self) -> int:
-        """The session's id: positive, never reused in a store."""
-        return self._core.id
-
-    @property
-    def state(self) -> SessionState:
-        """One of ``connecting, attached, detached, expired, closed``. Reads the clock."""
-        return self._core.state
-
-    @property
-    def deadline(self) -> float:
-        """Time until which the session is proven: seconds on the client's clock."""
-        return self._core.deadline
-
-    @property
-    def resume_token(self) -> str:
-        """Token with which a restarted program takes this session over (`Client.session`).
-
-        Keep it like a password, and where a restart finds it. It stays the same for the whole
-        life of the session.
-
-        Raises:
-            Unsupported: the session was not asked for with ``resumable=True``.
-        """
-        how = self._core.how
-        if how.liveness != "window":
-            raise Unsupported(
-                f"the session on {self.node} ends with its program; one that can be resumed is "
-                "asked for with client.session(..., resumable=True)",
-                node=self.node,
-            )
-        return str(ResumeToken(self.node, self.id, self.recovery_window, how.key))
-
-    @property
-    def recovered(self) -> tuple[Recovered, ...]:
-        """Requests of a resumed session that have not been claimed yet, in order.
-
-        `Mutex.recover`, `Semaphore.recover` and `Election.recover` claim them. An unclaimed
-        request keeps its place, or its tokens, until the session ends.
-        """
-        return tuple(self._core.recovered.values()) if self._core.is_proven() else ()
-
-    # What a program does
 
     def mutex(self, name: str) -> Mutex:
         """The mutex of that name on the session's node."""
@@ -108,67 +43,6 @@ class Session(Jobs, AsyncHandle):
     def election(self, name: str) -> Election:
         """The election of that name on the session's node."""
         return Election(self._core, name)
-
-    async def aclose(self) -> None:
-        """End the session: everything held through it is released, in one step.
-
-        Safe to call twice, and when cancelled. Leases that other tasks are inside are lost, and
-        their bodies cancelled; a block that the calling task itself is inside raises at its end.
-
-        Raises:
-            EngineError: the store failed; it will end the session when its window is over.
-        """
-        await self._core.close()
-
-    async def detach(self) -> None:
-        """Leave without ending the session: it keeps its places until its window is over.
-
-        Until then its `resume_token`, if it has one, takes it up again, here or in another
-        process. From this object's view it is over: leases count as lost, because they are
-        not proven any more.
-        """
-        await self._core.close(detach=True)
-
-    async def __aenter__(self) -> Session:
-        self._core.alive()
-        if self._core.scope is not None:
-            raise Misuse(
-                f"the session on {self.node} has been entered already; a session is entered once",
-                node=self.node,
-            )
-        self._enter()
-        return self
-
-    def _enter(self) -> None:
-        self._core.enter()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        scope = self._core.scope
-        if scope is None:
-            raise Misuse(
-                f"the session on {self.node} is left without having been entered",
-                node=self.node,
-            )
-        ours = scope.exit(error)
-        if isinstance(error, GeneratorExit):  # nothing can be awaited, in whatever thread
-            self._core.client.soon(self._core.close_soon)
-            return
-        try:
-            if self.state == "expired":
-                pass
-            elif isinstance(error, asyncio.CancelledError):
-                self._core.close_soon()  # a cancelled task does not wait for the store
-            else:
-                await self.aclose()
-        except Exception as failure:
-            note_failure(error, failure, f"closing the session on {self.node}")
-        if isinstance(self._core.why, SessionExpired) and (error is None or ours):
-            raise self._core.error()
 
     # For the primitives
 

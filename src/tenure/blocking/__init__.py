@@ -17,6 +17,7 @@ from tenure.blocking.client import Client, connect
 from tenure.blocking.lease import Election, Leadership, Lease, RunLease, Ticket
 from tenure.blocking.primitives import Mutex, Semaphore
 from tenure.blocking.session import Session
+from tenure.blocking.session_handle import SessionHandle
 from tenure.blocking.streams import EventStream, Watch
 from tenure.clock import Clock
 from tenure.durations import Duration
@@ -106,6 +107,7 @@ __all__ = [
     "SessionClosed",
     "SessionDescription",
     "SessionExpired",
+    "SessionHandle",
     "SessionState",
     "StaleToken",
     "TenureError",

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from tenure._client import lease as async_lease
-from tenure._client import session as async_session
+from tenure._client import session_handle as async_session
 from tenure._client import ticket as async_ticket
 from tenure._client.internals import request_of, session_core
 from tenure.blocking.portal import Portal
@@ -59,7 +59,7 @@ def abandon_ticket(ticket: async_ticket.Ticket[Any]) -> None:
     give_up(ticket._lease)
 
 
-def abandon_session(session: async_session.Session, *, detach: bool = False) -> None:
+def abandon_session(session: async_session.SessionHandle, *, detach: bool = False) -> None:
     """Undo the attaching of a session, or its entering."""
     core = session_core(session)
     if core.scope is not None:
@@ -164,7 +164,7 @@ class TicketBlock(SyncWrapper["async_ticket.Ticket[Any]"], Generic[L]):
         self._portal.leave(self._wrapped.__aexit__, kind, error, trace)
 
 
-class SessionBlock(SyncWrapper[async_session.Session]):
+class SessionBlock(SyncWrapper[async_session.SessionHandle]):
     """Entering and leaving a session."""
 
     __slots__ = ()

@@ -3,21 +3,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from tenure._client import election as async_election
 from tenure._client import runs as async_runs
 from tenure._client.loss import OnLoss
 from tenure.blocking.blocks import LeaseBlock, TicketBlock, give_up
+from tenure.blocking.session_handle import SessionHandle
 from tenure.blocking.streams import Watch
 from tenure.blocking.wrapper import SyncWrapper, wrap
 from tenure.durations import Duration
 from tenure.errors import LeaseLost
 from tenure.model import Leader, SemaphoreDescription
-
-if TYPE_CHECKING:
-    from tenure.blocking.session import Session
-
 
 __all__ = ["Election", "Leadership", "Lease", "RunLease", "Ticket"]
 
@@ -37,9 +34,9 @@ class Lease(LeaseBlock):
     __slots__ = ()
 
     @property
-    def session(self) -> Session:
-        """The session that holds it."""
-        session: Session = wrap(self._portal, self._wrapped.session)
+    def session(self) -> SessionHandle:
+        """The session that holds it: the `Session`, which type checkers see as its base."""
+        session: SessionHandle = wrap(self._portal, self._wrapped.session)
         return session
 
     @property

@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
+from tenure._client import session as async_session
 from tenure._client.loss import OnLoss
-from tenure._client.session_states import SessionState
-from tenure.blocking.blocks import SessionBlock, give_up, perhaps
+from tenure.blocking.blocks import give_up, perhaps
 from tenure.blocking.lease import Election, RunLease
 from tenure.blocking.primitives import Mutex, Semaphore
+from tenure.blocking.session_handle import SessionHandle
 from tenure.durations import Duration
-from tenure.model import LastRun, Recovered
+from tenure.model import LastRun
 
 __all__ = ["Session"]
 
 
-class Session(SessionBlock):
+class Session(SessionHandle):
     """A program's session on a node. `Client.session` makes one.
 
     ``with client.session(...) as session`` closes it at the end of the block. A session that is
@@ -27,56 +28,7 @@ class Session(SessionBlock):
 
     __slots__ = ()
 
-    @property
-    def node(self) -> str:
-        """The path of its node."""
-        return self._wrapped.node
-
-    @property
-    def recovery_window(self) -> float:
-        """Seconds it survives without contact to the store."""
-        return self._wrapped.recovery_window
-
-    @property
-    def max_stall(self) -> float:
-        """Seconds that the event loop may be stuck before it is no longer renewed."""
-        return self._wrapped.max_stall
-
-    @property
-    def id(self) -> int:
-        """The session's id: positive, never reused in a store."""
-        return self._wrapped.id
-
-    @property
-    def state(self) -> SessionState:
-        """One of ``connecting, attached, detached, expired, closed``. Reads the clock."""
-        return self._wrapped.state
-
-    @property
-    def deadline(self) -> float:
-        """Time until which the session is proven: seconds on the client's clock."""
-        return self._wrapped.deadline
-
-    @property
-    def resume_token(self) -> str:
-        """Token with which a restarted program takes this session over (`Client.session`).
-
-        Keep it like a password, and where a restart finds it. It stays the same for the whole
-        life of the session.
-
-        Raises:
-            Unsupported: the session was not asked for with ``resumable=True``.
-        """
-        return self._wrapped.resume_token
-
-    @property
-    def recovered(self) -> tuple[Recovered, ...]:
-        """Requests of a resumed session that have not been claimed yet, in order.
-
-        `Mutex.recover`, `Semaphore.recover` and `Election.recover` claim them. An unclaimed
-        request keeps its place, or its tokens, until the session ends.
-        """
-        return self._wrapped.recovered
+    _wrapped: async_session.Session
 
     def mutex(self, name: str) -> Mutex:
         """The mutex of that name on the session's node."""
@@ -93,27 +45,6 @@ class Session(SessionBlock):
     def election(self, name: str) -> Election:
         """The election of that name on the session's node."""
         return Election(self._portal, self._wrapped.election(name))
-
-    def close(self) -> None:
-        """End the session: everything held through it is released, in one step.
-
-        Safe to call twice, and when interrupted. Leases that threads are inside are lost: the next
-        call in such a
-        block raises, and so does its end.
-
-        Raises:
-            EngineError: the store failed; it will end the session when its window is over.
-        """
-        self._portal.give_back(self._wrapped.aclose)
-
-    def detach(self) -> None:
-        """Leave without ending the session: it keeps its places until its window is over.
-
-        Until then its `resume_token`, if it has one, takes it up again, here or in another
-        process. From this object's view it is over: leases count as lost, because they are
-        not proven any more.
-        """
-        self._portal.give_back(self._wrapped.detach)
 
     def once(
         self,
