@@ -15,16 +15,19 @@ from tenure.model import SessionDescription
 from tenure.server.admission import Source
 from tenure.server.auth.identity import ANONYMOUS, Identity
 from tenure.server.dflockd.housekeeping import Deaf
+from tenure.server.limits import Limits
 from tenure.server.reads import SLICE, Reader, Reads, converted, reader_of
 from tenure.testing import VirtualClock
 from tenure.wire.messages import (
     DescribeSemaphore,
     Enqueue,
+    ListSemaphores,
     ListSessions,
     Ping,
     Placed,
     Pong,
     SemaphoreDescribed,
+    SemaphoresListed,
     SessionsListed,
 )
 from tests.server.talking import linked, serving
@@ -296,6 +299,26 @@ async def test_a_long_list_is_told_in_parts_that_are_made_when_they_are_read(
         assert [len(each.sessions) for each in parts] == [SLICE, SLICE, 50]
         assert [each.more for each in parts] == [True, True, False]
         assert len({each.id for part in parts for each in part.sessions}) == 2 * SLICE + 50
+    await engine.aclose()
+
+
+async def test_a_list_of_large_semaphores_is_told_in_parts_that_no_limit_cuts_off(
+    clock: VirtualClock,
+) -> None:
+    engine, size = MemoryEngine("", clock), 2**20
+    await engine.open()
+    session = await engine.attach(StoreAttach("/default", 1000.0), Deaf())
+    for number in range(20):
+        await session.create_semaphore(f"s{number}", 1, bytes(size), exist_ok=False)
+    limits = Limits()
+    assert 20 * size > limits.output_bytes
+    async with serving(engine=engine, limits=limits) as listener, linked(listener) as client:
+        client.say(ListSemaphores(1, "/default", False, False))
+        found, more = 0, True
+        while more:
+            part = await client.hear(SemaphoresListed)
+            found, more = found + len(part.semaphores), part.more
+        assert found == 20
     await engine.aclose()
 
 

@@ -256,23 +256,24 @@ async def pages_of_sessions(
 
 
 async def pages_of_semaphores(
-    engine: Engine, node: str, reader: Reader, *, owners: bool = False
+    engine: Engine, node: str, reader: Reader, *, owners: bool = False, waiters: bool = False
 ) -> AsyncGenerator[Sequence[SemaphoreDescription], None]:
     """Yield a node's semaphores, each page read in a slice.
 
+    A page has fewer of them than of sessions: each takes several queries where a store has tables.
     Raises what the store raises.
     """
     pages, after = engine.pages(), ""
     if pages is None:
         async with reader:
-            found = await engine.list_semaphores(node, owners=owners, waiters=False)
+            found = await engine.list_semaphores(node, owners=owners, waiters=waiters)
         async for part in _parts(found, reader):
             yield part
         return
     while True:
         async with reader:
             page = await pages.semaphores(
-                node, owners=owners, waiters=False, after=after, most=SLICE // 4
+                node, owners=owners, waiters=waiters, after=after, most=SLICE // 4
             )
         if not page:
             return

@@ -7,13 +7,14 @@ read the one before. So a read keeps little in memory, however slowly its client
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from tenure.engines.contract import Engine
 from tenure.model import SemaphoreDescription
-from tenure.server.reads import SLICE, Reader
+from tenure.server.reads import SLICE, Reader, pages_of_semaphores, pages_of_sessions
 from tenure.server.sessions.describing import bytes_of, check_size, described, session_info
 from tenure.wire.messages import (
     Describe,
@@ -27,13 +28,12 @@ from tenure.wire.messages import (
     SemaphoresListed,
     SessionsListed,
 )
-from tenure.wire.values import NodeInfo, SemaphoreInfo
+from tenure.wire.values import NodeInfo, SemaphoreInfo, SessionInfo
 
 __all__ = ["READS"]
 
 T = TypeVar("T")
 
-_SEMAPHORES = SLICE // 4  # of one slice; each takes several queries where a store has tables
 _PART = 256 * 1024  # bytes after which a list goes on in another message
 
 
@@ -57,52 +57,30 @@ async def _describe_node(
 async def _list_sessions(
     engine: Engine, message: ListSessions, _: int, reader: Reader
 ) -> AsyncGenerator[Struct, None]:
-    pages, after = engine.pages(), 0
-    while pages is not None:
-        async with reader:
-            page = await pages.sessions(message.path, after=after, most=SLICE)
-            part = list(map(session_info, page))
-        yield SessionsListed(message.rid, part, len(page) >= SLICE)
-        if len(page) < SLICE:
-            return
-        after = page[-1].id
-    async with reader:
-        found = await engine.list_sessions(message.path)
-    for start in range(0, max(1, len(found)), SLICE):
-        async with reader:
-            part = [session_info(each) for each in found[start : start + SLICE]]
-        yield SessionsListed(message.rid, part, start + SLICE < len(found))
+    infos: list[SessionInfo] | None = None
+    async with aclosing(pages_of_sessions(engine, message.path, reader)) as pages:
+        async for page in pages:
+            if infos is not None:
+                yield SessionsListed(message.rid, infos, True)
+            infos = list(map(session_info, page))
+    yield SessionsListed(message.rid, infos or [], False)
 
 
 async def _list_semaphores(
     engine: Engine, message: ListSemaphores, most: int, reader: Reader
 ) -> AsyncGenerator[Struct, None]:
-    pages = engine.pages()
-    if pages is None:
-        async with reader:
-            found = await engine.list_semaphores(
-                message.path, owners=message.owners, waiters=message.waiters
-            )
-        for part, more in _parts(found, bytes_of):
-            yield SemaphoresListed(message.rid, await _described(reader, part, message, most), more)
-        return
-    after, infos = "", list[SemaphoreInfo]()
-    while True:
-        async with reader:
-            page = await pages.semaphores(
-                message.path,
-                owners=message.owners,
-                waiters=message.waiters,
-                after=after,
-                most=_SEMAPHORES,
-            )
-        if not page:
-            break
-        if after:
-            yield SemaphoresListed(message.rid, infos, True)
-        after = page[-1].name
-        infos = await _described(reader, page, message, most)
-    yield SemaphoresListed(message.rid, infos, False)
+    infos: list[SemaphoreInfo] | None = None
+    async with aclosing(
+        pages_of_semaphores(
+            engine, message.path, reader, owners=message.owners, waiters=message.waiters
+        )
+    ) as pages:
+        async for page in pages:
+            for part, _ in _parts(page, bytes_of):
+                if infos is not None:
+                    yield SemaphoresListed(message.rid, infos, True)
+                infos = await _described(reader, part, message, most)
+    yield SemaphoresListed(message.rid, infos or [], False)
 
 
 async def _described(
