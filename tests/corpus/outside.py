@@ -14,7 +14,7 @@ import tenure
 from tenure import fork
 from tenure._client.session_core import SessionCore
 from tenure.core.store import CHANGED, Store
-from tenure.engines.sqlite.news import Newsroom
+from tenure.engines.sqlite.watches import SqliteWatches
 from tenure.events import Acquired, Released
 from tests.cli import programs
 from tests.cli.programs import Tenure, alive, listener, pid_of
@@ -88,14 +88,14 @@ def _plant_forgetful_watches(patch: pytest.MonkeyPatch) -> None:
 def _plant_forgetful_news(patch: pytest.MonkeyPatch) -> None:
     told = 0
 
-    def tell_once(self: Newsroom, *arguments: Any) -> None:
+    def tell_once(self: SqliteWatches, *arguments: Any) -> None:
         nonlocal told
         told += 1
         if told == 1:
             tell(self, *arguments)
 
-    tell = Newsroom._tell_watchers
-    patch.setattr(Newsroom, "_tell_watchers", tell_once)
+    tell = SqliteWatches.tell
+    patch.setattr(SqliteWatches, "tell", tell_once)
 
 
 @row(

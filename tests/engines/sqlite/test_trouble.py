@@ -19,6 +19,7 @@ import tenure
 from tenure.engines.contract import Place
 from tenure.errors import EngineError, EngineUnavailable
 from tenure.model import NodeConfig
+from tenure.testing.recorder import PATIENCE
 from tests.engines.sqlite.helpers import attached, engine_of, opened, program, result
 from tests.guarantees import DURABLE_SQLITE, SQLITE, guarantee
 
@@ -128,6 +129,22 @@ async def test_nothing_is_changed_in_a_file_that_was_found_missing(
         with pytest.raises(EngineError, match="was removed while in use"):
             await engine.create_node("/new", NodeConfig(), exist_ok=False)
         os.rename(f"{path}.old", path)
+
+
+async def test_a_watch_that_could_not_begin_hinders_no_later_one(
+    url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure.engines.sqlite.transaction._LOOK", 0.0)
+    async with program(url) as one, program(url) as other:
+        changed = asyncio.Event()
+        os.rename(path, f"{path}.old")
+        with pytest.raises(EngineError, match="was removed while in use"):
+            one.session.watch("x", data=False, owners=True, changed=changed.set)
+        os.rename(f"{path}.old", path)
+        one.session.watch("x", data=False, owners=True, changed=changed.set)
+        changed.clear()
+        assert await other.enqueue(1, "x") is Place.GRANTED
+        await asyncio.wait_for(changed.wait(), PATIENCE)
 
 
 async def test_a_sign_of_life_that_is_taken_away_proves_nothing(url: str, path: Path) -> None:

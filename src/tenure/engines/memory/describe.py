@@ -1,11 +1,20 @@
-"""The values that tell of what is in the core."""
+"""Descriptions of what is in the core, one by one and in pages."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from heapq import nsmallest
+
 from tenure.core.node import StoredRequest, StoredSemaphore, StoredSession
+from tenure.core.store import Store
 from tenure.model import Recovered, RequestDescription, SemaphoreDescription, SessionDescription
 
-__all__ = ["recovered", "semaphore", "session"]
+__all__ = ["ALL", "MemoryPages", "recovered", "semaphore", "session"]
+
+ALL = sys.maxsize
+"""Size of a page that has the whole list."""
 
 
 def recovered(request: StoredRequest) -> Recovered:
@@ -70,3 +79,35 @@ def _request(request: StoredRequest, now: float) -> RequestDescription:
         remaining=max(0.0, session.last_contact + session.window - now),
         session_description=session.description,
     )
+
+
+class MemoryPages:
+    """Pages of one engine.
+
+    Args:
+        command: enters the store, which is locked and up to date meanwhile; gives it and the time.
+    """
+
+    def __init__(self, command: Callable[[], AbstractContextManager[tuple[Store, float]]]) -> None:
+        self._command = command
+
+    async def sessions(self, path: str, *, after: int, most: int) -> Sequence[SessionDescription]:
+        with self._command() as (store, now):
+            node = store.node(path)
+            ids = nsmallest(most, (each for each in node.sessions if each > after))
+            return [session(node.sessions[each], path, now) for each in ids]
+
+    async def semaphores(
+        self, path: str, *, owners: bool, waiters: bool, after: str, most: int
+    ) -> Sequence[SemaphoreDescription]:
+        with self._command() as (store, now):
+            node = store.node(path)
+            page: list[SemaphoreDescription] = []
+            size = 0
+            for name in nsmallest(most, (each for each in node.semaphores if each > after)):
+                found = node.semaphores[name]
+                page.append(semaphore(found, now, owners=owners, waiters=waiters))
+                size += 1 + len(page[-1].owners) + len(page[-1].waiters)
+                if size >= most:
+                    break
+            return page

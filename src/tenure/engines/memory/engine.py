@@ -13,11 +13,11 @@ from typing import Any
 from tenure.background import BackgroundQueue, BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.core import rules
-from tenure.core.node import Node, StoredRequest
+from tenure.core.node import StoredRequest
 from tenure.core.store import CHANGED, DELETED, ENDED, EVICTED, GRANTED, TIMED_OUT, Store
 from tenure.engines.contract import Attach, EngineDefaults, Removal, SessionEvents
 from tenure.engines.memory import describe
-from tenure.engines.memory.pages import MemoryPages
+from tenure.engines.memory.describe import ALL, MemoryPages
 from tenure.engines.memory.session import TICK, MemorySession, Shared
 from tenure.errors import EngineUnavailable, SessionExpired, TenureError
 from tenure.identity import retold
@@ -172,7 +172,8 @@ class MemoryEngine(EngineDefaults):
         shared = self._shared
         if shared is not None:
             with shared.lock:
-                self._expire(shared.store)
+                shared.store.expire(self.clock.now())
+                self.settle(shared.store)
                 self.set_timer(shared.store)
 
     def set_timer(self, store: Store) -> None:
@@ -195,29 +196,25 @@ class MemoryEngine(EngineDefaults):
     async def attach(self, how: Attach, events: SessionEvents) -> MemorySession:
         if how.session_id is not None:
             return await self._take_over(how, how.session_id, events)
-        shared, store, now = self._command()
-        with shared.lock:
-            self._expire(store)
+        with self._command() as (store, now):
             state = store.attach(
                 how.node, how.description, how.recovery_window, how.liveness, how.key, now
             )
-            session = MemorySession(self, shared, state, events)
+            session = MemorySession(self, self._opened(), state, events)
             self.sessions.add(session)
             self.set_timer(store)
         events.proven(now)
         return session
 
     async def _take_over(self, how: Attach, number: int, events: SessionEvents) -> MemorySession:
-        shared, store, now = self._command()
-        with shared.lock:
-            self._expire(store)
+        with self._command() as (store, now):
             state = store.take_over(how.node, number, how.key)
             if not how.adopt:
                 state.description = retold(state.description, how.description)
             former: MemorySession = state.sink
             former.cut_off()
             self._push(former, _TAKEN_OVER, rules.taken_over(how.node))
-            session = MemorySession(self, shared, state, events, former)
+            session = MemorySession(self, self._opened(), state, events, former)
             self.sessions.add(session)
             state.touch(now)
             if how.adopt:
@@ -232,102 +229,70 @@ class MemoryEngine(EngineDefaults):
             raise
         return session
 
-    def _command(self) -> tuple[Shared, Store, float]:
+    @contextmanager
+    def _command(self) -> Iterator[tuple[Store, float]]:
+        """Lock the store, and expire what is overdue; send the effects of the block."""
         shared = self._opened()
-        return shared, shared.store, self.clock.now()
-
-    def _expire(self, store: Store) -> None:
-        """Expire all overdue sessions and requests, of all connections. Under the lock."""
-        store.expire(self.clock.now())
-        self.settle(store)
-
-    async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
-        shared, store, _ = self._command()
         with shared.lock:
-            store.create_node(path, config, exist_ok=exist_ok)
-
-    async def alter_node(self, path: str, config: NodeConfig) -> None:
-        shared, store, _ = self._command()
-        with shared.lock:
-            store.alter_node(path, config)
-
-    async def drop_node(self, path: str, *, force: bool) -> None:
-        shared, store, _ = self._command()
-        with shared.lock:
-            self._expire(store)
+            store, now = shared.store, self.clock.now()
+            store.expire(now)
+            self.settle(store)
             try:
-                store.drop_node(path, force=force)
+                yield store, now
             finally:
                 self.settle(store)
 
+    async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        with self._command() as (store, _):
+            store.create_node(path, config, exist_ok=exist_ok)
+
+    async def alter_node(self, path: str, config: NodeConfig) -> None:
+        with self._command() as (store, _):
+            store.alter_node(path, config)
+
+    async def drop_node(self, path: str, *, force: bool) -> None:
+        with self._command() as (store, _):
+            store.drop_node(path, force=force)
+
     async def describe_node(self, path: str) -> NodeDescription:
-        shared, store, _ = self._command()
-        with shared.lock:
-            self._expire(store)
+        with self._command() as (store, _):
             node = store.node(path)
             return NodeDescription(path, node.config, len(node.sessions), len(node.semaphores))
 
     async def list_nodes(self) -> Sequence[str]:
-        shared, store, _ = self._command()
-        with shared.lock:
+        with self._command() as (store, _):
             return sorted(store.nodes)
 
     async def list_semaphores(
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:
-        shared, store, now = self._command()
-        with shared.lock:
-            self._expire(store)
-            node = store.node(path)
-            return [
-                describe.semaphore(node.semaphores[name], now, owners=owners, waiters=waiters)
-                for name in sorted(node.semaphores)
-            ]
+        pages = self.pages()
+        return await pages.semaphores(path, owners=owners, waiters=waiters, after="", most=ALL)
 
     async def describe_semaphore(
         self, path: str, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
-        shared, store, now = self._command()
-        with shared.lock:
-            self._expire(store)
+        with self._command() as (store, now):
             found = store.node(path).semaphore(name)
             return describe.semaphore(found, now, owners=owners, waiters=waiters)
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
-        shared, store, now = self._command()
-        with shared.lock:
-            self._expire(store)
-            sessions = sorted(store.node(path).sessions.items())
-            return [describe.session(each, path, now) for _, each in sessions]
+        return await self.pages().sessions(path, after=0, most=ALL)
 
     def pages(self) -> MemoryPages:
-        return MemoryPages(self._reading)
-
-    @contextmanager
-    def _reading(self, path: str) -> Iterator[tuple[Node, float]]:
-        shared, store, now = self._command()
-        with shared.lock:
-            self._expire(store)
-            yield store.node(path), now
+        return MemoryPages(self._command)
 
     async def store_time(self) -> float:
         return self.clock.wall()
 
     async def end_session(self, path: str, session_id: int) -> bool:
-        shared, store, now = self._command()
-        with shared.lock:
-            self._expire(store)
+        with self._command() as (store, now):
             session = store.node(path).sessions.get(session_id)
             if session is None:
                 return False
             store.close(session, now, "an administrator ended it")
-            self.settle(store)
             return True
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
-        shared, store, now = self._command()
-        with shared.lock:
-            self._expire(store)
-            evicted = store.evict(store.node(path), name, order_id, now)
-            self.settle(store)
-            return evicted
+        with self._command() as (store, now):
+            return store.evict(store.node(path), name, order_id, now)

@@ -14,7 +14,6 @@ from tenure.engines.contract import Answer, Attach, EngineDefaults, Finding, Ses
 from tenure.engines.sqlite import describe, nodes, quarantine, sessions, takeover
 from tenure.engines.sqlite.life import Life, boot_id
 from tenure.engines.sqlite.monitor import Monitor
-from tenure.engines.sqlite.news import Name, SqliteWatch
 from tenure.engines.sqlite.over import Attachment, check_alive, over_in_queue
 from tenure.engines.sqlite.pages import SQLitePages
 from tenure.engines.sqlite.session import SqliteSession
@@ -22,6 +21,7 @@ from tenure.engines.sqlite.store import Store, log
 from tenure.engines.sqlite.takeover import AttachedRow
 from tenure.engines.sqlite.transaction import Transaction
 from tenure.engines.sqlite.url import SqliteUrl
+from tenure.engines.sqlite.watches import SqliteWatches
 from tenure.errors import EngineError, EngineUnavailable, Misuse, TenureError
 from tenure.model import (
     Capabilities,
@@ -48,6 +48,7 @@ class SqliteEngine(EngineDefaults):
 
     store: Store
     monitor: Monitor
+    watches: SqliteWatches
 
     def __init__(self, address: SqliteUrl, clock: Clock) -> None:
         self.url = address.url
@@ -57,7 +58,6 @@ class SqliteEngine(EngineDefaults):
         self._closing: asyncio.Task[None] | None = None
         self._registering: asyncio.Future[Any] | None = None
         self._taking_over: list[int | None] = []
-        self._unknown: dict[Name, list[SqliteWatch]] = {}  # not in the store yet
 
     def diagnose(self) -> Iterable[Finding]:
         from tenure.engines.sqlite.doctor import examine  # not needed by a program
@@ -71,7 +71,8 @@ class SqliteEngine(EngineDefaults):
             return
         loop = asyncio.get_running_loop()
         self.store = store = Store(self._address, self.clock, loop)
-        self.monitor = store.committer.listener = Monitor(store, self.acknowledge)
+        self.watches = SqliteWatches(self.do_unasked)
+        self.monitor = store.committer.listener = Monitor(store, self.watches, self.acknowledge)
         self._open = True
         self._closing = None
         try:
@@ -165,8 +166,7 @@ class SqliteEngine(EngineDefaults):
     def forget(self, session: SqliteSession) -> None:
         """Remove a session that is over, with its watches."""
         self.monitor.forget(session)
-        for name, watch in self.monitor.newsroom.watched_by(session):
-            self._unwatch(name, watch)
+        self.watches.forget(session)
 
     # Sessions
 
@@ -252,9 +252,8 @@ class SqliteEngine(EngineDefaults):
         self.store.loop.call_soon(self._acknowledge, former, then)
 
     def _acknowledge(self, former: Attachment, then: Callable[[], None] | None) -> None:
-        if self._open:  # otherwise this participant is gone, with all its rows
-            with contextlib.suppress(TenureError):  # then its silence ends the wait
-                self.do_unasked(takeover.acknowledge, former, then=then)
+        with contextlib.suppress(TenureError):  # then its silence ends the wait
+            self.do_unasked(takeover.acknowledge, former, then=then)
 
     async def _registered(self) -> Store:
         """Return the store, after registering this engine as a participant."""
@@ -276,49 +275,15 @@ class SqliteEngine(EngineDefaults):
             if left > 0:
                 log.warning("%s", quarantine.describe(self._address.path, left))
 
-    # Watches
-
-    def watch(
-        self, session: SqliteSession, name: str, kinds: int, changed: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Begin a watch; return the function that ends it."""
-        key = (session.node, name)
-        watch = SqliteWatch(session, kinds, changed)
-        more = self.monitor.newsroom.add_watch(key, watch)
-        if more is not None:
-            self._set_watch(key, more, [watch])
-        elif key in self._unknown:
-            self._unknown[key].append(watch)
-        self.monitor.keep_ticking()
-        return partial(self._unwatch, key, watch)
-
-    def _unwatch(self, name: Name, watch: SqliteWatch) -> None:
-        less = self.monitor.newsroom.remove_watch(name, watch)
-        if less is not None and self._open:
-            with contextlib.suppress(TenureError):  # extra notifications do no harm
-                self._set_watch(name, less, [])
-
-    def _set_watch(self, name: Name, kinds: int, new: list[SqliteWatch]) -> None:
-        """Write the watched kinds of a name to the store; `new` are the watches that need it."""
-
-        def known(_: object) -> None:
-            if self._unknown.get(name) is new:
-                del self._unknown[name]
-            for watch in new:
-                watch.tell()  # changes before the store knew the watch were not reported
-
-        answer = self.do_unasked(sessions.watch, *name, kinds)
-        if answer is not None:
-            self._unknown[name] = new
-            answer.add_done_callback(known)
-
     def do_unasked(
         self, work: Callable[..., Any], *args: Any, then: Callable[[], None] | None = None
     ) -> asyncio.Future[Any] | None:
         """Run an operation in the background; return a future if it was deferred.
 
-        `then` is called after it has succeeded.
+        `then` is called after it has succeeded. A closed engine does nothing.
         """
+        if not self._open:
+            return None
         answer = self.store.committer.do(work, *args)
         if isinstance(answer, asyncio.Future):
             answer.add_done_callback(partial(_ignore, then))

@@ -11,18 +11,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 from tenure.background import BackgroundTimer, Failures
 from tenure.engines.sqlite import over, quarantine, requests, sessions, takeover
 from tenure.engines.sqlite.bell import Deathwatch
-from tenure.engines.sqlite.news import Name, Newsroom
+from tenure.engines.sqlite.news import Newsroom
 from tenure.engines.sqlite.over import Attachment, over_among, standing_before
 from tenure.engines.sqlite.session import SqliteSession
 from tenure.engines.sqlite.store import Store, log
 from tenure.engines.sqlite.transaction import OWNERS, Push, Told, Transaction
+from tenure.engines.sqlite.watches import Name, SqliteWatches
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 
 __all__ = ["STALL", "Monitor"]
@@ -53,8 +54,11 @@ class Monitor:
         acknowledge: the newsroom's.
     """
 
-    def __init__(self, store: Store, acknowledge: Callable[[Attachment], None]) -> None:
-        self.newsroom = Newsroom(store, self.waits_no_more, acknowledge)
+    def __init__(
+        self, store: Store, watches: SqliteWatches, acknowledge: Callable[[Attachment], None]
+    ) -> None:
+        self.newsroom = Newsroom(store, watches, self.waits_no_more, acknowledge)
+        self._watches = watches
         self._store = store
         self._deathwatch = Deathwatch(store.loop, self._died)
         self._waiting: dict[_Waiter, tuple[Name, int]] = {}
@@ -154,7 +158,7 @@ class Monitor:
     @property
     def _looks(self) -> bool:
         """True if the death of other participants matters here."""
-        return bool(self._waiting or self.newsroom.watches or self._taking_over)
+        return bool(self._waiting or self._watches or self._taking_over)
 
     async def wait_for_former(self, session: SqliteSession) -> None:
         """Return when no attachment before this one can still consider anything held.
@@ -203,16 +207,6 @@ class Monitor:
         if not self._timer.armed:
             self.tick_by(self._store.clock.now() + _TICK_WAITING)
 
-    @contextlib.contextmanager
-    def _or_at_the_next_tick(self) -> Iterator[None]:
-        """Log an error, and leave what failed to the next tick."""
-        with self._failures.contained():
-            try:
-                yield
-            except Exception:
-                self.keep_ticking()
-                raise
-
     def _tick(self) -> None:
         store = self._store
         now = store.clock.now()
@@ -221,7 +215,7 @@ class Monitor:
         finally:
             busy = not store.committer.idle
             if self.newsroom.sessions or busy:
-                waiting = self._waiting or self.newsroom.watches or busy
+                waiting = self._waiting or self._watches or busy
                 self.tick_by(now + (_TICK_WAITING if waiting else _TICK))
                 if self._deadlines:
                     self.tick_by(max(now, self._deadlines[0][0]))
@@ -337,8 +331,8 @@ class Monitor:
         names: dict[Name, int] = {}
         for name, order_id in self._waiting.values():
             names.setdefault(name, order_id)
-        for name in self.newsroom.watches:
-            if self.newsroom.kinds(name) & OWNERS:
+        for name in self._watches:
+            if self._watches.kinds(name) & OWNERS:
                 names.setdefault(name, over.END)
         chosen = list(names.items())
         if len(chosen) > _NAMES:
@@ -381,9 +375,13 @@ class Monitor:
     def _look_at(self, participants: Iterable[int]) -> bool:
         """End those who are dead, if any is."""
         dead: list[int] = []
-        with self._or_at_the_next_tick():
-            dead = [each for each in participants if self._store.lives.is_dead(each)]
-            self._reap(dead, [])
+        with self._failures.contained():
+            try:
+                dead = [each for each in participants if self._store.lives.is_dead(each)]
+                self._reap(dead, [])
+            except Exception:
+                self.keep_ticking()
+                raise
         return bool(dead)
 
     def _reap(self, participants: list[int], silent: list[int]) -> None:

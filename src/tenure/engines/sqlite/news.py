@@ -6,10 +6,9 @@ caused it. News of a request whose place is not known yet wait until it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from tenure.background import BackgroundQueue, Failures
-from tenure.engines._kit.watchers import Watchers
 from tenure.engines.contract import Removal
 from tenure.engines.sqlite.over import Attachment
 from tenure.engines.sqlite.session import SqliteSession
@@ -29,31 +28,12 @@ from tenure.engines.sqlite.transaction import (
     Push,
     Transaction,
 )
+from tenure.engines.sqlite.watches import SqliteWatches
 
-__all__ = ["Name", "Newsroom", "SqliteWatch"]
-
-Name = tuple[int, str]
-"""A semaphore: the number of its node, and its name."""
+__all__ = ["Newsroom"]
 
 _REMOVALS = {TIMED_OUT: Removal.TIMED_OUT, DELETED: Removal.DELETED, EVICTED: Removal.EVICTED}
 _KINDS = {CHANGED_DATA: DATA, CHANGED_OWNERS: OWNERS}
-
-
-class SqliteWatch:
-    """One watch of a session."""
-
-    __slots__ = ("_changed", "kinds", "session", "stopped")
-
-    def __init__(self, session: SqliteSession, kinds: int, changed: Callable[[], None]) -> None:
-        self.session = session
-        self.kinds = kinds
-        self.stopped = False
-        self._changed = changed
-
-    def tell(self) -> None:
-        """Something has changed."""
-        if not self.stopped:
-            self._changed()
 
 
 class Newsroom:
@@ -67,12 +47,12 @@ class Newsroom:
     def __init__(
         self,
         store: Store,
+        watches: SqliteWatches,
         over: Callable[[int, int], None],
         acknowledge: Callable[[Attachment], None],
     ) -> None:
         self.sessions: dict[int, SqliteSession] = {}
-        self.watches: Watchers[Name, SqliteSession, SqliteWatch] = Watchers()
-        self._kinds: dict[Name, dict[int, int]] = {}  # how many watch each
+        self._watches = watches
         self._store = store
         self._over = over
         self._acknowledge = acknowledge
@@ -118,7 +98,7 @@ class Newsroom:
     def _deliver(self, push: Push) -> None:
         kind, number, hold, order_id, why = push
         if kind in _KINDS:
-            self._tell_watchers((number, why), _KINDS[kind])
+            self._watches.tell((number, why), _KINDS[kind])
             return
         session = self.sessions.get(number)
         if kind == TAKEN_OVER:
@@ -145,45 +125,3 @@ class Newsroom:
             session.superseded()
         else:  # that attachment has already ended here
             self._acknowledge(former)
-
-    def _tell_watchers(self, name: Name, kind: int) -> None:
-        for watch in self.watches.on(name):
-            if watch.kinds & kind:
-                watch.tell()
-
-    # Watches
-
-    def add_watch(self, name: Name, watch: SqliteWatch) -> int | None:
-        """A new watch; returns what has to be watched of the name now, if that is more."""
-        before = self.kinds(name)
-        self.watches.add(name, watch.session, watch)
-        self._count(name, watch, 1)
-        after = before | watch.kinds
-        return after if after != before else None
-
-    def remove_watch(self, name: Name, watch: SqliteWatch) -> int | None:
-        """A watch less; returns what has to be watched of the name now, if that is less."""
-        if watch.stopped:
-            return None
-        watch.stopped = True
-        before = self.kinds(name)
-        self.watches.remove(name, watch.session, watch)
-        self._count(name, watch, -1)
-        after = self.kinds(name)
-        return after if after != before else None
-
-    def _count(self, name: Name, watch: SqliteWatch, change: int) -> None:
-        counts = self._kinds.setdefault(name, dict.fromkeys((DATA, OWNERS), 0))
-        for kind in counts:
-            if watch.kinds & kind:
-                counts[kind] += change
-        if name not in self.watches:
-            del self._kinds[name]
-
-    def kinds(self, name: Name) -> int:
-        """Return the watched kinds of a name, as a bit set."""
-        return sum(kind for kind, count in self._kinds.get(name, {}).items() if count)
-
-    def watched_by(self, session: SqliteSession) -> Iterable[tuple[Name, SqliteWatch]]:
-        """The watches of a session."""
-        return self.watches.of(session)

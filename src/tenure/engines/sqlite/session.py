@@ -26,6 +26,7 @@ from tenure.engines.sqlite.over import Attachment
 from tenure.engines.sqlite.store import Store
 from tenure.engines.sqlite.takeover import AttachedRow, Found
 from tenure.engines.sqlite.transaction import DATA, OWNERS, Push
+from tenure.engines.sqlite.watches import SqliteWatches
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
 
@@ -79,9 +80,8 @@ class _Engine(Protocol):
         self, session: SqliteSession, name: str, /, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription: ...
 
-    def watch(
-        self, session: SqliteSession, name: str, kinds: int, changed: Callable[[], None], /
-    ) -> Callable[[], None]: ...
+    @property
+    def watches(self) -> SqliteWatches: ...
 
 
 class SqliteSession(SessionDefaults):
@@ -374,4 +374,5 @@ class SqliteSession(SessionDefaults):
     ) -> Callable[[], None]:
         self._check()
         rules.check_name(name, self.path)
-        return self._engine.watch(self, name, data * DATA | owners * OWNERS, changed)
+        kinds = data * DATA | owners * OWNERS
+        return self._engine.watches.add(self, (self.node, name), kinds, changed)
