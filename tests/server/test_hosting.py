@@ -103,11 +103,11 @@ async def test_a_holder_that_comes_back_finds_everything_in_its_place(clock: Vir
             again = await client.attach(4, "again", key=b"secret", session_id=first.session_id)
             assert again.kept
             assert (again.session_id, again.attach_number) == (first.session_id, 1)
-            assert [(each.hold, each.name, each.granted) for each in again.requests] == [
+            assert [(each.request_id, each.name, each.granted) for each in again.requests] == [
                 (1, "m", True)
             ]
             client.say(Withdraw(client.next_rid(), 4, 1))
-            assert (await other.hear(Granted)).hold == 7
+            assert (await other.hear(Granted)).request_id == 7
 
 
 async def test_a_half_open_connection_does_not_keep_its_holder_out(clock: VirtualClock) -> None:
@@ -120,7 +120,7 @@ async def test_a_half_open_connection_does_not_keep_its_holder_out(clock: Virtua
         async with linked(listener, old.program) as new:
             new.rid = old.rid
             again = await new.attach(kind="again", session_id=first.session_id)
-            assert [each.hold for each in again.requests] == [1]
+            assert [each.request_id for each in again.requests] == [1]
             client_of_old = [each for each in old.heard if isinstance(each, Ended)]
             assert client_of_old == []
         assert listener.context.counts.connections.taken == 1
@@ -153,7 +153,7 @@ async def test_a_push_that_was_lost_is_said_by_attaching_again(clock: VirtualClo
             await other.hear(Done)
             async with linked(listener, client.program) as again:
                 found = await again.attach(kind="again", session_id=first.session_id)
-                assert [(each.hold, each.granted) for each in found.requests] == [(1, True)]
+                assert [(each.request_id, each.granted) for each in found.requests] == [(1, True)]
                 assert found.removed == [(2, "evicted")]
 
 
@@ -282,7 +282,7 @@ async def test_everything_is_answered_by_a_store_that_takes_its_time(clock: Virt
         assert (answers[3].place, answers[4].place, answers[5].place) == (0, 1, 2)
         assert answers[6].error.kind == "SemaphoreNotFound"
         assert (answers[7], answers[8]) == (Done(7), Done(8, found=True))
-        assert answers["push"].hold == 2
+        assert answers["push"].request_id == 2
         assert listener.context.counts.semaphores.taken == 1
 
 
@@ -320,7 +320,7 @@ async def test_a_server_that_closes_leaves_its_sessions_to_the_store(clock: Virt
     async with serving(engine=engine) as listener, linked(listener, client.program) as client:
         client.rid = 50
         again = await client.attach(kind="again", session_id=first.session_id)
-        assert [(each.hold, each.granted) for each in again.requests] == [(1, True)]
+        assert [(each.request_id, each.granted) for each in again.requests] == [(1, True)]
     await engine.aclose()
 
 

@@ -55,7 +55,7 @@ async def test_who_waits_is_told_when_it_is_granted() -> None:
         assert [(await client.hear(Placed)).place for client in (one, other)] == [0, 1]
         one.say(Withdraw(one.next_rid(), 1, 5))
         granted = await other.hear(Granted)
-        assert (granted.channel, granted.hold) == (1, 5)
+        assert (granted.channel, granted.request_id) == (1, 5)
 
 
 async def test_who_is_granted_is_told_in_the_turn_in_which_the_release_is_read() -> None:

@@ -48,7 +48,7 @@ async def test_a_session_moves_to_another_server_on_the_same_store(clock: Virtua
             again = await moved.attach(kind="again", session_id=first.session_id)
             assert not again.kept
             assert again.attach_number == 2
-            assert [(each.hold, each.data, each.granted) for each in again.requests] == [
+            assert [(each.request_id, each.data, each.granted) for each in again.requests] == [
                 (1, b"data", True)
             ]
             await client.hear(Ended)
@@ -123,7 +123,7 @@ async def test_a_resume_waits_until_the_former_program_has_heard(clock: VirtualC
             attached = await client.hear(Attached)
             assert clock.now() == asked
             assert attached.attach_number == 2
-            assert [(each.hold, each.data) for each in attached.requests] == [(1, b"data")]
+            assert [(each.request_id, each.data) for each in attached.requests] == [(1, b"data")]
             assert attached.age is not None
 
 
@@ -209,7 +209,7 @@ async def test_after_a_restart_a_resume_waits_for_the_whole_window(clock: Virtua
             await client.hear(Pong)
         attached = await client.hear(Attached)
         assert 20 <= clock.now() - before < 21
-        assert [each.hold for each in attached.requests] == [1]
+        assert [each.request_id for each in attached.requests] == [1]
         await keep(client, 60)
         assert await sessions(client) == [first.session_id]
     await engine.aclose()

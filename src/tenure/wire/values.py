@@ -6,9 +6,10 @@ know them ignores them.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from tenure.model import (
     Capabilities,
@@ -33,37 +34,35 @@ __all__ = [
     "SessionInfo",
 ]
 
+T = TypeVar("T")
+
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """Counter that fits into a signed 64-bit integer, which every store can keep."""
 
 
-class Config(Struct, array_like=True, frozen=True):
+class _Value(Struct, Generic[T], array_like=True, frozen=True):
+    """Value with the fields of one of the model, some of them at least."""
+
+    counterpart: ClassVar[Any]
+
+    @classmethod
+    def of(cls, value: T) -> Self:
+        return cls(*[getattr(value, name) for name in cls.__struct_fields__])
+
+    def model(self) -> T:
+        found: T = self.counterpart(**asdict(self))
+        return found
+
+
+class Config(_Value[NodeConfig], array_like=True, frozen=True):
     """`NodeConfig`."""
 
+    counterpart = NodeConfig
     self_check_period: float = 0.0
     session_grace_period: float = 0.0
     read_consistency: Consistency = "unset"
     attach_consistency: Consistency = "unset"
     rate_limiter_counters_mode: CountersMode = "unset"
-
-    @classmethod
-    def of(cls, config: NodeConfig) -> Config:
-        return cls(
-            config.self_check_period,
-            config.session_grace_period,
-            config.read_consistency,
-            config.attach_consistency,
-            config.rate_limiter_counters_mode,
-        )
-
-    def model(self) -> NodeConfig:
-        return NodeConfig(
-            self.self_check_period,
-            self.session_grace_period,
-            self.read_consistency,
-            self.attach_consistency,
-            self.rate_limiter_counters_mode,
-        )
 
 
 class NodeInfo(Struct, array_like=True, frozen=True):
@@ -82,9 +81,10 @@ class NodeInfo(Struct, array_like=True, frozen=True):
         return NodeDescription(self.path, self.config.model(), self.sessions, self.semaphores)
 
 
-class SessionInfo(Struct, array_like=True, frozen=True):
+class SessionInfo(_Value[SessionDescription], array_like=True, frozen=True):
     """`SessionDescription`."""
 
+    counterpart = SessionDescription
     id: Number
     node: str
     description: str
@@ -95,37 +95,11 @@ class SessionInfo(Struct, array_like=True, frozen=True):
     host: str | None = None
     program: str | None = None
 
-    @classmethod
-    def of(cls, session: SessionDescription) -> SessionInfo:
-        return cls(
-            session.id,
-            session.node,
-            session.description,
-            session.recovery_window,
-            session.attached,
-            session.silent_for,
-            session.pid,
-            session.host,
-            session.program,
-        )
 
-    def model(self) -> SessionDescription:
-        return SessionDescription(
-            self.id,
-            self.node,
-            self.description,
-            self.recovery_window,
-            self.attached,
-            self.silent_for,
-            self.pid,
-            self.host,
-            self.program,
-        )
-
-
-class RequestInfo(Struct, array_like=True, frozen=True):
+class RequestInfo(_Value[RequestDescription], array_like=True, frozen=True):
     """`RequestDescription`."""
 
+    counterpart = RequestDescription
     session_id: Number
     order_id: Number
     count: int
@@ -137,37 +111,6 @@ class RequestInfo(Struct, array_like=True, frozen=True):
     pid: int | None = None
     host: str | None = None
     program: str | None = None
-
-    @classmethod
-    def of(cls, request: RequestDescription) -> RequestInfo:
-        return cls(
-            request.session_id,
-            request.order_id,
-            request.count,
-            request.data,
-            request.since,
-            request.timeout,
-            request.remaining,
-            request.session_description,
-            request.pid,
-            request.host,
-            request.program,
-        )
-
-    def model(self) -> RequestDescription:
-        return RequestDescription(
-            self.session_id,
-            self.order_id,
-            self.count,
-            self.data,
-            self.since,
-            self.timeout,
-            self.remaining,
-            self.session_description,
-            self.pid,
-            self.host,
-            self.program,
-        )
 
 
 class SemaphoreInfo(Struct, array_like=True, frozen=True):
@@ -208,10 +151,11 @@ class SemaphoreInfo(Struct, array_like=True, frozen=True):
         )
 
 
-class Found(Struct, array_like=True, frozen=True):
+class Found(_Value[Recovered], array_like=True, frozen=True):
     """`Recovered`: a request that a session has in a queue."""
 
-    hold: Number
+    counterpart = Recovered
+    request_id: Number
     name: str
     order_id: Number
     count: int
@@ -219,33 +163,11 @@ class Found(Struct, array_like=True, frozen=True):
     ephemeral: bool
     granted: bool
 
-    @classmethod
-    def of(cls, request: Recovered) -> Found:
-        return cls(
-            request.request_id,
-            request.name,
-            request.order_id,
-            request.count,
-            request.data,
-            request.ephemeral,
-            request.granted,
-        )
 
-    def model(self) -> Recovered:
-        return Recovered(
-            self.hold,
-            self.name,
-            self.order_id,
-            self.count,
-            self.data,
-            self.ephemeral,
-            self.granted,
-        )
-
-
-class Abilities(Struct, array_like=True, frozen=True):
+class Abilities(_Value[Capabilities], array_like=True, frozen=True):
     """`Capabilities`, of the server's store as its clients see it."""
 
+    counterpart = Capabilities
     fencing: bool = True
     watch: bool = True
     data: bool = True
@@ -255,30 +177,3 @@ class Abilities(Struct, array_like=True, frozen=True):
     waiter_timeout: bool = True
     durable: bool = False
     store_time: bool = False
-
-    @classmethod
-    def of(cls, can: Capabilities) -> Abilities:
-        return cls(
-            can.fencing,
-            can.watch,
-            can.data,
-            can.lasting,
-            can.resume,
-            can.since,
-            can.waiter_timeout,
-            can.durable,
-            can.store_time,
-        )
-
-    def model(self) -> Capabilities:
-        return Capabilities(
-            fencing=self.fencing,
-            watch=self.watch,
-            data=self.data,
-            lasting=self.lasting,
-            resume=self.resume,
-            since=self.since,
-            waiter_timeout=self.waiter_timeout,
-            durable=self.durable,
-            store_time=self.store_time,
-        )

@@ -65,9 +65,11 @@ def reconcile(holds: Holds, calls: Collection[Call], answer: wire.Attached, now:
         calls: its unanswered operations, in order.
         answer: what the server has of it.
     """
-    found = {each.hold: each for each in answer.requests}
+    found = {each.request_id: each for each in answer.requests}
     why = {request_id: REMOVALS[word] for request_id, word in answer.removed}
-    withdrawn = {call.message.hold for call in calls if isinstance(call.message, wire.Withdraw)}
+    withdrawn = {
+        call.message.request_id for call in calls if isinstance(call.message, wire.Withdraw)
+    }
     plan = Plan({}, [], [], [], [], [] if answer.kept else _made(calls, found), [])
     asked = _compare_calls(plan, calls, found, why, withdrawn)
     for request_id, until in holds.items():
@@ -100,12 +102,12 @@ def _made(calls: Collection[Call], found: Mapping[int, Found]) -> list[Call]:
         message = call.message
         if not (call.sent and isinstance(message, wire.Alter)) or message.count is None:
             continue
-        here = found.get(message.hold)
+        here = found.get(message.request_id)
         if here is None:
             continue
         if message.count == here.count:
-            seen.add(message.hold)
-        elif message.count > here.count and message.hold in seen:
+            seen.add(message.request_id)
+        elif message.count > here.count and message.request_id in seen:
             made.append(call)
     return made
 
@@ -125,7 +127,7 @@ def _compare_calls(
             if call not in plan.made:
                 plan.again.append(call)
             continue
-        request_id, here = message.hold, found.get(message.hold)
+        request_id, here = message.request_id, found.get(message.request_id)
         asked.add(request_id)
         waits_until = inf if call.until is None else call.until
         if here is not None:

@@ -146,7 +146,7 @@ class NativeSession(Asking, SessionDefaults):
             self._operations.go_on(connection)
             if self._how.session_id is not None:
                 for each in answer.requests:
-                    self._holds[each.hold] = OWNED if each.granted else inf
+                    self._holds[each.request_id] = OWNED if each.granted else inf
                 self._events.resumed([each.model() for each in answer.requests])
         if answer.age is not None:
             self._prove(self._attach_sent - answer.age)
@@ -173,7 +173,7 @@ class NativeSession(Asking, SessionDefaults):
         if self._leaving is not None:
             return
         for found in plan.granted:
-            self._events.granted(found.hold, found.order_id)
+            self._events.granted(found.request_id, found.order_id)
         for request_id, why in plan.removed:
             self._events.removed(request_id, why)
         self._events.attached()
@@ -366,13 +366,13 @@ class NativeSession(Asking, SessionDefaults):
         message = call.message
         assert isinstance(message, wire.Enqueue)
         if answer.place == wire.REFUSED:
-            self._holds.pop(message.hold, None)
+            self._holds.pop(message.request_id, None)
             call.succeed(REFUSED)
             return
         granted = answer.place == wire.GRANTED
-        if message.hold in self._holds:  # or else it has been withdrawn meanwhile
+        if message.request_id in self._holds:  # or else it has been withdrawn meanwhile
             waits_until = inf if call.until is None else call.until
-            self._holds[message.hold] = OWNED if granted else waits_until
+            self._holds[message.request_id] = OWNED if granted else waits_until
         call.succeed(Enqueued(_GRANTED if granted else _WAITING, answer.order_id))
 
     def landed(self, call: Call) -> None:
@@ -383,18 +383,18 @@ class NativeSession(Asking, SessionDefaults):
         """An operation has failed."""
         self._operations.landed(call)
         if isinstance(call.message, wire.Enqueue):
-            self._holds.pop(call.message.hold, None)
+            self._holds.pop(call.message.request_id, None)
 
     def granted(self, push: wire.Granted) -> None:
         """A request is an owner now."""
-        if push.hold in self._holds and self._leaving is None:
-            self._holds[push.hold] = OWNED
-            self._events.granted(push.hold, push.order_id)
+        if push.request_id in self._holds and self._leaving is None:
+            self._holds[push.request_id] = OWNED
+            self._events.granted(push.request_id, push.order_id)
 
     def removed(self, push: wire.Removed) -> None:
         """A request has left its queue."""
-        if self._holds.pop(push.hold, None) is not None and self._leaving is None:
-            self._events.removed(push.hold, REMOVALS[push.why])
+        if self._holds.pop(push.request_id, None) is not None and self._leaving is None:
+            self._events.removed(push.request_id, REMOVALS[push.why])
 
     def changed(self, push: wire.Changed) -> None:
         """Something that is watched has changed."""

@@ -69,7 +69,7 @@ def _check_count(session: ServerSession, limit: str, count: int, name: str) -> N
 
 
 def _enqueue(session: ServerSession, message: Enqueue) -> None:
-    rid, hold, name = message.rid, message.hold, message.name
+    rid, hold, name = message.rid, message.request_id, message.name
     if not session.answers.is_new(rid, session.send):
         return
     requests = session.requests.queued
@@ -126,7 +126,7 @@ def _when_placed(
 
 
 def _withdraw(session: ServerSession, message: Withdraw) -> None:
-    rid, hold = message.rid, message.hold
+    rid, hold = message.rid, message.request_id
     if not session.answers.is_new(rid, session.send):
         return
     request = session.requests.queued.get(hold)
@@ -149,12 +149,12 @@ def _alter(session: ServerSession, message: Alter) -> None:
     rid = message.rid
     if not session.answers.is_new(rid, session.send):
         return
-    request = session.requests.queued.get(message.hold)
+    request = session.requests.queued.get(message.request_id)
     try:
         if message.data is not None:
             _check_data(session, message.data, None if request is None else request.name)
         answer = session.store.alter(
-            message.hold,
+            message.request_id,
             count=message.count,
             data=message.data,
             timeout=message.timeout if message.new_timeout else UNCHANGED,

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from tenure.wire.messages.terms import AttachKind
+from tenure.wire.messages.terms import AttachKind, ChannelRequest, OnChannel, Request
 from tenure.wire.values import Config, Number
 
 __all__ = [
@@ -67,7 +67,7 @@ class Ping(Struct, array_like=True, tag=1, frozen=True):
     """Nothing else was to be said for a while. The server answers `Pong`."""
 
 
-class Attach(Struct, array_like=True, tag=2, frozen=True):
+class Attach(ChannelRequest, array_like=True, tag=2, frozen=True):
     """Attach a session to a channel. Answered by `Attached` or `Failed`, perhaps much later.
 
     ``new``: begin a session. Sent again with the same rid by the same program, because the
@@ -105,8 +105,6 @@ class Attach(Struct, array_like=True, tag=2, frozen=True):
         drawn: the client drew the key: to other programs it is as if there were none.
     """
 
-    rid: Number
-    channel: Number
     kind: AttachKind
     node: str
     window: float
@@ -119,14 +117,13 @@ class Attach(Struct, array_like=True, tag=2, frozen=True):
     drawn: bool = False
 
 
-class Renew(Struct, array_like=True, tag=3, frozen=True):
+class Renew(OnChannel, array_like=True, tag=3, frozen=True):
     """Extend the session's expiry in the store. Answered by `Proven` or `Unproven`.
 
     Attributes:
         number: names this renewal in the answer.
     """
 
-    channel: Number
     number: Number
     acknowledged: Number = 0
 
@@ -146,40 +143,31 @@ class RenewAside(Struct, array_like=True, tag=4, frozen=True):
     key: bytes
 
 
-class Acknowledge(Struct, array_like=True, tag=5, frozen=True):
+class Acknowledge(OnChannel, array_like=True, tag=5, frozen=True):
     """Answers need not be kept any longer; sent when `Renew` would not say so soon enough."""
 
-    channel: Number
     acknowledged: Number
 
 
-class Heard(Struct, array_like=True, tag=6, frozen=True):
+class Heard(OnChannel, array_like=True, tag=6, frozen=True):
     """Acknowledgement of `Ended`: the program no longer considers anything there held.
 
     The channel is over with it.
     """
 
-    channel: Number
 
-
-class Detach(Struct, array_like=True, tag=7, frozen=True):
+class Detach(ChannelRequest, array_like=True, tag=7, frozen=True):
     """Leave without ending the session. Answered by `Done`; the channel is over.
 
     The program no longer considers any of its leases held.
     """
 
-    rid: Number
-    channel: Number
 
-
-class Close(Struct, array_like=True, tag=8, frozen=True):
+class Close(ChannelRequest, array_like=True, tag=8, frozen=True):
     """End the session. Answered by `Done`, also when it is over already; the channel is over."""
 
-    rid: Number
-    channel: Number
 
-
-class Enqueue(Struct, array_like=True, tag=9, frozen=True):
+class Enqueue(ChannelRequest, array_like=True, tag=9, frozen=True):
     """`EngineSession.enqueue`. Answered by `Placed`.
 
     Attributes:
@@ -187,9 +175,7 @@ class Enqueue(Struct, array_like=True, tag=9, frozen=True):
             ever. What is sent again carries what is left of it.
     """
 
-    rid: Number
-    channel: Number
-    hold: Number
+    request_id: Number
     name: str
     count: int
     data: bytes
@@ -197,18 +183,16 @@ class Enqueue(Struct, array_like=True, tag=9, frozen=True):
     ephemeral: bool
 
 
-class Withdraw(Struct, array_like=True, tag=10, frozen=True):
+class Withdraw(ChannelRequest, array_like=True, tag=10, frozen=True):
     """`EngineSession.withdraw`. Answered by `Done`, whose `found` says whether it was there.
 
     Old servers leave that open: then it is to be taken for true.
     """
 
-    rid: Number
-    channel: Number
-    hold: Number
+    request_id: Number
 
 
-class Alter(Struct, array_like=True, tag=11, frozen=True):
+class Alter(ChannelRequest, array_like=True, tag=11, frozen=True):
     """`EngineSession.alter`. Answered by `Done`.
 
     Attributes:
@@ -218,55 +202,45 @@ class Alter(Struct, array_like=True, tag=11, frozen=True):
         timeout: seconds from now on, or ``None``: for ever.
     """
 
-    rid: Number
-    channel: Number
-    hold: Number
+    request_id: Number
     count: int | None
     data: bytes | None
     new_timeout: bool = False
     timeout: float | None = None
 
 
-class CreateSemaphore(Struct, array_like=True, tag=12, frozen=True):
+class CreateSemaphore(ChannelRequest, array_like=True, tag=12, frozen=True):
     """`EngineSession.create_semaphore`. Answered by `Done`."""
 
-    rid: Number
-    channel: Number
     name: str
     limit: int
     data: bytes
     exist_ok: bool
 
 
-class UpdateSemaphore(Struct, array_like=True, tag=13, frozen=True):
+class UpdateSemaphore(ChannelRequest, array_like=True, tag=13, frozen=True):
     """`EngineSession.update_semaphore`. Answered by `Done`."""
 
-    rid: Number
-    channel: Number
     name: str
     data: bytes
 
 
-class DeleteSemaphore(Struct, array_like=True, tag=14, frozen=True):
+class DeleteSemaphore(ChannelRequest, array_like=True, tag=14, frozen=True):
     """`EngineSession.delete_semaphore`. Answered by `Done`."""
 
-    rid: Number
-    channel: Number
     name: str
     force: bool
 
 
-class DescribeSemaphore(Struct, array_like=True, tag=15, frozen=True):
+class DescribeSemaphore(ChannelRequest, array_like=True, tag=15, frozen=True):
     """`EngineSession.describe_semaphore`; it only reads. Answered by `SemaphoreDescribed`."""
 
-    rid: Number
-    channel: Number
     name: str
     owners: bool
     waiters: bool
 
 
-class Watch(Struct, array_like=True, tag=16, frozen=True):
+class Watch(OnChannel, array_like=True, tag=16, frozen=True):
     """`EngineSession.watch`: from now on `Changed` is said with this number.
 
     No request: it is not answered, unless it is refused, and every attaching begins without
@@ -276,108 +250,93 @@ class Watch(Struct, array_like=True, tag=16, frozen=True):
         number: names the watch; not used twice on one channel.
     """
 
-    channel: Number
     number: Number
     name: str
     data: bool
     owners: bool
 
 
-class Unwatch(Struct, array_like=True, tag=17, frozen=True):
+class Unwatch(OnChannel, array_like=True, tag=17, frozen=True):
     """The end of a watch; none of that number is no error. Not answered."""
 
-    channel: Number
     number: Number
 
 
-class CreateNode(Struct, array_like=True, tag=20, frozen=True):
+class CreateNode(Request, array_like=True, tag=20, frozen=True):
     """`Engine.create_node`. Answered by `Done`."""
 
-    rid: Number
     path: str
     config: Config
     exist_ok: bool
 
 
-class AlterNode(Struct, array_like=True, tag=21, frozen=True):
+class AlterNode(Request, array_like=True, tag=21, frozen=True):
     """`Engine.alter_node`. Answered by `Done`."""
 
-    rid: Number
     path: str
     config: Config
 
 
-class DropNode(Struct, array_like=True, tag=22, frozen=True):
+class DropNode(Request, array_like=True, tag=22, frozen=True):
     """`Engine.drop_node`. Answered by `Done`."""
 
-    rid: Number
     path: str
     force: bool
 
 
-class DescribeNode(Struct, array_like=True, tag=23, frozen=True):
+class DescribeNode(Request, array_like=True, tag=23, frozen=True):
     """`Engine.describe_node`. Answered by `NodeDescribed`."""
 
-    rid: Number
     path: str
 
 
-class ListNodes(Struct, array_like=True, tag=24, frozen=True):
+class ListNodes(Request, array_like=True, tag=24, frozen=True):
     """`Engine.list_nodes`. Answered by `NodesListed`."""
 
-    rid: Number
 
-
-class ListSemaphores(Struct, array_like=True, tag=25, frozen=True):
+class ListSemaphores(Request, array_like=True, tag=25, frozen=True):
     """`Engine.list_semaphores`. Answered by `SemaphoresListed`."""
 
-    rid: Number
     path: str
     owners: bool
     waiters: bool
 
 
-class ListSessions(Struct, array_like=True, tag=26, frozen=True):
+class ListSessions(Request, array_like=True, tag=26, frozen=True):
     """`Engine.list_sessions`. Answered by `SessionsListed`."""
 
-    rid: Number
     path: str
 
 
-class EndSession(Struct, array_like=True, tag=27, frozen=True):
+class EndSession(Request, array_like=True, tag=27, frozen=True):
     """`Engine.end_session`. Answered by `Done` with whether there was one."""
 
-    rid: Number
     path: str
     session_id: Number
 
 
-class Evict(Struct, array_like=True, tag=28, frozen=True):
+class Evict(Request, array_like=True, tag=28, frozen=True):
     """`Engine.evict`. Answered by `Done` with whether there was one."""
 
-    rid: Number
     path: str
     name: str
     order_id: Number
 
 
-class Describe(Struct, array_like=True, tag=29, frozen=True):
+class Describe(Request, array_like=True, tag=29, frozen=True):
     """`Engine.describe_semaphore`. Answered by `SemaphoreDescribed`.
 
     It belongs to the feature `DESCRIBE`; a server without it is sent `ListSemaphores`.
     """
 
-    rid: Number
     path: str
     name: str
     owners: bool
     waiters: bool
 
 
-class ReadStoreTime(Struct, array_like=True, tag=30, frozen=True):
+class ReadStoreTime(Request, array_like=True, tag=30, frozen=True):
     """`Engine.store_time`. Answered by `StoreTime`. It belongs to the feature `STORE_TIME`."""
-
-    rid: Number
 
 
 ClientMessage: TypeAlias = (

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from tenure.wire.errors import WireError
-from tenure.wire.messages.terms import RemovalWord
+from tenure.wire.messages.terms import Answer, OnChannel, RemovalWord
 from tenure.wire.values import Abilities, Found, NodeInfo, Number, SemaphoreInfo, SessionInfo
 
 __all__ = [
@@ -102,98 +102,86 @@ class Attached(Struct, array_like=True, tag=3, frozen=True):
     removed: list[tuple[Number, RemovalWord]] = []
 
 
-class Placed(Struct, array_like=True, tag=4, frozen=True):
+class Placed(Answer, array_like=True, tag=4, frozen=True):
     """The answer to `Enqueue`: where the request stands (`GRANTED`, `WAITING`, `REFUSED`)."""
 
-    rid: Number
     place: Literal[0, 1, 2]
     order_id: Number | None
 
 
-class Done(Struct, array_like=True, tag=5, frozen=True):
+class Done(Answer, array_like=True, tag=5, frozen=True):
     """Success of an operation; `found` is its result where there is one."""
 
-    rid: Number
     found: bool | None = None
 
 
-class Failed(Struct, array_like=True, tag=6, frozen=True):
+class Failed(Answer, array_like=True, tag=6, frozen=True):
     """Failure of an operation."""
 
-    rid: Number
     error: WireError
 
 
-class SemaphoreDescribed(Struct, array_like=True, tag=7, frozen=True):
+class SemaphoreDescribed(Answer, array_like=True, tag=7, frozen=True):
     """The answer to `DescribeSemaphore`."""
 
-    rid: Number
     semaphore: SemaphoreInfo
 
 
-class NodeDescribed(Struct, array_like=True, tag=8, frozen=True):
+class NodeDescribed(Answer, array_like=True, tag=8, frozen=True):
     """The answer to `DescribeNode`."""
 
-    rid: Number
     node: NodeInfo
 
 
-class NodesListed(Struct, array_like=True, tag=9, frozen=True):
+class NodesListed(Answer, array_like=True, tag=9, frozen=True):
     """The answer to `ListNodes`, or a part of it: with `more`, the next part follows."""
 
-    rid: Number
     paths: list[str]
     more: bool = False
 
 
-class SemaphoresListed(Struct, array_like=True, tag=10, frozen=True):
+class SemaphoresListed(Answer, array_like=True, tag=10, frozen=True):
     """The answer to `ListSemaphores`, or a part of it: with `more`, the next part follows."""
 
-    rid: Number
     semaphores: list[SemaphoreInfo]
     more: bool = False
 
 
-class SessionsListed(Struct, array_like=True, tag=11, frozen=True):
+class SessionsListed(Answer, array_like=True, tag=11, frozen=True):
     """The answer to `ListSessions`, or a part of it: with `more`, the next part follows."""
 
-    rid: Number
     sessions: list[SessionInfo]
     more: bool = False
 
 
-class Granted(Struct, array_like=True, tag=12, frozen=True):
+class Granted(OnChannel, array_like=True, tag=12, frozen=True):
     """`SessionEvents.granted`."""
 
-    channel: Number
-    hold: Number
+    request_id: Number
     order_id: Number | None
 
 
-class Removed(Struct, array_like=True, tag=13, frozen=True):
+class Removed(OnChannel, array_like=True, tag=13, frozen=True):
     """`SessionEvents.removed`."""
 
-    channel: Number
-    hold: Number
+    request_id: Number
     why: RemovalWord
 
 
-class Changed(Struct, array_like=True, tag=14, frozen=True):
+class Changed(OnChannel, array_like=True, tag=14, frozen=True):
     """Notification that the watched state has changed, at least once."""
 
-    channel: Number
     number: Number
 
 
-class WatchRefused(Struct, array_like=True, tag=15, frozen=True):
+class WatchRefused(OnChannel, array_like=True, tag=15, frozen=True):
     """Refusal of a watch: a limit is reached, no `Changed` follows, and the client polls."""
 
-    channel: Number
     number: Number
     error: WireError
 
 
-class Proven(Struct, array_like=True, tag=16, frozen=True):
+class Proven(OnChannel, array_like=True, tag=16, frozen=True):
     """The store has extended the session's expiry.
 
     Attributes:
@@ -203,39 +191,34 @@ class Proven(Struct, array_like=True, tag=16, frozen=True):
             most a third of the window old; an older one is none.
     """
 
-    channel: Number
     number: Number
     age: float
 
 
-class Unproven(Struct, array_like=True, tag=17, frozen=True):
+class Unproven(OnChannel, array_like=True, tag=17, frozen=True):
     """No proof at present that the session is alive: no store, or no such session here."""
 
-    channel: Number
     number: Number
 
 
-class Contact(Struct, array_like=True, tag=18, frozen=True):
+class Contact(OnChannel, array_like=True, tag=18, frozen=True):
     """`SessionEvents.detached` or `attached`: the server's own contact to its store."""
 
-    channel: Number
     there: bool
 
 
-class Ended(Struct, array_like=True, tag=19, frozen=True):
+class Ended(OnChannel, array_like=True, tag=19, frozen=True):
     """`SessionEvents.ended`: the session has ended in the store, or another program has it.
 
     It is the last message on the channel. The client answers `Heard` when its program knows.
     """
 
-    channel: Number
     error: WireError
 
 
-class StoreTime(Struct, array_like=True, tag=20, frozen=True):
+class StoreTime(Answer, array_like=True, tag=20, frozen=True):
     """The answer to `ReadStoreTime`: seconds since the Unix epoch."""
 
-    rid: Number
     seconds: float
 
 

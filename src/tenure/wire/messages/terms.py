@@ -1,8 +1,12 @@
-"""Constants and types that both ends share, besides the messages themselves."""
+"""Constants and types that both ends share, and the beginnings of messages."""
 
 from __future__ import annotations
 
 from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+
+from tenure.wire.values import Number
 
 __all__ = [
     "DESCRIBE",
@@ -13,8 +17,12 @@ __all__ = [
     "STORE_TIME",
     "VERSION",
     "WAITING",
+    "Answer",
     "AttachKind",
+    "ChannelRequest",
+    "OnChannel",
     "RemovalWord",
+    "Request",
 ]
 
 VERSION = 1
@@ -39,3 +47,27 @@ REFUSED: Final = 2
 
 AttachKind: TypeAlias = Literal["new", "again", "resume"]
 RemovalWord: TypeAlias = Literal["timed out", "deleted", "evicted", "unconfirmed"]
+
+
+class Request(Struct, array_like=True, frozen=True):
+    """Message of a client that is answered."""
+
+    rid: Number
+
+
+class ChannelRequest(Request, array_like=True, frozen=True):
+    """Request of a session: an operation, or `Attach`."""
+
+    channel: Number
+
+
+class Answer(Struct, array_like=True, frozen=True):
+    """Message that answers a request."""
+
+    rid: Number
+
+
+class OnChannel(Struct, array_like=True, frozen=True):
+    """Message about a session that is neither a request nor an answer."""
+
+    channel: Number
