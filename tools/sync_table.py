@@ -215,8 +215,10 @@ from tenure.model import Recovered
         "Sessions.",
         _COMMON
         + """
+from typing import Any
 from tenure._client import session as async_session
 from tenure.blocking.blocks import give_up, perhaps
+from tenure.blocking.wrapper import SyncWrapper
 from tenure.blocking.session_handle import SessionHandle
 from tenure.blocking.lease import Election, RunLease
 from tenure.blocking.primitives import Mutex, Semaphore
@@ -224,10 +226,15 @@ from tenure.model import LastRun
 """,
         (
             Wrapper(
+                "Primitives",
+                "_client.session",
+                "SyncWrapper[Any]",
+                object="async_session.Primitives",
+            ),
+            Wrapper(
                 "Session",
                 "_client.session",
-                "SessionHandle",
-                ("_client.runs:Jobs",),
+                "Primitives, SessionHandle",
                 object="async_session.Session",
             ),
         ),
@@ -241,24 +248,22 @@ from functools import partial
 from tenure._client import client as async_client
 from tenure._client.client import DEFAULT_WINDOW
 from tenure.blocking.attempts import Attempts
-from tenure.blocking.blocks import abandon_session, give_up, perhaps
-from tenure.blocking.lease import Election, RunLease
-from tenure.blocking.primitives import Mutex, Semaphore
-from tenure.blocking.session import Session
+from tenure.blocking.blocks import abandon_session
+from tenure.blocking.session import Primitives, Session
 from tenure.blocking.streams import EventStream
-from tenure.blocking.wrapper import SyncWrapper
 from tenure.clock import Clock
-from tenure.model import DEFAULT_NODE, Capabilities, LastRun, NodeConfig, NodeDescription
+from tenure.model import DEFAULT_NODE, Capabilities, NodeConfig, NodeDescription
 from tenure.model import SemaphoreDescription, SessionDescription
 """,
         (
             Wrapper(
                 "ClientCalls",
                 "_client.client:Client",
-                "SyncWrapper[async_client.Client]",
-                ("_client.runs:Jobs", "_client.nodes:Nodes"),
+                "Primitives",
+                ("_client.nodes:Nodes",),
                 {"clock": "Clock"},
                 frozenset({"aclose", "run", "lead"}),
+                object="async_client.Client",
             ),
         ),
     ),

@@ -19,18 +19,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tenure._client.attaching import Asked, attach, attach_core
 from tenure._client.client_core import ClientCore
-from tenure._client.election import Election, Leadership
+from tenure._client.election import Leadership
 from tenure._client.handles import AsyncHandle
 from tenure._client.leading import Retry, lead
 from tenure._client.loss import OnLoss
-from tenure._client.mutex import Mutex
 from tenure._client.nodes import Nodes
 from tenure._client.once import Once
 from tenure._client.resume import ResumeToken
-from tenure._client.runs import Jobs
 from tenure._client.scope import note_failure
-from tenure._client.semaphore import Semaphore
-from tenure._client.session import Session
+from tenure._client.session import Primitives, Session
 from tenure._client.sessions import Attempts, ImplicitSession, path_and_work
 from tenure.clock import Clock, SystemClock
 from tenure.durations import Duration
@@ -94,7 +91,7 @@ def connect(
     return Client(engine, clock, identify=identify, answer_timeout=answer_timeout)
 
 
-class Client(Nodes, Jobs, AsyncHandle):
+class Client(Nodes, Primitives, AsyncHandle):
     """A program's way to one store. `connect` makes one. It belongs to one event loop.
 
     Attributes:
@@ -332,23 +329,7 @@ class Client(Nodes, Jobs, AsyncHandle):
         asked = Asked.of(path, recovery_window, description, on_loss, max_stall)
         return await lead(self._core, asked, name, work, data, retry)
 
-    # Primitives, through one implicit session on /default
-
-    def mutex(self, name: str) -> Mutex:
-        """The mutex of that name on ``/default``, through the client's implicit session."""
-        return Mutex(self._implicit, name)
-
-    def semaphore(self, name: str, *, ephemeral: bool = False) -> Semaphore:
-        """The semaphore of that name on ``/default``, through the client's implicit session.
-
-        Args:
-            ephemeral: it comes and goes with its requests, and needs no creation.
-        """
-        return Semaphore(self._implicit, name, ephemeral=ephemeral)
-
-    def election(self, name: str) -> Election:
-        """The election of that name on ``/default``, through the client's implicit session."""
-        return Election(self._implicit, name)
+    # Primitives: through one implicit session on /default
 
     def _source(self) -> ImplicitSession:
         return self._implicit

@@ -22,16 +22,13 @@ import logging
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tenure._client.acquire import acquire, as_it_is, try_acquire
+from tenure._client.acquire import acquire, try_acquire
 from tenure._client.lease import Lease
-from tenure._client.loss import OnLoss
-from tenure._client.once import Once
 from tenure._client.options import RequestOptions
 from tenure._client.request import Request
 from tenure._client.source import SessionSource
 from tenure.core import rules
 from tenure.core.periods import RunRecord, decode, encode
-from tenure.durations import Duration, seconds, timeout_seconds
 from tenure.errors import (
     InvalidArgument,
     SemaphoreNotFound,
@@ -40,12 +37,12 @@ from tenure.errors import (
     Unsupported,
 )
 from tenure.identity import NOBODY, described, part
-from tenure.model import EPHEMERAL_LIMIT, LastRun
+from tenure.model import LastRun
 
 if TYPE_CHECKING:
     from tenure._client.session_core import SessionCore
 
-__all__ = ["SUFFIX", "Jobs", "RunLease"]
+__all__ = ["SUFFIX", "RunLease", "last_run", "once"]
 
 SUFFIX = ":last-run"
 """What the name of the semaphore with the record ends in."""
@@ -101,101 +98,14 @@ class RunLease(Lease):
         await super().__aexit__(kind, error, trace)
 
 
-class Jobs:
-    """Methods of clients and sessions for jobs that are due once in a period."""
-
-    if TYPE_CHECKING:
-
-        def _source(self) -> SessionSource:
-            """The session that such a job runs in."""
-
-    def once(
-        self,
-        name: str,
-        *,
-        per: Duration,
-        timeout: Duration | None = 0.0,
-        count_failed: bool = False,
-        data: bytes = b"",
-        on_loss: OnLoss | None = None,
-        stop_time: Duration = 0.0,
-    ) -> Once[RunLease | None]:
-        """Begin a run of a job, unless it ran within the last `per`; gives a lease, or ``None``.
-
-        ::
-
-            if run := await client.once("nightly", per=timedelta(hours=12)):
-                async with run:
-                    await work(fencing_token=run.fencing_token)
-
-        By the store's clock, a job is not due when a run was started within `per` and has
-        succeeded. A run succeeds when its block ends normally, or by `RunLease.succeed`. After a
-        run that raised, was killed or lost its lease, the next caller may run the job again.
-
-        Choose `per` longer than the clocks of the callers differ, and shorter than the time from
-        one run to the next: half of that, for example.
-
-        The run holds the mutex `name`; the last run is remembered in the data of the semaphore
-        ``name:last-run`` on the same node.
-
-        Args:
-            name: of the job, 1 to 1,015 bytes.
-            per: how long a run counts, from its start.
-            timeout: seconds to wait for a run that goes on; ``None``: as long as it takes. If it
-                succeeds there is nothing left to do; if it fails, this caller has its turn.
-            count_failed: whether runs count that did not succeed.
-            data: what the request carries.
-            on_loss: what a loss does beside being raised; the session's default if ``None``.
-            stop_time: seconds that the work needs to stop after its cancellation.
-
-        Returns:
-            ``None`` when the job is not due, or another run goes on. `last_run` has the facts.
-
-        Raises:
-            AcquireTimeout, EngineUnavailable: the store did not answer in time.
-            InvalidArgument: a semaphore of one of the two names is used for something else.
-            Unsupported: the store keeps no data.
-            SessionExpired, SessionClosed: the session is over.
-        """
-        rules.check_name(name)
-        rules.check_name(name + SUFFIX)
-        period = seconds(per, "a period")
-        options = RequestOptions(
-            "mutex",
-            name,
-            EPHEMERAL_LIMIT,
-            data,
-            handle=as_it_is,
-            ephemeral=True,
-            on_loss=on_loss,
-            stop_time=stop_time,
-        )
-        limit = timeout_seconds(timeout)
-        return Once(options, _once, self._source(), options, period, limit, bool(count_failed))
-
-    async def last_run(self, name: str) -> LastRun | None:
-        """Read when a job that `once` guards ran last; ``None``: never.
-
-        Raises:
-            EngineUnavailable: the store cannot be reached, or does not answer.
-            InvalidArgument: the semaphore with the record is used for something else.
-            Unsupported: the store keeps no data.
-            SessionExpired, SessionClosed: the session is over.
-        """
-        rules.check_name(name)
-        source = self._source()
-        return await source.contact.answered(
-            f"last run of {name!r} on {source.node}", _last_run_now(source, name)
-        )
-
-
-async def _once(
+async def once(
     source: SessionSource,
     options: RequestOptions[Request],
     period: float,
     timeout: float | None,
     count_failed: bool,
 ) -> RunLease | None:
+    """Carry out `Client.once`."""
     if timeout is None:
         request: Request | None = await acquire(source, options, None)
     else:
@@ -249,7 +159,8 @@ async def _begin(request: Request, period: float, *, count_failed: bool) -> RunR
     return record
 
 
-async def _last_run_now(source: SessionSource, name: str) -> LastRun | None:
+async def last_run(source: SessionSource, name: str) -> LastRun | None:
+    """Carry out `Client.last_run`, without a limit of its time."""
     session = await source.obtain()
     _check_store(session, name)
     record = await _read(session, name, create=False)

@@ -1,21 +1,135 @@
-"""A session: everything that a program holds is held through one.
+"""A session, through which a program holds everything; and the primitives that it makes.
 
 The session's state is in `session_core`, and `session_states` has the diagram.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from tenure._client.acquire import as_it_is
 from tenure._client.election import Election
+from tenure._client.loss import OnLoss
 from tenure._client.mutex import Mutex
-from tenure._client.runs import Jobs
+from tenure._client.once import Once
+from tenure._client.options import RequestOptions
+from tenure._client.runs import SUFFIX, RunLease, last_run, once
 from tenure._client.semaphore import Semaphore
 from tenure._client.session_core import SessionCore
 from tenure._client.session_handle import SessionHandle
+from tenure._client.source import SessionSource
+from tenure.core import rules
+from tenure.durations import Duration, seconds, timeout_seconds
+from tenure.model import EPHEMERAL_LIMIT, LastRun
 
-__all__ = ["Session"]
+__all__ = ["Primitives", "Session"]
 
 
-class Session(Jobs, SessionHandle):
+class Primitives:
+    """Methods of clients and sessions that make primitives, in one session."""
+
+    if TYPE_CHECKING:
+
+        def _source(self) -> SessionSource:
+            """The session of the primitives."""
+
+    def mutex(self, name: str) -> Mutex:
+        """The mutex of that name, on the session's node; a client's is on ``/default``."""
+        return Mutex(self._source(), name)
+
+    def semaphore(self, name: str, *, ephemeral: bool = False) -> Semaphore:
+        """The semaphore of that name, on the session's node; a client's is on ``/default``.
+
+        Args:
+            ephemeral: it comes and goes with its requests, and needs no creation.
+        """
+        return Semaphore(self._source(), name, ephemeral=ephemeral)
+
+    def election(self, name: str) -> Election:
+        """The election of that name, on the session's node; a client's is on ``/default``."""
+        return Election(self._source(), name)
+
+    def once(
+        self,
+        name: str,
+        *,
+        per: Duration,
+        timeout: Duration | None = 0.0,
+        count_failed: bool = False,
+        data: bytes = b"",
+        on_loss: OnLoss | None = None,
+        stop_time: Duration = 0.0,
+    ) -> Once[RunLease | None]:
+        """Begin a run of a job, unless it ran within the last `per`; gives a lease, or ``None``.
+
+        ::
+
+            if run := await client.once("nightly", per=timedelta(hours=12)):
+                async with run:
+                    await work(fencing_token=run.fencing_token)
+
+        By the store's clock, a job is not due when a run was started within `per` and has
+        succeeded. A run succeeds when its block ends normally, or by `RunLease.succeed`. After a
+        run that raised, was killed or lost its lease, the next caller may run the job again.
+
+        Choose `per` longer than the clocks of the callers differ, and shorter than the time from
+        one run to the next: half of that, for example.
+
+        The run holds the mutex `name`; the last run is remembered in the data of the semaphore
+        ``name:last-run`` on the same node.
+
+        Args:
+            name: of the job, 1 to 1,015 bytes.
+            per: how long a run counts, from its start.
+            timeout: seconds to wait for a run that goes on; ``None``: as long as it takes. If it
+                succeeds there is nothing left to do; if it fails, this caller has its turn.
+            count_failed: whether runs count that did not succeed.
+            data: what the request carries.
+            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            stop_time: seconds that the work needs to stop after its cancellation.
+
+        Returns:
+            ``None`` when the job is not due, or another run goes on. `last_run` has the facts.
+
+        Raises:
+            AcquireTimeout, EngineUnavailable: the store did not answer in time.
+            InvalidArgument: a semaphore of one of the two names is used for something else.
+            Unsupported: the store keeps no data.
+            SessionExpired, SessionClosed: the session is over.
+        """
+        rules.check_name(name)
+        rules.check_name(name + SUFFIX)
+        period = seconds(per, "a period")
+        options = RequestOptions(
+            "mutex",
+            name,
+            EPHEMERAL_LIMIT,
+            data,
+            handle=as_it_is,
+            ephemeral=True,
+            on_loss=on_loss,
+            stop_time=stop_time,
+        )
+        limit = timeout_seconds(timeout)
+        return Once(options, once, self._source(), options, period, limit, bool(count_failed))
+
+    async def last_run(self, name: str) -> LastRun | None:
+        """Read when a job that `once` guards ran last; ``None``: never.
+
+        Raises:
+            EngineUnavailable: the store cannot be reached, or does not answer.
+            InvalidArgument: the semaphore with the record is used for something else.
+            Unsupported: the store keeps no data.
+            SessionExpired, SessionClosed: the session is over.
+        """
+        rules.check_name(name)
+        source = self._source()
+        return await source.contact.answered(
+            f"last run of {name!r} on {source.node}", last_run(source, name)
+        )
+
+
+class Session(Primitives, SessionHandle):
     """A program's session on a node. `Client.session` makes one.
 
     ``async with client.session(...) as session`` closes it at the end of the block, and cancels
@@ -27,24 +141,6 @@ class Session(Jobs, SessionHandle):
         recovery_window: seconds it survives without contact to the store.
         max_stall: seconds that the event loop may be stuck before it is no longer renewed.
     """
-
-    def mutex(self, name: str) -> Mutex:
-        """The mutex of that name on the session's node."""
-        return Mutex(self._core, name)
-
-    def semaphore(self, name: str, *, ephemeral: bool = False) -> Semaphore:
-        """The semaphore of that name on the session's node.
-
-        Args:
-            ephemeral: it comes and goes with its requests, and needs no creation.
-        """
-        return Semaphore(self._core, name, ephemeral=ephemeral)
-
-    def election(self, name: str) -> Election:
-        """The election of that name on the session's node."""
-        return Election(self._core, name)
-
-    # For the primitives
 
     def _source(self) -> SessionCore:
         return self._core

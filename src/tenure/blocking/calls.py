@@ -10,18 +10,14 @@ from tenure._client import client as async_client
 from tenure._client.client import DEFAULT_WINDOW
 from tenure._client.loss import OnLoss
 from tenure.blocking.attempts import Attempts
-from tenure.blocking.blocks import abandon_session, give_up, perhaps
-from tenure.blocking.lease import Election, RunLease
-from tenure.blocking.primitives import Mutex, Semaphore
-from tenure.blocking.session import Session
+from tenure.blocking.blocks import abandon_session
+from tenure.blocking.session import Primitives, Session
 from tenure.blocking.streams import EventStream
-from tenure.blocking.wrapper import SyncWrapper
 from tenure.clock import Clock
 from tenure.durations import Duration
 from tenure.model import (
     DEFAULT_NODE,
     Capabilities,
-    LastRun,
     NodeConfig,
     NodeDescription,
     SemaphoreDescription,
@@ -31,10 +27,12 @@ from tenure.model import (
 __all__ = ["ClientCalls"]
 
 
-class ClientCalls(SyncWrapper[async_client.Client]):
+class ClientCalls(Primitives):
     """The calls of a client that the asynchronous one has, too."""
 
     __slots__ = ()
+
+    _wrapped: async_client.Client
 
     @property
     def clock(self) -> Clock:
@@ -156,22 +154,6 @@ class ClientCalls(SyncWrapper[async_client.Client]):
             ),
         )
 
-    def mutex(self, name: str) -> Mutex:
-        """The mutex of that name on ``/default``, through the client's implicit session."""
-        return Mutex(self._portal, self._wrapped.mutex(name))
-
-    def semaphore(self, name: str, *, ephemeral: bool = False) -> Semaphore:
-        """The semaphore of that name on ``/default``, through the client's implicit session.
-
-        Args:
-            ephemeral: it comes and goes with its requests, and needs no creation.
-        """
-        return Semaphore(self._portal, self._wrapped.semaphore(name, ephemeral=ephemeral))
-
-    def election(self, name: str) -> Election:
-        """The election of that name on ``/default``, through the client's implicit session."""
-        return Election(self._portal, self._wrapped.election(name))
-
     def events(self, size: int = 1024) -> EventStream:
         """Return a stream of this client's events from now on (`tenure.events`).
 
@@ -179,78 +161,6 @@ class ClientCalls(SyncWrapper[async_client.Client]):
             size: number of events that wait for a slow reader; beyond it the oldest are dropped.
         """
         return EventStream(self._portal, self._portal.run(self._wrapped.events, size))
-
-    def once(
-        self,
-        name: str,
-        *,
-        per: Duration,
-        timeout: Duration | None = 0.0,
-        count_failed: bool = False,
-        data: bytes = b"",
-        on_loss: OnLoss | None = None,
-        stop_time: Duration = 0.0,
-    ) -> RunLease | None:
-        """Begin a run of a job, unless it ran within the last `per`; gives a lease, or ``None``.
-
-        ::
-
-            if run := client.once("nightly", per=timedelta(hours=12)):
-                with run:
-                    work(fencing_token=run.fencing_token)
-
-        By the store's clock, a job is not due when a run was started within `per` and has
-        succeeded. A run succeeds when its block ends normally, or by `RunLease.succeed`. After a
-        run that raised, was killed or lost its lease, the next caller may run the job again.
-
-        Choose `per` longer than the clocks of the callers differ, and shorter than the time from
-        one run to the next: half of that, for example.
-
-        The run holds the mutex `name`; the last run is remembered in the data of the semaphore
-        ``name:last-run`` on the same node.
-
-        Args:
-            name: of the job, 1 to 1,015 bytes.
-            per: how long a run counts, from its start.
-            timeout: seconds to wait for a run that goes on; ``None``: as long as it takes. If it
-                succeeds there is nothing left to do; if it fails, this caller has its turn.
-            count_failed: whether runs count that did not succeed.
-            data: what the request carries.
-            on_loss: what a loss does beside being raised; the session's default if ``None``.
-            stop_time: seconds that the work needs to stop after the loss.
-
-        Returns:
-            ``None`` when the job is not due, or another run goes on. `last_run` has the facts.
-
-        Raises:
-            AcquireTimeout, EngineUnavailable: the store did not answer in time.
-            InvalidArgument: a semaphore of one of the two names is used for something else.
-            Unsupported: the store keeps no data.
-            SessionExpired, SessionClosed: the session is over.
-        """
-        return self._portal.obtain(
-            perhaps(RunLease),
-            give_up,
-            self._wrapped.once,
-            name,
-            per=per,
-            timeout=timeout,
-            count_failed=count_failed,
-            data=data,
-            on_loss=on_loss,
-            stop_time=stop_time,
-        )
-
-    def last_run(self, name: str) -> LastRun | None:
-        """Read when a job that `once` guards ran last; ``None``: never.
-
-        Raises:
-            EngineUnavailable: the store cannot be reached, or does not answer.
-            InvalidArgument: the semaphore with the record is used for something else.
-            Unsupported: the store keeps no data.
-            SessionExpired, SessionClosed: the session is over.
-        """
-        return self._portal.call(self._wrapped.last_run, name)
 
     def create_node(
         self, path: str, config: NodeConfig | None = None, *, exist_ok: bool = False

@@ -3,39 +3,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tenure._client import session as async_session
 from tenure._client.loss import OnLoss
 from tenure.blocking.blocks import give_up, perhaps
 from tenure.blocking.lease import Election, RunLease
 from tenure.blocking.primitives import Mutex, Semaphore
 from tenure.blocking.session_handle import SessionHandle
+from tenure.blocking.wrapper import SyncWrapper
 from tenure.durations import Duration
 from tenure.model import LastRun
 
-__all__ = ["Session"]
+__all__ = ["Primitives", "Session"]
 
 
-class Session(SessionHandle):
-    """A program's session on a node. `Client.session` makes one.
-
-    ``with client.session(...) as session`` closes it at the end of the block. A session that is
-    not entered is closed with `close`.
-
-    A thread cannot be cancelled. Inside the block of an expired session, the next call of this
-    library raises `SessionExpired`, except for calls that give something back; so does the end of
-    the block.
-    """
+class Primitives(SyncWrapper[Any]):
+    """Methods of clients and sessions that make primitives, in one session."""
 
     __slots__ = ()
 
-    _wrapped: async_session.Session
+    _wrapped: async_session.Primitives
 
     def mutex(self, name: str) -> Mutex:
-        """The mutex of that name on the session's node."""
+        """The mutex of that name, on the session's node; a client's is on ``/default``."""
         return Mutex(self._portal, self._wrapped.mutex(name))
 
     def semaphore(self, name: str, *, ephemeral: bool = False) -> Semaphore:
-        """The semaphore of that name on the session's node.
+        """The semaphore of that name, on the session's node; a client's is on ``/default``.
 
         Args:
             ephemeral: it comes and goes with its requests, and needs no creation.
@@ -43,7 +38,7 @@ class Session(SessionHandle):
         return Semaphore(self._portal, self._wrapped.semaphore(name, ephemeral=ephemeral))
 
     def election(self, name: str) -> Election:
-        """The election of that name on the session's node."""
+        """The election of that name, on the session's node; a client's is on ``/default``."""
         return Election(self._portal, self._wrapped.election(name))
 
     def once(
@@ -117,3 +112,19 @@ class Session(SessionHandle):
             SessionExpired, SessionClosed: the session is over.
         """
         return self._portal.call(self._wrapped.last_run, name)
+
+
+class Session(Primitives, SessionHandle):
+    """A program's session on a node. `Client.session` makes one.
+
+    ``with client.session(...) as session`` closes it at the end of the block. A session that is
+    not entered is closed with `close`.
+
+    A thread cannot be cancelled. Inside the block of an expired session, the next call of this
+    library raises `SessionExpired`, except for calls that give something back; so does the end of
+    the block.
+    """
+
+    __slots__ = ()
+
+    _wrapped: async_session.Session
