@@ -70,7 +70,7 @@ def test_a_person_sees_a_table_and_what_was_found(tenure: Tenure) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["SETTING", "VALUE", "FROM"]
     assert ["listen", "tenure://:0", "--listen"] in [line.split() for line in lines]
-    assert "whoever can reach tenure://:0 is let in" in done.stdout
+    assert "any client that reaches tenure://:0 is let in" in done.stdout
     assert "memory:// ends with the server" in done.stdout
     assert lines[-1] == "usable, with 2 warnings"
 

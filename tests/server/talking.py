@@ -18,7 +18,7 @@ from tenure.clock import Clock, SystemClock
 from tenure.engines import connect_engine
 from tenure.engines.contract import Engine
 from tenure.server.accept import Greeting
-from tenure.server.context import Anybody, Authenticator, Context
+from tenure.server.context import Authenticator, Context, OpenAccess
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
 from tenure.server.native.connection import NativeServerConnection
@@ -173,7 +173,10 @@ async def serving(
         engine = connect_engine(store, clock or SystemClock())
         await engine.open()
     context = Context(
-        engine, limits or Limits(), authenticator or Anybody(), logging.getLogger("tenure.server")
+        engine,
+        limits or Limits(),
+        authenticator or OpenAccess(),
+        logging.getLogger("tenure.server"),
     )
     if engine.clock.virtual:  # nobody looks a name up then, and nobody connects
         more["sockets"] = [socket.create_server(("127.0.0.1", 0))]

@@ -25,7 +25,7 @@ from tenure.errors import AuthenticationFailed, EngineUnavailable
 from tenure.server import accept
 from tenure.server.admission import Source
 from tenure.server.auth import Identity, Peer
-from tenure.server.auth.authenticator import Anybody
+from tenure.server.auth.authenticator import OpenAccess
 from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
@@ -138,7 +138,7 @@ async def test_nonsense_gets_an_answer_a_line_in_the_log_and_the_end(
 async def test_a_message_that_fails_unexpectedly_gets_an_answer_and_a_line_in_the_log(
     error: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Broken(Anybody):
+    class Broken(OpenAccess):
         def authenticate(self, token: str, peer: Peer = UNKNOWN_PEER) -> Identity:
             if token:
                 raise error()

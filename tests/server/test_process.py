@@ -300,7 +300,7 @@ async def test_what_is_open_to_everybody_is_warned_of(tmp_path: Path) -> None:
     anywhere = ["tenure://0.0.0.0:0"]
     async with serving(tmp_path, listen=anywhere) as server:
         (warning,) = (line for line in server.lines if line["level"] == "warning")
-        assert "whoever can reach tenure://0.0.0.0:0 is let in" in warning["found"]
+        assert "any client that reaches tenure://0.0.0.0:0 is let in" in warning["found"]
         assert "--auth-token-file" in warning["remedy"]
         await server.end()
     async with serving(tmp_path, "--auth-token-file", str(tokens), listen=anywhere) as server:

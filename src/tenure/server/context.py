@@ -19,7 +19,7 @@ from tenure.clock import Clock
 from tenure.engines.contract import Engine
 from tenure.server.admission import Admission
 from tenure.server.audit import Audit
-from tenure.server.auth.authenticator import Anybody
+from tenure.server.auth.authenticator import OpenAccess
 from tenure.server.auth.guard import Guard
 from tenure.server.auth.identity import Identity
 from tenure.server.auth.peer import UNKNOWN_PEER, Peer
@@ -30,7 +30,7 @@ from tenure.server.reads import Reads
 from tenure.server.semaphores import Semaphores
 from tenure.server.sessions.keys import SessionKeys
 
-__all__ = ["Anybody", "Authenticator", "Context", "Counts"]
+__all__ = ["Authenticator", "Context", "Counts", "OpenAccess"]
 
 
 class Authenticator(Protocol):

@@ -51,7 +51,7 @@ def examine_files(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "address",
-            f"whoever can reach {address.url} is let in, from other machines too",
+            f"any client that reaches {address.url} is let in, from other machines too",
             "ask for tokens with --auth-token-file"
             + ("" if address.tls else ", and encrypt them with TLS")
             + ", or listen at 127.0.0.1",

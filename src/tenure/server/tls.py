@@ -72,7 +72,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
         context.load_cert_chain(files.cert, files.key, password=_no_password)
     except _Encrypted:
         raise InvalidArgument(
-            f"the key {files.key} is encrypted, and nobody is there to type its password; "
+            f"the key {files.key} is encrypted, and no password can be typed for it; "
             "decrypt it with 'openssl pkey'"
         ) from None
     except ssl.SSLError as error:

@@ -29,7 +29,7 @@ import pytest
 
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
-from tenure.server.context import Anybody, Authenticator, Context
+from tenure.server.context import Authenticator, Context, OpenAccess
 from tenure.server.dflockd.listener import DflockdListener
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.limits import Limits
@@ -75,7 +75,7 @@ class InThread:
     ) -> None:
         self.port = 0
         self._store = store
-        self._authenticator = authenticator or Anybody()
+        self._authenticator = authenticator or OpenAccess()
         self._tls = tls
         self._options = DflockdOptions(**options)
         self._loop = asyncio.new_event_loop()

@@ -25,7 +25,7 @@ from tenure.clock import Clock
 from tenure.engines.contract import Engine
 from tenure.engines.memory import MemoryEngine
 from tenure.server.accept import Greeting
-from tenure.server.context import Anybody, Authenticator, Context
+from tenure.server.context import Authenticator, Context, OpenAccess
 from tenure.server.dflockd.connection import DflockdServerConnection
 from tenure.server.dflockd.listener import DflockdListener
 from tenure.server.dflockd.options import DflockdOptions
@@ -52,7 +52,10 @@ async def serving(
         engine = MemoryEngine("", clock)
     await engine.open()
     context = Context(
-        engine, limits or Limits(), authenticator or Anybody(), logging.getLogger("tenure.server")
+        engine,
+        limits or Limits(),
+        authenticator or OpenAccess(),
+        logging.getLogger("tenure.server"),
     )
     listener = DflockdListener(
         context,

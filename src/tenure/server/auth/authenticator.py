@@ -23,7 +23,7 @@ from tenure.server.auth.peer import UNKNOWN_PEER, Peer
 from tenure.server.auth.revocation import CertificateId, certificate_id
 from tenure.server.auth.tokens import Credentials, Rights, Token
 
-__all__ = ["REFUSAL_DELAY", "Anybody", "Authenticator", "Verdict"]
+__all__ = ["REFUSAL_DELAY", "Authenticator", "OpenAccess", "Verdict"]
 
 REFUSAL_DELAY = 0.1
 """Seconds after which a client learns that its token is refused. Only this client waits."""
@@ -38,7 +38,7 @@ def _utc() -> datetime:
     return datetime.now(UTC)
 
 
-class Anybody:
+class OpenAccess:
     """Authenticator that requires nothing."""
 
     @property
@@ -51,7 +51,7 @@ class Anybody:
         return _shown(peer, _ALL_RIGHTS)
 
 
-class Authenticator(Anybody):
+class Authenticator(OpenAccess):
     """Authenticator that requires a token, if it has any.
 
     Args:
