@@ -50,75 +50,38 @@ class Flag:
     variables: tuple[str, ...] = ()
 
 
-def _flag(
-    name: str, kind: Kind, default: Any, about: str, variables: str = "", least: int = 1
-) -> Flag:
-    named = variables.split() or [name.upper().replace("-", "_")]
-    return Flag(name, kind, default, about, least, tuple(f"DFLOCKD_{each}" for each in named))
+def _flag(name: str, kind: Kind, default: Any, about: str, least: int = 1) -> Flag:
+    return Flag(name, kind, default, about, least, (_variable(name),))
+
+
+def _seconds(name: str, default: int, about: str, former: str = "", least: int = 1) -> Flag:
+    variables = *(f"DFLOCKD_{each}" for each in former.split()), f"{_variable(name)}_S"
+    return Flag(name, "count", default, about, least, variables)
+
+
+def _variable(name: str) -> str:
+    return f"DFLOCKD_{name.upper().replace('-', '_')}"
 
 
 FLAGS: tuple[Flag, ...] = (
     _flag("host", "text", "127.0.0.1", "The address to listen at; 0.0.0.0 is all of IPv4's."),
     _flag("port", "count", 6388, "The port; 0 is any free one.", least=0),
-    _flag(
-        "default-lease-ttl",
-        "count",
-        33,
-        "Seconds of a lease that is not asked for.",
-        "DEFAULT_LEASE_TTL_S",
-    ),
-    _flag(
-        "lease-sweep-interval",
-        "count",
-        1,
-        "Seconds between two looks for leases that have run out.",
-        "LEASE_SWEEP_INTERVAL_S",
-    ),
-    _flag(
-        "gc-interval",
-        "count",
-        5,
-        "Seconds between two looks for keys that nobody uses.",
-        "GC_LOOP_SLEEP GC_INTERVAL_S",
-    ),
-    _flag(
-        "gc-max-idle",
-        "count",
-        60,
-        "Seconds that a key is kept which nobody uses.",
-        "GC_MAX_UNUSED_TIME GC_MAX_IDLE_S",
-        least=0,
-    ),
+    _seconds("default-lease-ttl", 33, "Seconds of a lease that is not asked for."),
+    _seconds("lease-sweep-interval", 1, "Seconds between two looks for expired leases."),
+    _seconds("gc-interval", 5, "Seconds between two looks for unused keys.", "GC_LOOP_SLEEP"),
+    _seconds("gc-max-idle", 60, "Seconds that an unused key is kept.", "GC_MAX_UNUSED_TIME", 0),
     _flag("max-locks", "count", 1024, "Keys at a time."),
     _flag("max-connections", "count", 0, "Connections at a time; 0: any number.", least=0),
-    _flag("max-waiters", "count", 0, "Who may wait for one key; 0: any number.", least=0),
-    _flag("read-timeout", "count", 23, "Seconds that a client may be silent.", "READ_TIMEOUT_S"),
-    _flag(
-        "write-timeout",
-        "count",
-        5,
-        "Seconds that a client may leave unread what it is told.",
-        "WRITE_TIMEOUT_S",
-    ),
-    _flag(
-        "shutdown-timeout",
-        "count",
-        30,
-        "Seconds that clients have to leave when the server ends; 0: for ever.",
-        "SHUTDOWN_TIMEOUT_S",
-        least=0,
-    ),
-    _flag("tls-cert", "text", None, "The certificate (PEM); with it, TLS is asked for."),
+    _flag("max-waiters", "count", 0, "Waiters for one key; 0: any number.", least=0),
+    _seconds("read-timeout", 23, "Seconds that a client may be silent."),
+    _seconds("write-timeout", 5, "Seconds that a client may leave replies unread."),
+    _seconds("shutdown-timeout", 30, "Seconds that clients have at the end; 0: for ever.", least=0),
+    _flag("tls-cert", "text", None, "The certificate (PEM); with it, TLS is required."),
     _flag("tls-key", "text", None, "Its private key (PEM)."),
-    _flag("auth-token", "text", None, "What clients must show; others see it in ps."),
-    _flag("auth-token-file", "text", None, "A file with that."),
-    _flag(
-        "auto-release-on-disconnect",
-        "switch",
-        True,
-        "Whether what a connection holds is released with its end; else after its lease.",
-    ),
-    _flag("debug", "switch", False, "Whether more is logged."),
+    _flag("auth-token", "text", None, "The token of all clients; other users see it in ps."),
+    _flag("auth-token-file", "text", None, "A file with that token."),
+    _flag("auto-release-on-disconnect", "switch", True, "Release what a lost connection held."),
+    _flag("debug", "switch", False, "Log more."),
 )
 
 
