@@ -141,7 +141,7 @@ class Claim:
     """One request in a key's queue.
 
     Attributes:
-        hold: its number within its holder's session.
+        request_id: its number within its holder's session.
         lease: seconds.
         stage: where it stands.
         salt: the part of its token that cannot be guessed; empty if another server granted it,
@@ -161,11 +161,11 @@ class Claim:
     __slots__ = (
         "answer",
         "deadline",
-        "hold",
         "holder",
         "key",
         "lease",
         "order_id",
+        "request_id",
         "salt",
         "seal",
         "stage",
@@ -174,11 +174,11 @@ class Claim:
     )
 
     def __init__(
-        self, key: Key, holder: Holder, hold: int, lease: int, seal: str, salt: str = ""
+        self, key: Key, holder: Holder, request_id: int, lease: int, seal: str, salt: str = ""
     ) -> None:
         self.key = key
         self.holder = holder
-        self.hold = hold
+        self.request_id = request_id
         self.salt = salt
         self.seal = seal
         self.token = ""
@@ -230,7 +230,7 @@ class Holder:
         window: seconds that it lives without proof.
         connection: the connection of its client; ``None`` when that is gone.
         claims: by their numbers.
-        hold: the greatest of these numbers.
+        last_id: the greatest of these numbers.
         proof: the latest time at which the session was proven to live.
         found: the requests that it had in queues when it was taken over.
         letters: to other listeners, by their numbers, until they are answered
@@ -245,7 +245,7 @@ class Holder:
         "claims",
         "connection",
         "found",
-        "hold",
+        "last_id",
         "letters",
         "locks",
         "over",
@@ -260,7 +260,7 @@ class Holder:
         self.window = window
         self.connection = connection
         self.claims: dict[int, Claim] = {}
-        self.hold = 0
+        self.last_id = 0
         self.proof = float("-inf")
         self.renewed_at = locks.now()
         self.found: Sequence[Recovered] = ()
@@ -272,8 +272,8 @@ class Holder:
         """Prove that it lives, when it is time to; tell of the grants that waited for a proof."""
         if self._doubted and not self.doubts(now):
             doubted, self._doubted = self._doubted, {}
-            for hold, order_id in doubted.items():
-                self.granted(hold, order_id)
+            for request_id, order_id in doubted.items():
+                self.granted(request_id, order_id)
         if now - self.renewed_at >= self.window / 6:
             self.renewed_at = now
             self.session.renew()
@@ -289,9 +289,9 @@ class Holder:
         """
         return now - self.proof > self.window / 3
 
-    def doubt(self, hold: int, order_id: int) -> None:
+    def doubt(self, request_id: int, order_id: int) -> None:
         """Tell of this grant when the session is proven to be this listener's still."""
-        self._doubted[hold] = order_id
+        self._doubted[request_id] = order_id
         self.session.renew()
 
     def can_promise(self, lease: int, now: float) -> bool:
@@ -307,8 +307,8 @@ class Holder:
     def resumed(self, requests: Sequence[Recovered]) -> None:
         self.found = requests
 
-    def granted(self, hold: int, order_id: int | None) -> None:
-        claim = self.claims.get(hold)
+    def granted(self, request_id: int, order_id: int | None) -> None:
+        claim = self.claims.get(request_id)
         if claim is None:
             return  # it is being withdrawn
         self._see_answer(claim)
@@ -318,16 +318,16 @@ class Holder:
         elif claim.stage is not WAITING or order_id is None:
             return
         elif self.doubts(now):
-            self.doubt(hold, order_id)
+            self.doubt(request_id, order_id)
         else:
             self.locks.give(claim, order_id, now)
             self._tell(claim)
 
-    def removed(self, hold: int, why: Removal) -> None:
-        letter = self.letters.pop(hold, None)
+    def removed(self, request_id: int, why: Removal) -> None:
+        letter = self.letters.pop(request_id, None)
         if letter is not None and not letter.done():
             letter.set_result(why is Removal.EVICTED)
-        claim = self.claims.get(hold)
+        claim = self.claims.get(request_id)
         if claim is None:
             return
         self._see_answer(claim)

@@ -137,7 +137,9 @@ def _wait(conn: DflockdServerConnection, name: str, argument: str, now: float) -
         locks.give_up(claim, ERROR_DRAINING, now)
         return ERROR_DRAINING
     try:
-        retimed = claim.holder.session.alter(claim.hold, count=None, data=None, timeout=timeout)
+        retimed = claim.holder.session.alter(
+            claim.request_id, count=None, data=None, timeout=timeout
+        )
     except TenureError:
         return ERROR
     conn.wait_for(claim)

@@ -172,12 +172,12 @@ class Elsewhere:
 
 async def _answered(holder: Holder, order_id: int, lease: int) -> bool:
     """Send a letter, and wait for the answer, not for ever."""
-    holder.hold = hold = holder.hold + 1
+    holder.last_id = request_id = holder.last_id + 1
     letter = b"dflockd renew %d %d" % (order_id, lease)
     answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    holder.letters[hold] = answer
+    holder.letters[request_id] = answer
     try:
-        placed = holder.session.enqueue(hold, LETTERS, 1, letter, timeout=0, ephemeral=True)
+        placed = holder.session.enqueue(request_id, LETTERS, 1, letter, timeout=0, ephemeral=True)
         if isinstance(placed, asyncio.Future):
             placed = await placed
         if placed.place is not Place.GRANTED:
@@ -187,9 +187,9 @@ async def _answered(holder: Holder, order_id: int, lease: int) -> bool:
     except TimeoutError:
         return False
     finally:
-        if holder.letters.pop(hold, None) is not None and not holder.over:
+        if holder.letters.pop(request_id, None) is not None and not holder.over:
             with contextlib.suppress(TenureError):
-                withdrawn = holder.session.withdraw(hold)
+                withdrawn = holder.session.withdraw(request_id)
                 if isinstance(withdrawn, asyncio.Future):
                     withdrawn.add_done_callback(_seen)
 

@@ -103,15 +103,15 @@ class Locks:
         salts = self._salts or self._make_salts()
         salt = salts.pop()
         seal = sealed(salt, key.name)
-        holder.hold = hold = holder.hold + 1
-        claim = Claim(key, holder, hold, lease, seal, salt)
+        holder.last_id = request_id = holder.last_id + 1
+        claim = Claim(key, holder, request_id, lease, seal, salt)
         wall = self._wall
         until = int((wall() + lease) * 1000)
         record = f"dflockd2 {seal} {lease} {until}".encode()  # a `Record`, faster
         mutex = key.limit == 1
         try:
             answer = holder.session.enqueue(
-                hold,
+                request_id,
                 key.stored,
                 EPHEMERAL_LIMIT if mutex else 1,
                 record,
@@ -121,7 +121,7 @@ class Locks:
         except TenureError as error:
             self._refused(claim, error)
             return claim
-        holder.claims[hold] = claim
+        holder.claims[request_id] = claim
         key.claims.add(claim)
         if type(answer) is Enqueued:
             place, order_id = answer
@@ -169,7 +169,7 @@ class Locks:
             doubtful = claim.holder.doubts(now) and place is _GRANTED
             if doubtful and order_id is not None:
                 self._placed(claim, Enqueued(Place.WAITING, None), now)
-                claim.holder.doubt(claim.hold, order_id)
+                claim.holder.doubt(claim.request_id, order_id)
             else:
                 self._placed(claim, answer.result(), now)
 
@@ -249,14 +249,14 @@ class Locks:
         key.claims.discard(claim)
         key.used_at = now
         holder = claim.holder
-        holder.claims.pop(claim.hold, None)
+        holder.claims.pop(claim.request_id, None)
         if holder.connection is None and not holder.claims and not holder.over:
             self.end(holder)
 
     def withdraw(self, claim: Claim) -> Answer[Withdrawn]:
         """Take it out of the store's queue; if the store fails, `sweep` tries again."""
         try:
-            answer = claim.holder.session.withdraw(claim.hold)
+            answer = claim.holder.session.withdraw(claim.request_id)
         except TenureError as error:
             self._left_in(claim, error)
             raise
@@ -290,7 +290,7 @@ class Locks:
         """
         until = int((self._wall() + lease) * 1000)
         data = Record(claim.seal, lease, until).to_bytes()
-        answer = claim.holder.session.alter(claim.hold, count=None, data=data)
+        answer = claim.holder.session.alter(claim.request_id, count=None, data=data)
         claim.lease = lease
         # Until its client gets the reply, a lease may be prolonged, but not be cut short.
         claim.deadline = now + lease if answer is None else max(claim.deadline, now + lease)

@@ -153,7 +153,7 @@ async def _take_over(
     locks.holders.add(holder)
     waiters = []
     for request in holder.found:
-        holder.hold = max(holder.hold, request.request_id)
+        holder.last_id = max(holder.last_id, request.request_id)
         name = key_of(request.name)
         record = None if name is None else Record.of(request.data, name)
         if request.granted and name and record is not None:
@@ -167,9 +167,9 @@ async def _take_over(
                 claim.deadline = locks.now() + record.lease
         else:
             waiters.append(request.request_id)
-    for hold in waiters:  # no client waits any more
+    for request_id in waiters:  # no client waits any more
         with contextlib.suppress(TenureError):  # then they leave with their session
-            answer = holder.session.withdraw(hold)
+            answer = holder.session.withdraw(request_id)
             if isinstance(answer, asyncio.Future):
                 await answer
     locks.context.log(logging.INFO, "took locks over", locks=len(holder.claims))
