@@ -48,7 +48,7 @@ _Work: TypeAlias = Callable[[ServerSession, Any], Coroutine[Any, Any, Struct]]
 
 
 def _check_data(session: ServerSession, data: bytes, name: str | None) -> None:
-    most = session.host.context.limits.data_bytes
+    most = session.context.limits.data_bytes
     if len(data) > most:
         raise LimitReached(
             f"this server takes at most {most} bytes of data (its limit data_bytes), not "
@@ -60,7 +60,7 @@ def _check_data(session: ServerSession, data: bytes, name: str | None) -> None:
 
 
 def _check_count(session: ServerSession, limit: str, count: int, name: str) -> None:
-    most = getattr(session.host.context.limits, limit)
+    most = getattr(session.context.limits, limit)
     if count >= most:
         raise Count(limit, most, "this session").reached(node=session.node, name=name)
 
@@ -82,7 +82,7 @@ def _enqueue(session: ServerSession, message: Enqueue) -> None:
                 name=name,
             )
         _check_count(session, "requests_per_session", len(requests), name)
-        session.host.context.counts.semaphores.join(
+        session.context.counts.semaphores.join(
             session.node, name, ephemeral=message.ephemeral, account=session.account
         )
     except TenureError as error:
@@ -201,7 +201,7 @@ def _done(rid: int, answer: Withdrawn | None) -> Done:
 async def _create(session: ServerSession, message: CreateSemaphore) -> Struct:
     name = message.name
     _check_data(session, message.data, name)
-    semaphores = session.host.context.counts.semaphores
+    semaphores = session.context.counts.semaphores
     async with semaphores.creating(session.node, name, session.account):
         await session.store.create_semaphore(
             name, message.limit, message.data, exist_ok=message.exist_ok
@@ -218,14 +218,14 @@ async def _update(session: ServerSession, message: UpdateSemaphore) -> Struct:
 async def _delete(session: ServerSession, message: DeleteSemaphore) -> Struct:
     deleting = session.store.delete_semaphore(message.name, force=message.force)
     if message.force:
-        connection, audit = session.connection, session.host.context.audit
+        connection, audit = session.connection, session.context.audit
         who = (None, None) if connection is None else (connection.identity, connection.peer)
         facts = {"node": session.node, "name": message.name, "session": session.store.id}
         with audit.action("semaphore deleted by force", *who, **facts):
             await deleting
     else:
         await deleting
-    session.host.context.counts.semaphores.deleted(session.node, message.name)
+    session.context.counts.semaphores.deleted(session.node, message.name)
     return Done(message.rid)
 
 
@@ -253,7 +253,7 @@ async def _described_in_store(
     found = await session.store.describe_semaphore(
         message.name, owners=message.owners, waiters=message.waiters
     )
-    return found, check_size(found, session.node, session.host.context.limits.output_bytes // 2)
+    return found, check_size(found, session.node, session.context.limits.output_bytes // 2)
 
 
 def _start(work: _Work, session: ServerSession, message: Any) -> None:

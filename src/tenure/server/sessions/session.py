@@ -113,6 +113,7 @@ class ServerSession:
         window: its recovery window, in seconds.
 
     Attributes:
+        host, context: the registry, and the server's context.
         program: whose it is (`Hello.program`).
         account: of the identity that attached it.
         born: the rid of the `Attach` that began it, if it is new.
@@ -143,6 +144,7 @@ class ServerSession:
         "came_at",
         "channel",
         "connection",
+        "context",
         "elsewhere_until",
         "error",
         "former",
@@ -166,7 +168,7 @@ class ServerSession:
     def __init__(
         self, host: SessionHost, program: bytes, account: Account, message: Attach, window: float
     ) -> None:
-        context = host.context
+        context = self.context = host.context
         self.host = host
         self.program = program
         self.account = account
@@ -267,7 +269,7 @@ class ServerSession:
 
     def failed(self, rid: int, error: BaseException) -> Failed:
         """Return the answer for an operation that has failed, and log what the log should have."""
-        log = self.host.context.log
+        log = self.context.log
         if not isinstance(error, TenureError):
             log(logging.ERROR, "the store failed", node=self.node, error=repr(error))
         elif isinstance(error, LimitReached):
