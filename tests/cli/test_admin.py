@@ -81,7 +81,7 @@ def test_an_evicted_waiter_is_told_as_well(tenure: Tenure) -> None:
     [
         (["evict", "nightly"], 78, "missing argument 'TOKEN'"),
         (["evict", "nightly", "first"], 78, "'first' is not a whole number"),
-        (["evict", "gpu", "7"], 73, "no owner or waiter 7; nobody holds it or waits"),
+        (["evict", "gpu", "7"], 73, "no owner or waiter 7; it has no holder and no waiter"),
         (["evict", "gpu", str(2**64)], 73, "no owner or waiter"),
         (["evict", "gpo", "7"], 73, "did you mean 'gpu'?"),
         (["evict", "gpu", "7", "--node", "/defualt"], 73, "did you mean /default?"),

@@ -118,7 +118,7 @@ def test_a_mistyped_file_is_not_made(tenure: Tenure) -> None:
         (["describe", "gpu"], "there is no 'gpu' on /default, but on /billing (--node)"),
         (["describe", "gpu", "--node", "/biling"], "no node /biling (did you mean /billing?)"),
         (["ls", "/biling"], "there is no node /biling (did you mean /billing?)"),
-        (["describe", "zzz"], "there is no 'zzz' on /default; a mutex is there only while"),
+        (["describe", "zzz"], "there is no 'zzz' on /default; a mutex exists only while"),
     ],
 )
 def test_a_mistyped_name_gets_the_near_ones(

@@ -82,8 +82,8 @@ async def test_a_loss_says_what_is_lost_where_and_why_and_what_to_do(world: Worl
         cause = SessionExpired("over")
         loss = lost_error(lease._request, "the session is over", cause)
         assert str(loss) == (
-            "the lease of 'm' on /default is lost: the session is over; stop what it protects, "
-            "somebody else may hold it already"
+            "the lease of 'm' on /default is lost: the session is over; stop what it protects: "
+            "another program may hold it already"
         )
         assert (loss.node, loss.name, loss.fencing_token) == ("/default", "m", lease.fencing_token)
         assert loss.__cause__ is cause

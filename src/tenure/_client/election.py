@@ -1,4 +1,4 @@
-"""An election: one leader at a time, whom every client can observe. It needs no set-up.
+"""An election: one leader at a time, which every client can observe. It needs no set-up.
 
 In the model it is a lasting semaphore of limit 1, created when missing: the candidates are its
 requests, the leader its owner, the leader's data the owner's.

@@ -68,7 +68,7 @@ def lost_error(request: LosableRequest, reason: str, cause: BaseException | None
     """Return the loss of a lease, with its reason and, if that is the session's end, its cause."""
     error = LeaseLost(
         f"the lease of {request.name!r} on {request.node} is lost: {reason}; "
-        "stop what it protects, somebody else may hold it already",
+        "stop what it protects: another program may hold it already",
         node=request.node,
         name=request.name,
         fencing_token=request.order_id,

@@ -1,6 +1,6 @@
 """`tenure session` and `tenure evict`: looking at sessions, and ending what others hold.
 
-Whoever ends something is told what it was, so that a wrong number is noticed at once.
+The commands say what they have ended, so that a wrong number is noticed at once.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def evict(name: str, order_id: int, node: str, *, as_json: bool) -> None:
             raise Mistake(
                 Status.REFUSED,
                 f"{name!r} on {node} has no owner or waiter {order_id}; "
-                + (f"there are: {there}" if there else "nobody holds it or waits for it"),
+                + (f"there are: {there}" if there else "it has no holder and no waiter"),
             )
 
     gone = run_async(work())

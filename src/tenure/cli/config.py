@@ -102,11 +102,11 @@ async def _refuse(client: tenure.Client, node: str, name: str) -> None:
 def set_value(
     name: str, value: str | None, file: BinaryIO | None, node: str, *, as_json: bool
 ) -> None:
-    """Publish a value as NAME; who watches it is told.
+    """Publish a value as NAME; its watchers are notified.
 
     VALUE is the value itself, or '-' for the standard input. With --json it is checked, and
     written in the way of tenure.recipes.SharedConfig, so that equal values are equal bytes and wake
-    nobody.
+    no watcher.
     """
     data = _given(value, file)
     if as_json:

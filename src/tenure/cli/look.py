@@ -151,7 +151,7 @@ async def _describe(name: str, node: str) -> Semaphore:
 def _show_semaphore(each: Semaphore, node: str) -> None:
     say(f"{safe(each.name)}  {kind(each)} on {node}", style="bold blue")
     waiting = len(each.waiters)
-    say(f"{held(each)}, {waiting or 'nobody'} waiting")
+    say(f"{held(each)}, {waiting or 'none'} waiting")
     if each.data:
         say(f"data: {shown_data(each.data, 200)}")
     if each.owners:

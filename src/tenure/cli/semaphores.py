@@ -30,7 +30,7 @@ __all__ = ["sem"]
 def sem() -> None:
     """Manage lasting semaphores.
 
-    Mutexes need none of this: they are there while somebody holds them or waits.
+    Mutexes need none of this: they exist while they have a holder or a waiter.
     """
 
 

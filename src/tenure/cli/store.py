@@ -129,7 +129,7 @@ async def _suggest(
     there_is_none = f"there is no {error.name!r} on {node}{hint}"
     if lasting:
         return f"{there_is_none}; 'tenure sem create' creates it"
-    return f"{there_is_none}; a mutex is there only while somebody holds it or waits for it"
+    return f"{there_is_none}; a mutex exists only while it has a holder or a waiter"
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

@@ -55,7 +55,7 @@ def watch(name: str, node: str, limit: int | None, *, once: bool, as_json: bool)
     a change of their number alone is no new state.
 
     With --json each state is one object on a line of its own. Ends with --count, with Ctrl-C
-    (exit code 130), or when nobody reads its output any more.
+    (exit code 130), or when its output has no reader any more.
     """
     if once:
         limit = 1

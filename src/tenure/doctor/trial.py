@@ -41,7 +41,7 @@ def try_out(url: str) -> Iterator[Finding]:
                 "failure",
                 "trial",
                 f"no answer within {PATIENCE:g} s",
-                "somebody keeps others from writing: see the writers above, or run this again"
+                "another program blocks all writes: see the writers above, or run this again"
                 if url.partition(":")[0].lower() == "sqlite"
                 else "the server does not answer, or something on the way there keeps silent",
             )

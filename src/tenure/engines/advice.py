@@ -1,4 +1,4 @@
-"""What to do where a connection could not be made: the end of the message, for people."""
+"""Advice for a connection that could not be made: the end of the message, for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ANOTHER_NAME = frozenset({62, 64})
 
 
 def on_connecting(error: BaseException | None, plain: str) -> str:
-    """What to do about it, with the semicolon before it; nothing where there is no saying.
+    """Return the advice, with a semicolon before it; empty if there is none.
 
     Args:
         error: what the system has said.
@@ -21,7 +21,7 @@ def on_connecting(error: BaseException | None, plain: str) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _ANOTHER_NAME:
             return "; use a name that is in it, or say which one is: ?tls_server_name=NAME"
-        return "; name who vouches for it: ?tls_ca=FILE"
+        return "; name the authority that has signed it: ?tls_ca=FILE"
     if isinstance(error, ssl.SSLError):
         return f"; if it does not speak TLS, write {plain}://"
     if isinstance(error, socket.gaierror):

@@ -6,7 +6,7 @@ Rules that hold for every engine:
   whether or not anyone awaited their answers.
 * **Answers.** What can be answered at once is answered at once: an operation of type
   `Answer[T]` returns the value itself, or else a future of it, best a `Prompt`. Cancelling that
-  future means only that nobody wants the answer any more; the operation goes on.
+  future means only that the answer is not wanted any more; the operation goes on.
 * **Errors** are those of `tenure.errors`. An operation raises at once or through its future.
   An operation that an engine has taken is carried out, through reconnects if need be, or
   fails with `SessionExpired` when the session is over. `EngineUnavailable` comes only from

@@ -2,7 +2,7 @@
 
 One key, ``prefix:name``, set by the first client and kept alive by refreshing it. The original
 never looks whether the key is still its own; this one compares the contents, in a script, before
-it refreshes or deletes. That needs contents that nobody else has, which is the default.
+it refreshes or deletes. That needs contents of its own, which is the default.
 
 Rules:
 
@@ -13,7 +13,7 @@ Rules:
   and comes late, a deletion above all, cannot mean it. Where they were given, acquisitions wait for
   that. They come one after another, so that the undoing of one cannot take another's key.
 * redis-py may send a command once more when the answer was lost. So an acquisition that finds its
-  own contents has succeeded; if they were given, they may be those of somebody else.
+  own contents has succeeded; if they were given, they may be those of another program.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Histories(Sessions):
 
     # Semaphores
 
-    @precondition(Sessions.somebody)
+    @precondition(Sessions.has_session)
     @rule(
         who=ANY,
         what=st.sampled_from(
@@ -111,7 +111,7 @@ class Histories(Sessions):
 
         self._both(change)
 
-    @precondition(Sessions.somebody)
+    @precondition(Sessions.has_session)
     @rule(who=ANY, name=NAMES, owners=st.booleans(), waiters=st.booleans())
     def describe(self, who: int, name: str, owners: bool, waiters: bool) -> None:
         session = self._session(who)
@@ -127,7 +127,7 @@ class Histories(Sessions):
 
     # Requests
 
-    @precondition(Sessions.somebody)
+    @precondition(Sessions.has_session)
     @rule(who=ANY, name=NAMES, as_named=AS_NAMED, count=COUNTS, data=DATA, timeout=TIMEOUTS)
     def enqueue(
         self,
@@ -153,12 +153,12 @@ class Histories(Sessions):
         if sent:
             self._note(session, sent[0], sent[1])
 
-    @precondition(Sessions.somebody)
+    @precondition(Sessions.has_session)
     @rule(who=ANY, timeout=TIMEOUTS)
     def lock(self, who: int, timeout: float | None) -> None:
         self.enqueue(who=who, name="m", as_named=True, count=WHOLE, data=b"", timeout=timeout)
 
-    @precondition(Sessions.somebody)
+    @precondition(Sessions.has_session)
     @rule(who=ANY, count=st.sampled_from([1, 1, 2]), timeout=TIMEOUTS)
     def acquire(self, who: int, count: int, timeout: float | None) -> None:
         self.enqueue(who=who, name="a", as_named=True, count=count, data=b"", timeout=timeout)
@@ -208,7 +208,7 @@ class Histories(Sessions):
 
         self._both(evict)
 
-    @precondition(Sessions.somebody)
+    @precondition(Sessions.has_session)
     @rule(
         who=ANY,
         name=NAMES,
@@ -253,7 +253,7 @@ class Histories(Sessions):
 
     # Watches
 
-    @precondition(lambda self: self.somebody() and len(self._watched) < WATCHES)
+    @precondition(lambda self: self.has_session() and len(self._watched) < WATCHES)
     @rule(who=ANY, name=NAMES, what=st.sampled_from([(True, True), (True, False), (False, True)]))
     def watch(self, who: int, name: str, what: tuple[bool, bool]) -> None:
         session = self._session(who)

@@ -113,7 +113,7 @@ class Sessions(RuleBasedStateMachine):
         """Return true if both engines have sessions that can be taken over."""
         return all(side.stage.capabilities.resume for side in self._sides)
 
-    def somebody(self) -> bool:
+    def has_session(self) -> bool:
         """Return true if there is a usable session."""
         return any(session.usable for session in self._attached)
 

@@ -35,7 +35,7 @@ def test_nothing_has_no_contradiction() -> None:
 def test_a_history_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="two requests of this history are called 'a'"):
         broken("0 p asks a\n 1 q asks a")
-    with pytest.raises(ValueError, match="nobody has asked for what is told of here: Leaves"):
+    with pytest.raises(ValueError, match="there is no request for this record: Leaves"):
         broken("0 a leaves")
 
 

@@ -62,8 +62,8 @@ def demo(history_file: Path | None) -> int:
     """See processes share locks and a leader.
 
     Starts real processes on a temporary SQLite file, records what each of them does, and checks
-    the record: nobody overlapped, fencing tokens rose, everybody was served in the order of
-    arrival. Exits with 70 if a check fails. Nothing is left behind.
+    the record: no two holders overlapped, fencing tokens rose, requests were granted in the
+    order of arrival. Exits with 70 if a check fails. Nothing is left behind.
     """
     return run_async(_play_until_ended(history_file))
 

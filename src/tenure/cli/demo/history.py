@@ -196,7 +196,7 @@ class History:
         busy = sum(bool(each.waiters) for each in looks)
         return Finding(
             bool(busy),
-            f"{name}: nobody overtook, nothing lay idle, in {busy} looks into a queue that waited",
+            f"{name}: in order, and never idle, in {busy} looks into a queue that waited",
         )
 
     def check_takeover(self, name: str) -> Finding:
@@ -208,7 +208,7 @@ class History:
                 gap = after[0].granted - kill.at
                 text = f"{name}: {after[0].who} took over from {kill.who} after its kill -9"
                 return Finding(True, text, gap)
-        return Finding(False, f"{name}: nobody took over from a killed leader")
+        return Finding(False, f"{name}: no process took over from a killed leader")
 
     def check_watchers(self, name: str, watchers: Iterable[str]) -> Finding:
         """Check that all watchers saw states in order, to the last; the figure is the delay."""
@@ -225,7 +225,7 @@ class History:
                 return Finding(False, f"{name}: {who} has seen {states}")
             delays += [each.at - when[each.data] for each in seen if each.data in when]
         if not delays:
-            return Finding(False, f"{name}: nobody has seen anything")
+            return Finding(False, f"{name}: no process has seen anything")
         text = (
             f"{name}: every watcher saw the last of {len(written)} states, none went back; median"
         )

@@ -47,7 +47,7 @@ __all__ = ["ADVICE", "ENDING", "Holder", "Job", "on_signals"]
 LEAD = 0.05
 """Seconds from the death of the command to the deadline of the lease."""
 
-ADVICE = "; stop what it protects, somebody else may hold it already"
+ADVICE = "; stop what it protects: another program may hold it already"
 """What a loss says to a program; here it has been done."""
 
 ENDING = (

@@ -3,7 +3,7 @@
 A command that is stopped from the keyboard, or because it may not use the terminal, stops
 `tenure run` as well, so that the shell gets its prompt back. Nothing renews the lease then: a
 suspended job loses its lock after the recovery window, and is killed. A command stopped by
-SIGSTOP was stopped on purpose by somebody; it keeps its lock.
+SIGSTOP was stopped on purpose; it keeps its lock.
 """
 
 from __future__ import annotations

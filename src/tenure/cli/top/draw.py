@@ -153,7 +153,7 @@ def _inside(snapshot: Snapshot, view: View, width: int, page: int) -> tuple[list
     each = snapshot.inside
     if each is None:
         title.append(f"  on {safe(node)}", style="not bold default")
-        return [title, Text("nobody holds it or waits for it", style="dim")], [Text()]
+        return [title, Text("it has no holder and no waiter", style="dim")], [Text()]
     title.append(f"  {kind(each)} on {safe(node)}", style="not bold default")
     data = f"  data: {shown_data(each.data, 200)}" if each.data else ""
     requests = [("owns", request) for request in each.owners]

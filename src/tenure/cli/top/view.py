@@ -144,7 +144,7 @@ class Keyboard:
     """Bytes from a terminal, as keys.
 
     An Escape that nothing follows is the key; as the beginning of a sequence it may arrive alone,
-    so that whoever reads asks again a moment later (`flush`).
+    so that the reader asks again a moment later (`flush`).
     """
 
     def __init__(self) -> None:

@@ -213,7 +213,7 @@ def _slow(address: RedisUrl) -> str:
 def _advice(address: RedisUrl, error: OSError) -> str:
     """Return advice about a failure, with a semicolon in front."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return "; name who vouches for it: ?tls_ca=FILE"
+        return "; name the authority that has signed it: ?tls_ca=FILE"
     if isinstance(error, ssl.SSLError):
         return "; if it does not speak TLS, write redis://"
     if isinstance(error, ConnectionResetError) and address.tls is None:

@@ -2,7 +2,7 @@
 
 `DistributedSemaphore` hands out permits, all that were asked for or none; `RedisBacking` has them
 where the original has, and `ClientBacking` on any of tenure's engines. There is no queue: of those
-that wait, whoever asks first after a release has it.
+the waiters, the first one to ask after a release has it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Permit i of a holder is the member ``<holder id>_<i>``, its score the milliseconds at which it was
 acquired or refreshed, by the clock of the program that did. A permit whose score is older than
-the caller's time to live is removed by whoever comes next.
+the caller's time to live is removed by the next caller.
 
 Scores are whole milliseconds, as the Node.js library writes them. redis-py may send a command
 again when its answer was lost. The second copy of an acquisition finds all its permits with its

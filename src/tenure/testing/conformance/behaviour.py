@@ -83,7 +83,7 @@ class Behaviour:
                 left = runner.run(perform())
             gc.collect()  # a future in a reference cycle reports its error when it is collected
         assert not left, f"closing the engines left something behind: {left}"
-        assert not unheard, f"errors that nobody was told of: {unheard}"
+        assert not unheard, f"errors that were not reported: {unheard}"
 
     def _skip_unless_possible(self, stage: Stage) -> None:
         for need in self.needs:

@@ -289,7 +289,7 @@ async def who_no_longer_wants_the_answer_does_not_stop_the_request(stage: Stage)
     async def joined() -> bool:
         return await stage.queue("m") == ([program.id], [])
 
-    await stage.until(joined, "a request is carried out although nobody wants its answer")
+    await stage.until(joined, "a request is carried out although its answer is not wanted")
 
     answer = program.send_withdrawal(request)
     if isinstance(answer, asyncio.Future):

@@ -156,10 +156,10 @@ async def a_cancelled_attach_leaves_no_session_behind(stage: Stage) -> None:
     for step in range(12):
         await attach(0.0005 * step, 0)
 
-    async def nobody() -> bool:
+    async def no_session() -> bool:
         return not await stage.eye.list_sessions(DEFAULT_NODE)
 
-    await stage.until(nobody, "no session is left of an attach that was cancelled")
+    await stage.until(no_session, "no session is left of an attach that was cancelled")
 
 
 # Takeover

@@ -58,7 +58,7 @@ def _unwritten(
     for record in shown:
         known = record.at + story.history.skew
         if isinstance(record.value, bytes) and written.get(record.value, inf) > known:
-            what = f"{observer} was shown what nobody had written to {place[1]!r}"
+            what = f"{observer} was shown what was never written to {place[1]!r}"
             yield Violation("observers", *place, what, (record,), (record,))
 
 
@@ -107,7 +107,7 @@ def _left_over(story: Story, place: Place, lives: list[Life], truth: Truth) -> I
             yield story.accuse("end", place, what, those, truth)
     if len(strangers) > nameless:
         ids = ", ".join(str(order_id) for order_id in strangers)
-        what = f"order id {ids}: in the queue of {place[1]!r}, and nobody has asked for it"
+        what = f"order id {ids}: in the queue of {place[1]!r}, without a request"
         yield Violation("end", *place, what, (truth,), (truth,))
 
 
@@ -125,7 +125,7 @@ def _ungranted(story: Story, place: Place, lives: list[Life], truth: Truth) -> I
     by_id = {life.order_id: life for life in lives if life.order_id is not None}
     owners = [by_id[order_id] for order_id in truth.owners if order_id in by_id]
     if truth.waiters and not truth.owners:
-        what = f"{len(truth.waiters)} wait for {place[1]!r} on {place[0]}, and nobody has it"
+        what = f"{len(truth.waiters)} wait for {place[1]!r} on {place[0]}, which is free"
         yield story.accuse("end", place, what, [], truth)
         return
     held = sum(life.least_count for life in owners)

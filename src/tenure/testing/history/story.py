@@ -277,7 +277,7 @@ class Story:
         try:
             return self.lives[record.request]
         except KeyError:
-            raise ValueError(f"nobody has asked for what is told of here: {record}") from None
+            raise ValueError(f"there is no request for this record: {record}") from None
 
     def _queued(self, record: Queued) -> None:
         life = self._life(record)

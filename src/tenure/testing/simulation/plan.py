@@ -137,8 +137,8 @@ class Fault:
     which: int = 0
 
     def __str__(self) -> str:
-        whom = "the store" if self.kind == "restart" else f"process {self.process}"
-        return f"{self.at:8.3f} s  {self.kind:8} {whom}, {self.length:.3g} s, choice {self.which}"
+        target = "the store" if self.kind == "restart" else f"process {self.process}"
+        return f"{self.at:8.3f} s  {self.kind:8} {target}, {self.length:.3g} s, choice {self.which}"
 
 
 @dataclass(frozen=True, slots=True)

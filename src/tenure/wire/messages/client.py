@@ -76,9 +76,9 @@ class Attach(ChannelRequest, array_like=True, tag=2, frozen=True):
 
     ``again``: go on with a session that this program has attached before, over a connection that
     is lost, perhaps through another server. The server that has the session moves it here from
-    the other connection, which may be half open, and asks nobody; otherwise it takes it over from
-    the store at once (as with `assume_dead`: it is the same program, and knows what it believes).
-    If another program has resumed the session since, the answer is `SessionExpired`.
+    the other connection, which may be half open, without a question. Otherwise it takes it over
+    from the store at once (as with `assume_dead`: it is the same program, and knows what it
+    believes). If another program has resumed the session since, the answer is `SessionExpired`.
 
     ``resume``: take over the session of another program, which had better not believe any more
     that it holds anything: the answer comes when that is certain, unless `assume_dead`. It is
