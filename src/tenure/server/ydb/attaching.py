@@ -21,7 +21,7 @@ from tenure.errors import AuthenticationFailed, InvalidArgument, SessionExpired,
 from tenure.identity import seen_from
 from tenure.server.limits import LimitReached
 from tenure.server.sessions.keys import check_new_key
-from tenure.server.ydb.messages import Status, status_of
+from tenure.server.ydb.messages import Refused, Status, status_of
 from tenure.server.ydb.paths import normalized
 
 if TYPE_CHECKING:
@@ -32,16 +32,7 @@ if TYPE_CHECKING:
     from tenure.server.ydb.registry import YdbSessionRegistry
     from tenure.server.ydb.returning import Client
 
-__all__ = ["AttachedSession", "AttachingStream", "Refused", "attach", "check_number", "node_at"]
-
-
-class Refused(Exception):
-    """The session cannot be attached: what to say."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-        self.text = text
+__all__ = ["AttachedSession", "AttachingStream", "attach", "check_number", "node_at"]
 
 
 class AttachingStream(SessionEvents, Protocol):

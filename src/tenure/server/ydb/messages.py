@@ -64,6 +64,7 @@ else:
     )
 
 __all__ = [
+    "Refused",
     "Request",
     "Response",
     "Status",
@@ -93,6 +94,15 @@ _STATUSES: tuple[tuple[type[TenureError], int], ...] = (
     (EngineUnavailable, Status.UNAVAILABLE),
     (Unsupported, Status.UNSUPPORTED),
 )
+
+
+class Refused(Exception):
+    """A call, or a session's start, is refused with this status of YDB."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
 
 
 def status_of(error: TenureError) -> int:

@@ -5,14 +5,16 @@ Each is answered with gRPC's OK and says in its operation how it went.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, TypeAlias
 
 from tenure.core import rules
 from tenure.engines.contract import Engine
 from tenure.errors import InvalidArgument, NodeNotFound, TenureError
 from tenure.model import Consistency, CountersMode, NodeConfig
 from tenure.server.reads import Reader
-from tenure.server.ydb.messages import Status, coordination, operation, scheme, status_of
+from tenure.server.ydb.messages import Refused, Status, coordination, operation, scheme, status_of
 from tenure.server.ydb.paths import Database
 
 __all__ = ["NodeCalls"]
@@ -22,13 +24,24 @@ _CONSISTENCY: tuple[Consistency, ...] = ("unset", "strict", "relaxed")
 _COUNTERS: tuple[CountersMode, ...] = ("unset", "aggregated", "detailed")
 
 
-class _Wrong(Exception):
-    """The call is refused: with which status, and why."""
+_Method: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
 
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-        self.text = text
+
+def _answered(method: _Method) -> _Method:
+    """Make the call's operation of a method's result, or of its error."""
+
+    @wraps(method)
+    async def answer(*args: Any) -> Any:
+        try:
+            return operation(Status.SUCCESS, result=await method(*args))
+        except Refused as refused:
+            return operation(refused.status, refused.text)
+        except NodeNotFound as error:
+            return operation(Status.SCHEME_ERROR, str(error))
+        except TenureError as error:
+            return operation(status_of(error), str(error))
+
+    return answer
 
 
 class NodeCalls:
@@ -40,91 +53,68 @@ class NodeCalls:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    @_answered
     async def create(self, request: Any, engine: Engine) -> Any:
-        async def work() -> Any:
-            path = self._path(request.path)
-            if not self._database.has(path):
-                text = f"a node's path is inside the database {self._database.path}: {path!r}"
-                raise _Wrong(Status.BAD_REQUEST, text)
-            node = self._node(path)
-            await engine.create_node(node, _config(request), exist_ok=True)
-            return operation(Status.SUCCESS)
+        path = self._path(request.path)
+        if not self._database.has(path):
+            text = f"a node's path is inside the database {self._database.path}: {path!r}"
+            raise Refused(Status.BAD_REQUEST, text)
+        await engine.create_node(self._node(path), _config(request), exist_ok=True)
 
-        return await _answered(work())
-
+    @_answered
     async def alter(self, request: Any, engine: Engine) -> Any:
-        async def work() -> Any:
-            node = self._node(self._path(request.path))
-            if not request.HasField("config"):
-                raise _Wrong(Status.GENERIC_ERROR, "the configuration is missing")
-            await engine.alter_node(node, _config(request))
-            return operation(Status.SUCCESS)
+        node = self._node(self._path(request.path))
+        if not request.HasField("config"):
+            raise Refused(Status.GENERIC_ERROR, "the configuration is missing")
+        await engine.alter_node(node, _config(request))
 
-        return await _answered(work())
-
+    @_answered
     async def drop(self, request: Any, engine: Engine) -> Any:
-        async def work() -> Any:
-            node = self._node(self._path(request.path))
-            try:
-                rules.check_droppable(node)
-            except InvalidArgument as error:
-                raise _Wrong(Status.PRECONDITION_FAILED, str(error)) from error
-            await engine.drop_node(node, force=False)
-            return operation(Status.SUCCESS)
+        node = self._node(self._path(request.path))
+        try:
+            rules.check_droppable(node)
+        except InvalidArgument as error:
+            raise Refused(Status.PRECONDITION_FAILED, str(error)) from error
+        await engine.drop_node(node, force=False)
 
-        return await _answered(work())
-
+    @_answered
     async def describe(self, request: Any, engine: Engine, reader: Reader) -> Any:
-        async def work() -> Any:
-            path = self._path(request.path)
-            node = self._node(path)
-            async with reader.lock, reader:
-                found = await engine.describe_node(node)
-            result = coordination.DescribeNodeResult()
-            entry = result.self
-            entry.name = path.rpartition("/")[2]
-            entry.owner = _OWNER
-            entry.type = scheme.Entry.COORDINATION_NODE
-            result.config.SetInParent()  # it is there, though all of it be zero
-            _fill(result.config, found.config)
-            return operation(Status.SUCCESS, result=result)
-
-        return await _answered(work())
+        path = self._path(request.path)
+        node = self._node(path)
+        async with reader.lock, reader:
+            found = await engine.describe_node(node)
+        result = coordination.DescribeNodeResult()
+        entry = result.self
+        entry.name = path.rpartition("/")[2]
+        entry.owner = _OWNER
+        entry.type = scheme.Entry.COORDINATION_NODE
+        result.config.SetInParent()  # it is there, though all of it be zero
+        _fill(result.config, found.config)
+        return result
 
     @staticmethod
     def _path(path: str) -> str:
         if "/" not in path or path.endswith("/"):
             text = f"a path has a '/' in it, and none at its end: {path!r}"
-            raise _Wrong(Status.BAD_REQUEST, text)
+            raise Refused(Status.BAD_REQUEST, text)
         return path
 
     def _node(self, path: str) -> str:
         node = self._database.node(path)
         if node is None:
             text = f"there is no {path!r} in the database {self._database.path}"
-            raise _Wrong(Status.SCHEME_ERROR, text)
+            raise Refused(Status.SCHEME_ERROR, text)
         try:
             rules.check_path(node)
         except InvalidArgument as error:
-            raise _Wrong(Status.SCHEME_ERROR, str(error)) from error
+            raise Refused(Status.SCHEME_ERROR, str(error)) from error
         return node
-
-
-async def _answered(work: Any) -> Any:
-    try:
-        return await work
-    except _Wrong as wrong:
-        return operation(wrong.status, wrong.text)
-    except NodeNotFound as error:
-        return operation(Status.SCHEME_ERROR, str(error))
-    except TenureError as error:
-        return operation(status_of(error), str(error))
 
 
 def _config(request: Any) -> NodeConfig:
     given = request.config
     if given.path:
-        raise _Wrong(Status.GENERIC_ERROR, "a configuration has no path of its own")
+        raise Refused(Status.GENERIC_ERROR, "a configuration has no path of its own")
     try:
         return NodeConfig(
             self_check_period=given.self_check_period_millis / 1000,
@@ -134,7 +124,7 @@ def _config(request: Any) -> NodeConfig:
             rate_limiter_counters_mode=_COUNTERS[given.rate_limiter_counters_mode],
         )
     except IndexError as error:
-        raise _Wrong(Status.BAD_REQUEST, "a mode that is not known here") from error
+        raise Refused(Status.BAD_REQUEST, "a mode that is not known here") from error
 
 
 def _fill(config: Any, found: NodeConfig) -> None:

@@ -18,11 +18,11 @@ from tenure.errors import SessionExpired, TenureError
 from tenure.model import Recovered
 from tenure.server.accept import peer_host
 from tenure.server.limits import LimitReached
-from tenure.server.ydb.attaching import Refused, attach, check_number, node_at
+from tenure.server.ydb.attaching import attach, check_number, node_at
 from tenure.server.ydb.calls import GrpcCall, GrpcError, decoded, frame
 from tenure.server.ydb.calls import Status as GrpcStatus
 from tenure.server.ydb.core import Conversation, Job
-from tenure.server.ydb.messages import Request, Status, failure, status_of
+from tenure.server.ydb.messages import Refused, Request, Status, failure, status_of
 from tenure.server.ydb.operations import CreateOperation, DeleteOperation, DescribeOperation
 from tenure.server.ydb.output import Output
 from tenure.server.ydb.pings import Pings, new_opaque
