@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.engines.sqlite import files, filesystems, folders
+from tenure.engines.sqlite import files, folders
 from tenure.engines.sqlite.url import SqliteUrl, parse
 from tenure.errors import AuthenticationFailed, EngineError, Unsupported
 from tenure.model import NodeConfig
@@ -524,21 +524,21 @@ def test_a_name_that_is_too_long_is_a_clear_error(tmp_path: Path) -> None:
 def test_a_file_system_that_other_machines_share_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(filesystems, "file_system", lambda _: kind)
+    monkeypatch.setattr(folders, "file_system", lambda _: kind)
     refused(f"sqlite:///{tmp_path}/store.db", Unsupported, "do not hold between machines")
     assert not (tmp_path / "store.db").exists()
 
 
 @pytest.mark.parametrize("kind", ["ext4", "tmpfs", "fuse.mergerfs", "fuseblk", "weed", ""])
 def test_others_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(filesystems, "file_system", lambda _: kind)
+    monkeypatch.setattr(folders, "file_system", lambda _: kind)
     files.prepare(parse(f"sqlite:///{tmp_path}/store.db"))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_the_kernel_tells_the_file_system() -> None:
-    assert filesystems.file_system("/proc") == "proc"
-    assert filesystems.file_system("/dev/shm") == "tmpfs"
+    assert folders.file_system("/proc") == "proc"
+    assert folders.file_system("/dev/shm") == "tmpfs"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from tenure.engines.sqlite.library import examine_library, has_wal_reset_bug
+from tenure.engines.sqlite.checkpoint import examine_library, has_wal_reset_bug
 
 
 @pytest.mark.parametrize(

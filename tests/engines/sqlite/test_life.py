@@ -71,7 +71,7 @@ def test_dead_is_whose_lock_can_be_taken(life: Life, tmp_path: Path) -> None:
     assert lives.is_dead(7)
     assert others.is_dead(7), "to look is not to take"
     lives.remove(7)
-    assert lives.is_missing(7)
+    assert not lives.is_alive(7)
     assert not lives.is_dead(7), "nobody is dead whose lock cannot be tried"
     lives.close()
     others.close()

@@ -6,14 +6,16 @@ and notifies the participants that the change concerns.
 
 The modules, from the bottom up:
 
-* ``url`` and ``files``: the location of the store, and the checks before it is trusted.
-* ``schema``: the tables, and the connections to them.
-* ``turn``: the lock that orders writers.
+* ``url``, ``files`` and ``folders``: where the store is, and the checks before it is trusted.
+* ``schema`` and ``checkpoint``: the tables, the connections to them, and SQLite's log.
 * ``life``: the liveness file and the heartbeats of each participant.
 * ``bell``: notification of other processes.
-* ``transaction``, ``requests``, ``sessions``, ``nodes`` and ``describe``: the SQL statements.
-* ``committer``: decides when, and on which thread, the statements run.
-* ``engine`` and ``session``: the engine contract.
+* ``transaction``: the lock that orders writers, and the transaction in it.
+* ``over``, ``requests``, ``nodes``, ``takeover``, ``sessions`` and ``describe``: the rules, as SQL
+  statements. They use a connection only through their transaction.
+* ``committer`` and ``store``: decide when, and on which thread, the statements run.
+* ``watches``, ``news`` and ``monitor``: tell sessions of changes, and look after their waiters.
+* ``engine``, ``session`` and ``pages``: the engine contract.
 * ``doctor``: examines a store that may be broken.
 * ``backup``, ``restore`` and ``quarantine``: copy a store, restore it, and delay its first grants.
 """

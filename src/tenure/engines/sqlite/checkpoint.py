@@ -27,16 +27,20 @@ import random
 import sqlite3
 import threading
 
+from tenure.engines.contract import Finding
 from tenure.engines.sqlite import schema
 from tenure.engines.sqlite.forking import Guard
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import TenureError
 
-__all__ = ["Checkpointer"]
+__all__ = ["Checkpointer", "examine_library", "has_wal_reset_bug"]
 
 _EVERY = 500
 """Commits of one engine between two checkpoints. Each engine starts counting at a random point, so
 that programs that commit only a few times also run their share."""
+
+_CORRECTED = {(3, 44): 6, (3, 50): 7}
+"""First patch release with the correction, of the branches before 3.51 that have one."""
 
 
 class Checkpointer:
@@ -83,3 +87,27 @@ class Checkpointer:
         """Wait for a running checkpoint to end."""
         if self._thread is not None:
             self._thread.join()
+
+
+def has_wal_reset_bug(version: tuple[int, int, int]) -> bool:
+    """Return whether a release of SQLite has the WAL-reset bug."""
+    major, minor, patch = version
+    corrected = _CORRECTED.get((major, minor))
+    if corrected is not None:
+        return patch < corrected
+    return (3, 7, 0) <= version < (3, 51, 3)
+
+
+def examine_library() -> Finding:
+    """Describe the library, with a warning where other programs' checkpoints can do harm."""
+    version = sqlite3.sqlite_version
+    if not has_wal_reset_bug(sqlite3.sqlite_version_info):
+        return Finding("ok", "checkpoints", f"SQLite {version} does not have the WAL-reset bug")
+    return Finding(
+        "warning",
+        "checkpoints",
+        f"SQLite {version} has the WAL-reset bug (3.7.0 to 3.51.2). tenure's checkpoints exclude "
+        "it. A checkpoint by another program that opens this file, such as a shell or a backup "
+        "tool, can still damage the database",
+        "let no other program open the file, or upgrade to SQLite 3.51.3, 3.50.7, 3.44.6 or newer",
+    )

@@ -22,24 +22,17 @@ from tenure.model import (
 __all__ = ["node", "node_list", "semaphore", "semaphore_list", "semaphore_names", "session_list"]
 
 
-_OWNERS = """
+_QUEUE = """
 SELECT r.session, r.order_id, r.count, r.data, r.joined_at, r.granted_at, r.deadline,
     s.recovery_window, s.description, p.pid, s.participant, s.slot, s.contact
-FROM requests AS r
+FROM requests AS r {index}
 JOIN sessions AS s ON s.id = r.session
 LEFT JOIN participants AS p ON p.id = s.participant
-WHERE r.node = ? AND r.name = ? AND r.granted_at IS NOT NULL
+WHERE r.node = ? AND r.name = ? AND r.granted_at {granted}
 ORDER BY r.order_id
 """
-_WAITERS = """
-SELECT r.session, r.order_id, r.count, r.data, r.joined_at, r.granted_at, r.deadline,
-    s.recovery_window, s.description, p.pid, s.participant, s.slot, s.contact
-FROM requests AS r INDEXED BY waiting
-JOIN sessions AS s ON s.id = r.session
-LEFT JOIN participants AS p ON p.id = s.participant
-WHERE r.node = ? AND r.name = ? AND r.granted_at IS NULL
-ORDER BY r.order_id
-"""
+_OWNERS = _QUEUE.format(index="", granted="IS NOT NULL")
+_WAITERS = _QUEUE.format(index="INDEXED BY waiting", granted="IS NULL")
 
 
 def node(tx: Transaction, number: int, path: str) -> NodeDescription:
@@ -109,18 +102,17 @@ def semaphore(
         limit,
         held,
         level is None,
-        _requests(tx, where, owning=True) if owners else (),
-        _requests(tx, where, owning=False) if waiters else (),
+        _requests(tx, _OWNERS, where) if owners else (),
+        _requests(tx, _WAITERS, where) if waiters else (),
         waiting,
     )
 
 
 def _requests(
-    tx: Transaction, where: tuple[int, str], *, owning: bool
+    tx: Transaction, statement: str, where: tuple[int, str]
 ) -> tuple[RequestDescription, ...]:
-    rows = tx.execute(_OWNERS if owning else _WAITERS, where).fetchall()
     host = os.uname().nodename
-    return tuple(_request(tx, host, *row) for row in rows)
+    return tuple(_request(tx, host, *row) for row in tx.execute(statement, where).fetchall())
 
 
 def _request(

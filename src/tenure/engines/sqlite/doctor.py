@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from tenure.clock import SystemClock
 from tenure.engines.contract import Finding, Level
 from tenure.engines.sqlite import quarantine, schema
+from tenure.engines.sqlite.checkpoint import examine_library
 from tenure.engines.sqlite.files import (
     check_trusted,
     check_usable,
@@ -33,10 +34,8 @@ from tenure.engines.sqlite.files import (
     no_folder,
     system_error,
 )
-from tenure.engines.sqlite.filesystems import check_file_system, file_system
-from tenure.engines.sqlite.folders import check_folders, user
-from tenure.engines.sqlite.library import examine_library
-from tenure.engines.sqlite.life import boot_id
+from tenure.engines.sqlite.folders import check_file_system, check_folders, file_system, user
+from tenure.engines.sqlite.life import Lives, boot_id, is_stopped
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import TenureError
 
@@ -58,10 +57,8 @@ def examine(address: SqliteUrl) -> Iterator[Finding]:
     yield examine_library()
     folder = os.path.dirname(address.path)
     there = os.path.lexists(address.path)
-    refused = False
-    for finding in _file(address, there=there):
-        refused = refused or finding.level == "failure"
-        yield finding
+    file = _file(address, there=there)
+    yield file
     standing = folder
     while not os.path.isdir(standing):
         standing = os.path.dirname(standing)
@@ -69,7 +66,7 @@ def examine(address: SqliteUrl) -> Iterator[Finding]:
     yield from _space(standing)
     yield from _trials(standing, os.path.dirname(folder))
     yield _sockets(address)
-    if there and not refused:
+    if there and file.level == "ok":
         yield from _contents(address)
         yield _turn(address)
 
@@ -83,12 +80,11 @@ def _refused(what: str, error: TenureError | OSError, remedy: str = "") -> Findi
 # The file and its folder
 
 
-def _file(address: SqliteUrl, *, there: bool) -> Iterator[Finding]:
+def _file(address: SqliteUrl, *, there: bool) -> Finding:
     path = address.path
     if not there:
         found = f"{path} is not there yet; the first use makes it"
-        yield Finding("ok", "file", found, absent=True)
-        return
+        return Finding("ok", "file", found, absent=True)
     try:
         with system_error(f"cannot use {path}"):
             status = os.lstat(path)
@@ -99,9 +95,8 @@ def _file(address: SqliteUrl, *, there: bool) -> Iterator[Finding]:
             check_trusted(path, status, address)
             check_usable(path)
     except TenureError as error:
-        yield _refused("file", error)
-        return
-    yield Finding("ok", "file", about)
+        return _refused("file", error)
+    return Finding("ok", "file", about)
 
 
 def _folder(folder: str, standing: str, address: SqliteUrl) -> Iterator[Finding]:
@@ -320,14 +315,14 @@ def _epoch(boot: str, last: int) -> Finding:
 
 def _participants(connection: sqlite3.Connection, address: SqliteUrl) -> Finding:
     """List the participants whose liveness files are locked, which means that they are alive."""
-    alive, dead, frozen = [], 0, []
-    for number, pid in connection.execute("SELECT id, pid FROM participants ORDER BY id"):
-        if not _lives(os.path.join(address.path + ".tenure", f"{number}.live")):
-            dead += 1
-            continue
-        alive.append(pid)
-        if _is_stopped(pid):
-            frozen.append(pid)
+    alive, dead = [], 0
+    with contextlib.closing(Lives(address.path + ".tenure")) as lives:
+        for number, pid in connection.execute("SELECT id, pid FROM participants ORDER BY id"):
+            if lives.is_alive(number):
+                alive.append(pid)
+            else:
+                dead += 1
+    frozen = [pid for pid in alive if is_stopped(pid)]
     gone = f"; {dead} dead, which the next one clears away" if dead else ""
     used = f"by pid {_listed(alive)}" if alive else "by nobody else"
     if frozen:
@@ -343,28 +338,6 @@ def _participants(connection: sqlite3.Connection, address: SqliteUrl) -> Finding
 
 def _listed(pids: list[int]) -> str:
     return ", ".join(map(str, pids[:10])) + (f" and {len(pids) - 10} more" if pids[10:] else "")
-
-
-def _lives(path: str) -> bool:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in {b"T", b"t"}
-    except (OSError, IndexError):
-        return False
 
 
 def _turn(address: SqliteUrl) -> Finding:
@@ -396,7 +369,7 @@ def _turn(address: SqliteUrl) -> Finding:
     if len(holders) > 1:
         return Finding("warning", "writers", f"are busy all the time: pid {_listed([*holders])}")
     (pid,) = holders
-    if _is_stopped(pid):
+    if is_stopped(pid):
         remedy = f"nothing is granted until it goes on (kill -CONT {pid}) or ends (kill -9 {pid})"
         return Finding("failure", "writers", f"pid {pid} was stopped in its turn", remedy)
     return Finding(

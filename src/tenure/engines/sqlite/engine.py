@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 from tenure.clock import Clock
@@ -247,13 +246,13 @@ class SqliteEngine(EngineDefaults):
         if session is not None and self._open:
             session.abandon()
 
-    def acknowledge(self, former: Attachment, then: Callable[[], None] | None = None) -> None:
+    def acknowledge(self, former: Attachment, note: Callable[[Any], None] | None = None) -> None:
         """Confirm to the store, soon, that an attachment that was taken over has ended here."""
-        self.store.loop.call_soon(self._acknowledge, former, then)
+        self.store.loop.call_soon(self._acknowledge, former, note)
 
-    def _acknowledge(self, former: Attachment, then: Callable[[], None] | None) -> None:
+    def _acknowledge(self, former: Attachment, note: Callable[[Any], None] | None) -> None:
         with contextlib.suppress(TenureError):  # then its silence ends the wait
-            self.do_unasked(takeover.acknowledge, former, then=then)
+            self.do_unasked(takeover.acknowledge, former, note=note)
 
     async def _registered(self) -> Store:
         """Return the store, after registering this engine as a participant."""
@@ -276,21 +275,16 @@ class SqliteEngine(EngineDefaults):
                 log.warning("%s", quarantine.describe(self._address.path, left))
 
     def do_unasked(
-        self, work: Callable[..., Any], *args: Any, then: Callable[[], None] | None = None
+        self, work: Callable[..., Any], *args: Any, note: Callable[[Any], None] | None = None
     ) -> asyncio.Future[Any] | None:
         """Run an operation in the background; return a future if it was deferred.
 
-        `then` is called after it has succeeded. A closed engine does nothing.
+        `note` is that of the committer. A closed engine does nothing.
         """
         if not self._open:
             return None
-        answer = self.store.committer.do(work, *args)
-        if isinstance(answer, asyncio.Future):
-            answer.add_done_callback(partial(_ignore, then))
-            return answer
-        if then is not None:
-            then()
-        return None
+        answer = self.store.committer.do(work, *args, note=note)
+        return answer if isinstance(answer, asyncio.Future) else None
 
     # Reading
 
@@ -390,8 +384,3 @@ def _described(
 ) -> SemaphoreDescription:
     check_alive(tx, me, path)
     return describe.semaphore(tx, node, path, name, owners, waiters)
-
-
-def _ignore(then: Callable[[], None] | None, answer: asyncio.Future[Any]) -> None:
-    if not answer.cancelled() and answer.exception() is None and then is not None:
-        then()

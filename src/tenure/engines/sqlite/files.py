@@ -30,8 +30,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tenure.engines.sqlite.filesystems import check_file_system, is_mount_point
-from tenure.engines.sqlite.folders import check_folders, user
+from tenure.engines.sqlite.folders import check_file_system, check_folders, is_mount_point, user
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import AuthenticationFailed, EngineError, TenureError
 

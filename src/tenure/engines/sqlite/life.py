@@ -30,7 +30,7 @@ import time
 from collections import OrderedDict
 from pathlib import Path
 
-__all__ = ["Life", "Lives", "boot_id", "started"]
+__all__ = ["Life", "Lives", "boot_id", "is_stopped", "started"]
 
 _CHUNK = mmap.ALLOCATIONGRANULARITY
 _SLOTS = _CHUNK // 8
@@ -67,9 +67,19 @@ def started(pid: int) -> str:
 
     Process ids are reused; together with the start time they identify one process.
     """
+    return _status(pid, 19)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal, or traced."""
+    return _status(pid, 0) in {"T", "t"}
+
+
+def _status(pid: int, field: int) -> str:
+    """Return a field of ``/proc/PID/stat`` after the name; empty if it cannot be read."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[19].decode("ascii")
+            return file.read().rpartition(b")")[2].split()[field].decode("ascii")
     except (OSError, IndexError):
         return ""
 
@@ -198,9 +208,9 @@ class Lives:
         self.forget(participant)  # and with it the lock just taken
         return True
 
-    def is_missing(self, participant: int) -> bool:
-        """Return whether a participant has no liveness file."""
-        return self._file(participant) is None
+    def is_alive(self, participant: int) -> bool:
+        """Return whether a participant lives, as far as its liveness file shows."""
+        return self._file(participant) is not None and not self.is_dead(participant)
 
     def last_beat(self, participant: int, slot: int, now: float) -> float:
         """Return when a session was last renewed; `now` was read before the call."""

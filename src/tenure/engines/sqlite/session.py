@@ -69,11 +69,11 @@ class _Engine(Protocol):
     def forget(self, session: SqliteSession, /) -> None: ...
 
     def acknowledge(
-        self, former: Attachment, then: Callable[[], None] | None = None, /
+        self, former: Attachment, note: Callable[[bool | None], None] | None = None, /
     ) -> None: ...
 
     def do_unasked(
-        self, work: Callable[..., Any], *args: Any, then: Callable[[], None] | None = None
+        self, work: Callable[..., bool], *args: Any, note: Callable[[bool | None], None]
     ) -> object: ...
 
     async def describe(
@@ -197,7 +197,7 @@ class SqliteSession(SessionDefaults):
         if self.over:
             return
         self._end(rules.taken_over(self.path))
-        self._engine.acknowledge(self.me, self._free_slot)
+        self._engine.acknowledge(self.me, self._left)
 
     def stop(self, error: TenureError) -> None:
         """The engine is being closed."""
@@ -212,7 +212,7 @@ class SqliteSession(SessionDefaults):
             return
         self._forget()
         self._life.stop_beating(self.slot)  # if the store fails, other participants end it
-        await self._leave(self._do(sessions.close, self.me))
+        await self._leave(sessions.close, self.me)
 
     async def detach(self) -> None:
         if self.over:
@@ -220,18 +220,16 @@ class SqliteSession(SessionDefaults):
         self.beat()  # its last contact is now
         contact = self.last_beat
         self._forget()
-        await self._leave(self._do(sessions.detach, self.me, contact))
+        await self._leave(sessions.detach, self.me, contact)
 
-    async def _leave(self, answer: Answer[Any]) -> None:
+    async def _leave(self, work: Callable[..., bool], *args: Any) -> None:
         """Wait until the store has done it. A cancelled caller does not stop that."""
+        answer = self._do(work, *args, note=self._left)
         if isinstance(answer, asyncio.Future):
-            answer.add_done_callback(self._left)
-            await self._engine.wait(asyncio.shield(answer))
-        else:
-            self._free_slot()
+            await asyncio.shield(answer)
 
-    def _left(self, answer: asyncio.Future[Any]) -> None:
-        if not answer.cancelled() and answer.exception() is None:
+    def _left(self, done: bool | None) -> None:
+        if done:
             self._free_slot()
 
     def abandon(self) -> None:
@@ -247,9 +245,9 @@ class SqliteSession(SessionDefaults):
             self._life.stop_beating(self.slot)
         with contextlib.suppress(TenureError):  # other participants end it, when it is silent
             if self.known is None:
-                self._engine.do_unasked(sessions.close, self.me, then=self._free_slot)
+                self._engine.do_unasked(sessions.close, self.me, note=self._left)
             else:
-                self._engine.do_unasked(sessions.detach, self.me, contact, then=self._free_slot)
+                self._engine.do_unasked(sessions.detach, self.me, contact, note=self._left)
 
     def end(self, why: str) -> None:
         """The store says that it is over."""

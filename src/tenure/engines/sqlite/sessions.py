@@ -164,7 +164,7 @@ def new_boot(tx: Transaction, boot: str) -> None:
     quarantine.begin(tx)
     participants = {number for (number,) in tx.execute("SELECT id FROM participants").fetchall()}
     for participant in participants:
-        if not tx.lives.is_missing(participant) and not tx.lives.is_dead(participant):
+        if tx.lives.is_alive(participant):
             raise EngineError(
                 f"{tx.place.path} is in use by a program under another kernel, or with a clock of "
                 "its own (a virtual machine, a sandbox, a time namespace); only programs that "
@@ -206,7 +206,7 @@ def is_reopened(tx: Transaction) -> bool:
 def _living(tx: Transaction) -> bool:
     """Return whether any participant lives, as far as that can be seen."""
     return any(
-        not tx.lives.is_missing(number) and not tx.lives.is_dead(number)
+        tx.lives.is_alive(number)
         for (number,) in tx.execute("SELECT id FROM participants").fetchall()
     )
 
@@ -262,20 +262,17 @@ def attach(tx: Transaction, how: Attach, slot: int) -> AttachedRow:
     return AttachedRow(tx.last_session_id, node, 1, how.recovery_window)
 
 
-def detach(tx: Transaction, me: Attachment, contact: float) -> None:
-    """The session is on its own from now on, unless another attachment has it."""
-    if is_current(tx, me):
-        _detach(tx, me[0], contact)
-    else:
-        acknowledge(tx, me)
+def detach(tx: Transaction, me: Attachment, contact: float) -> bool:
+    """Leave a session on its own, unless another attachment has it; true, as for `acknowledge`."""
+    if not is_current(tx, me):
+        return acknowledge(tx, me)
+    _detach(tx, me[0], contact)
+    return True
 
 
-def close(tx: Transaction, me: Attachment) -> None:
-    """End a session, unless another attachment has it."""
-    if is_current(tx, me):
-        end(tx, me[0], None, None)
-    else:
-        acknowledge(tx, me)
+def close(tx: Transaction, me: Attachment) -> bool:
+    """End a session, unless another attachment has it; true, as for `acknowledge`."""
+    return end(tx, me[0], None, None) if is_current(tx, me) else acknowledge(tx, me)
 
 
 def end(tx: Transaction, session: int, node: int | None, why: str | None) -> bool:

@@ -101,14 +101,18 @@ def take_over(tx: Transaction, how: Attach, slot: int) -> AttachedRow:
     return AttachedRow(number, node, attach_number + 1, window)
 
 
-def acknowledge(tx: Transaction, me: Attachment) -> None:
-    """Record that the program of a former attachment considers nothing held any more."""
+def acknowledge(tx: Transaction, me: Attachment) -> bool:
+    """Record that the program of a former attachment considers nothing held any more.
+
+    Returns true, so that its caller is told of a success.
+    """
     session, attach_number = me
     tx.execute(
         "DELETE FROM news WHERE participant = ? AND kind = ? AND session = ? AND hold <= ?",
         (tx.participant, TAKEN_OVER, session, attach_number),
     )
     _tell_successor(tx, session)
+    return True
 
 
 def tell_of_the_gone(tx: Transaction, participant: int) -> None:
