@@ -97,4 +97,4 @@ async def test_a_proof_comes_while_the_loop_stands_still(store: str) -> None:
         await asyncio.sleep(0)
         await engine.aclose()
         names = {each.name for each in threading.enumerate()}
-        assert "tenure-sideline" not in names
+        assert "tenure-native-heartbeat" not in names

@@ -16,9 +16,9 @@ from tenure.engines.native.arguments import plain_name, plain_path
 from tenure.engines.native.attaching import attach
 from tenure.engines.native.calls import Call, ConnectionGone
 from tenure.engines.native.dial import Dial, dialler
+from tenure.engines.native.heartbeat import NativeHeartbeat
 from tenure.engines.native.link import Link
 from tenure.engines.native.session import STORE_LOST, NativeSession
-from tenure.engines.native.sideline import Sideline
 from tenure.engines.native.url import NativeUrl
 from tenure.errors import EngineError, EngineUnavailable, SemaphoreNotFound, TenureError
 from tenure.model import (
@@ -58,7 +58,7 @@ class NativeEngine(EngineDefaults):
         self._address = address
         self._dial = dial
         self._link: Link | None = None
-        self._sideline: Sideline | None = None
+        self._heartbeat: NativeHeartbeat | None = None
 
     async def open(self) -> None:
         address = self._address
@@ -71,7 +71,7 @@ class NativeEngine(EngineDefaults):
         self._link = link
         self.capabilities = link.connection.welcome.abilities.model()
         if self._dial is None:
-            self._sideline = Sideline(address, tls, self.clock, program)
+            self._heartbeat = NativeHeartbeat(address, tls, self.clock, program)
 
     async def aclose(self) -> None:
         link, self._link = self._link, None
@@ -80,8 +80,8 @@ class NativeEngine(EngineDefaults):
         try:
             await self._close_sessions(link)
         finally:
-            if self._sideline is not None:
-                await self._sideline.aclose()
+            if self._heartbeat is not None:
+                await self._heartbeat.aclose()
             await link.aclose()
 
     async def _close_sessions(self, link: Link) -> None:
@@ -117,7 +117,7 @@ class NativeEngine(EngineDefaults):
         rules.check_window(how.recovery_window, how.node)
         rules.check_description(how.description, how.node)
         rules.check_key(how.key, how.node)
-        session = NativeSession(link, self._sideline, how, events)
+        session = NativeSession(link, self._heartbeat, how, events)
         await attach(link, session)
         return session
 

@@ -33,6 +33,7 @@ from tenure.core import rules
 from tenure.engines.contract import Attach, Enqueued, Place, SessionDefaults, SessionEvents
 from tenure.engines.native.asking import Asking
 from tenure.engines.native.calls import Call, ConnectionGone
+from tenure.engines.native.heartbeat import NativeHeartbeat
 from tenure.engines.native.operations import Operations
 from tenure.engines.native.proofs import Proofs
 from tenure.engines.native.reconcile import OWNED, REFUSED, REMOVALS, Holds, reconcile
@@ -44,7 +45,6 @@ from tenure.wire.errors import from_wire
 if TYPE_CHECKING:
     from tenure.engines.native.connection import Connection
     from tenure.engines.native.link import Link
-    from tenure.engines.native.sideline import Sideline
 
 __all__ = ["STORE_LOST", "NativeSession"]
 
@@ -68,7 +68,7 @@ class NativeSession(Asking, SessionDefaults):
     """
 
     def __init__(
-        self, link: Link, sideline: Sideline | None, how: Attach, events: SessionEvents
+        self, link: Link, heartbeat: NativeHeartbeat | None, how: Attach, events: SessionEvents
     ) -> None:
         self.id = 0
         self.attach_number = 0
@@ -86,7 +86,7 @@ class NativeSession(Asking, SessionDefaults):
         self._how = how
         self._events = events
         self._link = link
-        self._sideline = sideline
+        self._heartbeat = heartbeat
         self._loop = link.loop
         self._thread = threading.get_ident()
         self._now = link.clock.now
@@ -265,8 +265,8 @@ class NativeSession(Asking, SessionDefaults):
             return
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._renew)
-        if self._sideline is not None and not self._over:
-            self._sideline.renew(self)
+        if self._heartbeat is not None and not self._over:
+            self._heartbeat.renew(self)
 
     def _renew(self) -> None:
         connection = self._connection
@@ -281,7 +281,7 @@ class NativeSession(Asking, SessionDefaults):
             self._events.proven(at)
 
     def proven_aside(self, at: float) -> None:
-        """The same, by an answer to the sideline. From its thread."""
+        """Note a proof that came on the heartbeat thread."""
         if not self._over:
             self._prove(at)
 

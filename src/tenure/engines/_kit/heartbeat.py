@@ -1,0 +1,174 @@
+"""Heartbeat thread: renews sessions over connections of its own while the event loop is stuck.
+
+Rules:
+
+* The first renewal starts the thread. A caller leaves its session in a table and never blocks.
+* A renewal that fails proves nothing, and the next one tries again on a new connection.
+* The connections are closed when no renewal was asked for during `IDLE` seconds.
+* Closing interrupts what the thread reads. It does not wait long for what cannot be interrupted,
+  such as the lookup of a name; the thread is a daemon and ends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, Generic, TypeVar
+
+from tenure.background import BackgroundThread, Failures
+
+__all__ = ["HeartbeatThread"]
+
+S = TypeVar("S")
+
+_log = logging.getLogger("tenure")
+
+IDLE = 10.0
+"""Seconds for which connections stay open without a renewal."""
+
+_LONGEST_CLOSE = 4.0
+"""Seconds that `aclose` waits for the thread, at the most."""
+
+
+class HeartbeatThread(ABC, Generic[S]):
+    """The heartbeat thread of one engine, which is open on the running loop.
+
+    Args:
+        name: of the thread.
+        now: the clock.
+        failures: logs unexpected errors.
+
+    Attributes:
+        expected: errors of `renew_now` that may happen with any store.
+    """
+
+    expected: ClassVar[tuple[type[Exception], ...]] = (OSError,)
+
+    def __init__(self, name: str, now: Callable[[], float], failures: Failures) -> None:
+        self._now = now
+        self._failures = failures
+        self._loop = asyncio.get_running_loop()
+        self._thread = BackgroundThread(name, self._run)
+        self._ended = asyncio.Event()
+        self._look = threading.Condition()  # guards the rest
+        self._wanted: dict[S, float] = {}
+        self._connections: list[socket.socket] = []
+        self._closing = False
+
+    def renew(self, session: S) -> None:
+        """Renew a session soon. Called on any thread; never blocks."""
+        with self._look:
+            if self._closing:
+                return
+            self._wanted[session] = self._now()
+            with self._failures.contained():  # the next renewal tries again
+                self._thread.start()
+            self._look.notify()
+
+    async def aclose(self) -> None:
+        """End the thread. Safe to call twice."""
+        with self._look:
+            self._closing = True
+            self._look.notify_all()
+            for each in self._connections:
+                try:
+                    each.shutdown(socket.SHUT_RDWR)
+                except OSError as error:
+                    _log.debug("a connection of the heartbeat thread: %s", error)
+        if self._thread.alive:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LONGEST_CLOSE):
+                    await self._ended.wait()
+                self._thread.join()
+
+    # In the thread
+
+    @abstractmethod
+    def renew_now(self, wanted: dict[S, float]) -> None:
+        """Renew sessions; the values are the times at which that was asked for."""
+
+    @abstractmethod
+    def disconnect(self) -> None:
+        """Drop all connections. Safe to call twice."""
+
+    def connect(
+        self,
+        place: str | tuple[str, int],
+        timeout: float,
+        tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
+    ) -> socket.socket:
+        """Open a connection that `aclose` interrupts.
+
+        Args:
+            place: the path of a Unix socket, or host and port.
+            timeout: seconds that each call of the connection may take.
+            tls: wraps the connection.
+            server_name: that the certificate must have.
+
+        Raises:
+            OSError: it failed, or the engine is being closed.
+        """
+        if isinstance(place, str):
+            connection = socket.socket(socket.AF_UNIX)
+        else:
+            connection = socket.create_connection(place, timeout)
+        try:
+            connection.settimeout(timeout)
+            if isinstance(place, str):
+                connection.connect(place)
+            if tls is not None:
+                connection = tls.wrap_socket(connection, server_hostname=server_name)
+            with self._look:
+                if self._closing:
+                    raise ConnectionAbortedError("the engine is being closed")
+                self._connections.append(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def drop(self, connection: socket.socket) -> None:
+        """Close a connection."""
+        with self._look:
+            self._connections.remove(connection)
+        connection.close()
+
+    def wait_until_closing(self, seconds: float) -> bool:
+        """Wait; return true, at once, when the engine is being closed."""
+        with self._look:
+            return self._look.wait_for(lambda: self._closing, seconds)
+
+    def _run(self) -> None:
+        try:
+            while wanted := self._next():
+                try:
+                    self.renew_now(wanted)
+                except self.expected as error:
+                    _log.debug("a heartbeat failed: %s", error)
+                    self.disconnect()
+                except Exception as error:
+                    self._failures.report(error)
+                    self.disconnect()
+        finally:
+            self.disconnect()
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._ended.set)
+
+    def _next(self) -> dict[S, float]:
+        """Wait for sessions to renew; there are none when the engine is being closed."""
+        with self._look:
+            if not self._look.wait_for(self._has_work, IDLE):
+                self.disconnect()
+                self._look.wait_for(self._has_work)
+            wanted, self._wanted = self._wanted, {}
+            return {} if self._closing else wanted
+
+    def _has_work(self) -> bool:
+        return self._closing or bool(self._wanted)
