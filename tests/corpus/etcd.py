@@ -11,6 +11,7 @@ import pytest
 import tenure
 from tenure.engines.etcd import semaphores, transactions, wire
 from tenure.engines.etcd.answers import WatchEvent
+from tenure.engines.etcd.attachment import Attachment
 from tenure.engines.etcd.request import EtcdRequest
 from tenure.engines.etcd.session import EtcdSession
 from tenure.engines.etcd.waiting import Waiting
@@ -25,15 +26,15 @@ __all__ = [
 ]
 
 
-def numbered_by_the_hour(self: Waiting, request: EtcdRequest) -> int:
+def numbered_by_the_hour(self: Attachment, request: EtcdRequest) -> int:
     """An order id."""
-    return int(self._engine.clock.wall() // 3600)
+    return int(self.engine.clock.wall() // 3600)
 
 
 def grant_the_last(self: Waiting, request: EtcdRequest) -> None:
     """Tell the last of those who wait that it owns."""
     assert isinstance(self._session, EtcdSession)
-    requests = self._session.requests._requests
+    requests = self._session.requests
     waiting = [each for each in requests.values() if not (each.owns or each.gone)]
     if waiting:
         last = waiting[-1]

@@ -16,6 +16,7 @@ from tenure.core.deadlines import Deadlines
 from tenure.core.node import StoredRequest, StoredSemaphore, StoredSession
 from tenure.core.store import Store
 from tenure.engines.etcd import semaphores as semaphores_of_etcd
+from tenure.engines.etcd.attachment import Attachment as AttachmentOfEtcd
 from tenure.engines.etcd.waiting import Waiting as WaitingOfEtcd
 from tenure.engines.sqlite import nodes, over, requests, sessions
 from tenure.engines.sqlite.transaction import ENDED, Transaction
@@ -47,7 +48,7 @@ async def a_waiter_learns_that_its_session_is_over(scene: Scene) -> None:
         # By the hour, so that no slow machine makes them rise.
         "": replacing(rules, "next_order_id", lambda last, seen, wall: int(wall // 3600)),
         "redis": in_lua("math.max(order + 1, now)", "math.floor(now / 3.6e9)"),
-        "etcd": replacing(WaitingOfEtcd, "order_id", etcd.numbered_by_the_hour),
+        "etcd": replacing(AttachmentOfEtcd, "order_id", etcd.numbered_by_the_hour),
     },
     not_on={"dflockd": "it has one node; tests/corpus/lines.py asks the rest"},
     shows=("none", ("tokens rise",)),

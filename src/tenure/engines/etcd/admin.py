@@ -290,7 +290,7 @@ async def evict(engine: EtcdCluster, path: str, name: str, order_id: int) -> boo
             (wire.created_at(entry.key, entry.created),),
             (
                 wire.delete(entry.key),
-                wire.delete(found.request_data + entry.key[len(found.requests) :]),
+                wire.delete(found.data_of(entry.key)),
                 note(session, entry, EVICTED),
             ),
         )

@@ -12,7 +12,7 @@ from tenure.clock import Clock
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.keys import Keys, Name
 from tenure.engines.etcd.late import LateWaiters
-from tenure.engines.etcd.members import Lost, Members, Refused, failure
+from tenure.engines.etcd.members import Lost, Members, Refused, failure, pauses
 from tenure.engines.etcd.renewing import Renewable, Renewer, Rounds
 from tenure.engines.etcd.request import EtcdRequest
 from tenure.engines.etcd.url import EtcdUrl
@@ -24,7 +24,6 @@ __all__ = ["EtcdAttempts", "EtcdCluster", "no_node", "not_found"]
 T = TypeVar("T")
 _log = logging.getLogger("tenure")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 _NAMES = 4096
 """The number of names that are remembered, with what is prepared for them."""
 
@@ -48,9 +47,11 @@ class EtcdCluster:
     Attributes:
         keys: where everything lies.
         base: what is added to a create revision to make an order id.
-        revision: the highest that a member has reported.
         sessions: those that are attached.
         local: the requests of all sessions here, by their keys.
+        names: the keys of semaphores, by node and name.
+        members: of the cluster.
+        tasks: those that `aclose` waits for.
         patience: seconds after which an unanswered call is sent to another member, at the most.
     """
 
@@ -62,43 +63,40 @@ class EtcdCluster:
         self.clock = clock
         self.keys = Keys(address.prefix)
         self.base = 0
-        self.revision = 0
         self.patience = address.timeout
         self.address = address
         self.sessions: set[EndableSession] = set()
         self.local: dict[bytes, EtcdRequest] = {}
         self.late = LateWaiters(self.keys, clock, self.local, self.txn, self.patience)
-        self._members = Members(address) if members is None else members
+        self.members = Members(address) if members is None else members
         self._thread = 0
-        self._names: dict[tuple[str, str], Name] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.names: dict[tuple[str, str], Name] = {}
+        self.tasks: set[asyncio.Task[Any]] = set()
 
     def _open_services(self) -> None:
         """Open what is shared, on the running loop."""
         self.loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._members.open()
-        self._rounds = Rounds(self._members, self.clock, self.spawn)
+        self.members.open()
+        self._rounds = Rounds(self.members, self.clock, self.spawn)
         self._renewer = Renewer(self.address, self.clock, self.loop)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Begin a task that `aclose` waits for."""
         task = self.loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
         return task
 
     # Asking
 
     async def txn(self, request: bytes, timeout: float) -> answers.Answer:
         """Send a transaction. Raises `Lost`, `Refused`, `AuthenticationFailed`."""
-        answer = answers.read_answer(await self._members.call(wire.TXN, request, timeout))
-        self.revision = max(self.revision, answer.revision)
-        return answer
+        return answers.read_answer(await self.members.call(wire.TXN, request, timeout))
 
     async def call(self, method: str, request: bytes, timeout: float) -> bytes:
         """Call the current member. Raises `Lost`, `Refused`, `AuthenticationFailed`."""
-        return await self._members.call(method, request, timeout)
+        return await self.members.call(method, request, timeout)
 
     def reader(self, node: str | None) -> EtcdAttempts:
         """Return a reader that repeats its calls until the engine's patience is over."""
@@ -117,13 +115,12 @@ class EtcdCluster:
 
     async def _repeat(self, call: Callable[[], Awaitable[object]], within: float) -> None:
         """Call until there is an answer, or the time is over."""
-        until, pause = self.clock.now() + within, _FIRST_PAUSE
+        until, pause = self.clock.now() + within, pauses()
         while self.clock.now() < until:
             try:
                 await call()
             except Lost:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                await asyncio.sleep(next(pause))
             else:
                 return
 
@@ -138,12 +135,12 @@ class EtcdCluster:
 
     async def keep_alive(self, session: Renewable) -> None:
         """Keep a lease alive, for a caller that leaves it or takes it over. Raises `Lost`."""
-        turn = self._members.turn
+        turn = self.members.turn
         try:
             async with asyncio.timeout(session.patience):
                 await self._rounds.keep_alive(turn, [session])
         except (Lost, TimeoutError) as error:
-            self._members.leave(turn, str(error) or "a lease was not renewed in time")
+            self.members.leave(turn, str(error) or "a lease was not renewed in time")
             raise Lost(str(error)) from error
 
     async def revoke(self, number: int, within: float) -> None:
@@ -157,11 +154,11 @@ class EtcdCluster:
 
     def name(self, path: str, name: str) -> Name:
         """The keys of a semaphore."""
-        found = self._names.get((path, name))
+        found = self.names.get((path, name))
         if found is None:
-            if len(self._names) >= _NAMES:
-                del self._names[next(iter(self._names))]
-            found = self._names[path, name] = self.keys.name(path, name)
+            if len(self.names) >= _NAMES:
+                del self.names[next(iter(self.names))]
+            found = self.names[path, name] = self.keys.name(path, name)
         return found
 
 
@@ -177,7 +174,7 @@ class EtcdAttempts:
         self._node = node
         self._within = within
         self._until = engine.clock.now() + within
-        self._pause = _FIRST_PAUSE
+        self._pauses = pauses()
 
     async def read(self, *parts: bytes) -> answers.Answer:
         """Read at one revision of a majority. Raises `Refused`, `EngineError`."""
@@ -196,10 +193,10 @@ class EtcdAttempts:
 
     async def again(self, lost: Lost) -> None:
         """Wait a moment; raises `EngineError` if it has taken too long."""
-        if self._engine.clock.now() + self._pause >= self._until:
+        pause = next(self._pauses)
+        if self._engine.clock.now() + pause >= self._until:
             raise self.error(lost) from lost
-        await asyncio.sleep(self._pause)
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        await asyncio.sleep(pause)
 
     def error(self, lost: Lost) -> TenureError:
         """Make the error for calls that have taken too long."""

@@ -16,7 +16,7 @@ from tenure.engines.contract import Attach, EngineDefaults, Finding, SessionEven
 from tenure.engines.etcd import admin, answers, attaching, wire
 from tenure.engines.etcd.cluster import EtcdCluster
 from tenure.engines.etcd.keys import config_text
-from tenure.engines.etcd.members import Lost, Members, Refused, failure
+from tenure.engines.etcd.members import Lost, Members, Refused, failure, pauses
 from tenure.engines.etcd.session import EtcdSession
 from tenure.engines.etcd.url import EtcdUrl
 from tenure.engines.etcd.watch_cache import WatchCaches
@@ -38,7 +38,6 @@ _log = logging.getLogger("tenure")
 
 _LEAVING = 2.0
 """Seconds that closing waits for the cluster."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 _OLDEST = (3, 4)
 
 
@@ -78,19 +77,19 @@ class EtcdEngine(EtcdCluster, EngineDefaults):
             return
         self._closing = None
         self._open_services()
-        self.watching = Watching(self._members, self.keys.base, self.patience, self._up, self._down)
-        self._members.moved = self.watching.moved
+        self.watching = Watching(self.members, self.keys.base, self.patience, self._up, self._down)
+        self.members.moved = self.watching.moved
         try:
             await self._greet()
         except BaseException:
-            await self._members.aclose()
+            await self.members.aclose()
             raise
         self._is_open = True
         self.watching.open()
 
     async def _greet(self) -> None:
         """Find a member that answers, and make sure that the base and the default node exist."""
-        address, pause = self.address, _FIRST_PAUSE
+        address, attempts = self.address, pauses()
         hello = wire.txn(
             (wire.exists(self.keys.base), wire.exists(self.keys.node(DEFAULT_NODE))),
             (wire.get(wire.range_(self.keys.base)),),
@@ -110,10 +109,11 @@ class EtcdEngine(EtcdCluster, EngineDefaults):
             left = max(until - self.clock.now(), 0.1)
             within = min(left, self.patience)
             try:
-                version = answers.read_string(await self._members.call(wire.STATUS, b"", within), 2)
+                version = answers.read_string(await self.members.call(wire.STATUS, b"", within), 2)
                 self._check_version(version)
                 answer = await self.txn(hello, within)
             except Lost as lost:
+                pause = next(attempts)
                 if self.clock.now() + pause >= until:
                     raise EngineUnavailable(
                         f"{self.url} could not be reached within {address.connect_timeout:g} s: "
@@ -121,7 +121,6 @@ class EtcdEngine(EtcdCluster, EngineDefaults):
                         "'tenure doctor' asks each"
                     ) from lost
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
             except Refused as refused:
                 raise failure(self.url, refused) from refused
             else:
@@ -156,7 +155,7 @@ class EtcdEngine(EtcdCluster, EngineDefaults):
                     await asyncio.wait(late)
                     raise EngineError(
                         f"{self.url} was closed while it could not be reached "
-                        f"({self._members.trouble or 'no answer'}); its sessions end with their "
+                        f"({self.members.trouble or 'no answer'}); its sessions end with their "
                         "windows"
                     )
                 for task in done:
@@ -167,15 +166,15 @@ class EtcdEngine(EtcdCluster, EngineDefaults):
             await self._finish(cancel=bool(late))
             await self.watching.aclose()
             await self._renewer.aclose()
-            await self._members.aclose()
+            await self.members.aclose()
 
     async def _finish(self, *, cancel: bool) -> None:
         """Wait for what is under way; not for long."""
-        while self._tasks:
+        while self.tasks:
             if cancel:
-                for task in self._tasks:
+                for task in self.tasks:
                     task.cancel()
-            await asyncio.wait(list(self._tasks), timeout=_LEAVING)
+            await asyncio.wait(list(self.tasks), timeout=_LEAVING)
             cancel = True
 
     def check_open(self) -> None:
@@ -196,9 +195,9 @@ class EtcdEngine(EtcdCluster, EngineDefaults):
             session.contact(False, cause)
 
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
-        if not self._is_open or self.watching.is_up or not self._members.trouble:
+        if not self._is_open or self.watching.is_up or not self.members.trouble:
             return None
-        return EngineUnavailable(self._members.trouble)
+        return EngineUnavailable(self.members.trouble)
 
     # The contract
 

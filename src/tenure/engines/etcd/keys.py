@@ -41,6 +41,7 @@ __all__ = [
     "config",
     "config_text",
     "entries",
+    "has_room",
     "limit_of",
     "limit_value",
     "name_in",
@@ -63,25 +64,6 @@ class Name:
             whenever something relies on it. ``None`` where it is not known, or ephemeral.
     """
 
-    __slots__ = (
-        "absent",
-        "all",
-        "data",
-        "drop_data",
-        "empty",
-        "first_request",
-        "get_limit",
-        "head",
-        "lasting",
-        "limit",
-        "name",
-        "newest_two",
-        "path",
-        "queue",
-        "request_data",
-        "requests",
-    )
-
     def __init__(self, prefix: str, path: str, name: str) -> None:
         where = f"{_node(path)}/{quote(name, safe='')}"
         self.path = path
@@ -102,6 +84,10 @@ class Name:
         self.head = wire.get(wire.range_(self.requests, end, limit=1, oldest_first=True))
         self.newest_two = wire.get(wire.range_(self.requests, end, limit=2, newest_first=True))
         self.queue = wire.get(wire.range_(self.requests, end, oldest_first=True))
+
+    def data_of(self, request: bytes) -> bytes:
+        """The key of the data of a request, by the request's own key."""
+        return self.request_data + request[len(self.requests) :]
 
 
 class Keys:
@@ -173,29 +159,13 @@ class Record:
 
     def value(self) -> bytes:
         """As it is stored."""
-        return json.dumps(
-            {
-                "token": self.token,
-                "attached": self.attached,
-                "window": self.window,
-                "description": self.description,
-                "liveness": self.liveness,
-                "key": self.key.hex(),
-            }
-        ).encode()
+        return json.dumps({**asdict(self), "key": self.key.hex()}).encode()
 
     @staticmethod
     def read(value: bytes) -> Record:
         """As it was stored."""
         found = json.loads(value)
-        return Record(
-            found["token"],
-            found["attached"],
-            found["window"],
-            found["description"],
-            found["liveness"],
-            bytes.fromhex(found["key"]),
-        )
+        return Record(**{**found, "key": bytes.fromhex(found["key"])})
 
 
 # Nodes
@@ -306,6 +276,13 @@ def number_owning(queue: Sequence[Entry], limit: int) -> int:
         held += entry.count
         whole = entry.count == limit
     return len(queue)
+
+
+def has_room(queue: Sequence[Entry], count: int, limit: int) -> bool:
+    """Return true if a request for so many would own, behind this queue."""
+    held = sum(each.count for each in queue)
+    whole = any(each.count == limit for each in queue)
+    return number_owning(queue, limit) == len(queue) and fits(held, whole, count, limit)
 
 
 def note(session_key: bytes, entry: Entry, why: bytes = DELETED) -> bytes:

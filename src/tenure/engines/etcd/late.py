@@ -120,7 +120,7 @@ class LateWaiters:
         compares = tuple(wire.modified_at(each.key, each.modified) for each in (late, *before))
         gone = (
             wire.delete(late.key),
-            wire.delete(name.request_data + late.key[len(name.requests) :]),
+            wire.delete(name.data_of(late.key)),
         )
         tell = note(self._keys.session(name.path, late.session), late, TIMED_OUT)
         try:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.calls import CallFailed, Code, StreamCall
@@ -22,7 +22,7 @@ from tenure.engines.etcd.channel import Channel, Metadata
 from tenure.engines.etcd.url import EtcdUrl
 from tenure.errors import AuthenticationFailed, EngineError, InvalidArgument, TenureError
 
-__all__ = ["Lost", "Members", "Refused", "failure", "trouble_of"]
+__all__ = ["Lost", "Members", "Refused", "failure", "pauses", "trouble_of"]
 
 _MAY_PASS = frozenset(
     {
@@ -35,6 +35,7 @@ _MAY_PASS = frozenset(
     }
 )
 
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 
 _NONE = "none"
 """In the place of a token, where there are no accounts: old members refuse any token then."""
@@ -112,6 +113,14 @@ def trouble_of(failed: CallFailed) -> Exception:
     if code in _MAY_PASS or "too many requests" in reason:
         return Lost(reason)
     return Refused(code, reason)
+
+
+def pauses() -> Iterator[float]:
+    """Seconds to wait after each attempt that was not answered."""
+    pause = _FIRST_PAUSE
+    while True:
+        yield pause
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def secrets_of(address: EtcdUrl) -> ssl.SSLContext | None:

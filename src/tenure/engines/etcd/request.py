@@ -1,12 +1,13 @@
-"""One request of a session: its state, and which module changes it.
+"""State of one request of a session.
 
-`waiting` sets `created`, concludes that it owns, and has its watch and its poll. `requests`
-has its timer, and sets `gone`. `count` and `data` change when etcd has confirmed the change.
+`requests` sets `created` and `gone`, and has the timer. `waiting` concludes that the request owns,
+and has its watch and its poll. `count` and `data` change when etcd has confirmed the change.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tenure.engines.etcd.keys import Name
@@ -23,81 +24,54 @@ class Looker(Protocol):
         """Look at the queue of a request."""
 
 
+@dataclass(slots=True, eq=False)
 class EtcdRequest:
     """One request of a session.
 
     Attributes:
         waiting: of its session.
-        created: its create revision; 0 while it is asked for.
-        near: whether it was so near to the head when it joined that no time is to be lost.
-        followers: requests of this engine that wait for it to go.
-        left: etcd has said that it is out of its queue.
+        key: where it stands in its queue.
         timeout: seconds that it waits, as its value says.
-        late: looks whether another program's request before it is to be taken out.
+        limit: of its semaphore.
+        created: its create revision; 0 while it is asked for.
+        left: etcd has said that it is out of its queue.
+        near: whether it was so near to the head when it joined that no time is to be lost.
         perhaps_left: etcd was asked to take it out, and did not answer.
+        early: the reason for which it was taken out before its own answer came.
+        followers: requests of this engine that wait for it to go.
+        late: looks whether another program's request before it is to be taken out.
     """
 
-    __slots__ = (
-        "count",
-        "created",
-        "data",
-        "data_key",
-        "early",
-        "ephemeral",
-        "followers",
-        "gone",
-        "hold",
-        "key",
-        "late",
-        "left",
-        "limit",
-        "look_again",
-        "looking",
-        "marked",
-        "name",
-        "near",
-        "owns",
-        "perhaps_left",
-        "poll",
-        "timeout",
-        "timer",
-        "waiting",
-        "watch",
-        "watched",
-    )
+    waiting: Looker
+    hold: int
+    name: Name
+    key: bytes
+    count: int
+    data: bytes
+    ephemeral: bool
+    timeout: float | None
+    limit: int = EPHEMERAL_LIMIT
+    created: int = 0
+    owns: bool = False
+    gone: bool = False
+    left: bool = False
+    marked: bool = False
+    looking: bool = False
+    look_again: bool = False
+    near: bool = True
+    perhaps_left: bool = False
+    early: bytes | None = None
+    followers: list[EtcdRequest] = field(default_factory=list)
+    timer: asyncio.TimerHandle | None = None
+    late: asyncio.TimerHandle | None = None
+    poll: asyncio.TimerHandle | None = None
+    watch: EtcdWatch | None = None
+    watched: frozenset[bytes] = frozenset()
 
-    def __init__(
-        self,
-        waiting: Looker,
-        session: int,
-        hold: int,
-        name: Name,
-        count: int,
-        data: bytes,
-        ephemeral: bool,
-    ) -> None:
-        which = b"%016x-%016x" % (session, hold)
-        self.waiting = waiting
-        self.hold = hold
-        self.name = name
-        self.count = count
-        self.data = data
-        self.ephemeral = ephemeral
-        self.key = name.requests + which
-        self.data_key = name.request_data + which
-        self.limit = EPHEMERAL_LIMIT
-        self.created = 0
-        self.owns = self.gone = self.left = self.marked = self.looking = self.look_again = False
-        self.near = True
-        self.perhaps_left = False
-        self.followers: list[EtcdRequest] = []
-        self.early: bytes | None = None
-        self.timeout: float | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.late: asyncio.TimerHandle | None = None
-        self.poll: asyncio.TimerHandle | None = None
-        self.watch: EtcdWatch | None = None
-        self.watched: frozenset[bytes] = frozenset()
+    @property
+    def data_key(self) -> bytes:
+        """The key of its data."""
+        return self.name.data_of(self.key)
 
     @property
     def decided(self) -> bool:

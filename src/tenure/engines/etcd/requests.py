@@ -1,10 +1,15 @@
-"""The requests of one session, and their lives.
+"""The requests of one session: joining queues, and leaving them.
 
-A request is asked (its transaction is under way), waits, owns, or is gone. `waiting` joins a queue
-and finds out that a request owns; `transactions` builds the commands.
+A request is asked (its transaction is under way), waits, owns, or is gone. `waiting` finds out that
+a waiter owns; `transactions` builds the commands.
 
 Rules:
 
+* **One transaction joins.** If the queue is empty the request is put, and owns: nothing was read.
+  If not, a transaction inside the first one puts it and reads what stands before it. A request that
+  must not wait is put only if nothing is newer than the queue that was found to have room.
+* What the semaphore is, is remembered with its name, and compared: it is read only if it is another
+  one by now, or if the request does not fit what is remembered.
 * A request is in the table from when it is asked for until it is withdrawn, taken out, or gives up.
   One that leaves is gone for the program at once, and in `leaving` until etcd has confirmed it; if
   etcd refuses that, it is repeated, by the next withdrawal or after a while.
@@ -20,19 +25,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from tenure.core import rules
-from tenure.engines.contract import Answer, Enqueued, Place, Removal, Withdrawn
+from tenure.engines.contract import Answer, Enqueued, Place, Removal, SessionEvents, Withdrawn
+from tenure.engines.etcd import transactions, wire
 from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.attachment import Attachment
-from tenure.engines.etcd.keys import DELETED, EVICTED, TIMED_OUT, Name, Queue
+from tenure.engines.etcd.cluster import EtcdCluster
+from tenure.engines.etcd.keys import DELETED, EVICTED, TIMED_OUT, Entry, Record, entries, has_room
 from tenure.engines.etcd.request import EtcdRequest
-from tenure.engines.etcd.transactions import LARGE, Transactions
+from tenure.engines.etcd.transactions import LARGE
 from tenure.engines.etcd.waiting import Waiting, heard
-from tenure.errors import LeaseReleased, SessionExpired
-from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, Recovered, Unchanged
+from tenure.errors import SessionExpired
+from tenure.model import EPHEMERAL_LIMIT
 
 __all__ = ["EtcdRequests"]
 
@@ -49,142 +56,248 @@ _REFUSED = Enqueued(Place.REFUSED, None)
 _AGAIN = 2.0
 """Seconds until a request leaves once more, which was refused that."""
 
+_NEAR = 2
+"""Length of a queue up to which a new request is near the head, and must look without delay."""
 
-class EtcdRequests:
-    """All of one session's."""
+_ANY_HOLD, _LAST_HOLD = b"\xfftenure: a hold\xff", 2**64 - 1
+"""Stand-in for the number of a request in a prepared transaction, and as long."""
+_MOST_PREPARED = 4096
 
-    def __init__(self, session: Attachment) -> None:
-        self._session = session
-        self._engine = session.engine
-        self._requests: dict[int, EtcdRequest] = {}
+
+class EtcdRequests(Attachment):
+    """An attachment with its requests.
+
+    Attributes:
+        requests: those that have neither left nor been taken out, by their numbers.
+    """
+
+    def __init__(
+        self,
+        engine: EtcdCluster,
+        path: str,
+        number: int,
+        record: Record,
+        version: int,
+        events: SessionEvents,
+    ) -> None:
+        super().__init__(engine, path, number, record, version, events)
+        self.requests: dict[int, EtcdRequest] = {}
         self._leaving: dict[int, asyncio.Future[Withdrawn]] = {}
         self._left_in: dict[int, EtcdRequest] = {}  # of whose leaving etcd would not hear
-        self._transactions = Transactions(session)
-        self._waiting = Waiting(session, self._transactions, self.taken_out)
+        self._waiting = Waiting(self, self.taken_out)
+        self._prepared: dict[tuple[object, ...], bytes] = {}
+        self._prepared_for = 0
 
     # Joining
 
     def enqueue(
-        self, hold: int, name: Name, count: int, data: bytes, timeout: float | None, ephemeral: bool
-    ) -> asyncio.Future[Enqueued]:
-        request = EtcdRequest(self._waiting, self._session.id, hold, name, count, data, ephemeral)
-        request.timeout = timeout
-        self._requests[hold] = request
-        return self._session.turns.take(name.name, lambda: self._enqueue(request, timeout))
+        self,
+        request_id: int,
+        name: str,
+        count: int,
+        data: bytes,
+        *,
+        timeout: float | None,
+        ephemeral: bool,
+    ) -> Answer[Enqueued]:
+        if self.over or self.closing:
+            self.check_open()
+        if timeout is not None:
+            rules.check_timeout(timeout, self.path, name)
+        if data != b"":
+            rules.check_data(data, self.path, name)
+        known = self.engine.names.get((self.path, name)) if isinstance(name, str) else None
+        keys = known or self.name(name)
+        key = b"%s%016x-%016x" % (keys.requests, self.id, request_id)
+        request = EtcdRequest(
+            *(self._waiting, request_id, keys, key, count, data, ephemeral, timeout)
+        )
+        self.requests[request_id] = request
+        return self.operations.take(name, lambda: self._enqueue(request, timeout))
 
     async def _enqueue(self, request: EtcdRequest, timeout: float | None) -> Enqueued:
-        leaving = self._session.turns.leaves_next(request.name.name)
+        leaving = self.operations.leaves_next(request.name.name)
         placed: EtcdRequest | None = None
         try:
-            if leaving is not None and timeout != 0 and _may_relieve(request, leaving):
-                relieved, head = await self._waiting.relieve(request, leaving)
+            if leaving is not None and timeout != 0 and transactions.may_relieve(request, leaving):
+                relieved, head = await self._relieve(request, leaving)
                 if relieved:
                     placed = request
                     self._is_out(leaving, head, joined=request)
             if placed is None:
-                placed = await self._waiting.join(request, timeout == 0)
+                placed = await self._join(request, timeout == 0)
         except BaseException:
-            if self._requests.pop(request.hold, None) is not None and request.created:
+            if self.requests.pop(request.hold, None) is not None and request.created:
                 self._leave(request).add_done_callback(heard)  # there is no caller to withdraw it
             raise
         if placed is None:
-            self._requests.pop(request.hold, None)
+            self.requests.pop(request.hold, None)
             return _REFUSED
         if request.early is not None:
-            self._engine.loop.call_soon(self.taken_out, request.hold, request.early)
+            self.engine.loop.call_soon(self.taken_out, request.hold, request.early)
         if not request.owns and timeout is not None:
             self._set_timer(request, timeout)
-        return Enqueued(
-            Place.GRANTED if request.owns else Place.WAITING, self._waiting.order_id(request)
-        )
+        return Enqueued(Place.GRANTED if request.owns else Place.WAITING, self.order_id(request))
 
-    def look_at_all(self) -> None:
-        """Something may have been missed."""
-        for request in self._requests.values():
-            self._waiting.look_soon(request)
-
-    # Changing
-
-    def alter(
-        self, hold: int, count: int | None, data: bytes | None, timeout: float | Unchanged | None
-    ) -> asyncio.Future[None]:
-        request = self._requests.get(hold)
-        if request is None:
-            raise self._released()
-        return self._session.turns.take(
-            request.name.name, lambda: self._alter(request, count, data, timeout)
-        )
-
-    def _released(self) -> LeaseReleased:
-        path = self._session.path
-        return LeaseReleased(f"the request on {path} is over", node=path)
-
-    async def _alter(
-        self,
-        request: EtcdRequest,
-        count: int | None,
-        data: bytes | None,
-        timeout: float | Unchanged | None,
-    ) -> None:
-        path, name = self._session.path, request.name.name
-        if request.gone or request.hold not in self._requests:
-            raise self._released()
-        if data is not None:
-            rules.check_data(data, path, name)
-        if count is not None:
-            # The limit does not matter to one that is to shrink, and growing is always wrong.
-            grows = isinstance(count, int) and request.count < count <= EPHEMERAL_LIMIT
-            limit = EPHEMERAL_LIMIT if grows and count <= rules.EXACT else request.count
-            rules.check_shrink(count, request.count, limit, path, name)
-        if timeout is not UNCHANGED:
-            rules.check_timeout(timeout, path, name)
-        shrinks = count is not None and count != request.count
-        retimed = False
-        if timeout is not UNCHANGED and timeout != 0 and not request.owns:
-            request.timeout, retimed = timeout, True
-        if shrinks or retimed or (data is not None and data != request.data):
-            new = request.count if count is None else count
-            answer, _ = await self._session.ask(
-                partial(self._transactions.changing, request, new, data)
+    async def _join(self, request: EtcdRequest, at_once: bool) -> EtcdRequest | None:
+        """Put a request into its queue; ``None`` if it does not wait and cannot own."""
+        newest = 0
+        while True:
+            condition = await self._condition(request)
+            whole = request.count == request.limit
+            answer, _ = await self.ask(
+                partial(transactions.joining, self, request, condition, whole, at_once, newest)
+                if newest or request.data or request.hold > _LAST_HOLD
+                else partial(self._joining_as_before, request, condition, whole, at_once)
             )
-            if not answer.ok:
-                raise self._released()
-            request.count = new
-            request.data = request.data if data is None else data
-            if not request.owns and shrinks:
-                self._waiting.unwatch(request)  # it watched for what it wanted before
-        if not request.owns and (shrinks or timeout == 0):
-            await self._waiting.look(request, tell=False)
-            self._engine.loop.call_soon(self._tell_if_granted, request)
-        if timeout is not UNCHANGED:
-            self._set_timer(request, timeout)
+            large = not at_once and len(request.data) > LARGE
+            if answer.ok and not large:
+                request.owns = True
+                return self.joined(request, answer.revision)
+            found = answer.parts[1:]
+            if not at_once:
+                inner = answer if large else found[0]
+                if inner.ok:
+                    there = inner.parts[-1]
+                    request.near = there.count <= _NEAR
+                    self.joined(request, answer.revision)
+                    self._waiting.place(request, entries(there.found), answer.revision)
+                    return request
+                found = found if large else inner.parts
+            limit, own, queue = found[0].first, found[1].first, entries(found[2].found)
+            if own is not None:  # an attempt whose answer was lost
+                self.joined(request, own.created)
+                if at_once:
+                    request.owns = True
+                else:
+                    await self._waiting.look(request, tell=False)
+                return request
+            if not transactions.check_condition(request, limit, queue):
+                continue
+            if whole or not has_room(queue, request.count, request.limit):
+                if await self._has_taken_out_late(request, queue):
+                    continue
+                return None
+            newest = answer.revision + 1
 
-    def _tell_if_granted(self, request: EtcdRequest) -> None:
-        if request.owns and not (request.gone or self._session.over):
-            self._waiting.granted(request)
+    async def _has_taken_out_late(self, request: EtcdRequest, queue: Sequence[Entry]) -> bool:
+        """Take out a late waiter before a request, if there is one; true if it was taken out."""
+        late = self.engine.late
+        due = late.next_due(queue)
+        if due is None or due > self.engine.clock.now():
+            return False
+        return await late.take_out_or_later(request.name)
+
+    async def _relieve(
+        self, request: EtcdRequest, leaving: EtcdRequest
+    ) -> tuple[bool, KeyValue | None]:
+        """Put a request into its queue, behind an owner of the whole, and take that one out.
+
+        Returns:
+            whether both were done; the first request then, if that is known.
+        """
+        answer, _ = await self.ask(partial(transactions.relieving, self, request, leaving))
+        if answer.ok:
+            there = answer.parts[-4]
+            request.near = there.count <= _NEAR
+            self.joined(request, answer.revision)
+            self._waiting.place(request, entries(there.found), answer.revision)
+            return True, answer.parts[-1].first
+        own = answer.parts[1].first
+        if own is None:
+            return False, None
+        self.joined(request, own.created)  # by an attempt whose answer was lost
+        self._waiting.look_soon(request)
+        return True, None
+
+    async def _condition(self, request: EtcdRequest) -> bytes:
+        """Return the compare for the semaphore, after checking the request against it."""
+        name, count = request.name, request.count
+        right = isinstance(count, int) and 1 <= count <= EPHEMERAL_LIMIT
+        if request.ephemeral:
+            if not right or rules.EXACT < count < EPHEMERAL_LIMIT:
+                await self._learn(request)
+            return name.absent
+        if name.lasting is None or not right or not count <= min(name.lasting[1], rules.EXACT):
+            await self._learn(request)
+        assert name.lasting is not None
+        created, request.limit = name.lasting
+        return wire.created_at(name.limit, created)
+
+    async def _learn(self, request: EtcdRequest) -> None:
+        """Look up the semaphore, and check the request against it."""
+        name = request.name
+        limit, queue = (await self.read(name.get_limit, name.first_request)).parts
+        transactions.check_condition(request, limit.first, entries(queue.found))
+        rules.check_count(request.count, request.limit, name.path, name.name)
+
+    def joined(self, request: EtcdRequest, created: int) -> EtcdRequest:
+        """It stands in its queue, since that revision."""
+        request.created = created
+        self.engine.local[request.key] = request
+        return request
+
+    # Transactions that are sent again and again
+
+    def _joining_as_before(
+        self, request: EtcdRequest, condition: bytes, whole: bool, at_once: bool
+    ) -> bytes:
+        """Join without data: only the number of the request differs from the time before."""
+        timeout = None if at_once else request.timeout
+        what = (request.name.name, request.count, request.ephemeral, condition, at_once, timeout)
+        build = partial(transactions.joining, self, request, condition, whole, at_once, 0)
+        return self._as_before(request, what, build)
+
+    def _deleting(self, request: EtcdRequest) -> bytes:
+        """Delete a request."""
+        build = partial(transactions.deleting, self, request)
+        if request.data or request.hold > _LAST_HOLD:
+            return build()
+        return self._as_before(request, (request.name.name,), build)
+
+    def _as_before(
+        self, request: EtcdRequest, what: tuple[object, ...], build: Callable[[], bytes]
+    ) -> bytes:
+        """Return a transaction, made from the one that was built for an earlier request.
+
+        Args:
+            what: all that it depends on, but for the number of the request and the attachment.
+        """
+        if self._prepared_for != self.version or len(self._prepared) >= _MOST_PREPARED:
+            self._prepared_for = self.version
+            self._prepared.clear()
+        prepared = self._prepared.get(what)
+        if prepared is None:
+            key, request.key = request.key, request.key[:-16] + _ANY_HOLD
+            try:
+                prepared = self._prepared[what] = build()
+            finally:
+                request.key = key
+        return prepared.replace(_ANY_HOLD, request.key[-16:])
 
     # Leaving
 
-    def withdraw(self, hold: int) -> Answer[Withdrawn]:
-        request = self._requests.pop(hold, None) or self._left_in.pop(hold, None)
+    def withdraw(self, request_id: int) -> Answer[Withdrawn]:
+        self.check_open()
+        request = self.requests.pop(request_id, None) or self._left_in.pop(request_id, None)
         if request is None:
-            return self._leaving.get(hold, Withdrawn.MISSING)
+            return self._leaving.get(request_id, Withdrawn.MISSING)
         return self._leave(request)
 
     def _leave(self, request: EtcdRequest) -> asyncio.Future[Withdrawn]:
         request.gone = True
         self._waiting.stop(request)
         name = request.name.name
-        future = self._session.turns.take(name, lambda: self._delete(request), request)
+        future = self.operations.take(name, lambda: self._delete(request), request)
         self._leaving[request.hold] = future
         future.add_done_callback(partial(self._left, request))
         return future
 
     def _left(self, request: EtcdRequest, left: asyncio.Future[Withdrawn]) -> None:
         del self._leaving[request.hold]
-        if not (self._session.over or left.cancelled() or left.exception() is None):
+        if not (self.over or left.cancelled() or left.exception() is None):
             self._left_in[request.hold] = request
-            request.timer = self._engine.loop.call_later(_AGAIN, self._leave_again, request.hold)
+            request.timer = self.engine.loop.call_later(_AGAIN, self._leave_again, request.hold)
 
     def _leave_again(self, hold: int) -> None:
         self._leave(self._left_in.pop(hold)).add_done_callback(heard)
@@ -193,19 +306,19 @@ class EtcdRequests:
         """Take it out of its queue."""
         if request.left:
             return Withdrawn.LEFT
-        session, head = self._session, None
+        head: KeyValue | None = None
         follows = any(each.waiting is self._waiting for each in request.followers)
         hands_over = follows and request.owns and request.created
-        build = self._transactions.handing_over if hands_over else self._transactions.deleting
+        build = partial(transactions.handing_over, self) if hands_over else self._deleting
         try:
-            answer, _ = await session.ask(partial(build, request), request)
+            answer, _ = await self.ask(partial(build, request), request)
         except SessionExpired:
             if request.perhaps_left:
                 return Withdrawn.LEFT
             raise
         if hands_over:
             head = answer.parts[-1].first
-        if session.over:
+        if self.over:
             request.left = True  # no event is delivered any more
         else:
             self._is_out(request, head)
@@ -240,90 +353,41 @@ class EtcdRequests:
             request.timer.cancel()
             request.timer = None
         if timeout is not None and not request.decided:
-            request.timer = self._engine.loop.call_later(timeout, self._give_up, request)
+            request.timer = self.engine.loop.call_later(timeout, self._give_up, request)
 
     def _give_up(self, request: EtcdRequest) -> None:
         """It has waited for as long as it wanted to."""
         if not request.decided:
-            self._requests.pop(request.hold, None)
+            self.requests.pop(request.hold, None)
             self._leave(request).add_done_callback(partial(self._gave_up, request.hold))
 
     def _gave_up(self, hold: int, left: asyncio.Future[Withdrawn]) -> None:
-        if left.cancelled() or self._session.over:
+        if left.cancelled() or self.over:
             return
         error = left.exception()
         if error is not None:
-            _log.warning("a waiter on %s gave up: %s", self._session.path, error)
-        self._session.events.removed(hold, Removal.TIMED_OUT)
+            _log.warning("a waiter on %s gave up: %s", self.path, error)
+        self.events.removed(hold, Removal.TIMED_OUT)
 
     def taken_out(self, hold: int, why: bytes) -> None:
         """Forget a request that another client took out of its queue."""
-        request = self._requests.get(hold)
+        request = self.requests.get(hold)
         if request is None:
             return
         if not request.created:
             request.early = why
             return
-        del self._requests[hold]
+        del self.requests[hold]
         self._waiting.stop(request)
         self._waiting.gone(request)
-        self._session.events.removed(hold, _REMOVALS.get(why, Removal.EVICTED))
+        self.events.removed(hold, _REMOVALS.get(why, Removal.EVICTED))
 
-    def stop(self) -> None:
-        """The session is over."""
-        local = self._engine.local.values()
+    def stop_requests(self) -> None:
+        """Wait for nothing any more: the session is over."""
+        local = self.engine.local.values()
         mine = [each for each in local if each.waiting is self._waiting]
-        for request in {*self._requests.values(), *self._left_in.values(), *mine}:
+        for request in {*self.requests.values(), *self._left_in.values(), *mine}:
             self._waiting.stop(request)
             self._waiting.gone(request)
-        self._requests.clear()
+        self.requests.clear()
         self._left_in.clear()
-
-    # Taking over
-
-    def recover(self, queues: Sequence[Queue], data: dict[bytes, bytes]) -> list[Recovered]:
-        """Go on with what the session has in queues, and tell it, in the order of the queues."""
-        mine: list[EtcdRequest] = []
-        for found in queues:
-            name = self._session.name(found.name)
-            for number, entry in enumerate(found.requests):
-                if entry.session != self._session.id:
-                    continue
-                request = EtcdRequest(
-                    *(self._waiting, entry.session, entry.hold, name),
-                    *(entry.count, b"", found.limit_kv is None),
-                )
-                request.data = data.get(request.data_key, b"")
-                request.limit = found.limit
-                self._waiting.joined(request, entry.created)
-                request.marked = entry.marked
-                request.timeout = entry.timeout
-                request.owns = number < found.owning
-                self._requests[entry.hold] = request
-                if not request.owns:  # it waits once more, at the most
-                    self._set_timer(request, entry.timeout)
-                mine.append(request)
-        return [
-            Recovered(
-                request_id=each.hold,
-                name=each.name.name,
-                order_id=self._waiting.order_id(each),
-                count=each.count,
-                data=each.data,
-                ephemeral=each.ephemeral,
-                granted=each.owns,
-            )
-            for each in sorted(mine, key=lambda each: each.created)
-        ]
-
-
-def _may_relieve(request: EtcdRequest, leaving: EtcdRequest) -> bool:
-    """Return true if one may join in the transaction that takes the other one out."""
-    return (
-        leaving.owns
-        and leaving.created > 0
-        and leaving.ephemeral
-        and request.ephemeral
-        and leaving.count == request.count == EPHEMERAL_LIMIT
-        and len(request.data) <= LARGE
-    )

@@ -174,15 +174,11 @@ def _deleting(session: Attachment, name: Name, queue: Queue, revision: int) -> b
     notes = [note(session.engine.keys.session(name.path, each.session), each) for each in last]
     if len(last) < len(queue.requests):
         gone = [wire.delete(each.key) for each in last]
-        gone += [wire.delete(_data_key(name, each)) for each in last]
+        gone += [wire.delete(name.data_of(each.key)) for each in last]
     else:
         gone = [wire.delete(name.all, wire.after(name.all)), name.drop_data]
         gone.append(wire.delete(name.request_data, wire.after(name.request_data)))
     return wire.txn(compares, (*gone, *notes), (session.get,))
-
-
-def _data_key(name: Name, entry: Entry) -> bytes:
-    return name.request_data + entry.key[len(name.requests) :]
 
 
 # Descriptions

@@ -3,7 +3,10 @@
 The end comes once. By etcd's word: the key is gone, or another attachment has it; then the program
 is notified, pending operations fail, and a taken-over attachment acknowledges that it is over. By
 the program: no new operation is accepted, those under way are finished or cancelled within the
-engine's patience, and then the session is left.
+engine's patience, and then the session is left. A lease is revoked only if no other client may have
+attached the session meanwhile: a session that can be taken over is first given back, by a compare
+with its key. A command without an answer is sent again for a window; then there is nothing left to
+end.
 """
 
 from __future__ import annotations
@@ -11,27 +14,35 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tenure.core import rules
-from tenure.engines.contract import Answer, Enqueued, SessionDefaults, SessionEvents, Withdrawn
-from tenure.engines.etcd import semaphores, wire
+from tenure.engines.contract import Answer, SessionDefaults, SessionEvents
+from tenure.engines.etcd import semaphores, transactions, wire
 from tenure.engines.etcd.answers import WatchEvent
-from tenure.engines.etcd.attachment import Attachment
 from tenure.engines.etcd.cluster import EtcdCluster
 from tenure.engines.etcd.keys import Queue, Record
-from tenure.engines.etcd.members import Refused
+from tenure.engines.etcd.members import Lost, Refused, failure, pauses
+from tenure.engines.etcd.request import EtcdRequest
 from tenure.engines.etcd.requests import EtcdRequests
 from tenure.engines.etcd.watch_cache import WatchCaches
-from tenure.errors import SessionExpired, TenureError
-from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
+from tenure.errors import LeaseReleased, SessionExpired, TenureError
+from tenure.model import (
+    EPHEMERAL_LIMIT,
+    UNCHANGED,
+    Recovered,
+    SemaphoreDescription,
+    Unchanged,
+)
 
 __all__ = ["EtcdSession"]
 
 _log = logging.getLogger("tenure")
 
 
-class EtcdSession(Attachment, SessionDefaults):
+class EtcdSession(EtcdRequests, SessionDefaults):
     """The `EngineSession` of one attachment.
 
     Attributes:
@@ -55,9 +66,8 @@ class EtcdSession(Attachment, SessionDefaults):
         self.look = asyncio.Event()
         self.put_by: list[tuple[int, bytes]] | None = [] if taken_over else None
         self._was_taken_over = taken_over
-        self.requests = EtcdRequests(self)
         self._in_contact = True
-        self._leaving: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._caches = caches
         self._watch: Any = None
 
@@ -92,7 +102,7 @@ class EtcdSession(Attachment, SessionDefaults):
         if self.put_by is not None:
             self.put_by.append((hold, why))
             return
-        self.requests.taken_out(hold, why)
+        self.taken_out(hold, why)
         key = self.key + b"/h/%x" % hold
         self.engine.spawn(
             self.engine.eventually(wire.txn((), (wire.delete(key),)), self.window, "a note")
@@ -100,7 +110,7 @@ class EtcdSession(Attachment, SessionDefaults):
 
     def contact(self, there: bool, cause: TenureError | None = None) -> None:
         """Report to the program that a member is reached, or why none is."""
-        if there != self._in_contact and not (self.over or self._closing):
+        if there != self._in_contact and not (self.over or self.closing):
             self._in_contact = there
             if there:
                 self.events.attached()
@@ -109,11 +119,53 @@ class EtcdSession(Attachment, SessionDefaults):
 
     def begin(self, found: Sequence[Queue], data: dict[bytes, bytes]) -> None:
         """The take-over is complete: tell what was found, and then what has happened since."""
-        self.events.resumed(self.requests.recover(found, data))
+        self.events.resumed(self._recover(found, data))
         put_by, self.put_by = self.put_by or [], None
         for note in put_by:
             self._note(*note)
-        self.requests.look_at_all()
+        self._look_at_all()
+
+    def _recover(self, queues: Sequence[Queue], data: dict[bytes, bytes]) -> list[Recovered]:
+        """Go on with what the session has in queues, and tell it, in the order of the queues."""
+        mine: list[EtcdRequest] = []
+        for found in queues:
+            name = self.name(found.name)
+            for number, entry in enumerate(found.requests):
+                if entry.session != self.id:
+                    continue
+                request = EtcdRequest(
+                    *(self._waiting, entry.hold, name, entry.key, entry.count),
+                    *(
+                        data.get(name.data_of(entry.key), b""),
+                        found.limit_kv is None,
+                        entry.timeout,
+                    ),
+                    limit=found.limit,
+                    owns=number < found.owning,
+                    marked=entry.marked,
+                )
+                self.joined(request, entry.created)
+                self.requests[entry.hold] = request
+                if not request.owns:  # it waits once more, at the most
+                    self._set_timer(request, entry.timeout)
+                mine.append(request)
+        return [
+            Recovered(
+                request_id=each.hold,
+                name=each.name.name,
+                order_id=self.order_id(each),
+                count=each.count,
+                data=each.data,
+                ephemeral=each.ephemeral,
+                granted=each.owns,
+            )
+            for each in sorted(mine, key=lambda each: each.created)
+        ]
+
+    def _look_at_all(self) -> None:
+        """Something may have been missed."""
+        for request in self.requests.values():
+            self._waiting.look_soon(request)
 
     def _missed(self) -> None:
         """Look the session up after a gap."""
@@ -133,36 +185,70 @@ class EtcdSession(Attachment, SessionDefaults):
                 if key[len(self.key) :].startswith(b"/h/"):
                     self._note(int(key.rpartition(b"/")[2], 16), kv.value)
             self.look.set()
-            self.requests.look_at_all()
+            self._look_at_all()
 
     # The end
 
     async def abandon(self) -> None:
         """End a session that no caller has; detach it again if it was taken over."""
-        await self._leave(detach=self._was_taken_over)
+        await self._finish(detach=self._was_taken_over)
 
     async def close(self) -> None:
-        await self._leave(detach=False)
+        await self._finish(detach=False)
 
     async def detach(self) -> None:
-        await self._leave(detach=True)
+        await self._finish(detach=True)
 
-    async def _leave(self, *, detach: bool) -> None:
-        if self._leaving is None:
+    async def _finish(self, *, detach: bool) -> None:
+        if self._ending is None:
             if self.over:
                 return
-            self._closing = True
-            self._leaving = self.engine.spawn(self._left(detach=detach))
-        await asyncio.shield(self._leaving)
+            self.closing = True
+            self._ending = self.engine.spawn(self._finished(detach=detach))
+        await asyncio.shield(self._ending)
 
-    async def _left(self, *, detach: bool) -> None:
-        await self.turns.finish(self.patience)
+    async def _finished(self, *, detach: bool) -> None:
+        await self.operations.finish(self.patience)
         if not self.over:
             self._forget()
-            if (detach or self.resumable) and not await self.give_back():
+            if (detach or self.resumable) and not await self._give_back():
                 return
             if not detach:
                 await self.engine.revoke(self.id, self.window)
+
+    async def _give_back(self) -> bool:
+        """Mark the session as detached; false if another client has attached it meanwhile."""
+        engine, record = self.engine, self.record
+        free = replace(record, attached=False)
+        then = (wire.put(self.key, free.value(), self.id), wire.delete(self.believes))
+        until = engine.clock.now() + self.window
+        pause = pauses()
+        while engine.clock.now() < until:
+            try:
+                await engine.keep_alive(self)
+                answer = await engine.txn(wire.txn((self.mine,), then, (self.get,)), self.patience)
+            except Lost:
+                await asyncio.sleep(next(pause))
+            except Refused as refused:
+                if refused.no_lease:
+                    return False
+                raise failure(engine.url, refused, node=self.path) from refused
+            else:
+                if answer.ok:
+                    return True
+                kv = answer.parts[0].first
+                if kv is None or not self.is_mine(kv):
+                    await self._acknowledge()
+                    return False
+                if not Record.read(kv.value).attached:
+                    return True  # an earlier attempt has done it
+                self.became(kv.version)
+        return False
+
+    async def _acknowledge(self) -> None:
+        """Tell the store that this attachment considers itself over."""
+        request = wire.txn((), (wire.delete(self.believes),))
+        await self.engine.eventually(request, self.window, "an acknowledgement")
 
     def end(self, why: str) -> None:
         """The store says that it is over."""
@@ -172,113 +258,132 @@ class EtcdSession(Attachment, SessionDefaults):
         """End it: another attachment has taken over. The store gets the acknowledgement then."""
         if not self.over:
             self._end(rules.taken_over(self.path))
-            self.engine.spawn(self.acknowledge())
+            self.engine.spawn(self._acknowledge())
 
     def stop(self, error: TenureError) -> None:
         """The engine is being closed."""
         if not self.over:
-            self._why_over = error
+            self.why_over = error
             self._forget()
 
     def _end(self, error: SessionExpired) -> None:
         if not self.over:
-            self._why_over = error
+            self.why_over = error
             self._forget(finish_leaving=True)
-            if not self._closing:
+            if not self.closing:
                 self.events.ended(error)
 
     def _forget(self, *, finish_leaving: bool = False) -> None:
         self.over = True
         self.look.set()
-        self.requests.stop()
+        self.stop_requests()
         if self._watch is not None:
             self.engine.watching.remove(self._watch)
         self.engine.sessions.discard(self)
         self._caches.forget(self)
-        self.turns.cut_off(finish_leaving=finish_leaving)
-
-    def _open(self) -> None:
-        if self.over or self._closing:
-            raise self._why_over or self._gone()
+        self.operations.cut_off(finish_leaving=finish_leaving)
 
     # Semaphores
 
     async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
-        self._open()
-        rules.check_name(name, self.path)
+        self.check_open()
+        keys = self.name(name)
         rules.check_limit(limit, self.path, name)
         rules.check_data(data, self.path, name)
-        await self.turns.take(
-            name,
-            lambda: semaphores.create(self, self.name(name), limit, data, exist_ok=exist_ok),
+        await self.operations.take(
+            name, lambda: semaphores.create(self, keys, limit, data, exist_ok=exist_ok)
         )
 
     async def update_semaphore(self, name: str, data: bytes) -> None:
-        self._open()
-        rules.check_name(name, self.path)
+        self.check_open()
+        keys = self.name(name)
         rules.check_data(data, self.path, name)
-        await self.turns.take(name, lambda: semaphores.update(self, self.name(name), data))
+        await self.operations.take(name, lambda: semaphores.update(self, keys, data))
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
-        self._open()
-        rules.check_name(name, self.path)
-        await self.turns.take(name, lambda: semaphores.delete(self, self.name(name), force=force))
+        self.check_open()
+        keys = self.name(name)
+        await self.operations.take(name, lambda: semaphores.delete(self, keys, force=force))
 
     async def describe_semaphore(
         self, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
-        self._open()
-        rules.check_name(name, self.path)
-        return await self.turns.take(
+        self.check_open()
+        keys = self.name(name)
+        return await self.operations.take(
             name,
-            lambda: semaphores.describe(
-                self, self.engine, self.name(name), owners=owners, waiters=waiters
-            ),
+            lambda: semaphores.describe(self, self.engine, keys, owners=owners, waiters=waiters),
         )
 
-    # EtcdRequests
-
-    def enqueue(
-        self,
-        hold: int,
-        name: str,
-        count: int,
-        data: bytes,
-        *,
-        timeout: float | None,
-        ephemeral: bool,
-    ) -> Answer[Enqueued]:
-        if self.over or self._closing:
-            self._open()
-        if timeout is not None:
-            rules.check_timeout(timeout, self.path, name)
-        if data != b"":
-            rules.check_data(data, self.path, name)
-        rules.check_name(name, self.path)
-        return self.requests.enqueue(hold, self.name(name), count, data, timeout, ephemeral)
+    # Requests
 
     def alter(
         self,
-        hold: int,
+        request_id: int,
         *,
         count: int | None,
         data: bytes | None,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
-        self._open()
-        return self.requests.alter(hold, count, data, timeout)
+        self.check_open()
+        request = self.requests.get(request_id)
+        if request is None:
+            raise self._released()
+        return self.operations.take(
+            request.name.name, lambda: self._alter(request, count, data, timeout)
+        )
 
-    def withdraw(self, hold: int) -> Answer[Withdrawn]:
-        self._open()
-        return self.requests.withdraw(hold)
+    def _released(self) -> LeaseReleased:
+        return LeaseReleased(f"the request on {self.path} is over", node=self.path)
+
+    async def _alter(
+        self,
+        request: EtcdRequest,
+        count: int | None,
+        data: bytes | None,
+        timeout: float | Unchanged | None,
+    ) -> None:
+        path, name = self.path, request.name.name
+        if request.gone or request.hold not in self.requests:
+            raise self._released()
+        if data is not None:
+            rules.check_data(data, path, name)
+        if count is not None:
+            # The limit does not matter to one that is to shrink, and growing is always wrong.
+            grows = isinstance(count, int) and request.count < count <= EPHEMERAL_LIMIT
+            limit = EPHEMERAL_LIMIT if grows and count <= rules.EXACT else request.count
+            rules.check_shrink(count, request.count, limit, path, name)
+        if timeout is not UNCHANGED:
+            rules.check_timeout(timeout, path, name)
+        shrinks = count is not None and count != request.count
+        retimed = False
+        if timeout is not UNCHANGED and timeout != 0 and not request.owns:
+            request.timeout, retimed = timeout, True
+        if shrinks or retimed or (data is not None and data != request.data):
+            new = request.count if count is None else count
+            answer, _ = await self.ask(partial(transactions.changing, self, request, new, data))
+            if not answer.ok:
+                raise self._released()
+            request.count = new
+            request.data = request.data if data is None else data
+            if not request.owns and shrinks:
+                self._waiting.unwatch(request)  # it watched for what it wanted before
+        if not request.owns and (shrinks or timeout == 0):
+            await self._waiting.look(request, tell=False)
+            self.engine.loop.call_soon(self._tell_if_granted, request)
+        if timeout is not UNCHANGED:
+            self._set_timer(request, timeout)
+
+    def _tell_if_granted(self, request: EtcdRequest) -> None:
+        if request.owns and not (request.gone or self.over):
+            self._waiting.granted(request)
 
     # Watches
 
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
-        self._open()
-        rules.check_name(name, self.path)
+        self.check_open()
         stop, in_place = self._caches.watch(self, self.name(name), data, owners, changed)
-        self.turns.wait_for(in_place)
+        self.operations.wait_for(in_place)
         return stop

@@ -1,10 +1,5 @@
-"""The queues of a session's requests: joining one, and waiting in it until a request owns.
+"""Waiting in a queue until a request owns.
 
-* **One transaction joins.** If the queue is empty the request is put, and owns: nothing was read.
-  If not, a transaction inside the first one puts it and reads what stands before it. A request that
-  must not wait is put only if nothing is newer than the queue that was found to have room.
-* What the semaphore is, is remembered with its name, and compared: it is read only if it is another
-  one by now, or if the request does not fit what is remembered.
 * **Ownership is the prefix rule** over the queue in the order of the create revisions, as it was
   read by the one who concludes it, at a revision of a majority, and under its own attachment.
 * **A waiter is woken by the request before it.** A request for the whole waits for its predecessor
@@ -24,17 +19,13 @@ from functools import partial
 from typing import Any
 
 from tenure.background import Failures
-from tenure.core import rules
-from tenure.engines.etcd import wire
-from tenure.engines.etcd.answers import KeyValue, WatchEvent
+from tenure.engines.etcd import transactions, wire
+from tenure.engines.etcd.answers import WatchEvent
 from tenure.engines.etcd.attachment import Attachment
-from tenure.engines.etcd.cluster import not_found
-from tenure.engines.etcd.keys import EVICTED, Entry, entries, limit_of, number_owning
+from tenure.engines.etcd.keys import EVICTED, Entry, entries, number_owning
 from tenure.engines.etcd.members import Lost, Refused
 from tenure.engines.etcd.request import EtcdRequest
-from tenure.engines.etcd.transactions import LARGE, Transactions
 from tenure.errors import TenureError
-from tenure.model import EPHEMERAL_LIMIT
 
 __all__ = ["Waiting", "heard"]
 
@@ -47,10 +38,6 @@ _MISSED = 0.1
 """Seconds after which a waiter far from the head looks, when its watch began late."""
 
 
-_NEAR = 2
-"""Length of a queue up to which a new request is near the head, and must look without delay."""
-
-
 class Waiting:
     """Of one session's requests.
 
@@ -61,136 +48,12 @@ class Waiting:
     def __init__(
         self,
         session: Attachment,
-        transactions: Transactions,
         taken_out: Callable[[int, bytes], None],
     ) -> None:
         self._session = session
         self._engine = session.engine
-        self._transactions = transactions
         self._taken_out = taken_out
         self._failures = Failures("looking at a queue", _log)
-
-    # Joining
-
-    async def join(self, request: EtcdRequest, at_once: bool) -> EtcdRequest | None:
-        """Put a request into its queue; ``None`` if it does not wait and cannot own."""
-        session, say, newest = self._session, self._transactions, 0
-        while True:
-            condition = await self._condition(request)
-            whole = request.count == request.limit
-            answer, _ = await session.ask(
-                partial(say.joining, request, condition, whole, at_once, newest)
-                if newest or request.data
-                else partial(say.joining_as_before, request, condition, whole, at_once)
-            )
-            large = not at_once and len(request.data) > LARGE
-            if answer.ok and not large:
-                request.owns = True
-                return self.joined(request, answer.revision)
-            found = answer.parts[1:]
-            if not at_once:
-                inner = answer if large else found[0]
-                if inner.ok:
-                    there = inner.parts[-1]
-                    request.near = there.count <= _NEAR
-                    self.joined(request, answer.revision)
-                    self.place(request, entries(there.found), answer.revision)
-                    return request
-                found = found if large else inner.parts
-            limit, own, queue = found[0].first, found[1].first, entries(found[2].found)
-            if own is not None:  # an attempt whose answer was lost
-                self.joined(request, own.created)
-                if at_once:
-                    request.owns = True
-                else:
-                    await self.look(request, tell=False)
-                return request
-            if not self._check_condition(request, limit, queue):
-                continue
-            if whole or not _has_room(queue, request):
-                if await self._has_taken_out_late(request, queue):
-                    continue
-                return None
-            newest = answer.revision + 1
-
-    async def _has_taken_out_late(self, request: EtcdRequest, queue: Sequence[Entry]) -> bool:
-        """Take out a late waiter before a request, if there is one; true if it was taken out."""
-        engine = self._session.engine
-        due = engine.late.next_due(queue)
-        if due is None or due > engine.clock.now():
-            return False
-        return await engine.late.take_out_or_later(request.name)
-
-    async def relieve(
-        self, request: EtcdRequest, leaving: EtcdRequest
-    ) -> tuple[bool, KeyValue | None]:
-        """Put a request into its queue, behind an owner of the whole, and take that one out.
-
-        Returns:
-            whether both were done; the first request then, if that is known.
-        """
-        answer, _ = await self._session.ask(partial(self._transactions.relieving, request, leaving))
-        if answer.ok:
-            there = answer.parts[-4]
-            request.near = there.count <= _NEAR
-            self.joined(request, answer.revision)
-            self.place(request, entries(there.found), answer.revision)
-            return True, answer.parts[-1].first
-        own = answer.parts[1].first
-        if own is None:
-            return False, None
-        self.joined(request, own.created)  # by an attempt whose answer was lost
-        self.look_soon(request)
-        return True, None
-
-    async def _condition(self, request: EtcdRequest) -> bytes:
-        """Return the compare for the semaphore, after checking the request against it."""
-        name, count = request.name, request.count
-        right = isinstance(count, int) and 1 <= count <= EPHEMERAL_LIMIT
-        if request.ephemeral:
-            if not right or rules.EXACT < count < EPHEMERAL_LIMIT:
-                await self._learn(request)
-            return name.absent
-        if name.lasting is None or not right or not count <= min(name.lasting[1], rules.EXACT):
-            await self._learn(request)
-        assert name.lasting is not None
-        created, request.limit = name.lasting
-        return wire.created_at(name.limit, created)
-
-    async def _learn(self, request: EtcdRequest) -> None:
-        """Look up the semaphore, and check the request against it."""
-        name = request.name
-        limit, queue = (await self._session.read(name.get_limit, name.first_request)).parts
-        self._check_condition(request, limit.first, entries(queue.found))
-        rules.check_count(request.count, request.limit, name.path, name.name)
-
-    def _check_condition(
-        self, request: EtcdRequest, limit: KeyValue | None, queue: Sequence[Entry]
-    ) -> bool:
-        """Return true if the semaphore is as remembered; raise if the request does not fit it."""
-        name, known = request.name, request.name.lasting
-        name.lasting = None if limit is None else (limit.created, limit_of(limit.value))
-        if request.ephemeral:
-            rules.check_kind(True, limit is None, name.path, name.name)
-            return True
-        if name.lasting is None:
-            if queue:
-                rules.check_kind(False, True, name.path, name.name)
-            raise not_found(name.name, name.path)
-        request.limit = name.lasting[1]
-        return name.lasting == known
-
-    # Waiting
-
-    def joined(self, request: EtcdRequest, created: int) -> EtcdRequest:
-        """It stands in its queue, since that revision."""
-        request.created = created
-        self._engine.local[request.key] = request
-        return request
-
-    def order_id(self, request: EtcdRequest) -> int:
-        """Return the order id, which is also the fencing token."""
-        return self._engine.base + request.created
 
     def place(self, request: EtcdRequest, queue: Sequence[Entry], revision: int) -> None:
         """Conclude from a queue, as it was at that revision, whether a request owns.
@@ -307,7 +170,7 @@ class Waiting:
         if request.poll is not None:
             request.poll.cancel()
             request.poll = None
-        answer, _ = await self._session.ask(partial(self._transactions.looking, request))
+        answer, _ = await self._session.ask(partial(transactions.looking, self._session, request))
         settled = request.decided if tell else request.owns
         if settled:
             return
@@ -321,9 +184,9 @@ class Waiting:
 
     def granted(self, request: EtcdRequest) -> None:
         """Tell that it owns."""
-        self._session.events.granted(request.hold, self.order_id(request))
+        self._session.events.granted(request.hold, self._session.order_id(request))
         if request.count != request.limit:
-            answer = self._session.turns.take(request.name.name, lambda: self._mark(request))
+            answer = self._session.operations.take(request.name.name, lambda: self._mark(request))
             answer.add_done_callback(heard)
 
     async def _mark(self, request: EtcdRequest) -> None:
@@ -331,7 +194,7 @@ class Waiting:
         if not request.gone:
             request.marked = True
             await self._session.ask(
-                partial(self._transactions.changing, request, request.count, None)
+                partial(transactions.changing, self._session, request, request.count, None)
             )
 
     def unwatch(self, request: EtcdRequest) -> None:
@@ -360,15 +223,6 @@ class Waiting:
         followers, request.followers = request.followers, []
         for follower in followers:
             follower.waiting.look_soon(follower)
-
-
-def _has_room(queue: Sequence[Entry], request: EtcdRequest) -> bool:
-    """Return true if a request would own, behind this queue."""
-    if number_owning(queue, request.limit) < len(queue):
-        return False
-    held = sum(each.count for each in queue)
-    whole = any(each.count == request.limit for each in queue)
-    return rules.fits(held, whole, request.count, request.limit)
 
 
 def heard(answer: asyncio.Future[Any]) -> None:

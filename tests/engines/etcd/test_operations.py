@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
+from tenure.engines.etcd.attachment import EtcdOperations
 from tenure.engines.etcd.calls import Code
 from tenure.engines.etcd.members import Refused
-from tenure.engines.etcd.turns import Turns
 from tenure.errors import EngineError, SessionExpired, TenureError
 
 PATIENCE = 30.0
 
 
 class Told:
-    """Turns, and what they have begun."""
+    """Operations, and what becomes of them."""
 
     def __init__(self) -> None:
-        self.tasks: list[asyncio.Task[None]] = []
-        self.turns = Turns(self._spawn, self._told)
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.operations = EtcdOperations(self.tasks, self._told)
         self.seen: list[object] = []
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        self.tasks.append(asyncio.get_running_loop().create_task(coroutine))
-        return self.tasks[-1]
 
     def _told(self, error: Refused | asyncio.CancelledError, name: str) -> TenureError:
         kind = EngineError if isinstance(error, Refused) else SessionExpired
@@ -49,7 +43,7 @@ class Told:
                 raise what
             return what
 
-        return self.turns.take(name, operation)
+        return self.operations.take(name, operation)
 
 
 async def test_who_is_alone_begins_within_the_call_and_others_in_their_order() -> None:
@@ -59,7 +53,7 @@ async def test_who_is_alone_begins_within_the_call_and_others_in_their_order() -
     gate.set_result(None)
     async with asyncio.timeout(PATIENCE):
         assert await asyncio.gather(*answers) == [1, 2, 3, 4]
-        await told.turns.finish(PATIENCE)
+        await told.operations.finish(PATIENCE)
     assert told.seen == [1, 4, 2, 3]
 
 
@@ -79,10 +73,11 @@ async def test_a_failure_is_told_and_holds_up_nobody(waits: bool) -> None:
 
 async def test_a_mistake_is_told_to_who_waits_and_to_who_began_it() -> None:
     told = Told()
-    with pytest.raises(ZeroDivisionError):
-        await told.take(ZeroDivisionError())
-    with pytest.raises(ZeroDivisionError):
-        await told.tasks[0]
+    answer = told.take(ZeroDivisionError())
+    (task,) = told.tasks
+    for each in answer, task:
+        with pytest.raises(ZeroDivisionError):
+            await each
 
 
 async def test_what_is_cut_off_is_told_to_all_who_wait_however_far_it_was() -> None:
@@ -93,7 +88,7 @@ async def test_what_is_cut_off_is_told_to_all_who_wait_however_far_it_was() -> N
         unwanted.cancel()
         for _ in range(turns_of_the_loop):
             await asyncio.sleep(0)
-        told.turns.cut_off()
+        told.operations.cut_off()
         for answer in answers:
             with pytest.raises(SessionExpired):
                 await answer
@@ -109,10 +104,10 @@ async def test_an_operation_that_cuts_off_the_others_goes_on() -> None:
 
     async def end() -> str:
         await gate
-        told.turns.cut_off()
+        told.operations.cut_off()
         return "ended"
 
-    ended = told.turns.take("a", end)
+    ended = told.operations.take("a", end)
     gate.set_result(None)
     assert await ended == "ended"
     with pytest.raises(SessionExpired):
@@ -126,9 +121,9 @@ async def test_nothing_is_answered_before_what_must_come_first() -> None:
         await gate
 
     waited = asyncio.create_task(first())
-    told.turns.wait_for(waited)
+    told.operations.wait_for(waited)
     answer = told.take("answer")
-    await told.turns.finish(0.001)
+    await told.operations.finish(0.001)
     assert not answer.done()
     gate.set_result(None)
     assert await answer == "answer"
