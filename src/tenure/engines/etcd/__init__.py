@@ -12,7 +12,7 @@ From the bottom up:
   connection to one member, and ``members`` are all of them.
 * ``watching`` has the one stream of watches, ``renewing`` keeps leases alive, ``late`` takes out
   waiters of programs that are gone; ``cluster`` is what all sessions of an engine share.
-* ``attachment`` is a session's lease, key and commands; ``turns`` orders its operations;
+* ``attachment`` is a session's lease, key and commands, and the order of its operations;
   ``transactions``, ``waiting`` and ``requests`` are its requests, ``semaphores`` the rest of what
   it does, and ``watch_cache`` its watches; ``session`` joins them, ``attaching`` begins one.
 * ``admin`` is for nodes and administrators, ``doctor`` for examinations, ``engine`` the contract.
