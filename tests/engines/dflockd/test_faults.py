@@ -6,10 +6,13 @@ import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tenure
+from tenure.engines.dflockd import dialing, shard
+from tenure.engines.dflockd.connection import DflockdConnection
 from tenure.events import Renewed
 from tenure.server.auth import Authenticator
 from tenure.server.tls import TlsFiles, server_context
@@ -363,3 +366,35 @@ async def test_it_speaks_tls(tmp_path: Path) -> None:
         with pytest.raises(tenure.EngineUnavailable, match=r"(?i)certificate"):
             async with tenure.connect(f"dflockds://{place}"):
                 pass
+
+
+@pytest.mark.parametrize("name", [".x", "x" * 70])
+async def test_a_server_name_that_tls_does_not_take_is_reported(ours: InThread, name: str) -> None:
+    url = f"dflockds://127.0.0.1:{ours.port}?tls_server_name={name}"
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(tenure.EngineUnavailable, match="is no name of a host"):
+            async with tenure.connect(url):
+                pass
+
+
+async def test_an_unexpected_error_does_not_end_the_attempts_to_connect(
+    ours: InThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = 2
+
+    async def fail(*arguments: Any) -> DflockdConnection:
+        nonlocal failing
+        if failing:
+            failing -= 1
+            raise MemoryError
+        return await dialing.dial(*arguments)
+
+    async with Proxy(ours.port) as proxy, tenure.connect(proxy.url) as client:
+        async with client.mutex("m").lock():
+            pass
+        monkeypatch.setattr(shard, "dial", fail)
+        proxy.cut()
+        async with client.mutex("m").lock(timeout=PATIENCE), client.mutex("n").lock():
+            pass
+    assert not failing
+    assert any("connecting to the dflockd server" in each.getMessage() for each in caplog.records)

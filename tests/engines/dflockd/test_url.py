@@ -64,6 +64,7 @@ def test_tls_has_a_scheme_of_its_own() -> None:
         ("dflockd://s@h?auth-token-file=/x", "a token and a file"),
         ("dflockd://h?auth-token-file=/does/not/exist", "cannot be read"),
         ("dflockd://se%0Acret@h", "one line"),
+        (f"dflockd://{'x' * 65537}@h", "at most 65536 bytes"),
     ],
 )
 def test_what_is_wrong_is_said_without_the_token(url: str, why: str) -> None:

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from tenure.background import Failures
 from tenure.clock import Clock
 from tenure.engines._kit.backoff import LONGEST_PAUSE, backoff
 from tenure.engines._kit.url import Endpoint
@@ -85,6 +86,7 @@ class Shard:
         self._lost = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._failures = Failures(f"connecting to the dflockd server at {self}", _log)
 
     def __str__(self) -> str:
         return str(self._endpoint)
@@ -139,7 +141,7 @@ class Shard:
                 self.kind, connection = await kind_of(
                     self._address, self._endpoint, self._clock, connection
                 )
-            except OSError as error:  # all that dialling raises is one
+            except Exception as error:
                 self._failed(error)
                 await asyncio.sleep(backoff(failures))
                 failures += 1
@@ -166,7 +168,8 @@ class Shard:
         self._orphans.clear()
         wanting, self._wanting = self._wanting, {}
         for request in wanting:
-            request.go()
+            with self._failures.contained():
+                request.go()
         await self._lost.wait()
 
     def cut(self, why: str) -> None:
@@ -188,7 +191,10 @@ class Shard:
         elif not self._stopping:
             self._orphans.append(release)
 
-    def _failed(self, error: OSError) -> None:
+    def _failed(self, error: Exception) -> None:
+        if not isinstance(error, OSError):  # not of the network
+            self._failures.report(error)
+            error = EngineUnavailable(f"{type(error).__name__}: {error}")
         if self.failure is None:
             _log.debug("the dflockd server at %s cannot be reached: %s", self, error)
         self.failure = error
@@ -256,7 +262,7 @@ class Shard:
             while self._waiting:
                 try:
                     connection = await dial(self._address, self._endpoint, self._clock)
-                except OSError as error:
+                except Exception as error:
                     self._failed(error)
                     await asyncio.sleep(backoff(failures))
                     failures += 1

@@ -24,6 +24,7 @@ from tenure.engines._kit.url import (
     text,
 )
 from tenure.errors import InvalidArgument
+from tenure.wire.lines import asking
 
 __all__ = ["DEFAULT_PORT", "PARAMETERS", "DflockdUrl", "parse"]
 
@@ -113,4 +114,6 @@ def _token(given: StoreUrl) -> str:
             raise given.wrong(f"the file {file!r} has no token")
     if not token.isprintable():
         raise InvalidArgument(f"the token for {given.shown!r} is none: it is one line of text")
+    if token:
+        asking.auth(token)  # checks its length
     return token
