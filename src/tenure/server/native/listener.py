@@ -36,6 +36,7 @@ from tenure.server.sockets import SocketFile, bind_ports
 from tenure.wire.errors import to_wire
 from tenure.wire.frames import FrameWriter
 from tenure.wire.messages import GREETING_BYTES, Bye
+from tenure.wire.places import shown
 
 __all__ = ["NativeListener"]
 
@@ -204,5 +205,5 @@ def _refusal(error: LimitReached) -> bytes:
 def _bound_url(address: Address, bound: socket.socket) -> str:
     if address.path:
         return address.url
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    return f"{address.url.partition('://')[0]}://{host}:{bound.getsockname()[1]}"
+    place = shown(address.host, bound.getsockname()[1])
+    return f"{address.url.partition('://')[0]}://{place}"

@@ -8,32 +8,26 @@ two, but each call has its own task: the later call waits here for what was left
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tenure.server.ydb.calls import GrpcCall
 
 __all__ = ["Departures"]
-
-
-class Leavable(Protocol):
-    """A session's stream, which its client may leave."""
-
-    @property
-    def left(self) -> bool:
-        """True if the client has half-closed or cancelled it."""
-        ...
 
 
 class Departures:
     """The session streams of one connection, and which of them are being detached."""
 
     def __init__(self) -> None:
-        self._streams: dict[Leavable, asyncio.Future[None]] = {}
+        self._streams: dict[GrpcCall, asyncio.Future[None]] = {}
         self._leaving: set[asyncio.Future[None]] = set()
 
-    def begin(self, call: Leavable) -> None:
+    def begin(self, call: GrpcCall) -> None:
         """Note that `call` is about to attach a session."""
         self._streams[call] = asyncio.get_running_loop().create_future()
 
-    def over(self, call: Leavable, detaching: asyncio.Task[None] | None = None) -> None:
+    def over(self, call: GrpcCall, detaching: asyncio.Task[None] | None = None) -> None:
         """Note the end of a stream. Safe to call twice; the first call counts.
 
         Args:
@@ -54,7 +48,7 @@ class Departures:
 
         detaching.add_done_callback(done)
 
-    async def settled(self, before: Leavable | None = None) -> None:
+    async def settled(self, before: GrpcCall | None = None) -> None:
         """Wait until the store has detached every session that the client has left.
 
         Args:

@@ -9,24 +9,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tenure.server.ydb.core import Conversation
 
 __all__ = ["Pings", "new_opaque"]
 
 _EVERY = 2.0  # seconds between two pings, at the most
 _PATIENCE = 5.0  # seconds without an answer, at the most
-
-
-class Pinged(Protocol):
-    """The conversation, as the pings see it."""
-
-    @property
-    def over(self) -> bool: ...
-
-    @property
-    def waits_for_pong(self) -> bool: ...
-
-    def tick(self, opaque: int) -> None: ...
 
 
 class Pings:
@@ -39,7 +30,7 @@ class Pings:
     """
 
     def __init__(
-        self, conversation: Pinged, deaf: Callable[[], bool], pump: Callable[[], None]
+        self, conversation: Conversation, deaf: Callable[[], bool], pump: Callable[[], None]
     ) -> None:
         self._conversation = conversation
         self._deaf = deaf
