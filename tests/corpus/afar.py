@@ -27,8 +27,8 @@ from tenure.engines.native.session import NativeSession
 from tenure.engines.native.watches import Watches
 from tenure.engines.redis.commands import Command
 from tenure.engines.redis.connection import RedisConnection
-from tenure.engines.ydb.session import YdbSession
-from tenure.engines.ydb.strand import Strand
+from tenure.engines.ydb.members import Members
+from tenure.engines.ydb.protocol import YdbProtocol
 from tests.corpus.asking import give_back_late
 from tests.corpus.losing import believes_for_ever
 from tests.corpus.rows import does_nothing, replacing, row, together
@@ -87,30 +87,30 @@ def _plant_answers_by_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Connection, "__init__", begin)
 
 
-def _plant_answers_by_order_in_strands(patch: pytest.MonkeyPatch) -> None:
-    async def ask(self: YdbSession, name: str, make: Callable[[int], Any]) -> Any:
-        there_before = set(self.main.strand._asks)
+def _plant_answers_by_order_in_members(patch: pytest.MonkeyPatch) -> None:
+    async def ask(self: Members, name: str, make: Callable[[int], Any]) -> Any:
+        there_before = set(self.main.protocol._asks)
         try:
             return await ask_soundly(self, name, make)
         except asyncio.CancelledError:
-            for req_id in set(self.main.strand._asks) - there_before:
-                del self.main.strand._asks[req_id]
+            for req_id in set(self.main.protocol._asks) - there_before:
+                del self.main.protocol._asks[req_id]
             raise
 
-    def answer(self: Strand, kind: str, body: Any) -> None:
+    def answer(self: YdbProtocol, kind: str, body: Any) -> None:
         for req_id in list(self._asks):
             if self._asks[req_id].heard(kind, body):
                 del self._asks[req_id]
             return
 
-    ask_soundly = YdbSession.ask
-    patch.setattr(YdbSession, "ask", ask)
-    patch.setattr(Strand, "_answer", answer)
+    ask_soundly = Members.ask
+    patch.setattr(Members, "ask", ask)
+    patch.setattr(YdbProtocol, "_answer", answer)
 
 
 @row(
     5,
-    {"native": _plant_answers_by_order, "ydb": _plant_answers_by_order_in_strands},
+    {"native": _plant_answers_by_order, "ydb": _plant_answers_by_order_in_members},
     on=SERVERS,
     shows=("cancelled", ("others go on",)),
 )
@@ -276,20 +276,20 @@ def _asks_nothing_again(self: NativeSession, call: Any) -> None:
     return None
 
 
-def _forget_what_was_asked(self: Strand, session_id: int) -> None:
+def _forget_what_was_asked(self: YdbProtocol, session_id: int) -> None:
     if self.id:
         self._asks.clear()
     _start(self, session_id)
 
 
-_start = Strand._start
+_start = YdbProtocol._start
 
 
 @row(
     10,
     {
         "native": replacing(NativeSession, "_renewed", _asks_nothing_again),
-        "ydb": replacing(Strand, "_start", _forget_what_was_asked),
+        "ydb": replacing(YdbProtocol, "_start", _forget_what_was_asked),
     },
     on=SERVERS,
     shows=("cut off", ("nothing leaks",)),
@@ -360,20 +360,20 @@ def _prove_from_arrival(self: NativeSession, at: float) -> None:
 _prove = NativeSession._prove
 
 
-def _prove_members_from_arrival(self: YdbSession) -> None:
+def _prove_members_from_arrival(self: Members) -> None:
     _member_proven(self)
-    if self.told is not None:
-        self.told.proven(self.now())
+    if self.events is not None:
+        self.events.proven(self.now())
 
 
-_member_proven = YdbSession.member_proven
+_member_proven = Members.member_proven
 
 
 @row(
     14,
     {
         "native": replacing(NativeSession, "_prove", _prove_from_arrival),
-        "ydb": replacing(YdbSession, "member_proven", _prove_members_from_arrival),
+        "ydb": replacing(Members, "member_proven", _prove_members_from_arrival),
     },
     on=SERVERS,
 )
@@ -396,7 +396,7 @@ async def a_slow_network_makes_nobody_believe_for_longer(scene: Scene) -> None:
     24,
     {
         "native": replacing(Watches, "begin_anew", does_nothing),
-        "ydb": replacing(Strand, "_start", _forget_what_was_asked),
+        "ydb": replacing(YdbProtocol, "_start", _forget_what_was_asked),
     },
     on=SERVERS,
 )

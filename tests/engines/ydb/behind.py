@@ -118,11 +118,11 @@ class Family:
 
     def owner(self, session_id: int) -> int:
         for engine in self.engines:
-            session_id = engine.siblings.get(session_id, session_id)
+            session_id = engine.database.siblings.get(session_id, session_id)
         return session_id
 
     def siblings_of(self, session_id: int) -> list[int]:
-        found = [engine.siblings.items() for engine in self.engines]
+        found = [engine.database.siblings.items() for engine in self.engines]
         return [sibling for each in found for sibling, of in each if of == session_id]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tenure.clock import SystemClock
 from tenure.engines.contract import Attach, Place
-from tenure.engines.ydb import connect, requests
+from tenure.engines.ydb import connect, joining
 from tenure.errors import (
     AuthenticationFailed,
     EngineError,
@@ -149,7 +149,7 @@ async def test_there_are_only_so_many_siblings() -> None:
 async def test_grants_have_their_tokens_whether_or_not_the_names_were_contended_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(requests, "_MOST_CONTENDED", 1)  # so that one of two is not remembered
+    monkeypatch.setattr(joining, "_MOST_CONTENDED", 1)  # so that one of two is not remembered
     with serving() as server:
         engine = connect(server.url, SystemClock())
         await engine.open()

@@ -323,7 +323,7 @@ async def test_a_stolen_session_is_over(server: Server) -> None:
     async with engine_at(server.url) as engine:
         heard, key = Recorder(), b"a key"
         session = await engine.attach(Attach(DEFAULT_NODE, WINDOW, key=key), heard)
-        thief = await engine.channel.stream()
+        thief = await engine.database.channel.stream()
         await thief.write(messages.start("/local/default", session.id, WINDOW, "", 99, key))
         await heard.wait_for(lambda heard: heard.end is not None, "the end")
         thief.cut()

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tenure.engines.contract import Removal
-from tenure.engines.ydb.watches import Watches
+from tenure.engines.ydb.watches import YdbWatches
 from tenure.wire.ydb import Message, Status
 
 ME, OTHER = 7, 8
@@ -45,9 +45,9 @@ class Session:
 
     def __init__(self) -> None:
         self.questions: list[Question] = []
-        self.holds: list[Any] = []
-        self.removed: list[Removal] = []
-        self.main = SimpleNamespace(strand=self)
+        self.requests: list[Any] = []
+        self.removals: list[Removal] = []
+        self.main = SimpleNamespace(protocol=self)
         self._step = 0
 
     def step(self) -> int:
@@ -59,25 +59,25 @@ class Session:
 
     def grant(self, order_id: int) -> None:
         member = SimpleNamespace(id=ME)
-        hold = SimpleNamespace(member=member, order_id=order_id, owned_at=self.step())
-        self.holds.append(hold)
+        request = SimpleNamespace(member=member, order_id=order_id, owned_at=self.step())
+        self.requests.append(request)
 
     def owned(self, _name: str) -> list[Any]:
-        return list(self.holds)
+        return list(self.requests)
 
-    def all_owned(self) -> list[str]:
-        return ["a"] if self.holds else []
+    def owned_names(self) -> list[str]:
+        return ["a"] if self.requests else []
 
-    def lost(self, hold: Any, why: Removal, *, release: bool) -> None:
+    def removed(self, request: Any, why: Removal, *, release: bool) -> None:
         assert not release
-        self.holds.remove(hold)
-        self.removed.append(why)
+        self.requests.remove(request)
+        self.removals.append(why)
 
 
-async def watched() -> tuple[Session, Watches]:
+async def watched() -> tuple[Session, YdbWatches]:
     """A session whose watch of a semaphore has been asked for, and is not described yet."""
     session = Session()
-    watches = Watches(cast("Any", session))
+    watches = YdbWatches(cast("Any", session), cast("Any", session))
     watches.add("a", data=True, owners=True, changed=lambda: None)
     return session, watches
 
@@ -86,11 +86,11 @@ async def test_an_owner_evicted_before_its_watch_was_described_hears_of_it() -> 
     session, watches = await watched()
     session.grant(5)
     session.questions[0].answer([(OTHER, 6)])  # from before the grant, or after the eviction
-    assert not session.removed
+    assert not session.removals
     look = session.questions[1]
     assert not look.message.watch_owners
     look.answer([(OTHER, 6)])
-    assert session.removed == [Removal.EVICTED]
+    assert session.removals == [Removal.EVICTED]
     assert len(session.questions) == 2
     watches.close()
 
@@ -100,7 +100,7 @@ async def test_an_owner_whose_watch_was_described_before_its_grant_keeps_it() ->
     session.grant(5)
     session.questions[0].answer([])
     session.questions[1].answer([(ME, 5)])
-    assert not session.removed
+    assert not session.removals
     assert len(session.questions) == 2
     watches.close()
 
@@ -110,7 +110,7 @@ async def test_an_owner_whose_semaphore_is_gone_hears_of_the_deletion() -> None:
     session.grant(5)
     for question in 0, 1:
         session.questions[question].answer([], Status.NOT_FOUND)
-    assert session.removed == [Removal.DELETED]
+    assert session.removals == [Removal.DELETED]
     watches.close()
 
 
@@ -118,9 +118,9 @@ async def test_an_owner_whose_semaphore_is_gone_hears_of_the_deletion() -> None:
 async def test_a_description_with_the_owner_is_enough(known: int | None) -> None:
     session, watches = await watched()
     session.grant(5)
-    session.holds[0].order_id = known
+    session.requests[0].order_id = known
     session.questions[0].answer([(ME, 5)])
-    assert (len(session.questions), session.removed) == (1, [])
+    assert (len(session.questions), session.removals) == (1, [])
     watches.close()
     await asyncio.sleep(0)
 
@@ -138,5 +138,5 @@ async def test_an_owner_is_watched_by_a_watch_that_was_asked_for_after_its_grant
     later = session.questions[1]
     assert later.message.watch_owners
     later.answer([(OTHER, 6)])  # granted and evicted, of which the older watch tells nothing
-    assert session.removed == [Removal.EVICTED]
+    assert session.removals == [Removal.EVICTED]
     watches.close()

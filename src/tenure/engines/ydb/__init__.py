@@ -3,11 +3,13 @@
 The engine speaks gRPC through grpcio, with messages of `tenure.wire.ydb`. YDB's SDK provides the
 identities of a cloud. From the outside in:
 
-* `url` understands the URL; `engine` is the contract's engine, and does the node calls.
-* `session` is the contract's session, made of `requests`, `watches`, and the `lane`s that keep
-  the order of operations over one or more `member` sessions on the server.
-* A `member` has a `strand`, the protocol without I/O; a `line`, the stream that carries it,
-  again and again; `channel` has the connection to a server, and `credentials` what it shows.
+* `url` understands the URL; `engine` is the contract's engine, and does the node calls; `database`
+  is what its sessions share.
+* `session` is the contract's session. Its requests are in `requests`, with the ways out of their
+  queues; `joining` and `altering` are the other ways. `watches` tells of changes and losses.
+* `members` are the one or more sessions on the server that a session is made of, with the order of
+  `operations` over them. A `member` has a stream, again and again, and a `protocol` without I/O.
+* `channel` has the `connection` to a server, and `credentials` what it shows.
 * `messages` and `errors` are the protocol's words.
 
 ``docs/ydb.md`` tells what holds on this engine.

@@ -4,110 +4,123 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
 
 from tenure.core import rules
-from tenure.engines.contract import Removal
-from tenure.engines.ydb import errors, messages
-from tenure.engines.ydb.hold import LONGEST_WAIT, Hold, State, settle
+from tenure.engines.contract import Answer, Removal
+from tenure.engines.ydb import errors
+from tenure.engines.ydb.joining import Joining
 from tenure.engines.ydb.member import Member
+from tenure.engines.ydb.members import Members
+from tenure.engines.ydb.request import LONGEST_WAIT, State, YdbRequest, settle
+from tenure.engines.ydb.requests import YdbRequests
 from tenure.errors import LeaseReleased, TenureError
 from tenure.model import UNCHANGED, Unchanged
 from tenure.wire.ydb import Message, Status
 
-if TYPE_CHECKING:
-    from tenure.engines.ydb.requests import Requests
-    from tenure.engines.ydb.session import YdbSession
-
-__all__ = ["Altering", "released"]
-
-
-def released(node: str) -> LeaseReleased:
-    """The request to alter is in no queue."""
-    return LeaseReleased(f"the request on {node} is over", node=node)
+__all__ = ["Altering"]
 
 
 class Altering:
-    """The alterations of one session's requests, which have their turns in its lanes."""
+    """The alterations of one session's requests, which have their turns in its queues."""
 
-    def __init__(self, requests: Requests, session: YdbSession) -> None:
+    def __init__(self, members: Members, requests: YdbRequests, joining: Joining) -> None:
+        self._members = members
         self._requests = requests
-        self._session = session
-        self._node = session.node
-        self._lanes = session.lanes
+        self._joining = joining
+        self._node = members.node
+        self._queues = members.queues
 
-    def begin(
+    def alter(
         self,
-        hold: Hold,
+        request_id: int,
+        count: int | None,
+        data: bytes | None,
+        timeout: float | Unchanged | None,
+    ) -> Answer[None]:
+        request = self._requests.get(request_id)
+        if request is None:
+            raise self._released()
+        answer: asyncio.Future[None] = self._members.future()
+        self._queues.of(request.name).add(
+            partial(self._begin, request, count, data, timeout, answer)
+        )
+        if answer.done():
+            answer.result()
+            return None
+        return answer
+
+    def _released(self) -> LeaseReleased:
+        return LeaseReleased(f"the request on {self._node} is over", node=self._node)
+
+    def _begin(
+        self,
+        request: YdbRequest,
         count: int | None,
         data: bytes | None,
         timeout: float | Unchanged | None,
         answer: asyncio.Future[None],
     ) -> bool:
-        if hold.state is State.ASKED or hold.state is State.TAKEN:
+        if request.state is State.ASKED or request.state is State.TAKEN:
             return False
-        member = hold.member
-        if hold.state is State.GONE or hold.state is State.LEAVING or member is None:
-            settle(answer, released(self._node))
+        member = request.member
+        if request.state is State.GONE or request.state is State.LEAVING or member is None:
+            settle(answer, self._released())
             return True
-        lane = self._lanes.of(hold.name)
-        if not lane.free_for(member):
+        queue = self._queues.of(request.name)
+        if not queue.free_for(member):
             return False
         try:
-            self._check(hold, count, data, timeout)
+            self._check(request, count, data, timeout)
         except TenureError as error:
             settle(answer, error)
             return True
-        waits = hold.state is State.WAITS
-        same = (count is None or count == hold.count) and (data is None or data == hold.data)
+        waits = request.state is State.WAITS
+        same = (count is None or count == request.count) and (data is None or data == request.data)
         if same and (timeout is UNCHANGED or not waits):
             settle(answer)
             return True
-        hold.count = hold.count if count is None else count
-        hold.data = hold.data if data is None else data
-        lane.begin(member)
+        request.count = request.count if count is None else count
+        request.data = request.data if data is None else data
+        queue.begin(member)
         if waits:
-            self._change_waiter(hold, member, timeout, answer)
+            self._change_waiter(request, member, timeout, answer)
         else:
-            self._change_owner(hold, member, answer)
+            self._change_owner(request, member, answer)
         return True
 
     def _check(
-        self, hold: Hold, count: int | None, data: bytes | None, timeout: float | Unchanged | None
+        self,
+        request: YdbRequest,
+        count: int | None,
+        data: bytes | None,
+        timeout: float | Unchanged | None,
     ) -> None:
         if data is not None:
-            rules.check_data(data, self._node, hold.name)
+            rules.check_data(data, self._node, request.name)
         if count is not None:
-            limit = max(hold.count, rules.EXACT)  # what it had was within the semaphore's
-            rules.check_shrink(count, hold.count, limit, self._node, hold.name)
+            limit = max(request.count, rules.EXACT)  # what it had was within the semaphore's
+            rules.check_shrink(count, request.count, limit, self._node, request.name)
         if timeout is not UNCHANGED:
-            rules.check_timeout(timeout, self._node, hold.name)
+            rules.check_timeout(timeout, self._node, request.name)
 
     def _change_waiter(
         self,
-        hold: Hold,
+        request: YdbRequest,
         member: Member,
         timeout: float | Unchanged | None,
         answer: asyncio.Future[None],
     ) -> None:
         """Ask for it anew: the request that waits is replaced, in its place."""
         if timeout is not UNCHANGED:
-            hold.deadline = None if timeout is None else self._session.now() + timeout
+            request.deadline = None if timeout is None else self._members.now() + timeout
             if timeout is not None and timeout > LONGEST_WAIT:
-                self._requests.later(timeout, partial(self._requests.give_up, hold))
-        if hold.ask is not None:
-            member.strand.drop(hold.ask)
+                self._requests.later(timeout, partial(self._requests.give_up, request))
+        if request.ask is not None:
+            member.protocol.drop(request.ask)
         answered = False
 
         def make(req_id: int) -> Message:
-            return messages.acquire(
-                req_id,
-                hold.name,
-                hold.count,
-                hold.data,
-                self._requests.left(hold),
-                ephemeral=hold.ephemeral,
-            )
+            return request.message(req_id, request.left_at(self._members.now()))
 
         def heard(kind: str, body: Message) -> bool:
             nonlocal answered
@@ -115,35 +128,35 @@ class Altering:
             if not answered:
                 answered = True
                 gone = not pending and body.status == Status.NOT_FOUND
-                settle(answer, released(self._node) if gone else None)
-                self._lanes.of(hold.name).end(member)
+                settle(answer, self._released() if gone else None)
+                self._queues.of(request.name).end(member)
             if not pending:
-                hold.ask = None
-                self._requests.result(hold, body)
+                request.ask = None
+                self._joining.result(request, body)
             return not pending
 
-        hold.ask = member.strand.ask(make, heard)
+        request.ask = member.protocol.ask(make, heard)
 
-    def _change_owner(self, hold: Hold, member: Member, answer: asyncio.Future[None]) -> None:
+    def _change_owner(
+        self, request: YdbRequest, member: Member, answer: asyncio.Future[None]
+    ) -> None:
         def make(req_id: int) -> Message:
-            return messages.acquire(
-                req_id, hold.name, hold.count, hold.data, None, ephemeral=hold.ephemeral
-            )
+            return request.message(req_id, None)
 
         def heard(kind: str, body: Message) -> bool:
             granted = kind == "acquire_semaphore_result" and body.status == Status.SUCCESS
-            if hold.state is State.OWNS and not granted:
+            if request.state is State.OWNS and not granted:
                 # It did not own any more: it has joined the queue anew, or the queue is gone.
                 pending = kind == "acquire_semaphore_pending"
                 gone = pending or body.status == Status.NOT_FOUND
                 if gone:
                     why = Removal.EVICTED if pending else Removal.DELETED
-                    self._requests.removed(hold, why, release=pending)
-                    settle(answer, released(self._node))
+                    self._requests.removed(request, why, release=pending)
+                    settle(answer, self._released())
                 else:
-                    settle(answer, errors.semaphore_error(self._node, hold.name, body))
+                    settle(answer, errors.semaphore_error(self._node, request.name, body))
             settle(answer)
-            self._lanes.of(hold.name).end(member)
+            self._queues.of(request.name).end(member)
             return True
 
-        member.strand.ask(make, heard)
+        member.protocol.ask(make, heard)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Sequence
+from typing import NoReturn
 
 from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines.contract import Attach, EngineDefaults, Removal, SessionEvents
 from tenure.engines.ydb import messages
-from tenure.engines.ydb.channel import Channel
+from tenure.engines.ydb.database import Database
 from tenure.engines.ydb.errors import OutOfReach
 from tenure.engines.ydb.session import YdbSession
 from tenure.engines.ydb.url import YdbUrl
@@ -40,8 +40,6 @@ from tenure.wire.ydb import Message, Status
 
 __all__ = ["YdbEngine"]
 
-T = TypeVar("T")
-
 _LOOKING = 5.0
 """Recovery window, in seconds, of a session that describes one semaphore."""
 
@@ -50,17 +48,15 @@ FAREWELL = 5.0
 
 
 class YdbEngine(EngineDefaults):
-    """One connection to a database.
+    """One program's engine on a database.
 
     Attributes:
-        address: what its URL says.
-        channel: the way to the servers.
+        database: what its sessions share.
         sessions: those that are attached and not over.
-        siblings: whose session a sibling is, by its id.
     """
 
     def __init__(self, address: YdbUrl, clock: Clock) -> None:
-        self.address = address
+        self.database = Database(address, clock)
         self.url = address.url
         self.clock = clock
         self.capabilities = Capabilities(
@@ -74,32 +70,18 @@ class YdbEngine(EngineDefaults):
             descriptions=False,
             store_time=False,
         )
-        self.channel = Channel(address)
         self.sessions: set[YdbSession] = set()
-        self.siblings: dict[int, int] = {}
-        self._ending: set[asyncio.Task[Any]] = set()
         self._open = False
-
-    def path_of(self, node: str) -> str:
-        """A node's path in the database."""
-        return self.address.database + node
-
-    def see_through(self, ending: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Carry it out before the engine is closed, with or without its caller."""
-        task = asyncio.create_task(ending, name="tenure-ydb-ending")
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-        return task
 
     # The contract: opening and closing
 
     async def open(self) -> None:
         try:
-            await self.channel.open()
+            await self.database.channel.open()
         except OutOfReach as error:
             raise EngineUnavailable(
                 f"{self.url} cannot be reached: {error}; check the address, and that YDB's "
-                f"protocol is spoken there, {self.address.transport}"
+                f"protocol is spoken there, {self.database.address.transport}"
             ) from error
         self._open = True
 
@@ -107,9 +89,7 @@ class YdbEngine(EngineDefaults):
         self._open = False
         closing = [session.close_within(FAREWELL) for session in list(self.sessions)]
         await asyncio.gather(*closing)
-        while self._ending:
-            await asyncio.wait(list(self._ending))
-        await self.channel.aclose()
+        await self.database.aclose()
 
     def _opened(self) -> None:
         if not self._open:
@@ -138,7 +118,7 @@ class YdbEngine(EngineDefaults):
             return await self._attach(how, events)
 
     async def _attach(self, how: Attach, events: SessionEvents) -> YdbSession:
-        session = YdbSession(self, how, events)
+        session = YdbSession(self.database, how, events, self.sessions.discard)
         self.sessions.add(session)
         await session.attach()
         return session
@@ -183,9 +163,9 @@ class YdbEngine(EngineDefaults):
 
     async def _call(self, call: str, path: str, config: NodeConfig | None = None) -> Message:
         self._opened()
-        request = messages.node_request(call, self.path_of(path), config)
+        request = messages.node_request(call, self.database.path_of(path), config)
         try:
-            operation = await self.channel.call(call, request)
+            operation = await self.database.channel.call(call, request)
         except OutOfReach as error:
             raise EngineUnavailable(
                 f"{self.url} did not answer about the node {path}: {error}", node=path

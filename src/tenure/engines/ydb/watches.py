@@ -21,17 +21,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenure.engines.contract import Removal
 from tenure.engines.ydb import messages
+from tenure.engines.ydb.members import Members
+from tenure.engines.ydb.protocol import Ask
+from tenure.engines.ydb.requests import YdbRequests
 from tenure.wire.ydb import Message, Status
 
-if TYPE_CHECKING:
-    from tenure.engines.ydb.session import YdbSession
-    from tenure.engines.ydb.strand import Ask
-
-__all__ = ["Watches"]
+__all__ = ["YdbWatches"]
 
 LOOK_AGAIN = 0.25
 """Seconds after which what did not exist is looked for again."""
@@ -129,11 +128,12 @@ class _Name:
         self.known, self.data, self.owners = True, data, owners
 
 
-class Watches:
+class YdbWatches:
     """The watches of one session."""
 
-    def __init__(self, session: YdbSession) -> None:
-        self._session = session
+    def __init__(self, members: Members, requests: YdbRequests) -> None:
+        self._members = members
+        self._requests = requests
         self._loop = asyncio.get_running_loop()
         self._names: dict[str, _Name] = {}
         self._again: asyncio.TimerHandle | None = None
@@ -169,7 +169,7 @@ class Watches:
     def renewed(self) -> None:
         """Time to look up what is owned among many."""
         for name, watched in self._names.items():
-            if watched.many and self._session.owned(name) and not self._covers_owners(watched):
+            if watched.many and self._requests.owned(name) and not self._covers_owners(watched):
                 self._look_up(name)
 
     def close(self) -> None:
@@ -185,7 +185,7 @@ class Watches:
         watched = self._names.get(name)
         if watched is None or self._over:
             return
-        guard = bool(self._session.owned(name))
+        guard = bool(self._requests.owned(name))
         data = guard or watched.for_data > 0
         owners = (guard and not watched.many) or watched.for_owners > 0
         arm = watched.arm
@@ -200,7 +200,7 @@ class Watches:
         watched.arm = new = _Arm(data, owners)
 
         def make(req_id: int) -> Message:
-            new.step = self._session.step()
+            new.step = self._members.step()
             return messages.describe(
                 req_id,
                 name,
@@ -214,7 +214,7 @@ class Watches:
                 return self._changed(name, new, body)
             return self._described(name, new, body)
 
-        new.ask = self._session.main.strand.ask(make, heard)
+        new.ask = self._members.main.protocol.ask(make, heard)
 
     # What the server says
 
@@ -269,10 +269,10 @@ class Watches:
 
     def _watch_owned(self) -> None:
         self._settled = None
-        for name in self._session.all_owned():
+        for name in self._requests.owned_names():
             watched = self._names.setdefault(name, _Name())
             arm = watched.arm
-            newest = max(hold.owned_at for hold in self._session.owned(name))
+            newest = max(request.owned_at for request in self._requests.owned(name))
             if arm is not None and arm.step < newest:
                 arm.retired = True
                 watched.arm = None
@@ -290,16 +290,16 @@ class Watches:
         """
         order_ids = {each.session_id: each.order_id for each in owners or ()}
         unproven = False
-        for hold in self._session.owned(name):
-            assert hold.member is not None
-            found = order_ids.get(hold.member.id)
-            if found is not None and (hold.order_id is None or found == hold.order_id):
+        for request in self._requests.owned(name):
+            assert request.member is not None
+            found = order_ids.get(request.member.id)
+            if found is not None and (request.order_id is None or found == request.order_id):
                 continue
-            if hold.owned_at > step:
+            if request.owned_at > step:
                 unproven = True
                 continue
             why = Removal.DELETED if owners is None else Removal.EVICTED
-            self._session.lost(hold, why, release=found is not None)
+            self._requests.removed(request, why, release=found is not None)
         if unproven:
             self._look_up(name)
 
@@ -311,7 +311,7 @@ class Watches:
 
         def make(req_id: int) -> Message:
             nonlocal step
-            step = self._session.step()
+            step = self._members.step()
             return messages.describe(req_id, name, owners=True)
 
         def heard(_: str, body: Message) -> bool:
@@ -321,7 +321,7 @@ class Watches:
                 self.check_owned(name, None, step)
             return True
 
-        self._session.main.strand.ask(make, heard)
+        self._members.main.protocol.ask(make, heard)
 
     # What does not exist
 

@@ -1,9 +1,9 @@
-"""The conversation about one session of YDB's: a protocol core, with no I/O and no event loop.
+"""Protocol of one session on the server, with no I/O and no event loop.
 
 The I/O part gets the first message of a new stream from `begin`, hands the server's messages to
 `receive`, reports the end of the stream with `lost`, and writes what is in `outgoing`, whenever
-`StrandEvents.outgoing` announces that there is something. A caller with a request calls `ask`, at
-any time, connected or not.
+`YdbProtocolEvents.outgoing` announces that there is something. Operations begin with `ask`, at any
+time, connected or not.
 
 Rules:
 
@@ -29,7 +29,7 @@ from typing import Protocol
 from tenure.engines.ydb import messages
 from tenure.wire.ydb import Message, Status
 
-__all__ = ["Ask", "Strand", "StrandEvents"]
+__all__ = ["Ask", "YdbProtocol", "YdbProtocolEvents"]
 
 PROBE = "tenure.alive"
 """The name that is described for a proof; whether there is such a semaphore does not matter."""
@@ -40,8 +40,8 @@ _PROBES = 4
 _OVER = frozenset({Status.SESSION_EXPIRED, Status.BAD_SESSION})
 
 
-class StrandEvents(Protocol):
-    """Events of a strand."""
+class YdbProtocolEvents(Protocol):
+    """Events of a protocol."""
 
     def outgoing(self) -> None:
         """Report that there is something to write."""
@@ -103,7 +103,7 @@ class _Probe:
         self.described = False
 
 
-class Strand:
+class YdbProtocol:
     """One session on the server.
 
     Attributes:
@@ -123,7 +123,7 @@ class Strand:
         description: str,
         key: bytes,
         now: Callable[[], float],
-        events: StrandEvents,
+        events: YdbProtocolEvents,
     ) -> None:
         self.id = 0
         self.seq_no = 0

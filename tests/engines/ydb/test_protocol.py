@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenure.engines.ydb import messages
-from tenure.engines.ydb.strand import Strand
+from tenure.engines.ydb.protocol import YdbProtocol
 from tenure.wire.ydb import Message, SessionResponse, Status
 
 Response = SessionResponse
@@ -13,17 +13,17 @@ WINDOW = 30.0
 
 
 class Talk:
-    """A strand, what it says, and what it tells."""
+    """A protocol, what it says, and what it tells."""
 
     def __init__(self) -> None:
         self.time = 1000.0
         self.told: list[object] = []
-        self.strand = Strand("/local/n", WINDOW, "me", b"key", lambda: self.time, self)
+        self.protocol = YdbProtocol("/local/n", WINDOW, "me", b"key", lambda: self.time, self)
 
-    # StrandEvents
+    # YdbProtocolEvents
 
     def outgoing(self) -> None:
-        assert self.strand.outgoing
+        assert self.protocol.outgoing
 
     def started(self) -> None:
         self.told.append("started")
@@ -40,11 +40,11 @@ class Talk:
     # The server
 
     def says(self, **what: Message) -> None:
-        self.strand.receive(Response(**what))
+        self.protocol.receive(Response(**what))
 
     def attach(self, session_id: int = 7) -> Message:
         """A stream, with SessionStarted; returns what the server was told."""
-        first = self.strand.begin().session_start
+        first = self.protocol.begin().session_start
         self.says(session_started=Response.SessionStarted(session_id=session_id))
         return first
 
@@ -53,8 +53,8 @@ class Talk:
 
     def said(self) -> list[str]:
         """What kinds of messages were said since the last time."""
-        said = [message.WhichOneof("request") for message in self.strand.outgoing]
-        self.strand.outgoing.clear()
+        said = [message.WhichOneof("request") for message in self.protocol.outgoing]
+        self.protocol.outgoing.clear()
         return said
 
     def heard(self, since: int = 0) -> list[object]:
@@ -73,7 +73,7 @@ def ask_for(talk: Talk, name: str) -> list[tuple[str, int]]:
         answers.append((kind, body.req_id))
         return kind != "acquire_semaphore_pending"
 
-    talk.strand.ask(
+    talk.protocol.ask(
         lambda req_id: messages.acquire(req_id, name, 1, b"", None, ephemeral=True), heard
     )
     return answers
@@ -85,7 +85,7 @@ def test_the_first_message_attaches_and_a_later_one_attaches_again() -> None:
     assert (first.path, first.session_id, first.timeout_millis) == ("/local/n", 0, 30_000)
     assert (first.description, first.seq_no, first.protection_key) == ("me", 1, b"key")
     assert talk.heard() == [1000.0, "started"]
-    talk.strand.lost()
+    talk.protocol.lost()
     talk.time = 1005.0
     again = talk.attach()
     assert (again.session_id, again.seq_no, again.protection_key) == (7, 2, b"key")
@@ -106,10 +106,10 @@ def test_what_is_not_finished_is_asked_again_in_its_order_after_a_loss() -> None
     waiting, finished, unanswered = (ask_for(talk, name) for name in "abc")
     talk.says(acquire_semaphore_pending=Response.AcquireSemaphorePending(req_id=1))
     talk.says(acquire_semaphore_result=Response.AcquireSemaphoreResult(req_id=2, acquired=True))
-    talk.strand.lost()
+    talk.protocol.lost()
     assert talk.said() == []
     talk.attach()
-    again = [message.acquire_semaphore.name for message in talk.strand.outgoing]
+    again = [message.acquire_semaphore.name for message in talk.protocol.outgoing]
     assert again == ["a", "c"]
     talk.says(acquire_semaphore_result=Response.AcquireSemaphoreResult(req_id=1, acquired=True))
     talk.says(acquire_semaphore_result=Response.AcquireSemaphoreResult(req_id=3, acquired=True))
@@ -129,30 +129,30 @@ def test_what_was_dropped_is_neither_answered_nor_asked_again() -> None:
         answers.append(kind)
         return True
 
-    asked = talk.strand.ask(lambda req_id: messages.release(req_id, "a"), heard)
+    asked = talk.protocol.ask(lambda req_id: messages.release(req_id, "a"), heard)
     talk.said()
-    talk.strand.drop(asked)
+    talk.protocol.drop(asked)
     talk.says(release_semaphore_result=Response.ReleaseSemaphoreResult(req_id=asked.req_id))
-    talk.strand.lost()
+    talk.protocol.lost()
     talk.attach()
     assert (talk.said(), answers) == ([], [])
 
 
 def test_who_asks_knows_whether_it_was_asked_before() -> None:
     talk = Talk()
-    asked = talk.strand.ask(lambda req_id: messages.release(req_id, "a"), lambda *_: True)
+    asked = talk.protocol.ask(lambda req_id: messages.release(req_id, "a"), lambda *_: True)
     talk.attach()
     assert not asked.again
-    talk.strand.lost()
+    talk.protocol.lost()
     talk.attach()
     assert asked.again
 
 
 def _renewed(talk: Talk) -> tuple[int, int]:
     """Ask for a proof; returns what the two answers have to carry."""
-    talk.strand.renew()
-    ping, described = talk.strand.outgoing[-2:]
-    talk.strand.outgoing.clear()
+    talk.protocol.renew()
+    ping, described = talk.protocol.outgoing[-2:]
+    talk.protocol.outgoing.clear()
     return ping.ping.opaque, described.describe_semaphore.req_id
 
 
@@ -177,7 +177,7 @@ def test_a_proof_takes_the_answers_to_a_ping_and_to_a_description(pong_first: bo
     assert talk.heard(known) == []
     talk.says(**second)
     assert talk.heard(known) == [1010.0]
-    assert not talk.strand.waits_for_proof
+    assert not talk.protocol.waits_for_proof
 
 
 def test_a_description_that_failed_proves_nothing() -> None:
@@ -192,7 +192,7 @@ def test_a_description_that_failed_proves_nothing() -> None:
         )
     )
     assert talk.heard(known) == []
-    assert talk.strand.waits_for_proof
+    assert talk.protocol.waits_for_proof
     opaque, req_id = _renewed(talk)  # the next one does, and the first is forgotten
     talk.says(pong=Response.PingPong(opaque=opaque))
     talk.says(
@@ -201,14 +201,14 @@ def test_a_description_that_failed_proves_nothing() -> None:
         )
     )
     assert talk.heard(known) == [1000.0]
-    assert not talk.strand.waits_for_proof
+    assert not talk.protocol.waits_for_proof
 
 
 def test_answers_from_before_a_loss_prove_nothing_after_it() -> None:
     talk = Talk()
     talk.attach()
     opaque, req_id = _renewed(talk)
-    talk.strand.lost()
+    talk.protocol.lost()
     talk.attach()
     known = len(talk.told)
     talk.says(pong=Response.PingPong(opaque=opaque))
@@ -224,7 +224,7 @@ def test_a_server_that_answers_nothing_is_not_asked_for_ever() -> None:
     talk = Talk()
     talk.attach()
     for _ in range(100):
-        talk.strand.renew()
+        talk.protocol.renew()
     assert len(talk.said()) == 8
 
 
@@ -233,12 +233,12 @@ def test_pings_are_answered_while_the_program_is_heard_of() -> None:
     talk.attach()
     talk.time += WINDOW - 0.1
     talk.says(ping=Response.PingPong(opaque=5))
-    assert [message.pong.opaque for message in talk.strand.outgoing] == [5]
+    assert [message.pong.opaque for message in talk.protocol.outgoing] == [5]
     talk.said()
     talk.time += 0.2
     talk.says(ping=Response.PingPong(opaque=6))
     assert talk.said() == []
-    talk.strand.renew()
+    talk.protocol.renew()
     talk.said()
     talk.says(ping=Response.PingPong(opaque=7))
     assert talk.said() == ["pong"]
@@ -247,12 +247,12 @@ def test_pings_are_answered_while_the_program_is_heard_of() -> None:
 def test_who_is_silent_attaches_no_more_but_to_end_the_session() -> None:
     talk = Talk()
     talk.attach()
-    talk.strand.lost()
-    wanted = [talk.strand.wants_contact]
+    talk.protocol.lost()
+    wanted = [talk.protocol.wants_contact]
     talk.time += WINDOW + 0.1
-    wanted.append(talk.strand.wants_contact)
-    talk.strand.stop()
-    wanted.append(talk.strand.wants_contact)
+    wanted.append(talk.protocol.wants_contact)
+    talk.protocol.stop()
+    wanted.append(talk.protocol.wants_contact)
     assert wanted == [True, False, True]
     talk.attach()
     assert talk.said() == ["session_stop"]
@@ -264,8 +264,8 @@ def test_only_two_statuses_end_a_session(status: Status, while_attached: bool) -
     talk = Talk()
     talk.attach()
     if not while_attached:
-        talk.strand.lost()
-        talk.strand.begin()
+        talk.protocol.lost()
+        talk.protocol.begin()
     talk.fails(status)
     assert talk.last == ("ended", status.name)
     known = len(talk.told)
@@ -284,7 +284,7 @@ def test_whatever_else_a_server_fails_with_may_pass(status: Status) -> None:
     talk.fails(status)
     refused: object = ("refused", status.name)
     assert talk.last == refused
-    talk.strand.lost()
+    talk.protocol.lost()
     talk.said()
     talk.attach()
     assert talk.heard()[-1] == "started"
@@ -294,20 +294,20 @@ def test_whatever_else_a_server_fails_with_may_pass(status: Status) -> None:
 
 def test_before_the_first_attachment_no_status_ends_anything() -> None:
     talk = Talk()
-    talk.strand.begin()
+    talk.protocol.begin()
     talk.fails(Status.SESSION_EXPIRED)
     assert talk.told == [("refused", "SESSION_EXPIRED")]
 
 
 def test_a_stop_is_said_at_once_or_after_attaching_and_nothing_else_then() -> None:
     talk = Talk()
-    talk.strand.stop()
+    talk.protocol.stop()
     ask_for(talk, "a")
     talk.attach()
     assert talk.said() == ["session_stop"]
     talk.says(ping=Response.PingPong(opaque=5))
-    talk.strand.renew()
-    talk.strand.stop()
+    talk.protocol.renew()
+    talk.protocol.stop()
     assert talk.said() == []
     talk.says(session_stopped=Response.SessionStopped(session_id=7))
     assert talk.told == [("ended", None)]
@@ -317,7 +317,7 @@ def test_what_is_not_understood_is_left_alone() -> None:
     talk = Talk()
     talk.attach()
     known = len(talk.told)
-    talk.strand.receive(Response())
+    talk.protocol.receive(Response())
     talk.says(describe_semaphore_changed=Response.DescribeSemaphoreChanged(req_id=99))
     talk.says(acquire_semaphore_result=Response.AcquireSemaphoreResult(req_id=99))
     talk.says(pong=Response.PingPong(opaque=99))

@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from tenure.engines.ydb.channel import Channel
 from tenure.engines.ydb.errors import OutOfReach
-from tenure.engines.ydb.line import Line
-from tenure.engines.ydb.strand import Strand
+from tenure.engines.ydb.member import Member
 from tenure.testing import VirtualClock
 from tenure.wire.ydb import Message, Status
 from tenure.wire.ydb import SessionResponse as Response
@@ -108,27 +107,26 @@ class Program:
 
     def __init__(self, clock: VirtualClock, peer: Peer) -> None:
         self.proofs: list[float] = []
-        self.strand = Strand("/local/n", WINDOW, "me", b"key", clock.now, self)
-        self.line = Line(cast(Channel, peer), self.strand, lost=_nothing, failed=_nothing)
+        channel = cast(Channel, peer)
+        self.member = Member(channel, "/local/n", WINDOW, "me", b"key", clock.now, self)
 
-    def outgoing(self) -> None:
-        self.line.outgoing()
+    def member_started(self, member: Member) -> None:
+        """Its proofs tell."""
 
-    def started(self) -> None:
-        pass
+    def member_detached(self) -> None:
+        """The peer counts that."""
 
-    def proven(self, at: float) -> None:
-        self.proofs.append(at)
+    def member_proven(self) -> None:
+        self.proofs.append(self.member.protocol.last_proof)
 
-    def refused(self, failure: Message) -> None:
+    def member_refused(self, member: Member, failure: Message) -> None:
         raise AssertionError(failure)
 
-    def ended(self, failure: Message | None) -> None:
+    def member_failed(self, member: Member, error: Exception) -> None:
+        """The peer counts that."""
+
+    def member_over(self, member: Member, failure: Message | None) -> None:
         raise AssertionError(failure)
-
-
-def _nothing(*_: Any) -> None:
-    pass
 
 
 @asynccontextmanager
@@ -137,7 +135,7 @@ async def attached(clock: VirtualClock, peer: Peer) -> AsyncIterator[Program]:
     try:
         yield program
     finally:
-        await program.line.aclose()
+        await program.member.finish()
 
 
 async def test_a_connection_of_which_nothing_is_heard_is_left_while_attaching(
@@ -157,7 +155,7 @@ async def test_a_server_that_is_slow_to_attach_is_waited_for_if_others_hear_of_i
     peer = Peer(2.5 * PATIENCE, others=True)
     async with attached(clock, peer) as program:
         await asyncio.sleep(2.6 * PATIENCE)
-        assert program.strand.attached
+        assert program.member.protocol.attached
         assert (peer.streams, peer.left) == (1, {"stream": 0, "connection": 0})
 
 
@@ -181,7 +179,7 @@ async def test_a_server_that_proves_late_but_steadily_is_not_left(
     async with attached(clock, peer) as program:
         await asyncio.sleep(PATIENCE)
         for _ in range(20):
-            program.strand.renew()
+            program.member.protocol.renew()
             await asyncio.sleep(PATIENCE / 2)
         assert len(program.proofs) > 15
         assert peer.left == {"stream": 0, "connection": 0}
@@ -194,7 +192,7 @@ async def test_a_server_that_ceases_to_prove_is_left_with_its_connection(
     async with attached(clock, peer) as program:
         await asyncio.sleep(PATIENCE)
         peer.after = None
-        program.strand.renew()
+        program.member.protocol.renew()
         await asyncio.sleep(0.9 * PATIENCE)
         assert peer.left == {"stream": 0, "connection": 0}
         await asyncio.sleep(0.2 * PATIENCE)
@@ -206,7 +204,7 @@ async def test_a_loop_that_stood_still_does_not_blame_the_server(clock: VirtualC
     peer = Peer(0.1, others=False)
     async with attached(clock, peer) as program:
         await asyncio.sleep(PATIENCE)
-        program.strand.renew()
+        program.member.protocol.renew()
         await asyncio.sleep(0.05)
         clock.advance(3 * PATIENCE)
         await asyncio.sleep(2 * PATIENCE)

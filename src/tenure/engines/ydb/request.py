@@ -1,19 +1,18 @@
-"""One request of a session, and the strand through which it stands in its queue."""
+"""One request of a session, and the member through which it is in its queue."""
 
 from __future__ import annotations
 
 import asyncio
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from tenure.engines.contract import Enqueued, Withdrawn
+from tenure.engines.ydb import messages
+from tenure.engines.ydb.member import Member
+from tenure.engines.ydb.protocol import Ask
 from tenure.errors import TenureError
+from tenure.wire.ydb import Message
 
-if TYPE_CHECKING:
-    from tenure.engines.ydb.member import Member
-    from tenure.engines.ydb.strand import Ask
-
-__all__ = ["LONGEST_WAIT", "Hold", "State", "settle"]
+__all__ = ["LONGEST_WAIT", "State", "YdbRequest", "settle"]
 
 LONGEST_WAIT = 24 * 3600.0
 """Seconds: what waits longer waits for ever on the server, and is withdrawn from here."""
@@ -30,15 +29,15 @@ class State(Enum):
     GONE = "gone"
 
 
-class Hold:
+class YdbRequest:
     """A request, from when the program made it until it is out of its queue.
 
     Attributes:
-        number: the program's number for it.
+        request_id: the program's number for it.
         deadline: when it gives up waiting, on the clock; ``None`` for never.
         at_once: it is granted at once or not at all.
         state: where it stands.
-        member: whose strand it is on, once it was sent.
+        member: the one that it was sent through.
         ask: what was asked of the server and will be answered with the grant.
         taken: it was granted, sooner or later.
         release: what was asked of the server to have it out of its queue.
@@ -64,20 +63,20 @@ class Hold:
         "lost",
         "member",
         "name",
-        "number",
         "order_id",
         "order_id_asked",
         "owned_at",
         "perhaps_out",
         "refused",
         "release",
+        "request_id",
         "state",
         "taken",
     )
 
     def __init__(
         self,
-        number: int,
+        request_id: int,
         name: str,
         count: int,
         data: bytes,
@@ -87,7 +86,7 @@ class Hold:
         ephemeral: bool,
         answer: asyncio.Future[Enqueued],
     ) -> None:
-        self.number = number
+        self.request_id = request_id
         self.name = name
         self.count = count
         self.data = data
@@ -108,7 +107,34 @@ class Hold:
         self.lost = False
         self.leavers: list[asyncio.Future[Withdrawn]] = []
 
-    def tell_leavers(self, withdrawn: Withdrawn) -> None:
+    def left_at(self, now: float) -> float | None:
+        """Return the seconds that it still waits, for the server."""
+        if self.at_once:
+            return 0.0
+        if self.deadline is None:
+            return None
+        left = self.deadline - now
+        return None if left > LONGEST_WAIT else max(left, 0.0)
+
+    def message(self, req_id: int, left: float | None) -> Message:
+        """Return what joins the queue, or changes the request there, and waits for so long."""
+        return messages.acquire(
+            req_id, self.name, self.count, self.data, left, ephemeral=self.ephemeral
+        )
+
+    def answer_with(self, enqueued: Enqueued) -> bool:
+        """Give the answer to `enqueue`, if it has none yet; return false if it has one."""
+        if self.answer.done():
+            return False
+        self.answer.set_result(enqueued)
+        return True
+
+    def fail(self, error: TenureError) -> None:
+        """Give the answer to `enqueue`, if it has none yet."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    def answer_leavers(self, withdrawn: Withdrawn) -> None:
         """Answer the withdrawals: it is out of its queue."""
         for answer in self.leavers:
             if not answer.done():
