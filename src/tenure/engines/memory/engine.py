@@ -266,7 +266,7 @@ class MemoryEngine(EngineDefaults):
     async def list_semaphores(
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:
-        pages = self.pages()
+        pages = MemoryPages(self._command)
         return await pages.semaphores(path, owners=owners, waiters=waiters, after="", most=ALL)
 
     async def describe_semaphore(
@@ -277,7 +277,7 @@ class MemoryEngine(EngineDefaults):
             return describe.semaphore(found, now, owners=owners, waiters=waiters)
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
-        return await self.pages().sessions(path, after=0, most=ALL)
+        return await MemoryPages(self._command).sessions(path, after=0, most=ALL)
 
     def pages(self) -> MemoryPages:
         return MemoryPages(self._command)
