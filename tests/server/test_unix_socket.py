@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tenure.errors import EngineUnavailable
-from tenure.server import native
 from tenure.server.native import NativeListener
+from tenure.server.native import listener as native
 from tenure.server.sockets import SocketFile, bind_unix
 from tests.server.talking import PATIENCE, Caller, serving
 
