@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from tenure.server.context import Authenticator
+from tenure.server.auth import Authenticator
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
 from tests.clean_up import clean_up_with

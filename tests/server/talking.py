@@ -18,7 +18,8 @@ from tenure.clock import Clock, SystemClock
 from tenure.engines import connect_engine
 from tenure.engines.contract import Engine
 from tenure.server.accept import Greeting
-from tenure.server.context import Authenticator, Context, OpenAccess
+from tenure.server.auth import Authenticator
+from tenure.server.context import Context
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
 from tenure.server.native.connection import NativeServerConnection
@@ -175,7 +176,7 @@ async def serving(
     context = Context(
         engine,
         limits or Limits(),
-        authenticator or OpenAccess(),
+        Authenticator() if authenticator is None else authenticator,
         logging.getLogger("tenure.server"),
     )
     if engine.clock.virtual:  # nobody looks a name up then, and nobody connects

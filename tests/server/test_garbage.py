@@ -14,7 +14,8 @@ import pytest
 
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
-from tenure.server.context import Context, OpenAccess
+from tenure.server.auth import Authenticator
+from tenure.server.context import Context
 from tenure.server.dflockd.listener import DflockdListener
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
@@ -36,7 +37,7 @@ def _of_its_own(connection: Any) -> Any:
 async def test_a_lost_connection_leaves_nothing_to_the_collector(scheme: str) -> None:
     engine = connect_engine("memory://", SystemClock())
     await engine.open()
-    context = Context(engine, Limits(), OpenAccess(), logging.getLogger("tenure.server"))
+    context = Context(engine, Limits(), Authenticator(), logging.getLogger("tenure.server"))
     listener = LISTENERS[scheme](context, f"{scheme}://127.0.0.1:0")
     await listener.open()
     gc.disable()

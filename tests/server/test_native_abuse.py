@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from tenure.engines.memory import MemoryEngine
-from tenure.errors import AuthenticationFailed, EngineUnavailable
+from tenure.errors import EngineUnavailable
 from tenure.server import accept
 from tenure.server.admission import Source
 from tenure.server.auth import Identity, Peer
-from tenure.server.auth.authenticator import OpenAccess
+from tenure.server.auth.authenticator import Authenticator
 from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
@@ -138,7 +138,7 @@ async def test_nonsense_gets_an_answer_a_line_in_the_log_and_the_end(
 async def test_a_message_that_fails_unexpectedly_gets_an_answer_and_a_line_in_the_log(
     error: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Broken(OpenAccess):
+    class Broken(Authenticator):
         def authenticate(self, token: str, peer: Peer = UNKNOWN_PEER) -> Identity:
             if token:
                 raise error()
@@ -585,20 +585,11 @@ async def test_one_that_says_much_at_once_does_not_keep_others_waiting(
 # --- who may come in -----------------------------------------------------------------------
 
 
-class Password:
-    required = True
-
-    def authenticate(self, token: str, peer: Peer = UNKNOWN_PEER) -> Identity:
-        if token != "right":
-            raise AuthenticationFailed("the server does not know this token")
-        return Identity("someone", "token")
-
-
 async def test_a_wrong_token_is_refused_and_not_repeated_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with serving(authenticator=Password()) as listener:
+    async with serving(authenticator=Authenticator({"right": "someone"})) as listener:
         async with called(listener, greet=False) as client:
             client.say(Hello(1, 1, [], "secret-guess", client.program))
             bye = await client.hear(Bye)

@@ -13,16 +13,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from tenure.clock import Clock
 from tenure.engines.contract import Engine
 from tenure.server.admission import Admission
 from tenure.server.audit import Audit
-from tenure.server.auth.authenticator import OpenAccess
+from tenure.server.auth.authenticator import Authenticator
 from tenure.server.auth.guard import Guard
-from tenure.server.auth.identity import Identity
-from tenure.server.auth.peer import UNKNOWN_PEER, Peer
 from tenure.server.budget import LoopBudget
 from tenure.server.limits import Count, Limits
 from tenure.server.log import tell
@@ -30,28 +28,7 @@ from tenure.server.reads import Reads
 from tenure.server.semaphores import Semaphores
 from tenure.server.sessions.keys import SessionKeys
 
-__all__ = ["Authenticator", "Context", "Counts", "OpenAccess"]
-
-
-class Authenticator(Protocol):
-    """Decision about the identity of a connection; see `tenure.server.auth`."""
-
-    @property
-    def required(self) -> bool:
-        """True if a client has to show a token."""
-        ...
-
-    def authenticate(self, token: str, peer: Peer = UNKNOWN_PEER) -> Identity:
-        """Return the identity of a client.
-
-        Args:
-            token: what the client shows; empty if it shows none.
-            peer: what its transport shows.
-
-        Raises:
-            AuthenticationFailed: a token is required, and this is not a valid one.
-        """
-        ...
+__all__ = ["Context", "Counts"]
 
 
 class Counts:

@@ -29,7 +29,8 @@ import pytest
 
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
-from tenure.server.context import Authenticator, Context, OpenAccess
+from tenure.server.auth import Authenticator
+from tenure.server.context import Context
 from tenure.server.dflockd.listener import DflockdListener
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.limits import Limits
@@ -75,7 +76,7 @@ class InThread:
     ) -> None:
         self.port = 0
         self._store = store
-        self._authenticator = authenticator or OpenAccess()
+        self._authenticator = Authenticator() if authenticator is None else authenticator
         self._tls = tls
         self._options = DflockdOptions(**options)
         self._loop = asyncio.new_event_loop()

@@ -26,8 +26,7 @@ from tenure.errors import (
 )
 from tenure.events import SessionAttached
 from tenure.model import DEFAULT_NODE
-from tenure.server.auth import Identity, Peer
-from tenure.server.auth.peer import UNKNOWN_PEER
+from tenure.server.auth import Authenticator
 from tenure.testing.program import Program, answer_of, raises
 from tenure.testing.stage import WINDOW, Stage
 from tests.corpus.subjects import SystemClockThatSteps
@@ -282,17 +281,11 @@ async def test_of_several_servers_all_are_tried_when_one_cannot_be_reached(store
                 assert await client.mutex("m").inspect() is not None
 
 
-class Nobody:
-    """The authenticator that refuses."""
-
-    required = True
-
-    def authenticate(self, token: str, peer: Peer = UNKNOWN_PEER) -> Identity:
-        raise AuthenticationFailed("a token is required")
-
-
 async def test_of_several_servers_all_are_tried_when_one_answers_and_refuses(store: str) -> None:
-    with served(store, authenticator=Nobody()) as closed, served(store) as open_one:
+    with (
+        served(store, authenticator=Authenticator({"a token": "someone"})) as closed,
+        served(store) as open_one,
+    ):
         both = f"tenure://{place_of(closed.address)},{place_of(open_one.address)}"
         for _ in range(4):
             async with on_a_cable(both) as (_, cable, engine):
@@ -311,9 +304,9 @@ async def test_a_server_that_refuses_who_comes_back_is_told_of_in_the_log(
         client = tenure.connect(server.address)
         lease = await client.mutex("m").lock()
         server.stop()
-    with served(store, url=server.address, authenticator=Nobody()):
+    with served(store, url=server.address, authenticator=Authenticator({"a token": "someone"})):
         async with asyncio.timeout(30):
-            while "a token is required" not in caplog.text:  # noqa: ASYNC110
+            while "the server requires a token" not in caplog.text:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     with served(store, url=server.address):
         async with client.mutex("another").lock(timeout=30):

@@ -15,7 +15,7 @@ from tenure.engines.contract import EngineSession, Enqueued, Place
 from tenure.engines.memory import MemoryEngine
 from tenure.errors import AuthenticationFailed, InvalidArgument, SessionExpired
 from tenure.model import NodeConfig
-from tenure.server.auth.authenticator import OpenAccess
+from tenure.server.auth.authenticator import Authenticator
 from tenure.server.auth.guard import Guard, GuardedEngine
 from tenure.server.auth.identity import Identity
 from tenure.server.context import Context
@@ -468,7 +468,7 @@ async def test_a_server_counts_what_it_finds_against_its_limits_and_no_quota(
         context = Context(
             world.store,
             Limits(stored_bytes=10, nodes=2),
-            OpenAccess(),
+            Authenticator(),
             logging.getLogger("tests.server.auth"),
         )
         await context.counts.semaphores.count_once()

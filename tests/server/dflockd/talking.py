@@ -25,7 +25,8 @@ from tenure.clock import Clock
 from tenure.engines.contract import Engine
 from tenure.engines.memory import MemoryEngine
 from tenure.server.accept import Greeting
-from tenure.server.context import Authenticator, Context, OpenAccess
+from tenure.server.auth import Authenticator
+from tenure.server.context import Context
 from tenure.server.dflockd.connection import DflockdServerConnection
 from tenure.server.dflockd.listener import DflockdListener
 from tenure.server.dflockd.options import DflockdOptions
@@ -54,7 +55,7 @@ async def serving(
     context = Context(
         engine,
         limits or Limits(),
-        authenticator or OpenAccess(),
+        Authenticator() if authenticator is None else authenticator,
         logging.getLogger("tenure.server"),
     )
     listener = DflockdListener(

@@ -16,7 +16,6 @@ from tenure.engines.memory import MemoryEngine
 from tenure.engines.memory.session import MemorySession
 from tenure.errors import AuthenticationFailed, EngineError
 from tenure.server.auth import Authenticator, Identity, Peer
-from tenure.server.auth.authenticator import OpenAccess
 from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.dflockd.claims import Holder
 from tenure.server.dflockd.housekeeping import Deaf
@@ -37,7 +36,7 @@ def token_of(reply: str) -> str:
     return match[1]
 
 
-class Broken(OpenAccess):
+class Broken(Authenticator):
     """An authenticator with a defect."""
 
     required = True

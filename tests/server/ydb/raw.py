@@ -20,7 +20,8 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
-from tenure.server.context import Authenticator, Context, OpenAccess
+from tenure.server.auth import Authenticator
+from tenure.server.context import Context
 from tenure.server.limits import Limits
 from tenure.server.ydb import YdbListener
 from tenure.server.ydb.messages import Request, Response, coordination, discovery
@@ -77,7 +78,12 @@ async def serving(
     logger, lines = logging.getLogger(f"tests.server.ydb.{next(_numbers)}"), Lines()
     logger.setLevel(logging.DEBUG)
     logger.addHandler(lines)
-    context = Context(engine, limits or Limits(), authenticator or OpenAccess(), logger)
+    context = Context(
+        engine,
+        limits or Limits(),
+        Authenticator() if authenticator is None else authenticator,
+        logger,
+    )
     listener = YdbListener(context, url, tls=tls, **how)
     await listener.open()
     try:

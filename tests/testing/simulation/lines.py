@@ -24,7 +24,8 @@ from tenure.engines.dflockd.url import parse
 from tenure.engines.memory.engine import MemoryEngine
 from tenure.model import DEFAULT_NODE, NodeConfig
 from tenure.server.accept import Door, Greeting
-from tenure.server.context import Context, OpenAccess
+from tenure.server.auth import Authenticator
+from tenure.server.context import Context
 from tenure.server.dflockd.listener import DflockdListener
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.limits import Limits
@@ -59,7 +60,7 @@ class LinesWorld(ServedWorld):
         if self.plan.seed % 2:
             engine = FaultyEngine(engine, Way(lambda: STORE_DELAY))
         await engine.open()
-        context = Context(engine, Limits(), OpenAccess(), logging.getLogger("tenure.simulated"))
+        context = Context(engine, Limits(), Authenticator(), logging.getLogger("tenure.simulated"))
         self.lines = Doorless(context, ADDRESS, options=DflockdOptions(node=DEFAULT_NODE))
         await self.lines.open()
         await World._prepare(self)

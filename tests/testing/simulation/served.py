@@ -20,7 +20,8 @@ from tenure.engines.memory.engine import MemoryEngine
 from tenure.engines.native import NativeEngine
 from tenure.engines.native.url import parse
 from tenure.server.accept import Door, Greeting
-from tenure.server.context import Context, OpenAccess
+from tenure.server.auth import Authenticator
+from tenure.server.context import Context
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
 from tenure.server.native.connection import NativeServerConnection
@@ -47,7 +48,7 @@ class ServedWorld(World):
         engine = MemoryEngine(self.store, self.server.clock)
         await engine.open()
         log = logging.getLogger("tenure.simulated")
-        context = Context(engine, Limits(), OpenAccess(), log)
+        context = Context(engine, Limits(), Authenticator(), log)
         self.listener = Doorless(context, ADDRESS)
         await self.listener.open()
         await super()._prepare()

@@ -11,7 +11,7 @@ No message, log line and `repr` in this package contains a token.
 
 from __future__ import annotations
 
-from tenure.server.auth.authenticator import REFUSAL_DELAY, Authenticator, OpenAccess, Verdict
+from tenure.server.auth.authenticator import REFUSAL_DELAY, Authenticator, Verdict
 from tenure.server.auth.identity import ANONYMOUS, Identity, IdentityKind
 from tenure.server.auth.peer import Peer, PeerCertificate, peer_of
 from tenure.server.auth.tokens import Credentials, Token, read_tokens, readable_by_others
@@ -23,7 +23,6 @@ __all__ = [
     "Credentials",
     "Identity",
     "IdentityKind",
-    "OpenAccess",
     "Peer",
     "PeerCertificate",
     "Token",

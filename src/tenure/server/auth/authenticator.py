@@ -23,7 +23,7 @@ from tenure.server.auth.peer import UNKNOWN_PEER, Peer
 from tenure.server.auth.revocation import CertificateId, certificate_id
 from tenure.server.auth.tokens import Credentials, Rights, Token
 
-__all__ = ["REFUSAL_DELAY", "Authenticator", "OpenAccess", "Verdict"]
+__all__ = ["REFUSAL_DELAY", "Authenticator", "Verdict"]
 
 REFUSAL_DELAY = 0.1
 """Seconds after which a client learns that its token is refused. Only this client waits."""
@@ -38,20 +38,7 @@ def _utc() -> datetime:
     return datetime.now(UTC)
 
 
-class OpenAccess:
-    """Authenticator that requires nothing."""
-
-    @property
-    def required(self) -> bool:
-        """True if a client has to show something."""
-        return False
-
-    def authenticate(self, token: str, peer: Peer = UNKNOWN_PEER) -> Identity:  # noqa: ARG002  (the protocol's)
-        """Return the identity that the transport shows."""
-        return _shown(peer, _ALL_RIGHTS)
-
-
-class Authenticator(OpenAccess):
+class Authenticator:
     """Authenticator that requires a token, if it has any.
 
     Args:
@@ -80,6 +67,7 @@ class Authenticator(OpenAccess):
 
     @property
     def required(self) -> bool:
+        """True if a client has to show something."""
         return self._required
 
     @property
