@@ -10,16 +10,13 @@ from typing import NoReturn
 from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines.contract import Attach, EngineDefaults, Removal, SessionEvents
-from tenure.engines.ydb import messages
+from tenure.engines.ydb import errors, messages
 from tenure.engines.ydb.database import Database
 from tenure.engines.ydb.errors import OutOfReach
 from tenure.engines.ydb.session import YdbSession
 from tenure.engines.ydb.url import YdbUrl
 from tenure.errors import (
-    AuthenticationFailed,
-    EngineError,
     EngineUnavailable,
-    InvalidArgument,
     NodeBusy,
     NodeExists,
     NodeNotFound,
@@ -171,7 +168,7 @@ class YdbEngine(EngineDefaults):
                 f"{self.url} did not answer about the node {path}: {error}", node=path
             ) from error
         if operation.status != Status.SUCCESS:
-            raise _node_error(path, operation)
+            raise errors.node_error(path, operation)
         return operation
 
     # The contract: what YDB's API does not offer
@@ -236,25 +233,3 @@ class _Unheard:
     def attached(self) -> None: ...
 
     def ended(self, error: SessionExpired) -> None: ...
-
-
-def _node_error(path: str, operation: Message) -> TenureError:
-    reason = messages.reason(operation)
-    match operation.status:
-        case Status.SCHEME_ERROR | Status.NOT_FOUND:
-            return NodeNotFound(f"there is no node {path} ({reason}); create it first", node=path)
-        case Status.ALREADY_EXISTS:
-            return NodeExists(f"the node {path} exists already ({reason})", node=path)
-        case Status.PRECONDITION_FAILED:
-            return NodeBusy(
-                f"the node {path} has attached sessions ({reason}); close them first", node=path
-            )
-        case Status.BAD_REQUEST:
-            return InvalidArgument(f"the node {path} was refused: {reason}", node=path)
-        case Status.UNAUTHORIZED:
-            return AuthenticationFailed(
-                f"access to the node {path} was refused ({reason}); check the credentials",
-                node=path,
-            )
-        case _:
-            return EngineError(f"the server failed at the node {path}: {reason}", node=path)

@@ -15,6 +15,8 @@ from tenure.errors import (
     AuthenticationFailed,
     EngineError,
     InvalidArgument,
+    NodeBusy,
+    NodeExists,
     NodeNotFound,
     SemaphoreBusy,
     SemaphoreNotFound,
@@ -31,6 +33,7 @@ __all__ = [
     "check",
     "code_of",
     "expired",
+    "node_error",
     "semaphore_error",
 ]
 
@@ -96,27 +99,39 @@ def expired(node: str, failure: Message) -> SessionExpired:
 
 def attach_error(node: str, failure: Message) -> TenureError | None:
     """Return the error of a refused attachment; ``None`` for a failure that may pass."""
-    reason = messages.reason(failure)
     match failure.status:
         case Status.NOT_FOUND | Status.SCHEME_ERROR:
-            return NodeNotFound(
-                f"there is no node {node} in the database ({reason}); create it first", node=node
-            )
-        case Status.UNAUTHORIZED:
-            return AuthenticationFailed(
-                f"a session on {node} was refused ({reason}); check the credentials", node=node
-            )
-        case Status.BAD_REQUEST:
-            return InvalidArgument(f"a session on {node} was refused: {reason}", node=node)
-        case Status.PRECONDITION_FAILED | Status.UNSUPPORTED | Status.GENERIC_ERROR:
-            return EngineError(f"a session on {node} was refused: {reason}", node=node)
+            return _no_node(node, failure)
+        case (
+            Status.UNAUTHORIZED
+            | Status.BAD_REQUEST
+            | Status.PRECONDITION_FAILED
+            | Status.UNSUPPORTED
+            | Status.GENERIC_ERROR
+        ):
+            return _refusal(f"a session on {node}", failure, node)
         case _:
             return None
 
 
+def node_error(node: str, operation: Message) -> TenureError:
+    """Return the error of a failed operation on a node."""
+    reason = messages.reason(operation)
+    match operation.status:
+        case Status.SCHEME_ERROR | Status.NOT_FOUND:
+            return _no_node(node, operation)
+        case Status.ALREADY_EXISTS:
+            return NodeExists(f"the node {node} exists already ({reason})", node=node)
+        case Status.PRECONDITION_FAILED:
+            return NodeBusy(
+                f"the node {node} has attached sessions ({reason}); close them first", node=node
+            )
+        case _:
+            return _refusal(f"the node {node}", operation, node)
+
+
 def semaphore_error(node: str, name: str, body: Message) -> TenureError:
     """Return the error of a failed operation on a semaphore."""
-    reason = messages.reason(body)
     match body.status:
         case Status.NOT_FOUND:
             return SemaphoreNotFound(
@@ -124,20 +139,29 @@ def semaphore_error(node: str, name: str, body: Message) -> TenureError:
             )
         case Status.PRECONDITION_FAILED:
             return SemaphoreBusy(
-                f"{name!r} on {node} has owners or waiters ({reason}); release it, or delete it "
-                "by force, which takes it from them",
-                node=node,
-                name=name,
-            )
-        case Status.BAD_REQUEST:
-            return InvalidArgument(f"{name!r} on {node}: {reason}", node=node, name=name)
-        case Status.UNAUTHORIZED:
-            return AuthenticationFailed(
-                f"{name!r} on {node} was refused ({reason}); check the credentials",
+                f"{name!r} on {node} has owners or waiters ({messages.reason(body)}); release it, "
+                "or delete it by force, which takes it from them",
                 node=node,
                 name=name,
             )
         case _:
-            return EngineError(
-                f"the server failed at {name!r} on {node}: {reason}", node=node, name=name
-            )
+            return _refusal(f"{name!r} on {node}", body, node, name)
+
+
+def _no_node(node: str, body: Message) -> NodeNotFound:
+    reason = messages.reason(body)
+    return NodeNotFound(
+        f"there is no node {node} in the database ({reason}); create it first", node=node
+    )
+
+
+def _refusal(subject: str, body: Message, node: str, name: str | None = None) -> TenureError:
+    reason = messages.reason(body)
+    match body.status:
+        case Status.UNAUTHORIZED:
+            text = f"{subject} was refused ({reason}); check the credentials"
+            return AuthenticationFailed(text, node=node, name=name)
+        case Status.BAD_REQUEST:
+            return InvalidArgument(f"{subject} was refused: {reason}", node=node, name=name)
+        case _:
+            return EngineError(f"the server failed at {subject}: {reason}", node=node, name=name)

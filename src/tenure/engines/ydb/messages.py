@@ -12,21 +12,16 @@ __all__ = [
     "Message",
     "Status",
     "acquire",
-    "create",
-    "delete",
     "describe",
     "kind_of",
     "node_config",
     "node_request",
     "node_result",
-    "ping",
-    "pong",
     "reason",
     "release",
+    "request",
     "semaphore",
     "start",
-    "stop",
-    "update",
 ]
 
 FOR_EVER = 2**64 - 1
@@ -39,7 +34,8 @@ _COUNTERS = ("unset", "aggregated", "detailed")
 # To the server
 
 
-def _request(kind: str, **fields: object) -> Message:
+def request(kind: str, **fields: object) -> Message:
+    """Return a request of that kind."""
     return SessionRequest(**{kind: fields})
 
 
@@ -47,7 +43,7 @@ def start(
     path: str, session_id: int, window: float, description: str, seq_no: int, key: bytes
 ) -> Message:
     """The first message on a stream; with a session id, that session is attached again."""
-    return _request(
+    return request(
         "session_start",
         path=path,
         session_id=session_id,
@@ -58,26 +54,11 @@ def start(
     )
 
 
-def stop() -> Message:
-    """End the session."""
-    return _request("session_stop")
-
-
-def ping(opaque: int) -> Message:
-    """Something to answer."""
-    return _request("ping", opaque=opaque)
-
-
-def pong(opaque: int) -> Message:
-    """The answer."""
-    return _request("pong", opaque=opaque)
-
-
 def acquire(
     req_id: int, name: str, count: int, data: bytes, timeout: float | None, *, ephemeral: bool
 ) -> Message:
     """Join the queue, or change the request that the session has there."""
-    return _request(
+    return request(
         "acquire_semaphore",
         req_id=req_id,
         name=name,
@@ -93,7 +74,7 @@ def acquire(
 
 def release(req_id: int, name: str) -> Message:
     """Leave the queue."""
-    return _request("release_semaphore", req_id=req_id, name=name)
+    return request("release_semaphore", req_id=req_id, name=name)
 
 
 def describe(
@@ -106,7 +87,7 @@ def describe(
     watch_owners: bool = False,
 ) -> Message:
     """Tell of a semaphore, and once, later, that what is watched has changed."""
-    return _request(
+    return request(
         "describe_semaphore",
         req_id=req_id,
         name=name,
@@ -115,21 +96,6 @@ def describe(
         watch_data=watch_data,
         watch_owners=watch_owners,
     )
-
-
-def create(req_id: int, name: str, limit: int, data: bytes) -> Message:
-    """Create a lasting semaphore."""
-    return _request("create_semaphore", req_id=req_id, name=name, limit=limit, data=data)
-
-
-def update(req_id: int, name: str, data: bytes) -> Message:
-    """Replace a semaphore's data."""
-    return _request("update_semaphore", req_id=req_id, name=name, data=data)
-
-
-def delete(req_id: int, name: str, *, force: bool) -> Message:
-    """Delete a lasting semaphore; by force with everything in its queue."""
-    return _request("delete_semaphore", req_id=req_id, name=name, force=force)
 
 
 # From the server
@@ -181,10 +147,10 @@ def _requests(found: Any, own: dict[int, int]) -> tuple[RequestDescription, ...]
 
 def node_request(call: str, path: str, config: NodeConfig | None = None) -> Message:
     """The request of a node call, by its name."""
-    request = message_class(f"Coordination.{call}Request")
+    made = message_class(f"Coordination.{call}Request")
     if config is None:
-        return request(path=path)
-    return request(
+        return made(path=path)
+    return made(
         path=path,
         config=message_class("Coordination.Config")(
             self_check_period_millis=round(config.self_check_period * 1000),

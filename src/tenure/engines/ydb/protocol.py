@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from tenure.engines.ydb import messages
@@ -59,6 +60,7 @@ class YdbProtocolEvents(Protocol):
         """The session has ended: stopped as asked (``None``), or by the store's word."""
 
 
+@dataclass(slots=True, eq=False)
 class Ask:
     """Something asked of the server, until it is finished.
 
@@ -67,16 +69,11 @@ class Ask:
         again: whether it was sent over a stream that is lost, where it may have had its effect.
     """
 
-    __slots__ = ("_heard", "_make", "_sent", "again", "req_id")
-
-    def __init__(
-        self, req_id: int, make: Callable[[int], Message], heard: Callable[[str, Message], bool]
-    ) -> None:
-        self.req_id = req_id
-        self._make = make
-        self._heard = heard
-        self._sent = False
-        self.again = False
+    req_id: int
+    _make: Callable[[int], Message]
+    _heard: Callable[[str, Message], bool]
+    again: bool = False
+    _sent: bool = False
 
     def lost(self) -> None:
         """The stream is over on which it was sent, if it was."""
@@ -92,15 +89,13 @@ class Ask:
         return self._heard(kind, body)
 
 
+@dataclass(slots=True, eq=False)
 class _Probe:
-    __slots__ = ("described", "opaque", "ponged", "req_id", "sent_at")
-
-    def __init__(self, sent_at: float, opaque: int, req_id: int) -> None:
-        self.sent_at = sent_at
-        self.opaque = opaque
-        self.req_id = req_id
-        self.ponged = False
-        self.described = False
+    sent_at: float
+    opaque: int
+    req_id: int
+    ponged: bool = False
+    described: bool = False
 
 
 class YdbProtocol:
@@ -192,7 +187,7 @@ class YdbProtocol:
         self._last_req_id += 1
         probe = _Probe(now, random.randrange(1, 2**63), self._last_req_id)
         self._probes.append(probe)
-        self._write(messages.ping(probe.opaque))
+        self._write(messages.request("ping", opaque=probe.opaque))
         self._write(messages.describe(probe.req_id, PROBE))
 
     def stop(self) -> None:
@@ -200,7 +195,7 @@ class YdbProtocol:
         if not self._stopping:
             self._stopping = True
             if self.attached:
-                self._write(messages.stop())
+                self._write(messages.request("session_stop"))
 
     # The stream
 
@@ -231,7 +226,7 @@ class YdbProtocol:
         match kind:
             case "ping":
                 if self.heard_of and not self._stopping:
-                    self._write(messages.pong(body.opaque))
+                    self._write(messages.request("pong", opaque=body.opaque))
             case "pong":
                 for probe in self._probes:
                     if probe.opaque == body.opaque:
@@ -258,7 +253,7 @@ class YdbProtocol:
         self.attached = True
         self.last_proof = self._started_at
         if self._stopping:
-            self._write(messages.stop())
+            self._write(messages.request("session_stop"))
             return
         for ask in list(self._asks.values()):
             self._write(ask.message())

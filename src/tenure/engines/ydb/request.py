@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from enum import Enum
 
 from tenure.engines.contract import Enqueued, Withdrawn
@@ -29,6 +30,7 @@ class State(Enum):
     GONE = "gone"
 
 
+@dataclass(slots=True, eq=False)
 class YdbRequest:
     """A request, from when the program made it until it is out of its queue.
 
@@ -51,61 +53,26 @@ class YdbRequest:
         lost: it has left its queue though the program did not ask for it.
     """
 
-    __slots__ = (
-        "answer",
-        "ask",
-        "at_once",
-        "count",
-        "data",
-        "deadline",
-        "ephemeral",
-        "leavers",
-        "lost",
-        "member",
-        "name",
-        "order_id",
-        "order_id_asked",
-        "owned_at",
-        "perhaps_out",
-        "refused",
-        "release",
-        "request_id",
-        "state",
-        "taken",
-    )
-
-    def __init__(
-        self,
-        request_id: int,
-        name: str,
-        count: int,
-        data: bytes,
-        deadline: float | None,
-        *,
-        at_once: bool,
-        ephemeral: bool,
-        answer: asyncio.Future[Enqueued],
-    ) -> None:
-        self.request_id = request_id
-        self.name = name
-        self.count = count
-        self.data = data
-        self.deadline = deadline
-        self.at_once = at_once
-        self.ephemeral = ephemeral
-        self.answer = answer
-        self.state = State.ASKED
-        self.member: Member | None = None
-        self.ask: Ask | None = None
-        self.order_id: int | None = None
-        self.taken = False
-        self.refused = False
-        self.release: Ask | None = None
-        self.perhaps_out = False
-        self.order_id_asked = False
-        self.owned_at = 0
-        self.lost = False
-        self.leavers: list[asyncio.Future[Withdrawn]] = []
+    request_id: int
+    name: str
+    count: int
+    data: bytes
+    deadline: float | None
+    at_once: bool
+    ephemeral: bool
+    answer: asyncio.Future[Enqueued]
+    state: State = State.ASKED
+    member: Member | None = None
+    ask: Ask | None = None
+    taken: bool = False
+    release: Ask | None = None
+    perhaps_out: bool = False
+    refused: bool = False
+    order_id: int | None = None
+    owned_at: int = 0
+    order_id_asked: bool = False
+    leavers: list[asyncio.Future[Withdrawn]] = field(default_factory=list)
+    lost: bool = False
 
     def left_at(self, now: float) -> float | None:
         """Return the seconds that it still waits, for the server."""

@@ -132,7 +132,10 @@ class YdbSession(SessionDefaults):
         rules.check_data(data, self.node, name)
         while True:
             body, again = await self._members.ask(
-                name, lambda req_id: messages.create(req_id, name, limit, data)
+                name,
+                lambda req_id: messages.request(
+                    "create_semaphore", req_id=req_id, name=name, limit=limit, data=data
+                ),
             )
             if body.status == Status.SUCCESS:
                 self._watches.appeared(name)
@@ -159,14 +162,22 @@ class YdbSession(SessionDefaults):
     async def update_semaphore(self, name: str, data: bytes) -> None:
         rules.check_data(data, self.node, name)
         rules.check_name(name, self.node)
-        body, _ = await self._members.ask(name, lambda req_id: messages.update(req_id, name, data))
+        body, _ = await self._members.ask(
+            name,
+            lambda req_id: messages.request(
+                "update_semaphore", req_id=req_id, name=name, data=data
+            ),
+        )
         if body.status != Status.SUCCESS:
             raise errors.semaphore_error(self.node, name, body)
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         rules.check_name(name, self.node)
         body, again = await self._members.ask(
-            name, lambda req_id: messages.delete(req_id, name, force=force)
+            name,
+            lambda req_id: messages.request(
+                "delete_semaphore", req_id=req_id, name=name, force=force
+            ),
         )
         if body.status == Status.SUCCESS or (again and body.status == Status.NOT_FOUND):
             self._watches.check_owned(name, None, self._members.step())

@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from tenure.engines.contract import Removal
 from tenure.engines.ydb import messages
 from tenure.engines.ydb.members import Members
-from tenure.engines.ydb.protocol import Ask
 from tenure.engines.ydb.requests import YdbRequests
 from tenure.wire.ydb import Message, Status
 
@@ -42,15 +42,14 @@ FEW = 8
 """So many owners may hear of each other's comings and goings."""
 
 
+@dataclass(slots=True, eq=False)
 class _Listener:
-    __slots__ = ("changed", "data", "owners")
-
-    def __init__(self, data: bool, owners: bool, changed: Callable[[], None]) -> None:
-        self.data = data
-        self.owners = owners
-        self.changed = changed
+    data: bool
+    owners: bool
+    changed: Callable[[], None]
 
 
+@dataclass(slots=True, eq=False)
 class _Arm:
     """A watch that was requested from the server, until it has reported something.
 
@@ -60,17 +59,14 @@ class _Arm:
         retired: another one has taken its place, and it has only its last word to say.
     """
 
-    __slots__ = ("ask", "data", "described", "owners", "retired", "step")
-
-    def __init__(self, data: bool, owners: bool) -> None:
-        self.data = data
-        self.owners = owners
-        self.ask: Ask | None = None
-        self.step = 0
-        self.described = False
-        self.retired = False
+    data: bool
+    owners: bool
+    step: int = 0
+    described: bool = False
+    retired: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class _Name:
     """A watched name with its watchers.
 
@@ -83,29 +79,16 @@ class _Name:
         for_data, for_owners: how many of the listeners want to know of each.
     """
 
-    __slots__ = (
-        "arm",
-        "data",
-        "for_data",
-        "for_owners",
-        "known",
-        "listeners",
-        "many",
-        "missing",
-        "news",
-        "owners",
-    )
-
-    def __init__(self) -> None:
-        self.listeners: dict[_Listener, None] = {}
-        self.for_data = self.for_owners = 0
-        self.arm: _Arm | None = None
-        self.missing = False
-        self.many = False
-        self.known = False
-        self.data: bytes | None = None
-        self.owners: list[bytes] | None = None
-        self.news = [False, False]
+    listeners: dict[_Listener, None] = field(default_factory=dict)
+    for_data: int = 0
+    for_owners: int = 0
+    arm: _Arm | None = None
+    missing: bool = False
+    many: bool = False
+    known: bool = False
+    data: bytes | None = None
+    owners: list[bytes] | None = None
+    news: list[bool] = field(default_factory=lambda: [False, False])
 
     def add(self, listener: _Listener) -> None:
         """Add a listener."""
@@ -214,7 +197,7 @@ class YdbWatches:
                 return self._changed(name, new, body)
             return self._described(name, new, body)
 
-        new.ask = self._members.main.protocol.ask(make, heard)
+        self._members.main.protocol.ask(make, heard)
 
     # What the server says
 
