@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 import tenure
+from tenure.clock import SystemClock
 from tenure.core import rules
-from tenure.engines.etcd import semaphores
+from tenure.engines.contract import Attach
+from tenure.engines.etcd import connect, semaphores
+from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT
+from tenure.testing.program import answer_of
+from tenure.testing.recorder import Recorder
 from tests.engines.etcd.servers import a_prefix
 
 
@@ -64,3 +69,20 @@ async def test_what_has_many_keys_is_not_yet_full(monkeypatch: pytest.MonkeyPatc
                 await one.semaphore("more").create(1)
             async with client.session() as three:
                 assert three.state == "attached"
+
+
+async def test_a_name_that_is_too_long_stays_refused_after_an_administrator_used_it() -> None:
+    name = "x" * 1025
+    with a_prefix() as url:
+        engine = connect(url, SystemClock())
+        await engine.open()
+        try:
+            session = await engine.attach(Attach(DEFAULT_NODE, 30.0), Recorder())
+            with pytest.raises(tenure.InvalidArgument, match="1025"):
+                await engine.evict(DEFAULT_NODE, name, 1)
+            with pytest.raises(tenure.InvalidArgument, match="1025"):
+                await answer_of(
+                    session.enqueue(1, name, EPHEMERAL_LIMIT, b"", timeout=0, ephemeral=True)
+                )
+        finally:
+            await engine.aclose()

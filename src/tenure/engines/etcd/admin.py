@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tenure.core import rules
 from tenure.engines.etcd import answers, wire
@@ -18,7 +20,7 @@ from tenure.engines.etcd.keys import (
     EVICTED,
     Entry,
     Record,
-    config,
+    config_of,
     config_text,
     name_in,
     note,
@@ -29,181 +31,34 @@ from tenure.engines.etcd.semaphores import all_under, describe, described, descr
 from tenure.errors import NodeBusy, NodeExists, SemaphoreNotFound
 from tenure.model import NodeConfig, NodeDescription, SemaphoreDescription, SessionDescription
 
-__all__: list[str] = []
+__all__ = ["EtcdNodes"]
 
 _MOST_ASKED_ABOUT = 256
 """How many leases are asked about when sessions are listed."""
 
-
-# Nodes
-
-
-async def create_node(engine: EtcdCluster, path: str, given: NodeConfig, *, exist_ok: bool) -> None:
-    rules.check_path(path)
-    key, serial, nonce = engine.keys.node(path), engine.keys.serial, secrets.token_hex(8)
-    patient = engine.reader(path)
-    while True:
-        read = await patient.read(wire.get(wire.range_(key)), wire.get(wire.range_(serial)))
-        found, last = (part.first for part in read.parts)
-        if found is not None:
-            if exist_ok or config(found.value)[1] == nonce:
-                return
-            raise NodeExists(f"the node {path} exists already", node=path)
-        # With the serial, so that an attempt that comes late finds that it is.
-        answer = await patient.txn(
-            wire.txn(
-                (
-                    wire.created_at(key, wire.ABSENT),
-                    wire.modified_at(serial, last.modified if last is not None else 0),
-                ),
-                (wire.put(key, config_text(given, nonce)), wire.put(serial, b"")),
-            )
-        )
-        if answer is not None and answer.ok:
-            return
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-async def alter_node(engine: EtcdCluster, path: str, given: NodeConfig) -> None:
-    rules.check_path(path)
-    patient = engine.reader(path)
-    while True:
-        kv = await _node(engine, patient, path)
-        old, nonce = config(kv.value)
-        new = config_text(rules.merge_config(old, given), nonce)
-        if new == kv.value:
-            return
-        put = wire.put(kv.key, new)
-        answer = await patient.txn(wire.txn((wire.modified_at(kv.key, kv.modified),), (put,)))
-        if answer is not None and answer.ok:
-            return
+def _administers(
+    operation: Callable[Concatenate[EtcdNodes, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[EtcdNodes, P], Coroutine[Any, Any, T]]:
+    """Check that the engine is open, and make an error of a refusal."""
 
-
-async def _node(engine: EtcdCluster, patient: EtcdAttempts, path: str) -> KeyValue:
-    read = await patient.read(wire.get(wire.range_(engine.keys.node(path))))
-    kv = read.parts[0].first
-    if kv is None:
-        raise no_node(path)
-    return kv
-
-
-async def drop_node(engine: EtcdCluster, path: str, *, force: bool) -> None:
-    rules.check_path(path)
-    rules.check_droppable(path)
-    keys, patient = engine.keys, engine.reader(path)
-    key, sessions = keys.node(path), keys.sessions(path)
-    created: int | None = None
-    while True:
-        read = await patient.read(wire.get(wire.range_(key)), _everything(sessions))
-        kv = read.parts[0].first
-        if kv is None and created is None:
-            raise no_node(path)
-        if kv is None or created not in {None, kv.created}:
-            return  # an attempt whose answer was lost or another client has done it
-        created = kv.created
-        found = _records(read.parts[1].found, sessions)
-        attached = sum(record.attached for _, record in found)
-        if attached and not force:
-            raise NodeBusy(
-                f"the node {path} has {attached} attached session(s); close them, or drop it by "
-                "force, which ends them",
-                node=path,
-            )
-        prefixes = (sessions, keys.queues(path), keys.data(path), keys.request_data(path))
-        answer = await patient.txn(
-            wire.txn(
-                (wire.created_at(key, created), wire.modified_before(sessions, read.revision + 1)),
-                (wire.delete(key), *(wire.delete(each, wire.after(each)) for each in prefixes)),
-            )
-        )
-        if answer is not None and answer.ok:
-            # Nothing is left under these leases; they would end by themselves.
-            for number, _ in found:
-                engine.spawn(engine.revoke(number, engine.patience))
-            return
-
-
-async def describe_node(engine: EtcdCluster, path: str) -> NodeDescription:
-    rules.check_path(path)
-    keys = engine.keys
-    sessions, names = keys.sessions(path), keys.queues(path)
-    read = await engine.reader(path).read(
-        wire.get(wire.range_(keys.node(path))),
-        wire.get(wire.range_(sessions, wire.after(sessions), keys_only=True)),
-        wire.get(wire.range_(names, wire.after(names), keys_only=True)),
-    )
-    kv = read.parts[0].first
-    if kv is None:
-        raise no_node(path)
-    return NodeDescription(
-        path,
-        config(kv.value)[0],
-        sum(b"/" not in each.key[len(sessions) :] for each in read.parts[1].found),
-        len({name_in(each.key[len(names) :].partition(b"/")[0]) for each in read.parts[2].found}),
-    )
-
-
-async def list_nodes(engine: EtcdCluster) -> Sequence[str]:
-    nodes = engine.keys.nodes
-    range_ = wire.range_(nodes, wire.after(nodes), keys_only=True)
-    read = await engine.reader(None).read(wire.get(range_))
-    return sorted(engine.keys.path(kv.key) for kv in read.parts[0].found)
-
-
-async def list_semaphores(
-    engine: EtcdCluster, path: str, *, owners: bool, waiters: bool
-) -> Sequence[SemaphoreDescription]:
-    rules.check_path(path)
-    keys, patient = engine.keys, engine.reader(path)
-    prefix, of_names, of_requests = keys.queues(path), keys.data(path), keys.request_data(path)
-    sessions = keys.sessions(path)
-    while True:
-        read = await patient.read(wire.get(wire.range_(keys.node(path))), _everything(prefix))
-        if not read.parts[0].found:
-            raise no_node(path)
-        found = queues(read.parts[1].found, prefix)
+    @wraps(operation)
+    async def administer(self: EtcdNodes, /, *args: P.args, **named: P.kwargs) -> T:
+        self.check_open()
         try:
-            data = await all_under(patient, of_names, read.revision)
-            more = owners or waiters
-            request_data = await all_under(patient, of_requests, read.revision) if more else {}
-            there = await all_under(patient, sessions, read.revision) if more else {}
+            return await operation(self, *args, **named)
         except Refused as refused:
-            if refused.compacted:
-                continue
-            raise
-        by_name: dict[str, dict[bytes, bytes]] = {}
-        for key, value in request_data.items():
-            name, _, request = key[len(of_requests) :].partition(b"/")
-            by_name.setdefault(name_in(name), {})[request] = value
-        of_name = {name_in(key[len(of_names) :]): value for key, value in data.items()}
-        return [
-            described(
-                *(each, of_name.get(each.name, b""), by_name.get(each.name, {}), engine.base),
-                owners=owners,
-                waiters=waiters,
-                descriptions=descriptions(there, sessions),
-            )
-            for each in found
-        ]
+            path: Any = named.get("path", next(iter(args), None))
+            raise self.failure(refused, path) from refused
 
-
-async def describe_semaphore(
-    engine: EtcdCluster, path: str, name: str, *, owners: bool, waiters: bool
-) -> SemaphoreDescription:
-    rules.check_path(path)
-    rules.check_name(name, path)
-    patient, keys = engine.reader(path), engine.name(path, name)
-    try:
-        return await describe(patient, engine, keys, owners=owners, waiters=waiters)
-    except SemaphoreNotFound:
-        await _node(engine, patient, path)
-        raise
+    return administer
 
 
 def _everything(prefix: bytes) -> bytes:
     return wire.get(wire.range_(prefix, wire.after(prefix)))
-
-
-# Sessions
 
 
 def _records(found: Sequence[KeyValue], prefix: bytes) -> list[tuple[int, Record]]:
@@ -214,92 +69,260 @@ def _records(found: Sequence[KeyValue], prefix: bytes) -> list[tuple[int, Record
     ]
 
 
-async def list_sessions(engine: EtcdCluster, path: str) -> Sequence[SessionDescription]:
-    rules.check_path(path)
-    patient, prefix = engine.reader(path), engine.keys.sessions(path)
-    node = wire.get(wire.range_(engine.keys.node(path)))
-    read = await patient.read(node, _everything(prefix))
-    if not read.parts[0].found:
-        raise no_node(path)
-    found = _records(read.parts[1].found, prefix)
-    asked = [number for number, _ in found[:_MOST_ASKED_ABOUT]]
-    silent = dict(zip(asked, await asyncio.gather(*map(_silence(engine), asked)), strict=True))
-    return [
-        SessionDescription(
-            id=number,
-            node=path,
-            description=record.description,
-            recovery_window=record.window,
-            attached=record.attached,
-            silent_for=silent.get(number),
+class EtcdNodes(EtcdCluster):
+    """A cluster with what administrators do to it."""
+
+    # Nodes
+
+    @_administers
+    async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        rules.check_path(path)
+        key, serial, nonce = self.keys.node(path), self.keys.serial, secrets.token_hex(8)
+        patient = self.reader(path)
+        while True:
+            read = await patient.read(wire.get(wire.range_(key)), wire.get(wire.range_(serial)))
+            found, last = (part.first for part in read.parts)
+            if found is not None:
+                if exist_ok or config_of(found.value)[1] == nonce:
+                    return
+                raise NodeExists(f"the node {path} exists already", node=path)
+            # With the serial, so that an attempt that comes late finds that it is.
+            answer = await patient.txn(
+                wire.txn(
+                    (
+                        wire.created_at(key, wire.ABSENT),
+                        wire.modified_at(serial, last.modified if last is not None else 0),
+                    ),
+                    (wire.put(key, config_text(config, nonce)), wire.put(serial, b"")),
+                )
+            )
+            if answer is not None and answer.ok:
+                return
+
+    @_administers
+    async def alter_node(self, path: str, config: NodeConfig) -> None:
+        rules.check_path(path)
+        patient = self.reader(path)
+        while True:
+            kv = await self._node(patient, path)
+            old, nonce = config_of(kv.value)
+            new = config_text(rules.merge_config(old, config), nonce)
+            if new == kv.value:
+                return
+            put = wire.put(kv.key, new)
+            answer = await patient.txn(wire.txn((wire.modified_at(kv.key, kv.modified),), (put,)))
+            if answer is not None and answer.ok:
+                return
+
+    async def _node(self, patient: EtcdAttempts, path: str) -> KeyValue:
+        read = await patient.read(wire.get(wire.range_(self.keys.node(path))))
+        kv = read.parts[0].first
+        if kv is None:
+            raise no_node(path)
+        return kv
+
+    @_administers
+    async def drop_node(self, path: str, *, force: bool) -> None:
+        rules.check_path(path)
+        rules.check_droppable(path)
+        keys, patient = self.keys, self.reader(path)
+        key, sessions = keys.node(path), keys.sessions(path)
+        created: int | None = None
+        while True:
+            read = await patient.read(wire.get(wire.range_(key)), _everything(sessions))
+            kv = read.parts[0].first
+            if kv is None and created is None:
+                raise no_node(path)
+            if kv is None or created not in {None, kv.created}:
+                return  # an attempt whose answer was lost or another client has done it
+            created = kv.created
+            found = _records(read.parts[1].found, sessions)
+            attached = sum(record.attached for _, record in found)
+            if attached and not force:
+                raise NodeBusy(
+                    f"the node {path} has {attached} attached session(s); close them, or drop it "
+                    "by force, which ends them",
+                    node=path,
+                )
+            prefixes = (sessions, keys.queues(path), keys.data(path), keys.request_data(path))
+            answer = await patient.txn(
+                wire.txn(
+                    (
+                        wire.created_at(key, created),
+                        wire.modified_before(sessions, read.revision + 1),
+                    ),
+                    (wire.delete(key), *(wire.delete(each, wire.after(each)) for each in prefixes)),
+                )
+            )
+            if answer is not None and answer.ok:
+                # Nothing is left under these leases; they would end by themselves.
+                for number, _ in found:
+                    self.spawn(self.revoke(number, self.patience))
+                return
+
+    @_administers
+    async def describe_node(self, path: str) -> NodeDescription:
+        rules.check_path(path)
+        keys = self.keys
+        sessions, names = keys.sessions(path), keys.queues(path)
+        read = await self.reader(path).read(
+            wire.get(wire.range_(keys.node(path))),
+            wire.get(wire.range_(sessions, wire.after(sessions), keys_only=True)),
+            wire.get(wire.range_(names, wire.after(names), keys_only=True)),
         )
-        for number, record in sorted(found, key=lambda each: each[0])
-    ]
+        kv = read.parts[0].first
+        if kv is None:
+            raise no_node(path)
+        return NodeDescription(
+            path,
+            config_of(kv.value)[0],
+            sum(b"/" not in each.key[len(sessions) :] for each in read.parts[1].found),
+            len(
+                {name_in(each.key[len(names) :].partition(b"/")[0]) for each in read.parts[2].found}
+            ),
+        )
 
+    @_administers
+    async def list_nodes(self) -> Sequence[str]:
+        nodes = self.keys.nodes
+        range_ = wire.range_(nodes, wire.after(nodes), keys_only=True)
+        read = await self.reader(None).read(wire.get(range_))
+        return sorted(self.keys.path(kv.key) for kv in read.parts[0].found)
 
-def _silence(engine: EtcdCluster) -> Callable[[int], asyncio.Task[float | None]]:
-    async def silence(number: int) -> float | None:
+    @_administers
+    async def list_semaphores(
+        self, path: str, *, owners: bool, waiters: bool
+    ) -> Sequence[SemaphoreDescription]:
+        rules.check_path(path)
+        keys, patient = self.keys, self.reader(path)
+        prefix, of_names, of_requests = keys.queues(path), keys.data(path), keys.request_data(path)
+        sessions = keys.sessions(path)
+        while True:
+            read = await patient.read(wire.get(wire.range_(keys.node(path))), _everything(prefix))
+            if not read.parts[0].found:
+                raise no_node(path)
+            found = queues(read.parts[1].found, prefix)
+            try:
+                data = await all_under(patient, of_names, read.revision)
+                more = owners or waiters
+                request_data = await all_under(patient, of_requests, read.revision) if more else {}
+                there = await all_under(patient, sessions, read.revision) if more else {}
+            except Refused as refused:
+                if refused.compacted:
+                    continue
+                raise
+            by_name: dict[str, dict[bytes, bytes]] = {}
+            for key, value in request_data.items():
+                name, _, request = key[len(of_requests) :].partition(b"/")
+                by_name.setdefault(name_in(name), {})[request] = value
+            of_name = {name_in(key[len(of_names) :]): value for key, value in data.items()}
+            return [
+                described(
+                    *(each, of_name.get(each.name, b""), by_name.get(each.name, {}), self.base),
+                    owners=owners,
+                    waiters=waiters,
+                    descriptions=descriptions(there, sessions),
+                )
+                for each in found
+            ]
+
+    @_administers
+    async def describe_semaphore(
+        self, path: str, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        rules.check_path(path)
+        rules.check_name(name, path)
+        patient, keys = self.reader(path), self.name(path, name)
+        try:
+            return await describe(patient, self, keys, owners=owners, waiters=waiters)
+        except SemaphoreNotFound:
+            await self._node(patient, path)
+            raise
+
+    # Sessions
+
+    @_administers
+    async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        rules.check_path(path)
+        patient, prefix = self.reader(path), self.keys.sessions(path)
+        node = wire.get(wire.range_(self.keys.node(path)))
+        read = await patient.read(node, _everything(prefix))
+        if not read.parts[0].found:
+            raise no_node(path)
+        found = _records(read.parts[1].found, prefix)
+        asked = [number for number, _ in found[:_MOST_ASKED_ABOUT]]
+        silent = dict(zip(asked, await asyncio.gather(*map(self._silence, asked)), strict=True))
+        return [
+            SessionDescription(
+                id=number,
+                node=path,
+                description=record.description,
+                recovery_window=record.window,
+                attached=record.attached,
+                silent_for=silent.get(number),
+            )
+            for number, record in sorted(found, key=lambda each: each[0])
+        ]
+
+    async def _silence(self, number: int) -> float | None:
         """Seconds since a lease was renewed; etcd tells whole ones."""
         try:
-            answer = await engine.call(
-                wire.TIME_TO_LIVE, wire.time_to_live(number), engine.patience
-            )
+            request = wire.time_to_live(number)
+            answer = await self.members.call(wire.TIME_TO_LIVE, request, self.patience)
         except (Lost, Refused):
             return None
         lease = answers.read_lease(answer)
         return float(max(0, lease.granted - lease.left - 1)) if lease.left >= 0 else None
 
-    return lambda number: engine.spawn(silence(number))
-
-
-async def end_session(engine: EtcdCluster, path: str, number: int) -> bool:
-    rules.check_path(path)
-    node = wire.get(wire.range_(engine.keys.node(path)))
-    session = wire.get(wire.range_(engine.keys.session(path, number)))
-    read = await engine.reader(path).read(node, session)
-    if not read.parts[0].found:
-        raise no_node(path)
-    if not read.parts[1].found:
-        return False
-    await engine.revoke(number, engine.address.connect_timeout)
-    return True
-
-
-async def evict(engine: EtcdCluster, path: str, name: str, order_id: int) -> bool:
-    rules.check_path(path)
-    patient, tried = engine.reader(path), False
-    node = wire.get(wire.range_(engine.keys.node(path)))
-    found = engine.name(path, name)
-    while True:
-        read = await patient.read(node, found.get_limit, found.queue)
-        there, limit, queue = (part.found for part in read.parts)
-        if not there:
+    @_administers
+    async def end_session(self, path: str, session_id: int) -> bool:
+        rules.check_path(path)
+        node = wire.get(wire.range_(self.keys.node(path)))
+        session = wire.get(wire.range_(self.keys.session(path, session_id)))
+        read = await self.reader(path).read(node, session)
+        if not read.parts[0].found:
             raise no_node(path)
-        if not limit and not queue:
-            rules.check_name(name, path)
-            if tried:
+        if not read.parts[1].found:
+            return False
+        await self.revoke(session_id, self.address.connect_timeout)
+        return True
+
+    @_administers
+    async def evict(self, path: str, name: str, order_id: int) -> bool:
+        rules.check_path(path)
+        patient, tried = self.reader(path), False
+        node = wire.get(wire.range_(self.keys.node(path)))
+        found = self.keys.name(path, name)  # the names that are kept have been checked
+        while True:
+            read = await patient.read(node, found.get_limit, found.queue)
+            there, limit, queue = (part.found for part in read.parts)
+            if not there:
+                raise no_node(path)
+            if not limit and not queue:
+                rules.check_name(name, path)
+                if tried:
+                    return True
+                raise not_found(name, path)
+            entry = next(
+                (each for each in map(Entry, queue) if self.base + each.created == order_id), None
+            )
+            if entry is None:
+                return tried
+            session = self.keys.session(path, entry.session)
+            request = wire.txn(
+                (wire.created_at(entry.key, entry.created),),
+                (
+                    wire.delete(entry.key),
+                    wire.delete(found.data_of(entry.key)),
+                    note(session, entry, EVICTED),
+                ),
+            )
+            try:
+                answer = await patient.txn(request)
+            except Refused as refused:
+                if refused.no_lease:
+                    continue  # its session has just ended
+                raise
+            if answer is not None and answer.ok:
                 return True
-            raise not_found(name, path)
-        entry = next(
-            (each for each in map(Entry, queue) if engine.base + each.created == order_id), None
-        )
-        if entry is None:
-            return tried
-        session = engine.keys.session(path, entry.session)
-        request = wire.txn(
-            (wire.created_at(entry.key, entry.created),),
-            (
-                wire.delete(entry.key),
-                wire.delete(found.data_of(entry.key)),
-                note(session, entry, EVICTED),
-            ),
-        )
-        try:
-            answer = await patient.txn(request)
-        except Refused as refused:
-            if refused.no_lease:
-                continue  # its session has just ended
-            raise
-        if answer is not None and answer.ok:
-            return True
-        tried = tried or answer is None
+            tried = tried or answer is None

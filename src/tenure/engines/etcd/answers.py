@@ -6,6 +6,7 @@ key with its value, whose fields are all known.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -115,6 +116,7 @@ _OF_KEY_VALUE = {
 }
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Answer:
     """The answer to a transaction, or to a part of one.
 
@@ -128,16 +130,13 @@ class Answer:
         more: whether there are more than were asked for.
     """
 
-    __slots__ = ("_parts", "count", "found", "more", "ok", "rest", "revision")
-
-    def __init__(self) -> None:
-        self.revision = 0
-        self.ok = False
-        self.rest = b""
-        self._parts: list[Answer] | None = None
-        self.found: list[KeyValue] = []
-        self.count = 0
-        self.more = False
+    revision: int = 0
+    ok: bool = False
+    rest: bytes = b""
+    found: list[KeyValue] = dataclasses.field(default_factory=list)
+    count: int = 0
+    more: bool = False
+    _parts: list[Answer] | None = None
 
     @property
     @_of_etcd
@@ -227,15 +226,13 @@ def _revision(header: bytes) -> int:
     return 0
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class EtcdLease:
     """The number of a lease, the seconds that it still has, and those that it was granted."""
 
-    __slots__ = ("granted", "left", "number")
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.left = 0
-        self.granted = 0
+    number: int = 0
+    left: int = 0
+    granted: int = 0
 
 
 @_of_etcd
@@ -278,16 +275,17 @@ class WatchEvent:
                 self.kv = KeyValue(value)
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class WatchAnswer:
     """One message of a stream of watches."""
 
-    __slots__ = ("canceled", "compacted", "created", "events", "number", "reason", "revision")
-
-    def __init__(self) -> None:
-        self.number = self.revision = self.compacted = 0
-        self.created = self.canceled = False
-        self.reason = ""
-        self.events: list[WatchEvent] = []
+    number: int = 0
+    revision: int = 0
+    compacted: int = 0
+    created: bool = False
+    canceled: bool = False
+    reason: str = ""
+    events: list[WatchEvent] = dataclasses.field(default_factory=list)
 
 
 @_of_etcd

@@ -103,10 +103,10 @@ class _Link(asyncio.Protocol):
         self._loop.call_soon(self._write)
 
     def _write(self) -> None:
-        if self._transport is not None:
-            said = self.connection.take()
-            if said:
-                self._transport.write(said)
+        connection = self.connection
+        if connection.out and self._transport is not None:
+            self._transport.write(connection.take())
+        connection.awaited = False
 
     # Reading
 

@@ -17,7 +17,13 @@ from tenure.engines.etcd.renewing import Renewable, Renewer, Rounds
 from tenure.engines.etcd.request import EtcdRequest
 from tenure.engines.etcd.url import EtcdUrl
 from tenure.engines.etcd.watching import Watching
-from tenure.errors import EngineError, NodeNotFound, SemaphoreNotFound, TenureError
+from tenure.errors import (
+    EngineError,
+    EngineUnavailable,
+    NodeNotFound,
+    SemaphoreNotFound,
+    TenureError,
+)
 
 __all__ = ["EtcdAttempts", "EtcdCluster", "no_node", "not_found"]
 
@@ -52,6 +58,7 @@ class EtcdCluster:
         names: the keys of semaphores, by node and name.
         members: of the cluster.
         tasks: those that `aclose` waits for.
+        is_open: it may be used.
         patience: seconds after which an unanswered call is sent to another member, at the most.
     """
 
@@ -65,6 +72,7 @@ class EtcdCluster:
         self.base = 0
         self.patience = address.timeout
         self.address = address
+        self.is_open = False
         self.sessions: set[EndableSession] = set()
         self.local: dict[bytes, EtcdRequest] = {}
         self.late = LateWaiters(self.keys, clock, self.local, self.txn, self.patience)
@@ -72,6 +80,11 @@ class EtcdCluster:
         self._thread = 0
         self.names: dict[tuple[str, str], Name] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
+
+    def check_open(self) -> None:
+        """Raise `EngineUnavailable` if it is not open."""
+        if not self.is_open:
+            raise EngineUnavailable(f"{self.url} is not open")
 
     def _open_services(self) -> None:
         """Open what is shared, on the running loop."""
@@ -153,7 +166,7 @@ class EtcdCluster:
                 raise self.failure(refused, None) from refused
 
     def name(self, path: str, name: str) -> Name:
-        """The keys of a semaphore."""
+        """The keys of a semaphore, whose name has been checked."""
         found = self.names.get((path, name))
         if found is None:
             if len(self.names) >= _NAMES:

@@ -6,15 +6,14 @@ It opens and closes what the sessions share (`EtcdCluster`), and implements the 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import TypeVar
 
 from tenure.clock import Clock
 from tenure.engines.contract import Attach, EngineDefaults, Finding, SessionEvents
-from tenure.engines.etcd import admin, answers, attaching, wire
-from tenure.engines.etcd.cluster import EtcdCluster
+from tenure.engines.etcd import answers, attaching, wire
+from tenure.engines.etcd.admin import EtcdNodes
 from tenure.engines.etcd.keys import config_text
 from tenure.engines.etcd.members import Lost, Members, Refused, failure, pauses
 from tenure.engines.etcd.session import EtcdSession
@@ -26,9 +25,6 @@ from tenure.model import (
     DEFAULT_NODE,
     Capabilities,
     NodeConfig,
-    NodeDescription,
-    SemaphoreDescription,
-    SessionDescription,
 )
 
 __all__ = ["EtcdEngine"]
@@ -41,7 +37,7 @@ _LEAVING = 2.0
 _OLDEST = (3, 4)
 
 
-class EtcdEngine(EtcdCluster, EngineDefaults):
+class EtcdEngine(EtcdNodes, EngineDefaults):
     """The `Engine` of one etcd cluster."""
 
     capabilities = Capabilities(
@@ -51,7 +47,6 @@ class EtcdEngine(EtcdCluster, EngineDefaults):
     def __init__(self, address: EtcdUrl, clock: Clock, members: Members | None = None) -> None:
         super().__init__(address, clock, members)
         self._caches = WatchCaches(self)
-        self._is_open = False
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -73,7 +68,7 @@ class EtcdEngine(EtcdCluster, EngineDefaults):
     # Opening and closing
 
     async def open(self) -> None:
-        if self._is_open:
+        if self.is_open:
             return
         self._closing = None
         self._open_services()
@@ -84,7 +79,7 @@ class EtcdEngine(EtcdCluster, EngineDefaults):
         except BaseException:
             await self.members.aclose()
             raise
-        self._is_open = True
+        self.is_open = True
         self.watching.open()
 
     async def _greet(self) -> None:
@@ -136,13 +131,13 @@ class EtcdEngine(EtcdCluster, EngineDefaults):
 
     async def aclose(self) -> None:
         if self._closing is None:
-            if not self._is_open:
+            if not self.is_open:
                 return
             self._closing = self.loop.create_task(self._close())
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        self._is_open = False
+        self.is_open = False
         sessions = list(self.sessions)
         leaving = [self.loop.create_task(session.close()) for session in sessions]
         late: set[asyncio.Task[None]] = set()
@@ -177,11 +172,6 @@ class EtcdEngine(EtcdCluster, EngineDefaults):
             await asyncio.wait(list(self.tasks), timeout=_LEAVING)
             cancel = True
 
-    def check_open(self) -> None:
-        """Raise `EngineUnavailable` if it is not open."""
-        if not self._is_open:
-            raise EngineUnavailable(f"{self.url} is not open")
-
     # Whether there is contact
 
     def _up(self) -> None:
@@ -195,7 +185,7 @@ class EtcdEngine(EtcdCluster, EngineDefaults):
             session.contact(False, cause)
 
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
-        if not self._is_open or self.watching.is_up or not self.members.trouble:
+        if not self.is_open or self.watching.is_up or not self.members.trouble:
             return None
         return EngineUnavailable(self.members.trouble)
 
@@ -218,52 +208,6 @@ class EtcdEngine(EtcdCluster, EngineDefaults):
         session = attached.result()
         self.spawn(session.abandon())
 
-    async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
-        await self._administer(path, admin.create_node(self, path, config, exist_ok=exist_ok))
-
-    async def alter_node(self, path: str, config: NodeConfig) -> None:
-        await self._administer(path, admin.alter_node(self, path, config))
-
-    async def drop_node(self, path: str, *, force: bool) -> None:
-        await self._administer(path, admin.drop_node(self, path, force=force))
-
-    async def describe_node(self, path: str) -> NodeDescription:
-        return await self._administer(path, admin.describe_node(self, path))
-
-    async def list_nodes(self) -> Sequence[str]:
-        return await self._administer(None, admin.list_nodes(self))
-
-    async def list_semaphores(
-        self, path: str, *, owners: bool, waiters: bool
-    ) -> Sequence[SemaphoreDescription]:
-        return await self._administer(
-            path, admin.list_semaphores(self, path, owners=owners, waiters=waiters)
-        )
-
-    async def describe_semaphore(
-        self, path: str, name: str, *, owners: bool, waiters: bool
-    ) -> SemaphoreDescription:
-        return await self._administer(
-            path, admin.describe_semaphore(self, path, name, owners=owners, waiters=waiters)
-        )
-
     async def store_time(self) -> float:
         self.check_open()
         return self.clock.wall()  # etcd tells no time
-
-    async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
-        return await self._administer(path, admin.list_sessions(self, path))
-
-    async def end_session(self, path: str, session_id: int) -> bool:
-        return await self._administer(path, admin.end_session(self, path, session_id))
-
-    async def evict(self, path: str, name: str, order_id: int) -> bool:
-        return await self._administer(path, admin.evict(self, path, name, order_id))
-
-    async def _administer(self, path: str | None, operation: Coroutine[Any, Any, T]) -> T:
-        with contextlib.closing(operation):
-            self.check_open()
-            try:
-                return await operation
-            except Refused as refused:
-                raise self.failure(refused, path) from refused

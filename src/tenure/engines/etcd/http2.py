@@ -11,8 +11,8 @@ Rules:
 * What does not fit into the peer's windows waits in its stream until there is room.
 * A violation ends the connection, with a reason. Of a stream that is lost, `again` says that the
   peer has surely not acted upon it.
-* After GOAWAY, or when the numbers are used up, nothing new begins here (`draining`); what is open,
-  and below the peer's last number, goes on.
+* After GOAWAY, or when the numbers are used up, nothing new begins (`draining`); what is open, and
+  below the peer's last number, goes on.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class Http2Connection:
         ready: the peer has said what it allows.
         draining: it takes no more streams.
         over: why it is over; empty while it is not.
-        awaited: `take` is called soon, and `speak` is not called until then.
+        out: what is to be written; if it is `awaited`, `speak` is not called until it is taken.
         streams: those that are open, by their numbers.
         owed: the answers to the peer's pings, until `pong` is called.
     """
 
     def __init__(self, speak: Callable[[], None]) -> None:
         self._speak = speak
-        self._out: list[bytes] = []
+        self.out: list[bytes] = []
         self.ready = self.draining = self.awaited = False
         self.over = ""
         self.streams: dict[int, GrpcCall] = {}
@@ -114,11 +114,11 @@ class Http2Connection:
     def take(self) -> bytes:
         """Return the bytes to be written now."""
         self.awaited = False
-        out, self._out = self._out, []
+        out, self.out = self.out, []
         return b"".join(out)
 
     def _put(self, data: bytes) -> None:
-        self._out.append(data)
+        self.out.append(data)
         if not self.awaited:
             self.awaited = True
             self._speak()

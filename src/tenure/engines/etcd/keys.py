@@ -38,7 +38,7 @@ __all__ = [
     "Name",
     "Queue",
     "Record",
-    "config",
+    "config_of",
     "config_text",
     "entries",
     "has_room",
@@ -176,7 +176,7 @@ def config_text(given: NodeConfig, nonce: str = "") -> bytes:
     return json.dumps({**asdict(given), "nonce": nonce}).encode()
 
 
-def config(stored: bytes) -> tuple[NodeConfig, str]:
+def config_of(stored: bytes) -> tuple[NodeConfig, str]:
     """A configuration that was stored, and its nonce."""
     found = json.loads(stored)
     nonce = found.pop("nonce", "")

@@ -21,6 +21,7 @@ import itertools
 import logging
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tenure.background import Failures
 from tenure.engines.etcd import answers, wire
@@ -40,6 +41,7 @@ _MOST_SPENT = 512
 """How many watches of keys that are gone a stream may carry before another one takes its place."""
 
 
+@dataclass(slots=True, eq=False)
 class EtcdWatch:
     """One watch.
 
@@ -50,41 +52,16 @@ class EtcdWatch:
         spent: nothing will happen any more.
     """
 
-    __slots__ = (
-        "end",
-        "following",
-        "happened",
-        "key",
-        "known",
-        "missed",
-        "number",
-        "once",
-        "puts",
-        "spent",
-    )
-
-    def __init__(
-        self,
-        number: int,
-        key: bytes,
-        end: bytes,
-        following: int,
-        known: int,
-        puts: bool,
-        once: bool,
-        happened: Callable[[Sequence[WatchEvent]], None],
-        missed: Callable[[], None],
-    ) -> None:
-        self.number = number
-        self.known = known
-        self.once = once
-        self.spent = False
-        self.key = key
-        self.end = end
-        self.following = following
-        self.puts = puts
-        self.happened = happened
-        self.missed = missed
+    number: int
+    key: bytes
+    end: bytes
+    following: int
+    known: int
+    puts: bool
+    once: bool
+    happened: Callable[[Sequence[WatchEvent]], None]
+    missed: Callable[[], None]
+    spent: bool = False
 
     def request(self) -> bytes:
         """Build the message that begins it, or continues it."""
