@@ -23,6 +23,7 @@ from tenure._client.request import Request
 from tenure.engines import connect_engine
 from tenure.engines.contract import Withdrawn
 from tenure.engines.native.connection import Connection
+from tenure.engines.native.operations import Operations
 from tenure.engines.native.session import NativeSession
 from tenure.engines.native.watches import Watches
 from tenure.engines.redis.commands import Command
@@ -272,7 +273,7 @@ async def a_leader_behind_a_half_open_connection_has_gone_when_the_next_one_lead
         assert following_lease.fencing_token > leadership.fencing_token
 
 
-def _asks_nothing_again(self: NativeSession, call: Any) -> None:
+def _asks_nothing_again(self: Operations, call: Any) -> None:
     return None
 
 
@@ -288,7 +289,7 @@ _start = YdbProtocol._start
 @row(
     10,
     {
-        "native": replacing(NativeSession, "_renewed", _asks_nothing_again),
+        "native": replacing(Operations, "_renewed", _asks_nothing_again),
         "ydb": replacing(YdbProtocol, "_start", _forget_what_was_asked),
     },
     on=SERVERS,

@@ -23,9 +23,9 @@ def asked(*, perhaps_done: bool) -> Call:
 
 
 def hear(call: Call, answer: Done) -> Withdrawn:
-    link: Any = SimpleNamespace(sessions={})
     connection: Any = SimpleNamespace(calls={call.rid: call}, useful=False)
-    hearing(link, connection)[Done](answer)
+    unused: Any = pytest.fail
+    hearing({}, connection, unused, unused)[Done](answer)
     found = call.future.result()
     assert isinstance(found, Withdrawn)
     return found

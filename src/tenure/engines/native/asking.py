@@ -6,23 +6,20 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from tenure.engines.contract import Answer, Enqueued, Withdrawn
 from tenure.engines.native.arguments import plain_count, plain_data, plain_name, plain_timeout
 from tenure.engines.native.calls import Call
+from tenure.engines.native.connection import Connection
+from tenure.engines.native.link import Link
 from tenure.engines.native.operations import Operations
-from tenure.engines.native.reconcile import OWNED, Holds
+from tenure.engines.native.reconcile import OWNED
 from tenure.engines.native.watches import Watches
 from tenure.errors import SemaphoreExists, SemaphoreNotFound, SessionExpired
 from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
 from tenure.wire import messages as wire
-
-if TYPE_CHECKING:
-    from tenure.engines.native.connection import Connection
-    from tenure.engines.native.link import Link
 
 __all__ = ["Asking"]
 
@@ -43,7 +40,6 @@ class Asking(ABC):
     _now: Callable[[], float]
     _connection: Connection | None
     _operations: Operations
-    _holds: Holds
     _watches: Watches
 
     @abstractmethod
@@ -116,7 +112,7 @@ class Asking(ABC):
         data = plain_data(data, node, name)
         count = plain_count(count, "count", node, name)
         rid = self._link.next_rid()
-        self._holds[request_id] = inf  # it may be in the queue before the answer is here
+        self._operations.holds[request_id] = inf  # it may be in the queue before the answer is here
         call = self._operations.ask(
             rid,
             wire.Enqueue(
@@ -144,14 +140,14 @@ class Asking(ABC):
         if isinstance(timeout, Unchanged):
             return self._ask(wire.Alter, request_id, count, data).future
         timeout = plain_timeout(timeout, node)
-        if self._holds.get(request_id, OWNED) != OWNED:
-            self._holds[request_id] = inf if timeout is None else self._now() + timeout
+        if self._operations.holds.get(request_id, OWNED) != OWNED:
+            self._operations.holds[request_id] = inf if timeout is None else self._now() + timeout
         return self._ask(wire.Alter, request_id, count, data, True, timeout).future
 
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:
         if self._over or self._leaving is not None:
             raise self._expired()
-        self._holds.pop(request_id, None)
+        self._operations.holds.pop(request_id, None)
         rid = self._link.next_rid()
         return self._operations.ask(rid, wire.Withdraw(rid, self.channel, request_id)).future
 

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    from tenure.engines.native.session import NativeSession
+from tenure.wire.messages import Placed
 
-__all__ = ["Call", "ConnectionGone"]
+__all__ = ["Call", "CallOwner", "ConnectionGone"]
 
 
 class ConnectionGone(Exception):
     """The connection was lost before the answer came. It never leaves this engine."""
+
+
+class CallOwner(Protocol):
+    """Session's side of its calls."""
+
+    def placed(self, call: Call, answer: Placed) -> None:
+        """Handle the answer to an `Enqueue`."""
+
+    def landed(self, call: Call) -> None:
+        """Note that a call was answered."""
+
+    def refused(self, call: Call) -> None:
+        """Note that a call has failed."""
 
 
 class Call:
@@ -23,7 +35,7 @@ class Call:
     Attributes:
         rid: the number of the request.
         future: of the answer; cancelled by a caller that does not want it any more.
-        session: whose operation it is; ``None``: its caller sees to its being asked again.
+        owner: the operations of its session; ``None``: its caller repeats it.
         number: of an operation, its number among those of its session.
         until: of an `Enqueue` with a timeout, when that is over.
         parts: what has arrived of an answer that comes in parts.
@@ -37,11 +49,11 @@ class Call:
         "future",
         "message",
         "number",
+        "owner",
         "parts",
         "perhaps_done",
         "rid",
         "sent",
-        "session",
         "until",
     )
 
@@ -50,12 +62,12 @@ class Call:
         rid: int,
         message: Struct,
         future: asyncio.Future[Any],
-        session: NativeSession | None = None,
+        owner: CallOwner | None = None,
     ) -> None:
         self.rid = rid
         self.message = message
         self.future = future
-        self.session = session
+        self.owner = owner
         self.number = 0
         self.until: float | None = None
         self.parts: list[Any] = []

@@ -17,24 +17,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias, cast
 
 from msgspec import DecodeError, Struct
 
 from tenure.background import Failures
 from tenure.busy_poll import BusyPoll
+from tenure.clock import Clock
 from tenure.engines._kit.url import Endpoint
 from tenure.engines.native.calls import Call
-from tenure.engines.native.hearing import hearing
 from tenure.errors import EngineUnavailable, InvalidArgument, TenureError, Unsupported
 from tenure.wire import messages as wire
 from tenure.wire.errors import from_wire
 from tenure.wire.frames import BadFrame, FrameReader, FrameWriter
 
-if TYPE_CHECKING:
-    from tenure.engines.native.link import Link
+__all__ = ["LARGEST_ANSWER", "Connection", "ConnectionOwner", "Handlers"]
 
-__all__ = ["LARGEST_ANSWER", "Connection"]
+Handlers: TypeAlias = Mapping[type[Struct], Callable[[Any], None]]
 
 _log = logging.getLogger("tenure")
 _failures = Failures("looking after a connection", _log)
@@ -46,6 +46,19 @@ _PERHAPS = "is it a tenure server, and does the URL's scheme say rightly whether
 
 _ENOUGH = 768
 """Bytes that are sent at once, though the turn of the loop is not over."""
+
+
+class ConnectionOwner(Protocol):
+    """Receiver of what a connection reports."""
+
+    def handlers(self, connection: Connection) -> Handlers:
+        """Return the handler of each message after the greeting."""
+
+    def silence_limit(self, heartbeat: float) -> float:
+        """Return the seconds of silence after which a server is given up."""
+
+    def refuse(self, call: Call, error: TenureError) -> None:
+        """Fail a call."""
 
 
 class Connection(asyncio.Protocol):
@@ -64,7 +77,14 @@ class Connection(asyncio.Protocol):
 
     welcome: wire.Welcome
 
-    def __init__(self, link: Link, endpoint: Endpoint, hello: wire.Hello) -> None:
+    def __init__(
+        self,
+        owner: ConnectionOwner,
+        endpoint: Endpoint,
+        hello: wire.Hello,
+        clock: Clock,
+        busy_poll: float,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.endpoint = endpoint
         self.greeting: asyncio.Future[wire.Welcome] = loop.create_future()
@@ -74,19 +94,19 @@ class Connection(asyncio.Protocol):
         self.gone: asyncio.Future[None] = loop.create_future()
         self.why = ""
         self.dismissed = False
-        self._link = link
+        self._owner = owner
         self._hello = hello
         self._loop = loop
-        self._now = link.clock.now
+        self._now = clock.now
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader(wire.GREETING_BYTES)
         self._writer = FrameWriter(wire.GREETING_BYTES)
-        self._decode = link.decode
-        self._handlers: dict[type[Struct], Any] = {
+        self._decode = wire.server_message().decode
+        self._handlers: Handlers = {
             wire.Welcome: self._welcomed,
             wire.Bye: self._dismissed,
         }
-        self._poll = BusyPoll(loop.call_soon, link.address.busy_poll)
+        self._poll = BusyPoll(loop.call_soon, busy_poll)
         self._most = 0
         self._waiting: deque[Call] = deque()
         self._paused = False
@@ -144,7 +164,7 @@ class Connection(asyncio.Protocol):
         try:
             self._writer.add(call.message)
         except BadFrame:
-            self._link.refuse(
+            self._owner.refuse(
                 call,
                 InvalidArgument(
                     f"the server at {self.endpoint} accepts messages of at most "
@@ -260,7 +280,7 @@ class Connection(asyncio.Protocol):
         self._reader.largest = LARGEST_ANSWER
         self._writer.largest = welcome.message_bytes
         self._most = max(1, welcome.operations)
-        self._handlers = hearing(self._link, self) | {wire.Bye: self._dismissed}
+        self._handlers = {**self._owner.handlers(self), wire.Bye: self._dismissed}
         self.greeting.set_result(welcome)
         self._tick()
 
@@ -280,7 +300,7 @@ class Connection(asyncio.Protocol):
 
     def look_sooner(self) -> None:
         """The server may be given up after a shorter silence than before."""
-        beat = self._link.silence_limit(self.welcome.heartbeat) / 3
+        beat = self._owner.silence_limit(self.welcome.heartbeat) / 3
         if self._ticking is not None and self._now() + beat < self._tick_due:
             self._ticking.cancel()
             self._tick_in(beat)
@@ -294,7 +314,7 @@ class Connection(asyncio.Protocol):
 
     def _beat(self) -> None:
         now = self._now()
-        limit = self._link.silence_limit(self.welcome.heartbeat)
+        limit = self._owner.silence_limit(self.welcome.heartbeat)
         beat = limit / 3
         if self._ticking is not None and now - self._tick_due > beat:
             # This loop stood still: what has arrived is read before anything is judged.

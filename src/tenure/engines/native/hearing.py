@@ -2,32 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from tenure.engines.contract import Withdrawn
 from tenure.engines.native.calls import Call
-from tenure.engines.native.session import NativeSession
+from tenure.engines.native.connection import Connection, Handlers
+from tenure.errors import TenureError
 from tenure.wire import messages as wire
 from tenure.wire.errors import from_wire
 
-if TYPE_CHECKING:
-    from tenure.engines.native.connection import Connection
-    from tenure.engines.native.link import Link
-
-__all__ = ["hearing"]
-
-Handlers: TypeAlias = dict[type[Struct], Callable[[Any], None]]
+__all__ = ["Receiver", "hearing"]
 
 
-def hearing(link: Link, connection: Connection) -> Handlers:
-    """Return the handler of each message of a connection."""
-    return _answers(link, connection) | _pushes(link, connection)
+class Receiver(Protocol):
+    """Session that messages are delivered to."""
+
+    def attached(self, answer: wire.Attached, connection: Connection) -> None: ...
+    def granted(self, push: wire.Granted) -> None: ...
+    def removed(self, push: wire.Removed) -> None: ...
+    def changed(self, push: wire.Changed) -> None: ...
+    def watch_refused(self, push: wire.WatchRefused) -> None: ...
+    def proven(self, answer: wire.Proven) -> None: ...
+    def contact(self, push: wire.Contact) -> None: ...
+    def ended(self, push: wire.Ended) -> None: ...
 
 
-def _answers(link: Link, connection: Connection) -> Handlers:
+def hearing(
+    sessions: Mapping[int, Receiver],
+    connection: Connection,
+    refuse: Callable[[Call, TenureError], None],
+    close: Callable[[int, Connection], object],
+) -> Handlers:
+    """Return the handler of each message of a connection.
+
+    Args:
+        sessions: by their channels.
+        refuse: fails a call.
+        close: closes what was attached to a channel without a session.
+    """
+    return {**_answers(sessions, connection, refuse, close), **_pushes(sessions, connection)}
+
+
+def _answers(
+    sessions: Mapping[int, Receiver],
+    connection: Connection,
+    refuse: Callable[[Call, TenureError], None],
+    close: Callable[[int, Connection], object],
+) -> Handlers:
     calls = connection.calls
 
     def landed(rid: int) -> Call | None:
@@ -37,14 +61,14 @@ def _answers(link: Link, connection: Connection) -> Handlers:
     def succeed(rid: int, result: object) -> None:
         call = landed(rid)
         if call is not None:
-            if call.session is not None:
-                call.session.landed(call)
+            if call.owner is not None:
+                call.owner.landed(call)
             call.succeed(result)
 
     def placed(answer: wire.Placed) -> None:
         call = landed(answer.rid)
-        if call is not None and call.session is not None:
-            call.session.placed(call, answer)
+        if call is not None and call.owner is not None:
+            call.owner.placed(call, answer)
 
     def done(answer: wire.Done) -> None:
         call = calls.get(answer.rid)
@@ -58,7 +82,7 @@ def _answers(link: Link, connection: Connection) -> Handlers:
     def failed(answer: wire.Failed) -> None:
         call = landed(answer.rid)
         if call is not None:
-            link.refuse(call, from_wire(answer.error))
+            refuse(call, from_wire(answer.error))
 
     def attached(answer: wire.Attached) -> None:
         call = landed(answer.rid)
@@ -66,13 +90,12 @@ def _answers(link: Link, connection: Connection) -> Handlers:
             return  # it was cancelled, and the server has been notified
         assert isinstance(call.message, wire.Attach)
         channel = call.message.channel
-        session = link.sessions.get(channel)
+        session = sessions.get(channel)
         if session is not None:
             session.attached(answer, connection)
             call.succeed(None)
         else:  # its window has ended meanwhile, for the program
-            rid = link.next_rid()
-            connection.submit(Call(rid, wire.Close(rid, channel), link.loop.create_future()))
+            close(channel, connection)
 
     def part(rid: int, found: list[Any], *, more: bool) -> None:
         call = calls.get(rid)
@@ -81,10 +104,10 @@ def _answers(link: Link, connection: Connection) -> Handlers:
             if not more:
                 succeed(rid, call.parts)
 
-    def semaphores(answer: wire.SemaphoresListed) -> None:
+    def semaphores_listed(answer: wire.SemaphoresListed) -> None:
         part(answer.rid, [each.model() for each in answer.semaphores], more=answer.more)
 
-    def sessions(answer: wire.SessionsListed) -> None:
+    def sessions_listed(answer: wire.SessionsListed) -> None:
         part(answer.rid, [each.model() for each in answer.sessions], more=answer.more)
 
     return {
@@ -95,16 +118,14 @@ def _answers(link: Link, connection: Connection) -> Handlers:
         wire.SemaphoreDescribed: lambda each: succeed(each.rid, each.semaphore.model()),
         wire.NodeDescribed: lambda each: succeed(each.rid, each.node.model()),
         wire.NodesListed: lambda each: part(each.rid, each.paths, more=each.more),
-        wire.SemaphoresListed: semaphores,
-        wire.SessionsListed: sessions,
+        wire.SemaphoresListed: semaphores_listed,
+        wire.SessionsListed: sessions_listed,
         wire.StoreTime: lambda each: succeed(each.rid, each.seconds),
     }
 
 
-def _pushes(link: Link, connection: Connection) -> Handlers:
-    sessions = link.sessions
-
-    def to(tell: Callable[[NativeSession, Any], None]) -> Callable[[Any], None]:
+def _pushes(sessions: Mapping[int, Receiver], connection: Connection) -> Handlers:
+    def to(tell: Callable[[Receiver, Any], None]) -> Callable[[Any], None]:
         def handle(push: Any) -> None:
             session = sessions.get(push.channel)
             if session is not None:
@@ -112,7 +133,7 @@ def _pushes(link: Link, connection: Connection) -> Handlers:
 
         return handle
 
-    tell_its_end = to(NativeSession.ended)
+    tell_its_end = to(lambda session, push: session.ended(push))
 
     def ended(push: wire.Ended) -> None:
         tell_its_end(push)
@@ -122,13 +143,13 @@ def _pushes(link: Link, connection: Connection) -> Handlers:
         """Ignore a message whose arrival is all that counts."""
 
     return {
-        wire.Granted: to(NativeSession.granted),
-        wire.Removed: to(NativeSession.removed),
-        wire.Changed: to(NativeSession.changed),
-        wire.WatchRefused: to(NativeSession.watch_refused),
-        wire.Proven: to(NativeSession.proven),
+        wire.Granted: to(lambda session, push: session.granted(push)),
+        wire.Removed: to(lambda session, push: session.removed(push)),
+        wire.Changed: to(lambda session, push: session.changed(push)),
+        wire.WatchRefused: to(lambda session, push: session.watch_refused(push)),
+        wire.Proven: to(lambda session, push: session.proven(push)),
         wire.Unproven: nothing,
-        wire.Contact: to(NativeSession.contact),
+        wire.Contact: to(lambda session, push: session.contact(push)),
         wire.Ended: ended,
         wire.Pong: nothing,
     }

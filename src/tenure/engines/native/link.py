@@ -16,7 +16,7 @@ import asyncio
 import logging
 import random
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -27,16 +27,14 @@ from tenure.engines._kit.url import Endpoint
 from tenure.engines.advice import on_connecting
 from tenure.engines.contract import Withdrawn
 from tenure.engines.native.calls import Call, ConnectionGone
-from tenure.engines.native.connection import Connection
+from tenure.engines.native.connection import Connection, Handlers
 from tenure.engines.native.dial import Dial
+from tenure.engines.native.hearing import Receiver, hearing
 from tenure.engines.native.url import NativeUrl
 from tenure.errors import EngineUnavailable, SessionExpired, TenureError
 from tenure.wire import messages as wire
 
-if TYPE_CHECKING:
-    from tenure.engines.native.session import NativeSession
-
-__all__ = ["PATIENCE", "Link"]
+__all__ = ["PATIENCE", "Link", "LinkedSession"]
 
 PATIENCE = 10.0
 """Seconds for which a call waits for a connection, by default."""
@@ -46,6 +44,32 @@ _SILENCE = 0.5  # seconds of silence before a server is given up, at the least
 _LONGEST_WINDOW = 1800.0
 
 _log = logging.getLogger("tenure")
+
+
+class LinkedSession(Receiver, Protocol):
+    """Session over a link.
+
+    Attributes:
+        channel: where it is on every connection.
+        window: its recovery window, in seconds.
+        is_store_lost: the server has no contact to its own store.
+    """
+
+    channel: int
+    window: float
+    is_store_lost: bool
+
+    def reattach(self, connection: Connection) -> None:
+        """Reattach it on a new connection, unless it is over."""
+
+    def cut_off(self) -> None:
+        """Note that the connection is lost."""
+
+    async def close(self) -> None:
+        """End it."""
+
+    def stop(self) -> None:
+        """End it without the server, because the engine is closed."""
 
 
 class Link:
@@ -61,8 +85,7 @@ class Link:
         self.address = address
         self.clock = clock
         self.loop = asyncio.get_running_loop()
-        self.decode = wire.server_message().decode
-        self.sessions: dict[int, NativeSession] = {}
+        self.sessions: dict[int, LinkedSession] = {}
         self.patience = PATIENCE
         self._disowned: dict[Struct, int] = {}
         self._program = program
@@ -139,7 +162,7 @@ class Link:
         self._last_channel += 1
         return self._last_channel
 
-    def add(self, session: NativeSession) -> None:
+    def add(self, session: LinkedSession) -> None:
         """Add a session; it limits the silence of a server."""
         self.sessions[session.channel] = session
         if self.connection is not None:
@@ -159,10 +182,14 @@ class Link:
             if not isinstance(answer.exception(), ConnectionGone):
                 self._disowned.pop(attach, None)
 
+        self.close_channel(channel, connection).add_done_callback(closed)
+
+    def close_channel(self, channel: int, connection: Connection) -> asyncio.Future[object]:
+        """Close a session that has no object any more; returns a future of the answer."""
         rid = self.next_rid()
         call = Call(rid, wire.Close(rid, channel), self.loop.create_future())
-        call.future.add_done_callback(closed)
         connection.submit(call)
+        return call.future
 
     def elsewhere(self, connection: Connection, why: str) -> None:
         """This server cannot do what must be done: try the others, and this one last."""
@@ -172,10 +199,6 @@ class Link:
     def several(self) -> bool:
         """True if there is another server to try."""
         return self._reconnector.several
-
-    def silence_limit(self, heartbeat: float) -> float:
-        """Seconds of silence after which a server is given up."""
-        return max(_SILENCE, min(3 * heartbeat, self._shortest_window / 3))
 
     @property
     def _shortest_window(self) -> float:
@@ -194,7 +217,7 @@ class Link:
         hello = wire.Hello(
             wire.VERSION, wire.VERSION, sorted(wire.FEATURES), self.address.token, self._program
         )
-        connection = Connection(self, host, hello)
+        connection = Connection(self, host, hello, self.clock, self.address.busy_poll)
         least, most = _DIALLING
         limit = max(least, min(most, self._shortest_window / 4))
         try:
@@ -251,15 +274,23 @@ class Link:
         """Close a connection; sessions and calls wait for the next one."""
         connection.close(str(why))
         for call in connection.unanswered():
-            if call.session is None:
+            if call.owner is None:
                 call.fail(ConnectionGone(connection.why))
         for session in list(self.sessions.values()):
             session.cut_off()
 
+    # For a connection
+
+    def handlers(self, connection: Connection) -> Handlers:
+        return hearing(self.sessions, connection, self.refuse, self.close_channel)
+
+    def silence_limit(self, heartbeat: float) -> float:
+        return max(_SILENCE, min(3 * heartbeat, self._shortest_window / 3))
+
     def refuse(self, call: Call, error: TenureError) -> None:
         """A request has failed."""
-        if call.session is not None:
-            call.session.refused(call)
+        if call.owner is not None:
+            call.owner.refused(call)
         expired = isinstance(error, SessionExpired)
         if expired and call.perhaps_done and isinstance(call.message, wire.Withdraw):
             call.succeed(Withdrawn.LEFT)  # before that, perhaps

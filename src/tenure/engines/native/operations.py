@@ -13,35 +13,39 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from math import inf
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from tenure.engines.contract import Enqueued, Place
 from tenure.engines.native.calls import Call
+from tenure.engines.native.connection import Connection
+from tenure.engines.native.link import Link
+from tenure.engines.native.reconcile import OWNED, REFUSED, Holds, Plan, reconcile
 from tenure.engines.prompt import Prompt
 from tenure.errors import TenureError
 from tenure.wire import messages as wire
 
-if TYPE_CHECKING:
-    from tenure.engines.native.connection import Connection
-    from tenure.engines.native.link import Link
-    from tenure.engines.native.session import NativeSession
-
 __all__ = ["Operations"]
+
+_GRANTED, _WAITING = Place.GRANTED, Place.WAITING  # an enumeration's attributes are slow to read
 
 
 class Operations:
-    """The unanswered operations of one session.
+    """The operation queue of one session, and what the session has in queues.
 
     Attributes:
-        calls: these, by their numbers, in the order in which they were asked.
+        calls: the unanswered operations, by their numbers, in the order in which they were asked.
+        holds: the requests that are, or may be, in queues.
     """
 
-    def __init__(self, session: NativeSession, link: Link) -> None:
+    def __init__(self, channel: int, link: Link) -> None:
         self.calls: dict[int, Call] = {}
-        self._session = session
+        self.holds: Holds = {}
+        self._channel = channel
         self._link = link
         self._loop = link.loop
+        self._now = link.clock.now
         self._connection: Connection | None = None
         self._waiting: deque[Call] = deque()  # until the server may forget some answers
         self._kept = 0  # how many answers it keeps
@@ -50,7 +54,7 @@ class Operations:
 
     def ask(self, rid: int, message: Struct) -> Call:
         """Ask, now or when there is a connection."""
-        call = Call(rid, message, Prompt(self._loop), self._session)
+        call = Call(rid, message, Prompt(self._loop), self)
         self.calls[rid] = call
         self._asked = call.number = number = self._asked + 1
         connection = self._connection
@@ -76,15 +80,38 @@ class Operations:
         answered = self._asked if oldest is None else oldest.number - 1
         if answered > self._acknowledged and self._connection is not None:
             self._acknowledged = answered
-            self._connection.send(wire.Acknowledge(self._session.channel, self.answered_up_to()))
+            self._connection.send(wire.Acknowledge(self._channel, self.answered_up_to()))
 
     def answered_up_to(self) -> int:
         """The `acknowledged` of the protocol."""
         oldest = next(iter(self.calls), None)
         return self._link.last_rid if oldest is None else oldest - 1
 
+    # Answers
+
+    def placed(self, call: Call, answer: wire.Placed) -> None:
+        """Handle the answer to an `Enqueue`."""
+        self.landed(call)
+        message = call.message
+        assert isinstance(message, wire.Enqueue)
+        if answer.place == wire.REFUSED:
+            self.holds.pop(message.request_id, None)
+            call.succeed(REFUSED)
+            return
+        granted = answer.place == wire.GRANTED
+        if message.request_id in self.holds:  # or else it has been withdrawn meanwhile
+            waits_until = inf if call.until is None else call.until
+            self.holds[message.request_id] = OWNED if granted else waits_until
+        call.succeed(Enqueued(_GRANTED if granted else _WAITING, answer.order_id))
+
+    def refused(self, call: Call) -> None:
+        """Note that an operation has failed."""
+        self.landed(call)
+        if isinstance(call.message, wire.Enqueue):
+            self.holds.pop(call.message.request_id, None)
+
     def landed(self, call: Call) -> None:
-        """It has been answered."""
+        """Note that an operation was answered."""
         self.calls.pop(call.rid, None)
         if self._waiting:
             self._acknowledge()
@@ -92,6 +119,8 @@ class Operations:
             while waiting and waiting[0].number - self._acknowledged <= self._kept:
                 assert self._connection is not None
                 self._connection.submit(waiting.popleft())
+
+    # Connections
 
     def cut_off(self) -> None:
         """The connection is lost."""
@@ -109,6 +138,37 @@ class Operations:
         for call in again:
             self._submit(call)
 
+    def reattached(self, connection: Connection, answer: wire.Attached) -> Plan:
+        """Find out what became of everything, and ask again what is open."""
+        plan = reconcile(self.holds, self.calls.values(), answer, self._now())
+        self.holds = plan.holds
+        for call, placed in plan.placed:
+            self.landed(call)
+            call.succeed(placed)
+        for call in plan.made:
+            self.landed(call)
+            call.succeed(None)
+        again = [each for each in map(self._renewed, plan.again) if each is not None]
+        if not answer.kept:
+            for call in again:
+                call.perhaps_done = call.sent
+        self.go_on(connection, again)
+        for request_id in plan.orphans:
+            rid = self._link.next_rid()
+            self.ask(rid, wire.Withdraw(rid, self._channel, request_id))
+        return plan
+
+    def _renewed(self, call: Call) -> Call | None:
+        """An operation as it is asked again; ``None`` when it is too late for it."""
+        if call.until is not None:
+            left = call.until - self._now()
+            if left <= 0:
+                self.refused(call)
+                call.succeed(REFUSED)
+                return None
+            call.message = structs.replace(call.message, timeout=left)
+        return call
+
     def end(self, error: TenureError, *, by_server: bool) -> None:
         """The session is over: nothing of it will be answered, and what was to end it is done.
 
@@ -118,6 +178,7 @@ class Operations:
         """
         calls = list(self.calls.values())
         self.calls.clear()
+        self.holds.clear()
         self._waiting.clear()
         self._connection = None
         for call in calls:

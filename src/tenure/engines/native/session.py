@@ -25,32 +25,25 @@ import os
 import threading
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
-
-from msgspec import structs
 
 from tenure.core import rules
-from tenure.engines.contract import Attach, Enqueued, Place, SessionDefaults, SessionEvents
+from tenure.engines.contract import Attach, SessionDefaults, SessionEvents
 from tenure.engines.native.asking import Asking
 from tenure.engines.native.calls import Call, ConnectionGone
+from tenure.engines.native.connection import Connection
 from tenure.engines.native.heartbeat import NativeHeartbeat
+from tenure.engines.native.link import Link
 from tenure.engines.native.operations import Operations
 from tenure.engines.native.proofs import Proofs
-from tenure.engines.native.reconcile import OWNED, REFUSED, REMOVALS, Holds, reconcile
+from tenure.engines.native.reconcile import OWNED, REMOVALS
 from tenure.engines.native.watches import Watches
 from tenure.errors import AuthenticationFailed, EngineUnavailable, SessionExpired
 from tenure.wire import messages as wire
 from tenure.wire.errors import from_wire
 
-if TYPE_CHECKING:
-    from tenure.engines.native.connection import Connection
-    from tenure.engines.native.link import Link
-
 __all__ = ["STORE_LOST", "NativeSession"]
 
 STORE_LOST = "the server has lost contact to its store"
-
-_GRANTED, _WAITING = Place.GRANTED, Place.WAITING  # an enumeration's attributes are slow to read
 
 
 class NativeSession(Asking, SessionDefaults):
@@ -93,8 +86,7 @@ class NativeSession(Asking, SessionDefaults):
         self._over = False
         self._connection: Connection | None = None  # while it is attached over it
         self._attach_sent = 0.0
-        self._operations = Operations(self, link)
-        self._holds: Holds = {}
+        self._operations = Operations(self.channel, link)
         self._watches = Watches(self.channel)
         self._leaving: asyncio.Future[object] | None = None
         self._window_ends: asyncio.TimerHandle | None = None
@@ -146,7 +138,7 @@ class NativeSession(Asking, SessionDefaults):
             self._operations.go_on(connection)
             if self._how.session_id is not None:
                 for each in answer.requests:
-                    self._holds[each.request_id] = OWNED if each.granted else inf
+                    self._operations.holds[each.request_id] = OWNED if each.granted else inf
                 self._events.resumed([each.model() for each in answer.requests])
         if answer.age is not None:
             self._prove(self._attach_sent - answer.age)
@@ -154,22 +146,7 @@ class NativeSession(Asking, SessionDefaults):
 
     def _go_on(self, answer: wire.Attached, connection: Connection) -> None:
         """It is attached again: find out what became of everything, and ask again what is open."""
-        operations = self._operations
-        plan = reconcile(self._holds, operations.calls.values(), answer, self._now())
-        self._holds = plan.holds
-        for call, placed in plan.placed:
-            operations.landed(call)
-            call.succeed(placed)
-        for call in plan.made:
-            operations.landed(call)
-            call.succeed(None)
-        again = [each for each in map(self._renewed, plan.again) if each is not None]
-        if not answer.kept:
-            for call in again:
-                call.perhaps_done = call.sent
-        operations.go_on(connection, again)
-        for request_id in plan.orphans:
-            self._ask(wire.Withdraw, request_id)
+        plan = self._operations.reattached(connection, answer)
         if self._leaving is not None:
             return
         for found in plan.granted:
@@ -178,17 +155,6 @@ class NativeSession(Asking, SessionDefaults):
             self._events.removed(request_id, why)
         self._events.attached()
         self._watches.begin_anew(connection)
-
-    def _renewed(self, call: Call) -> Call | None:
-        """An operation as it is asked again; ``None`` when it is too late for it."""
-        if call.until is not None:
-            left = call.until - self._now()
-            if left <= 0:
-                self.refused(call)
-                call.succeed(REFUSED)
-                return None
-            call.message = structs.replace(call.message, timeout=left)
-        return call
 
     def cut_off(self) -> None:
         """The connection is lost."""
@@ -350,7 +316,6 @@ class NativeSession(Asking, SessionDefaults):
         self._watches.clear(None)
         self._link.sessions.pop(self.channel, None)
         self._operations.end(self._expired(), by_server=by_server)
-        self._holds.clear()
         self.look.set()
 
     def _expired(self) -> SessionExpired:
@@ -360,40 +325,15 @@ class NativeSession(Asking, SessionDefaults):
 
     # What the server says
 
-    def placed(self, call: Call, answer: wire.Placed) -> None:
-        """An `Enqueue` was answered."""
-        self._operations.landed(call)
-        message = call.message
-        assert isinstance(message, wire.Enqueue)
-        if answer.place == wire.REFUSED:
-            self._holds.pop(message.request_id, None)
-            call.succeed(REFUSED)
-            return
-        granted = answer.place == wire.GRANTED
-        if message.request_id in self._holds:  # or else it has been withdrawn meanwhile
-            waits_until = inf if call.until is None else call.until
-            self._holds[message.request_id] = OWNED if granted else waits_until
-        call.succeed(Enqueued(_GRANTED if granted else _WAITING, answer.order_id))
-
-    def landed(self, call: Call) -> None:
-        """An operation was answered."""
-        self._operations.landed(call)
-
-    def refused(self, call: Call) -> None:
-        """An operation has failed."""
-        self._operations.landed(call)
-        if isinstance(call.message, wire.Enqueue):
-            self._holds.pop(call.message.request_id, None)
-
     def granted(self, push: wire.Granted) -> None:
         """A request is an owner now."""
-        if push.request_id in self._holds and self._leaving is None:
-            self._holds[push.request_id] = OWNED
+        if push.request_id in self._operations.holds and self._leaving is None:
+            self._operations.holds[push.request_id] = OWNED
             self._events.granted(push.request_id, push.order_id)
 
     def removed(self, push: wire.Removed) -> None:
         """A request has left its queue."""
-        if self._holds.pop(push.request_id, None) is not None and self._leaving is None:
+        if self._operations.holds.pop(push.request_id, None) is not None and self._leaving is None:
             self._events.removed(push.request_id, REMOVALS[push.why])
 
     def changed(self, push: wire.Changed) -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from tenure.engines.native.connection import Connection
 from tenure.wire import messages as wire
 from tenure.wire.errors import from_wire
-
-if TYPE_CHECKING:
-    from tenure.engines.native.connection import Connection
 
 __all__ = ["Watches"]
 
