@@ -45,7 +45,8 @@ class ImplicitSession:
         """Return the session, when there is one that can be used at once."""
         session = self._session
         if session is not None and session.is_proven():
-            return session.alive()
+            session.check_loop()
+            return session
         self._client.check_owner()
         return None
 
