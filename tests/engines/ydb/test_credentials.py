@@ -24,7 +24,7 @@ from ydb import _apis
 from ydb._grpc.common.protos import ydb_auth_pb2  # type: ignore[import-not-found]  # made at run time
 
 from tenure.clock import SystemClock
-from tenure.engines.ydb import connect
+from tenure.engines.ydb import channel, connect
 from tenure.errors import AuthenticationFailed, EngineUnavailable
 from tests.engines.ydb.behind import Server
 from tests.engines.ydb.test_access import TOKEN, serving, use
@@ -150,6 +150,15 @@ async def test_servers_that_do_not_answer_are_passed_over(
         await use(f"ydb://{hosts},127.0.0.1:{server.port}/local?token={TOKEN}&discovery=off")
         with pytest.raises(EngineUnavailable, match=f"127.0.0.1:{ports[2]}"):
             await use(f"ydb://{hosts}/local?token={TOKEN}")
+
+
+async def test_a_server_that_is_silent_is_passed_over(
+    server: Server, environment: pytest.MonkeyPatch
+) -> None:
+    environment.setattr(channel, "_shuffled", list)  # the silent one is tried first
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{server.port}"
+        await use(f"ydb://{hosts}/local?token={TOKEN}&connect_timeout=4")
 
 
 async def test_a_user_logs_in_with_the_password_of_the_environment(

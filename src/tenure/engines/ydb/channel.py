@@ -222,12 +222,14 @@ class Channel:
             connection = YdbConnection(self._address, target, name, self._token, self._tls)
             opened.append(connection)
             try:
-                await connection.list_servers()
-            except OutOfReach as error:
-                failures.append(f"{target}: {error}")
+                async with asyncio.timeout(share):
+                    await connection.list_servers()
+            except (OutOfReach, TimeoutError) as error:
+                failures.append(f"{target}: {str(error) or f'no answer within {share:g} s'}")
                 return None
             return connection
 
+        share = self._address.connect_timeout / len(self._address.endpoints)
         for host in _shuffled(self._address.endpoints):
             first = await answering(host)
             if first is None:
