@@ -1,7 +1,9 @@
 """``tenure://``: tenure's own server, over the native protocol.
 
-`url` says what a URL may be. One program has one connection (`link`, `connection`), over which all
-its sessions speak; what happens to them when it is lost is in `session`.
+Modules import one way, in this order: `calls` (an unanswered request), `connection` (one socket),
+`hearing` (dispatch of the server's messages), `link` (the connection of a program and its sessions,
+kept by the kit's reconnector), `reconcile` and `operations` (a session's operation queue, replayed
+after a reconnect), `watches`, `heartbeat`, `asking` and `session` (the session itself), `engine`.
 """
 
 from __future__ import annotations

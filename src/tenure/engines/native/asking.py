@@ -1,4 +1,8 @@
-"""Operations of a session as messages."""
+"""Operations of a session as messages, and the checks of their arguments.
+
+What could not be put into a message is refused here, with the error that every engine has for it;
+everything else is the server's to judge. A message has plain values, whatever they derive from.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,60 @@ from math import inf
 
 from msgspec import Struct
 
+from tenure.core import rules
 from tenure.engines.contract import Answer, Enqueued, Withdrawn
-from tenure.engines.native.arguments import plain_count, plain_data, plain_name, plain_timeout
 from tenure.engines.native.calls import Call
 from tenure.engines.native.connection import Connection
 from tenure.engines.native.link import Link
 from tenure.engines.native.operations import Operations
 from tenure.engines.native.reconcile import OWNED
 from tenure.engines.native.watches import Watches
-from tenure.errors import SemaphoreExists, SemaphoreNotFound, SessionExpired
-from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
+from tenure.errors import InvalidArgument, SemaphoreExists, SemaphoreNotFound, SessionExpired
+from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, SemaphoreDescription, Unchanged
 from tenure.wire import messages as wire
 
-__all__ = ["Asking"]
+__all__ = ["Asking", "plain_name", "plain_path"]
+
+_SMALLEST = -(2**63)
+
+
+def plain_name(name: str, node: str) -> str:
+    """A semaphore's name."""
+    rules.check_name(name, node)
+    return name if type(name) is str else str.__str__(name)
+
+
+def plain_path(path: str) -> str:
+    """A node's path."""
+    rules.check_path(path)
+    return path if type(path) is str else str.__str__(path)
+
+
+def plain_data(data: bytes, node: str, name: str | None = None) -> bytes:
+    """A semaphore's data, or a request's."""
+    if type(data) is bytes and len(data) <= rules.DATA_BYTES:
+        return data
+    rules.check_data(data, node, name)
+    return bytes(data)
+
+
+def plain_timeout(timeout: float | None, node: str, name: str | None = None) -> float | None:
+    """Return the seconds to wait."""
+    if timeout is None:
+        return None
+    rules.check_timeout(timeout, node, name)
+    return float(timeout)
+
+
+def plain_count(count: int, what: str, node: str, name: str | None = None) -> int:
+    """A count or a limit; whether it is too much or too little the server knows."""
+    if type(count) is int and 0 <= count <= EPHEMERAL_LIMIT:
+        return count
+    if not isinstance(count, int) or not _SMALLEST <= count <= EPHEMERAL_LIMIT:
+        raise InvalidArgument(
+            f"a {what} is a whole number from 1 to 2^64-1, not {count!r}", node=node, name=name
+        )
+    return int(count)
 
 
 class Asking(ABC):

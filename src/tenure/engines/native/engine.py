@@ -13,11 +13,10 @@ from msgspec import Struct
 from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines.contract import Attach, EngineDefaults, SessionEvents
-from tenure.engines.native.arguments import plain_name, plain_path
+from tenure.engines.native.asking import plain_name, plain_path
 from tenure.engines.native.calls import Call, ConnectionGone
-from tenure.engines.native.dial import Dial, dialler
 from tenure.engines.native.heartbeat import NativeHeartbeat
-from tenure.engines.native.link import Link
+from tenure.engines.native.link import Dial, Link, dialler
 from tenure.engines.native.session import STORE_LOST, NativeSession
 from tenure.engines.native.url import NativeUrl
 from tenure.errors import EngineError, EngineUnavailable, SemaphoreNotFound, TenureError

@@ -1,7 +1,7 @@
-"""Heartbeat thread of the native engine.
+"""Proofs of sessions, and the heartbeat thread of the native engine.
 
-It renews a session by its id and key (`RenewAside`), and changes nothing about where the session
-is attached.
+The thread renews a session by its id and key (`RenewAside`), and changes nothing about where the
+session is attached.
 
 Rules:
 
@@ -23,12 +23,11 @@ from tenure.background import Failures
 from tenure.clock import Clock
 from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines._kit.url import Endpoint
-from tenure.engines.native.proofs import Proofs
 from tenure.engines.native.url import NativeUrl
 from tenure.wire import messages as wire
 from tenure.wire.frames import FrameReader, FrameWriter
 
-__all__ = ["NativeHeartbeat"]
+__all__ = ["NativeHeartbeat", "Proofs"]
 
 _HEAD_START = 0.05
 """Seconds in which the loop may do it itself."""
@@ -37,6 +36,51 @@ _PATIENCE = (0.25, 2.0)
 """Seconds for which one server may take over an answer: the least, and the most."""
 
 _BYTES = 64 * 1024
+
+
+_REMEMBERED = 32
+"""Renewals whose times of sending are remembered: an answer that comes later proves nothing."""
+
+
+class Proofs:
+    """The renewals of one session. On its loop, but for `note`.
+
+    Attributes:
+        last: the time of the latest proof; ``None``: there was none.
+        asked: when the latest renewal was sent.
+    """
+
+    def __init__(self, window: float) -> None:
+        self.last: float | None = None
+        self.asked = 0.0
+        self._window = window
+        self._sent: dict[int, float] = {}
+        self._number = 0
+
+    def fresh(self, now: float) -> bool:
+        """True if there is a proof that leaves most of the window."""
+        return self.last is not None and now - self.last <= self._window / 3
+
+    def send(self, now: float) -> int:
+        """A renewal is about to be sent; returns its number."""
+        self.asked = now
+        self._number += 1
+        self._sent[self._number] = now
+        if len(self._sent) > _REMEMBERED:
+            del self._sent[next(iter(self._sent))]
+        return self._number
+
+    def answered(self, number: int, age: float) -> float | None:
+        """A renewal was answered; returns what time that proves."""
+        sent = self._sent.pop(number, None)
+        if sent is None or not age >= 0:
+            return None
+        return sent - age
+
+    def note(self, at: float) -> None:
+        """It is proven that the session lived at that time. From any thread."""
+        if self.last is None or at > self.last:
+            self.last = at
 
 
 class RenewedSession(Protocol):

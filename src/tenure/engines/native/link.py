@@ -15,8 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import ssl
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -28,13 +30,15 @@ from tenure.engines.advice import on_connecting
 from tenure.engines.contract import Withdrawn
 from tenure.engines.native.calls import Call, ConnectionGone
 from tenure.engines.native.connection import Connection, Handlers
-from tenure.engines.native.dial import Dial
 from tenure.engines.native.hearing import Receiver, hearing
 from tenure.engines.native.url import NativeUrl
 from tenure.errors import EngineUnavailable, SessionExpired, TenureError
 from tenure.wire import messages as wire
 
-__all__ = ["PATIENCE", "Link", "LinkedSession"]
+__all__ = ["PATIENCE", "Dial", "Link", "LinkedSession", "dialler"]
+
+Dial: TypeAlias = Callable[[Endpoint, asyncio.Protocol], Awaitable[None]]
+"""Connects a protocol to a server; it raises `OSError`, and is cancelled when that takes long."""
 
 PATIENCE = 10.0
 """Seconds for which a call waits for a connection, by default."""
@@ -300,3 +304,21 @@ class Link:
 
 def _unavailable(connection: Connection, why: str) -> EngineUnavailable:
     return EngineUnavailable(f"{connection.endpoint}: {why}")
+
+
+def dialler(address: NativeUrl, tls: ssl.SSLContext | None) -> Dial:
+    """Return a dialler for TCP, TLS or a Unix socket, as the address says."""
+
+    async def dial(endpoint: Endpoint, protocol: asyncio.Protocol) -> None:
+        loop = asyncio.get_running_loop()
+        if endpoint.path:
+            await loop.create_unix_connection(lambda: protocol, endpoint.path)
+        elif tls is not None and address.tls is not None:
+            name = address.tls.server_name or endpoint.host
+            await loop.create_connection(
+                lambda: protocol, endpoint.host, endpoint.port, ssl=tls, server_hostname=name
+            )
+        else:
+            await loop.create_connection(lambda: protocol, endpoint.host, endpoint.port)
+
+    return dial

@@ -31,10 +31,9 @@ from tenure.engines.contract import Attach, SessionDefaults, SessionEvents
 from tenure.engines.native.asking import Asking
 from tenure.engines.native.calls import Call, ConnectionGone
 from tenure.engines.native.connection import Connection
-from tenure.engines.native.heartbeat import NativeHeartbeat
+from tenure.engines.native.heartbeat import NativeHeartbeat, Proofs
 from tenure.engines.native.link import Link
 from tenure.engines.native.operations import Operations
-from tenure.engines.native.proofs import Proofs
 from tenure.engines.native.reconcile import OWNED, REMOVALS
 from tenure.engines.native.watches import Watches
 from tenure.errors import AuthenticationFailed, EngineUnavailable, SessionExpired

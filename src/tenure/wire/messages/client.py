@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from tenure.wire.messages.terms import AttachKind, ChannelRequest, OnChannel, Request
+from tenure.wire.messages.terms import AttachKind, ChannelMessage, ChannelRequest, RequestMessage
 from tenure.wire.values import Config, Number
 
 __all__ = [
@@ -117,7 +117,7 @@ class Attach(ChannelRequest, array_like=True, tag=2, frozen=True):
     drawn: bool = False
 
 
-class Renew(OnChannel, array_like=True, tag=3, frozen=True):
+class Renew(ChannelMessage, array_like=True, tag=3, frozen=True):
     """Extend the session's expiry in the store. Answered by `Proven` or `Unproven`.
 
     Attributes:
@@ -143,13 +143,13 @@ class RenewAside(Struct, array_like=True, tag=4, frozen=True):
     key: bytes
 
 
-class Acknowledge(OnChannel, array_like=True, tag=5, frozen=True):
+class Acknowledge(ChannelMessage, array_like=True, tag=5, frozen=True):
     """Answers need not be kept any longer; sent when `Renew` would not say so soon enough."""
 
     acknowledged: Number
 
 
-class Heard(OnChannel, array_like=True, tag=6, frozen=True):
+class Heard(ChannelMessage, array_like=True, tag=6, frozen=True):
     """Acknowledgement of `Ended`: the program no longer considers anything there held.
 
     The channel is over with it.
@@ -240,7 +240,7 @@ class DescribeSemaphore(ChannelRequest, array_like=True, tag=15, frozen=True):
     waiters: bool
 
 
-class Watch(OnChannel, array_like=True, tag=16, frozen=True):
+class Watch(ChannelMessage, array_like=True, tag=16, frozen=True):
     """`EngineSession.watch`: from now on `Changed` is said with this number.
 
     No request: it is not answered, unless it is refused, and every attaching begins without
@@ -256,13 +256,13 @@ class Watch(OnChannel, array_like=True, tag=16, frozen=True):
     owners: bool
 
 
-class Unwatch(OnChannel, array_like=True, tag=17, frozen=True):
+class Unwatch(ChannelMessage, array_like=True, tag=17, frozen=True):
     """The end of a watch; none of that number is no error. Not answered."""
 
     number: Number
 
 
-class CreateNode(Request, array_like=True, tag=20, frozen=True):
+class CreateNode(RequestMessage, array_like=True, tag=20, frozen=True):
     """`Engine.create_node`. Answered by `Done`."""
 
     path: str
@@ -270,31 +270,31 @@ class CreateNode(Request, array_like=True, tag=20, frozen=True):
     exist_ok: bool
 
 
-class AlterNode(Request, array_like=True, tag=21, frozen=True):
+class AlterNode(RequestMessage, array_like=True, tag=21, frozen=True):
     """`Engine.alter_node`. Answered by `Done`."""
 
     path: str
     config: Config
 
 
-class DropNode(Request, array_like=True, tag=22, frozen=True):
+class DropNode(RequestMessage, array_like=True, tag=22, frozen=True):
     """`Engine.drop_node`. Answered by `Done`."""
 
     path: str
     force: bool
 
 
-class DescribeNode(Request, array_like=True, tag=23, frozen=True):
+class DescribeNode(RequestMessage, array_like=True, tag=23, frozen=True):
     """`Engine.describe_node`. Answered by `NodeDescribed`."""
 
     path: str
 
 
-class ListNodes(Request, array_like=True, tag=24, frozen=True):
+class ListNodes(RequestMessage, array_like=True, tag=24, frozen=True):
     """`Engine.list_nodes`. Answered by `NodesListed`."""
 
 
-class ListSemaphores(Request, array_like=True, tag=25, frozen=True):
+class ListSemaphores(RequestMessage, array_like=True, tag=25, frozen=True):
     """`Engine.list_semaphores`. Answered by `SemaphoresListed`."""
 
     path: str
@@ -302,20 +302,20 @@ class ListSemaphores(Request, array_like=True, tag=25, frozen=True):
     waiters: bool
 
 
-class ListSessions(Request, array_like=True, tag=26, frozen=True):
+class ListSessions(RequestMessage, array_like=True, tag=26, frozen=True):
     """`Engine.list_sessions`. Answered by `SessionsListed`."""
 
     path: str
 
 
-class EndSession(Request, array_like=True, tag=27, frozen=True):
+class EndSession(RequestMessage, array_like=True, tag=27, frozen=True):
     """`Engine.end_session`. Answered by `Done` with whether there was one."""
 
     path: str
     session_id: Number
 
 
-class Evict(Request, array_like=True, tag=28, frozen=True):
+class Evict(RequestMessage, array_like=True, tag=28, frozen=True):
     """`Engine.evict`. Answered by `Done` with whether there was one."""
 
     path: str
@@ -323,7 +323,7 @@ class Evict(Request, array_like=True, tag=28, frozen=True):
     order_id: Number
 
 
-class Describe(Request, array_like=True, tag=29, frozen=True):
+class Describe(RequestMessage, array_like=True, tag=29, frozen=True):
     """`Engine.describe_semaphore`. Answered by `SemaphoreDescribed`.
 
     It belongs to the feature `DESCRIBE`; a server without it is sent `ListSemaphores`.
@@ -335,7 +335,7 @@ class Describe(Request, array_like=True, tag=29, frozen=True):
     waiters: bool
 
 
-class ReadStoreTime(Request, array_like=True, tag=30, frozen=True):
+class ReadStoreTime(RequestMessage, array_like=True, tag=30, frozen=True):
     """`Engine.store_time`. Answered by `StoreTime`. It belongs to the feature `STORE_TIME`."""
 
 

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from tenure.wire.errors import WireError
-from tenure.wire.messages.terms import Answer, OnChannel, RemovalWord
+from tenure.wire.messages.terms import AnswerMessage, ChannelMessage, RemovalWord
 from tenure.wire.values import Abilities, Found, NodeInfo, Number, SemaphoreInfo, SessionInfo
 
 __all__ = [
@@ -102,86 +102,86 @@ class Attached(Struct, array_like=True, tag=3, frozen=True):
     removed: list[tuple[Number, RemovalWord]] = []
 
 
-class Placed(Answer, array_like=True, tag=4, frozen=True):
+class Placed(AnswerMessage, array_like=True, tag=4, frozen=True):
     """The answer to `Enqueue`: where the request stands (`GRANTED`, `WAITING`, `REFUSED`)."""
 
     place: Literal[0, 1, 2]
     order_id: Number | None
 
 
-class Done(Answer, array_like=True, tag=5, frozen=True):
+class Done(AnswerMessage, array_like=True, tag=5, frozen=True):
     """Success of an operation; `found` is its result where there is one."""
 
     found: bool | None = None
 
 
-class Failed(Answer, array_like=True, tag=6, frozen=True):
+class Failed(AnswerMessage, array_like=True, tag=6, frozen=True):
     """Failure of an operation."""
 
     error: WireError
 
 
-class SemaphoreDescribed(Answer, array_like=True, tag=7, frozen=True):
+class SemaphoreDescribed(AnswerMessage, array_like=True, tag=7, frozen=True):
     """The answer to `DescribeSemaphore`."""
 
     semaphore: SemaphoreInfo
 
 
-class NodeDescribed(Answer, array_like=True, tag=8, frozen=True):
+class NodeDescribed(AnswerMessage, array_like=True, tag=8, frozen=True):
     """The answer to `DescribeNode`."""
 
     node: NodeInfo
 
 
-class NodesListed(Answer, array_like=True, tag=9, frozen=True):
+class NodesListed(AnswerMessage, array_like=True, tag=9, frozen=True):
     """The answer to `ListNodes`, or a part of it: with `more`, the next part follows."""
 
     paths: list[str]
     more: bool = False
 
 
-class SemaphoresListed(Answer, array_like=True, tag=10, frozen=True):
+class SemaphoresListed(AnswerMessage, array_like=True, tag=10, frozen=True):
     """The answer to `ListSemaphores`, or a part of it: with `more`, the next part follows."""
 
     semaphores: list[SemaphoreInfo]
     more: bool = False
 
 
-class SessionsListed(Answer, array_like=True, tag=11, frozen=True):
+class SessionsListed(AnswerMessage, array_like=True, tag=11, frozen=True):
     """The answer to `ListSessions`, or a part of it: with `more`, the next part follows."""
 
     sessions: list[SessionInfo]
     more: bool = False
 
 
-class Granted(OnChannel, array_like=True, tag=12, frozen=True):
+class Granted(ChannelMessage, array_like=True, tag=12, frozen=True):
     """`SessionEvents.granted`."""
 
     request_id: Number
     order_id: Number | None
 
 
-class Removed(OnChannel, array_like=True, tag=13, frozen=True):
+class Removed(ChannelMessage, array_like=True, tag=13, frozen=True):
     """`SessionEvents.removed`."""
 
     request_id: Number
     why: RemovalWord
 
 
-class Changed(OnChannel, array_like=True, tag=14, frozen=True):
+class Changed(ChannelMessage, array_like=True, tag=14, frozen=True):
     """Notification that the watched state has changed, at least once."""
 
     number: Number
 
 
-class WatchRefused(OnChannel, array_like=True, tag=15, frozen=True):
+class WatchRefused(ChannelMessage, array_like=True, tag=15, frozen=True):
     """Refusal of a watch: a limit is reached, no `Changed` follows, and the client polls."""
 
     number: Number
     error: WireError
 
 
-class Proven(OnChannel, array_like=True, tag=16, frozen=True):
+class Proven(ChannelMessage, array_like=True, tag=16, frozen=True):
     """The store has extended the session's expiry.
 
     Attributes:
@@ -195,19 +195,19 @@ class Proven(OnChannel, array_like=True, tag=16, frozen=True):
     age: float
 
 
-class Unproven(OnChannel, array_like=True, tag=17, frozen=True):
+class Unproven(ChannelMessage, array_like=True, tag=17, frozen=True):
     """No proof at present that the session is alive: no store, or no such session here."""
 
     number: Number
 
 
-class Contact(OnChannel, array_like=True, tag=18, frozen=True):
+class Contact(ChannelMessage, array_like=True, tag=18, frozen=True):
     """`SessionEvents.detached` or `attached`: the server's own contact to its store."""
 
     there: bool
 
 
-class Ended(OnChannel, array_like=True, tag=19, frozen=True):
+class Ended(ChannelMessage, array_like=True, tag=19, frozen=True):
     """`SessionEvents.ended`: the session has ended in the store, or another program has it.
 
     It is the last message on the channel. The client answers `Heard` when its program knows.
@@ -216,7 +216,7 @@ class Ended(OnChannel, array_like=True, tag=19, frozen=True):
     error: WireError
 
 
-class StoreTime(Answer, array_like=True, tag=20, frozen=True):
+class StoreTime(AnswerMessage, array_like=True, tag=20, frozen=True):
     """The answer to `ReadStoreTime`: seconds since the Unix epoch."""
 
     seconds: float

@@ -17,12 +17,12 @@ __all__ = [
     "STORE_TIME",
     "VERSION",
     "WAITING",
-    "Answer",
+    "AnswerMessage",
     "AttachKind",
+    "ChannelMessage",
     "ChannelRequest",
-    "OnChannel",
     "RemovalWord",
-    "Request",
+    "RequestMessage",
 ]
 
 VERSION = 1
@@ -49,25 +49,25 @@ AttachKind: TypeAlias = Literal["new", "again", "resume"]
 RemovalWord: TypeAlias = Literal["timed out", "deleted", "evicted", "unconfirmed"]
 
 
-class Request(Struct, array_like=True, frozen=True):
+class RequestMessage(Struct, array_like=True, frozen=True):
     """Message of a client that is answered."""
 
     rid: Number
 
 
-class ChannelRequest(Request, array_like=True, frozen=True):
+class ChannelRequest(RequestMessage, array_like=True, frozen=True):
     """Request of a session: an operation, or `Attach`."""
 
     channel: Number
 
 
-class Answer(Struct, array_like=True, frozen=True):
+class AnswerMessage(Struct, array_like=True, frozen=True):
     """Message that answers a request."""
 
     rid: Number
 
 
-class OnChannel(Struct, array_like=True, frozen=True):
+class ChannelMessage(Struct, array_like=True, frozen=True):
     """Message about a session that is neither a request nor an answer."""
 
     channel: Number
