@@ -28,7 +28,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from tenure.background import BackgroundQueue, BackgroundThread, BackgroundTimer, Failures
@@ -53,7 +52,6 @@ Work = Callable[..., Any]
 Note = Callable[[Any], None]
 
 
-@dataclass(slots=True, eq=False)
 class _Operation:
     """One operation; a deferred one has a future.
 
@@ -62,13 +60,15 @@ class _Operation:
     again after that.
     """
 
-    work: Work
-    arguments: tuple[Any, ...]
-    note: Note | None
     future: asyncio.Future[Any] | None = None
     result: Any = None
     error: Exception | None = None
-    done: bool = False
+    done = False
+
+    def __init__(self, work: Work, arguments: tuple[Any, ...], note: Note | None) -> None:
+        self.work = work
+        self.arguments = arguments
+        self.note = note
 
 
 class _Listener(Protocol):
@@ -176,7 +176,7 @@ class Committer:
     # Deferred operations
 
     def _put_off(self, operation: _Operation) -> asyncio.Future[Any]:
-        future = operation.future = self._loop.create_future()
+        operation.future = future = self._loop.create_future()
         self._queue.append(operation)
         if not self._flushing.armed and not self.busy:
             self._flushing.soon()
@@ -329,8 +329,10 @@ class Committer:
             if tx.committed:
                 for operation in operations:
                     operation.done = True
-                if tx.told.pushes or tx.told.rings or tx.told.buried:
-                    told.append(tx.told)
+                messages = tx.told
+                if messages.pushes or messages.rings or messages.buried:
+                    told.append(messages)
+                    tx.told = Told()
             if take:
                 self._turn.release()
         return True
@@ -338,8 +340,7 @@ class Committer:
     def _deliver(self) -> None:
         """Resolve the futures of finished operations, then pass on their messages. On the loop.
 
-        An error of one operation is logged, and the others continue. After any other interruption
-        the next flush continues at the same place.
+        After an interruption, the next flush continues at the same place.
         """
         while self._carried_out:
             operations, told = self._carried_out[0]
@@ -349,9 +350,8 @@ class Committer:
             while told:
                 self._pass_on(told[0])
                 told.popleft()
+            self.listener.answered()
             self._carried_out.popleft()
-            with self._failures.contained():
-                self.listener.answered()
 
     def _answer(self, operation: _Operation) -> None:
         try:

@@ -325,7 +325,14 @@ class SqliteSession(SessionDefaults):
             self.known.add(hold)
         answer = self._do(
             requests.enqueue,
-            *(self.me, self.path, hold, name, count, data, timeout, ephemeral),
+            self.me,
+            self.path,
+            hold,
+            name,
+            count,
+            data,
+            timeout,
+            ephemeral,
             note=partial(self._placed, hold, name, timeout),
         )
         if isinstance(answer, asyncio.Future):

@@ -164,6 +164,13 @@ class Transaction:
         seen: the highest order id that this program has come across.
     """
 
+    __slots__ = (  # it is used so often that this can be measured
+        "_checkpointer _counters _identity _inside _looked _now _path affected committed "
+        "connection durable execute guard last_news_id last_order_id last_session_id life lives "
+        "longest_window news_read now participant place quarantined quarantined_until ready seen "
+        "told wall watches"
+    ).split()
+
     def __init__(
         self,
         connection: sqlite3.Connection,
@@ -206,10 +213,9 @@ class Transaction:
     def begin(self) -> None:
         """Begin a write transaction. The caller has the turn."""
         self.committed = False
-        told = self.told
-        if told.pushes or told.rings or told.buried:  # of the last one, and its reader has them
-            self.told = Told()
-        self._enter()
+        if not self._inside:  # as `_enter`, at a call less
+            self.guard.acquire()
+            self._inside = True
         if self.connection.in_transaction:  # an error hit the end of the last one
             self.rollback()
             self._enter()
@@ -284,7 +290,8 @@ class Transaction:
         except BaseException:  # an interrupt, before it or after it
             self.committed = not self.connection.in_transaction
             raise
-        self._leave()
+        self._inside = False
+        self.guard.release()
         checkpointer = self._checkpointer
         checkpointer.left -= 1
         if checkpointer.left <= 0:
@@ -295,6 +302,8 @@ class Transaction:
     def rollback(self) -> None:
         """Undo everything since `begin`, as far as that got."""
         self.affected = {}
+        if not self.committed:
+            self.told = Told()
         try:
             if self.connection.in_transaction:
                 self.execute("ROLLBACK")
