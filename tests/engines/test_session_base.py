@@ -283,3 +283,13 @@ async def test_nothing_is_left_of_an_attachment_that_never_was(outcome: str) -> 
     else:
         attaching.cancel()
     await asyncio.sleep(0)
+
+
+async def test_the_end_of_a_session_that_is_being_left_is_not_reported() -> None:
+    session = Session()
+    session.closing = True
+    session.end("its window has passed")
+    assert session.over
+    assert session.seen.seen == []
+    with pytest.raises(SessionExpired, match="its window"):
+        session.check()

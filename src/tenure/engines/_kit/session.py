@@ -47,10 +47,12 @@ class SessionBase(SessionDefaults, ABC):
         path: of its node.
         window: the recovery window, in seconds.
         events: receives its events.
+        closing: the program is leaving it, so that its end is not reported any more.
         over: it is in a final state.
         news: set after an event that a takeover waits for.
         early: events that wait for the end of the takeover; ``None`` afterwards.
         taken_over: it existed before this attachment.
+        why_over: the reason of its end, if the program did not end it.
     """
 
     def __init__(self, how: Attach, events: SessionEvents, number: int, window: float) -> None:
@@ -58,11 +60,12 @@ class SessionBase(SessionDefaults, ABC):
         self.path = how.node
         self.window = window
         self.events = events
+        self.closing = False
         self.over = False
         self.news = asyncio.Event()
         self.taken_over = how.session_id is not None
         self.early: list[Callable[[], None]] | None = [] if self.taken_over else None
-        self._why_over: TenureError | None = None
+        self.why_over: TenureError | None = None
 
     # The end
 
@@ -74,8 +77,8 @@ class SessionBase(SessionDefaults, ABC):
     @property
     def reason(self) -> TenureError:
         """Reason of the end, as an operation raises it."""
-        if self._why_over is not None:
-            return self._why_over
+        if self.why_over is not None:
+            return self.why_over
         return SessionExpired(f"the session on {self.path} is over", node=self.path)
 
     def end(self, why: str) -> None:
@@ -89,20 +92,22 @@ class SessionBase(SessionDefaults, ABC):
 
     def stop(self, error: TenureError) -> None:
         """End the session without a report, because the engine is being closed."""
-        self._why_over = self._why_over or error
-        self._forget()
+        self.why_over = self.why_over or error
+        if not self.over:
+            self._forget()
 
     def _end(self, error: SessionExpired) -> bool:
         """End the session, and report it; false if it was over before."""
         if self.over:
             return False
-        self._why_over = error
+        self.why_over = error
         self._forget()
-        self.events.ended(error)
+        if not self.closing:
+            self.events.ended(error)
         return True
 
     def _forget(self) -> None:
-        """Enter a final state. Engines add what they release then; it may be called twice."""
+        """Enter a final state. Engines add what they release then."""
         self.over = True
         self.news.set()
 

@@ -15,8 +15,10 @@ import asyncio
 import contextlib
 import math
 import secrets
+from functools import partial
 
 from tenure.core import rules
+from tenure.engines._kit.session import received
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.cluster import EtcdAttempts, EtcdCluster, no_node
@@ -97,7 +99,7 @@ async def _begin(
         session: EtcdSession | None = None
         try:
             await engine.call(wire.LEASE_GRANT, wire.grant(number, seconds), engine.patience)
-            session = await _put(engine, caches, how.node, number, record, events)
+            session = await _put(engine, caches, how, number, record, events)
             session.prove(at)
             return session
         except Refused as refused:
@@ -113,15 +115,15 @@ async def _begin(
 async def _put(
     engine: EtcdCluster,
     caches: WatchCaches,
-    node: str,
+    how: Attach,
     number: int,
     record: Record,
     events: SessionEvents,
 ) -> EtcdSession:
-    session = EtcdSession(engine, caches, node, number, record, 1, events)
+    session = EtcdSession(engine, caches, how, number, record, 1, events)
     answer = await engine.txn(
         wire.txn(
-            (wire.exists(engine.keys.node(node)),),
+            (wire.exists(engine.keys.node(how.node)),),
             (
                 wire.put(session.key, record.value(), number),
                 wire.put(session.believes, b"", number),
@@ -130,7 +132,7 @@ async def _put(
         engine.patience,
     )
     if not answer.ok:
-        raise no_node(node)
+        raise no_node(how.node)
     engine.sessions.add(session)
     session.listen(answer.revision)
     return session
@@ -149,30 +151,32 @@ async def _take_over(
     engine: EtcdCluster, caches: WatchCaches, how: Attach, number: int, events: SessionEvents
 ) -> EtcdSession:
     unwanted = asyncio.Event()
-    swapping = engine.spawn(_swap(engine, caches, how, number, events, unwanted))
+    believing: set[bytes] = set()
+    swapping = engine.spawn(_swap(engine, caches, how, number, events, unwanted, believing))
     try:
-        session, believing = await asyncio.shield(swapping)
+        session = await received(swapping)
     except asyncio.CancelledError:
         unwanted.set()
-        swapping.add_done_callback(_abandon)
         raise
-    try:
-        until = engine.clock.now() + session.window
-        if not how.assume_dead:
-            until -= await _unheard_for(engine, number)
-            await _until_others_acknowledged(engine, session, believing, until)
-        await _go_on(engine, session)
-    except BaseException:
-        engine.spawn(session.abandon())
-        raise
+    until: float | None = None
+    prefix = session.key + b"/b/"
+    there = wire.get(wire.range_(prefix, wire.after(prefix), keys_only=True))
+
+    async def remaining() -> float:
+        nonlocal until
+        if until is None:
+            until = engine.clock.now() + session.window - await _unheard_for(engine, number)
+        if believing:
+            with contextlib.suppress(Lost):
+                await engine.keep_alive(session)
+            read = await session.read(there)
+            believing.intersection_update(kv.key for kv in read.parts[0].found)
+        return until - engine.clock.now() if believing else 0.0
+
+    await session.take_over(
+        None if how.assume_dead else remaining, partial(_go_on, engine, session)
+    )
     return session
-
-
-def _abandon(swapping: asyncio.Task[tuple[EtcdSession, set[bytes]]]) -> None:
-    """Abandon a session whose caller was cancelled."""
-    if not swapping.cancelled() and swapping.exception() is None:
-        session, _ = swapping.result()
-        session.engine.spawn(session.abandon())
 
 
 async def _swap(
@@ -182,8 +186,9 @@ async def _swap(
     number: int,
     events: SessionEvents,
     unwanted: asyncio.Event,
-) -> tuple[EtcdSession, set[bytes]]:
-    """Raise the number of the attachment; also return the keys of those that may believe.
+    believing: set[bytes],
+) -> EtcdSession:
+    """Raise the number of the attachment; note in `believing` the keys of those that may believe.
 
     Once it is unwanted, it finds out whether it was done, and does not do it any more: another
     program may have the session by then.
@@ -228,14 +233,12 @@ async def _swap(
             if answer is None or not answer.ok:
                 continue
             version, revision = version + 1, answer.revision
-        session = EtcdSession(
-            engine, caches, how.node, number, record, version, events, taken_over=True
-        )
+        session = EtcdSession(engine, caches, how, number, record, version, events)
         engine.sessions.add(session)
         session.listen(revision)
-        return session, {each for each in by_key if each[len(key) :].startswith(b"/b/")} - {
-            session.believes
-        }
+        believing.update(each for each in by_key if each[len(key) :].startswith(b"/b/"))
+        believing.discard(session.believes)
+        return session
 
 
 async def _unheard_for(engine: EtcdCluster, number: int) -> float:
@@ -246,30 +249,6 @@ async def _unheard_for(engine: EtcdCluster, number: int) -> float:
         return 0.0
     lease = answers.read_lease(answer)
     return max(0.0, lease.granted - lease.left - 1.0) if lease.left >= 0 else 0.0
-
-
-async def _until_others_acknowledged(
-    engine: EtcdCluster, session: EtcdSession, believing: set[bytes], until: float
-) -> None:
-    """Return when no attachment before this one can believe that it holds anything.
-
-    Raises:
-        SessionExpired: it has ended meanwhile, or was taken over once more.
-    """
-    prefix = session.key + b"/b/"
-    there = wire.get(wire.range_(prefix, wire.after(prefix), keys_only=True))
-    while believing and engine.clock.now() < until:
-        session.look.clear()
-        with contextlib.suppress(Lost):
-            await engine.keep_alive(session)
-        read = await session.read(there)
-        believing &= {kv.key for kv in read.parts[0].found}
-        if believing:
-            wait = min(until - engine.clock.now(), session.window / 3)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(wait, 0.001)):
-                    await session.look.wait()
-        session.check()
 
 
 async def _go_on(engine: EtcdCluster, session: EtcdSession) -> None:

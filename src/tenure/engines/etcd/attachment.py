@@ -19,7 +19,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tenure.core import rules
-from tenure.engines.contract import SessionEvents
+from tenure.engines._kit.session import SessionBase
+from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.cluster import EtcdCluster
@@ -193,7 +194,7 @@ class EtcdOperations:
                     task.cancel()
 
 
-class Attachment:
+class Attachment(SessionBase):
     """One attachment, without its requests.
 
     Attributes:
@@ -201,38 +202,30 @@ class Attachment:
         record: what stands there.
         version: of the key; the attach number.
         mine: what every command compares.
-        window: seconds that it survives without contact.
         resumable: whether another program may take it over.
         proven_at: when the latest renewal that was answered was sent.
-        over: it has ended, or been left; no events of it are delivered any more.
         operations: those of the program that are under way.
     """
 
     def __init__(
         self,
         engine: EtcdCluster,
-        path: str,
+        how: Attach,
         number: int,
         record: Record,
         version: int,
         events: SessionEvents,
     ) -> None:
+        super().__init__(how, events, number, record.window)
         self.engine = engine
-        self.path = path
-        self.id = number
-        self.key = engine.keys.session(path, number)
+        self.key = engine.keys.session(self.path, number)
         self.record = record
-        self.window = record.window
         self.resumable = record.liveness == "window"
-        self.events = events
         self.patience = min(engine.patience, max(record.window / 6, _LEAST_PATIENCE))
         self.get = wire.get(wire.range_(self.key))
         self.believes = self.key + b"/b/" + record.token.encode()
         self.proven_at = float("-inf")
-        self.over = False
         self.operations = EtcdOperations(engine.tasks, self._told)
-        self.why_over: TenureError | None = None
-        self.closing = False
         self._attaching = asyncio.Lock()
         self.became(version)
 
@@ -264,14 +257,6 @@ class Attachment:
         if not self.over and not self.closing:
             self.proven_at = max(self.proven_at, at)
             self.events.proven(at)
-
-    def end(self, why: str) -> None:
-        """End by the store's word."""
-        raise NotImplementedError
-
-    def superseded(self) -> None:
-        """End because another attachment has taken over."""
-        raise NotImplementedError
 
     # Asking
 
@@ -315,7 +300,7 @@ class Attachment:
             if not error.no_lease:
                 return failure(self.engine.url, error, node=self.path, name=name)
             self.end("its lease has run out, or was revoked")
-        return self.why_over or self._gone()
+        return self.reason
 
     async def read(self, *parts: bytes) -> answers.Answer:
         """Read at one revision of a majority; repeated until it is answered.
@@ -351,23 +336,15 @@ class Attachment:
                     else:
                         self.judge(answer.parts[0].first)
 
-    def check(self) -> None:
-        """Raise why it is over, if it is."""
-        if self.over:
-            raise self.why_over or self._gone()
-
     def expired(self) -> SessionExpired:
         """The error for a session whose window has passed without an answer."""
         path = self.path
         return SessionExpired(f"the session on {path} could not be renewed in time", node=path)
 
-    def _gone(self) -> SessionExpired:
-        return SessionExpired(f"the session on {self.path} is over", node=self.path)
-
     def check_open(self) -> None:
         """Raise why it takes no operations, if it takes none."""
         if self.over or self.closing:
-            raise self.why_over or self._gone()
+            raise self.reason
 
     def name(self, name: str) -> Name:
         """The keys of a semaphore on its node. Raises `InvalidArgument`."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from tenure.clock import Clock
+from tenure.engines._kit.session import received
 from tenure.engines.contract import Attach, EngineDefaults, Finding, SessionEvents
 from tenure.engines.etcd import answers, attaching, wire
 from tenure.engines.etcd.admin import EtcdNodes
@@ -195,18 +196,10 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
         self.check_open()
         attaching_ = self.spawn(attaching.attach(self, self._caches, how, events))
         try:
-            return await asyncio.shield(attaching_)
+            return await received(attaching_)
         except asyncio.CancelledError:
-            attaching_.add_done_callback(self._abandon)
             attaching_.cancel()
             raise
-
-    def _abandon(self, attached: asyncio.Task[EtcdSession]) -> None:
-        """Leave a session whose caller was cancelled, as it was before."""
-        if attached.cancelled() or attached.exception() is not None:
-            return
-        session = attached.result()
-        self.spawn(session.abandon())
 
     async def store_time(self) -> float:
         self.check_open()

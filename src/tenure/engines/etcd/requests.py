@@ -29,7 +29,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from tenure.core import rules
-from tenure.engines.contract import Answer, Enqueued, Place, Removal, SessionEvents, Withdrawn
+from tenure.engines.contract import (
+    Answer,
+    Attach,
+    Enqueued,
+    Place,
+    Removal,
+    SessionEvents,
+    Withdrawn,
+)
 from tenure.engines.etcd import transactions, wire
 from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.attachment import Attachment
@@ -74,13 +82,13 @@ class EtcdRequests(Attachment):
     def __init__(
         self,
         engine: EtcdCluster,
-        path: str,
+        how: Attach,
         number: int,
         record: Record,
         version: int,
         events: SessionEvents,
     ) -> None:
-        super().__init__(engine, path, number, record, version, events)
+        super().__init__(engine, how, number, record, version, events)
         self.requests: dict[int, EtcdRequest] = {}
         self._leaving: dict[int, asyncio.Future[Withdrawn]] = {}
         self._left_in: dict[int, EtcdRequest] = {}  # of whose leaving etcd would not hear

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from tenure.core import rules
-from tenure.engines.contract import Answer, SessionDefaults, SessionEvents
+from tenure.engines.contract import Answer, Attach, SessionEvents
 from tenure.engines.etcd import semaphores, transactions, wire
 from tenure.engines.etcd.answers import WatchEvent
 from tenure.engines.etcd.cluster import EtcdCluster
@@ -42,30 +42,20 @@ __all__ = ["EtcdSession"]
 _log = logging.getLogger("tenure")
 
 
-class EtcdSession(EtcdRequests, SessionDefaults):
-    """The `EngineSession` of one attachment.
-
-    Attributes:
-        look: set when something has happened that a take-over waits for.
-        put_by: the notes that came while its take-over is not complete; ``None`` when it is.
-    """
+class EtcdSession(EtcdRequests):
+    """The `EngineSession` of one attachment."""
 
     def __init__(
         self,
         engine: EtcdCluster,
         caches: WatchCaches,
-        path: str,
+        how: Attach,
         number: int,
         record: Record,
         version: int,
         events: SessionEvents,
-        *,
-        taken_over: bool = False,
     ) -> None:
-        super().__init__(engine, path, number, record, version, events)
-        self.look = asyncio.Event()
-        self.put_by: list[tuple[int, bytes]] | None = [] if taken_over else None
-        self._was_taken_over = taken_over
+        super().__init__(engine, how, number, record, version, events)
         self._in_contact = True
         self._ending: asyncio.Task[None] | None = None
         self._caches = caches
@@ -93,14 +83,14 @@ class EtcdSession(EtcdRequests, SessionDefaults):
             if kv.key == self.key:
                 self.judge(None if event.deleted else kv)
             elif event.deleted:
-                self.look.set()
+                self.news.set()
             elif kv.key[len(self.key) :].startswith(b"/h/"):
                 self._note(int(kv.key.rpartition(b"/")[2], 16), kv.value)
 
     def _note(self, hold: int, why: bytes) -> None:
         """Act on the note of a client that took out one of its requests."""
-        if self.put_by is not None:
-            self.put_by.append((hold, why))
+        if self.early is not None:
+            self.early.append(partial(self._note, hold, why))
             return
         self.taken_out(hold, why)
         key = self.key + b"/h/%x" % hold
@@ -119,10 +109,7 @@ class EtcdSession(EtcdRequests, SessionDefaults):
 
     def begin(self, found: Sequence[Queue], data: dict[bytes, bytes]) -> None:
         """The take-over is complete: tell what was found, and then what has happened since."""
-        self.events.resumed(self._recover(found, data))
-        put_by, self.put_by = self.put_by or [], None
-        for note in put_by:
-            self._note(*note)
+        self.resume(self._recover(found, data))
         self._look_at_all()
 
     def _recover(self, queues: Sequence[Queue], data: dict[bytes, bytes]) -> list[Recovered]:
@@ -184,14 +171,13 @@ class EtcdSession(EtcdRequests, SessionDefaults):
             for key, kv in by_key.items():
                 if key[len(self.key) :].startswith(b"/h/"):
                     self._note(int(key.rpartition(b"/")[2], 16), kv.value)
-            self.look.set()
+            self.news.set()
             self._look_at_all()
 
     # The end
 
-    async def abandon(self) -> None:
-        """End a session that no caller has; detach it again if it was taken over."""
-        await self._finish(detach=self._was_taken_over)
+    def abandon(self) -> None:
+        self.engine.spawn(self._finish(detach=self.taken_over))
 
     async def close(self) -> None:
         await self._finish(detach=False)
@@ -238,50 +224,30 @@ class EtcdSession(EtcdRequests, SessionDefaults):
                     return True
                 kv = answer.parts[0].first
                 if kv is None or not self.is_mine(kv):
-                    await self._acknowledge()
+                    await self._acknowledged()
                     return False
                 if not Record.read(kv.value).attached:
                     return True  # an earlier attempt has done it
                 self.became(kv.version)
         return False
 
-    async def _acknowledge(self) -> None:
-        """Tell the store that this attachment considers itself over."""
+    def _acknowledge(self) -> None:
+        self.engine.spawn(self._acknowledged())
+
+    async def _acknowledged(self) -> None:
+        """Have the store note that this attachment considers nothing held any more."""
         request = wire.txn((), (wire.delete(self.believes),))
         await self.engine.eventually(request, self.window, "an acknowledgement")
 
-    def end(self, why: str) -> None:
-        """The store says that it is over."""
-        self._end(SessionExpired(f"the session on {self.path} is over: {why}", node=self.path))
-
-    def superseded(self) -> None:
-        """End it: another attachment has taken over. The store gets the acknowledgement then."""
-        if not self.over:
-            self._end(rules.taken_over(self.path))
-            self.engine.spawn(self._acknowledge())
-
-    def stop(self, error: TenureError) -> None:
-        """The engine is being closed."""
-        if not self.over:
-            self.why_over = error
-            self._forget()
-
-    def _end(self, error: SessionExpired) -> None:
-        if not self.over:
-            self.why_over = error
-            self._forget(finish_leaving=True)
-            if not self.closing:
-                self.events.ended(error)
-
-    def _forget(self, *, finish_leaving: bool = False) -> None:
-        self.over = True
-        self.look.set()
+    def _forget(self) -> None:
+        super()._forget()
         self.stop_requests()
         if self._watch is not None:
             self.engine.watching.remove(self._watch)
         self.engine.sessions.discard(self)
         self._caches.forget(self)
-        self.operations.cut_off(finish_leaving=finish_leaving)
+        ended_by_store = isinstance(self.why_over, SessionExpired)
+        self.operations.cut_off(finish_leaving=ended_by_store)
 
     # Semaphores
 
