@@ -36,7 +36,8 @@ from benchmarks.measure import Measured
 from benchmarks.servers import CLIENT, SERVER, on_core
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
-from tenure.server.context import Context, OpenAccess
+from tenure.server.auth import Authenticator
+from tenure.server.context import Context
 from tenure.server.limits import Limits
 from tenure.server.ydb import YdbListener
 from tenure.server.ydb.messages import Request, Response
@@ -103,7 +104,7 @@ async def _serve(kind: str) -> None:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             tls.load_cert_chain(*files)
         limits = Limits(sessions_per_connection=IDLE_SESSIONS)
-        context = Context(engine, limits, OpenAccess(), logging.getLogger("tenure.server"))
+        context = Context(engine, limits, Authenticator(None), logging.getLogger("tenure.server"))
         scheme = "ydbs" if tls else "ydb"
         listener = YdbListener(context, f"{scheme}://127.0.0.1:0", tls=tls)
         await listener.open()
