@@ -106,6 +106,7 @@ async def test_a_file_that_is_taken_away_ends_everything(
     async with opened(url) as engine:
         one = await attached(engine)
         await one.enqueue(1, "x")
+        engine.store._checkpointer.close()  # one that has begun would use what is in its place
         os.rename(path, f"{path}.old")
         if replaced:
             path.touch(0o600)
@@ -114,6 +115,33 @@ async def test_a_file_that_is_taken_away_ends_everything(
         assert f"was {says} while in use" in str(one.heard.end)
         with pytest.raises(EngineError, match=f"was {says} while in use"):
             await engine.create_node("/new", NodeConfig(), exist_ok=False)
+        os.rename(f"{path}.old", path)
+
+
+async def test_a_checkpoint_leaves_a_file_alone_that_has_replaced_the_store(
+    url: str, path: Path
+) -> None:
+    async with opened(url) as engine:
+        one = await attached(engine)
+        assert await one.enqueue(1, "x") is Place.GRANTED
+        os.rename(path, f"{path}.old")
+        path.touch(0o600)
+        engine.store._checkpointer.checkpoint()
+        assert path.stat().st_size == 0
+        os.rename(f"{path}.old", path)
+        described = await engine.describe_semaphore("/default", "x", owners=True, waiters=True)
+        assert len(described.owners) == 1  # the log is still the store's
+
+
+async def test_a_file_that_has_replaced_the_store_is_not_read(url: str, path: Path) -> None:
+    async with opened(url) as engine:
+        os.rename(path, f"{path}.old")
+        path.touch(0o600)
+        engine.store.committer.busy = True  # so that reading opens a connection
+        with pytest.raises(EngineError, match="was replaced"), engine.store.reading():
+            pass
+        engine.store.committer.busy = False
+        assert path.stat().st_size == 0
         os.rename(f"{path}.old", path)
 
 

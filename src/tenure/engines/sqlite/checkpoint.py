@@ -26,6 +26,7 @@ import contextlib
 import random
 import sqlite3
 import threading
+from collections.abc import Callable
 
 from tenure.engines.contract import Finding
 from tenure.engines.sqlite import schema
@@ -46,12 +47,18 @@ _CORRECTED = {(3, 44): 6, (3, 50): 7}
 class Checkpointer:
     """Runs the checkpoints of one engine.
 
+    Args:
+        address: of the store.
+        check_in_place: raises unless the database is still the file that was opened. SQLite would
+            take the log, which it finds by name, for that of a file in its place.
+
     Attributes:
         left: commits until the next checkpoint; `Transaction` counts them.
     """
 
-    def __init__(self, address: SqliteUrl) -> None:
+    def __init__(self, address: SqliteUrl, check_in_place: Callable[[], None]) -> None:
         self._address = address
+        self._check_in_place = check_in_place
         self._guard = Guard()
         self.left = random.randrange(1, _EVERY)
         self._thread: threading.Thread | None = None
@@ -73,9 +80,12 @@ class Checkpointer:
         """Run a checkpoint now, in the calling thread."""
         # A checkpoint that fails is repeated the next time. A lasting problem also fails commits,
         # which report it.
+        with contextlib.suppress(sqlite3.Error, OSError, TenureError), self._guard:
+            self._check_in_place()
+            self._copy()
+
+    def _copy(self) -> None:
         with (
-            contextlib.suppress(sqlite3.Error, TenureError),
-            self._guard,
             contextlib.closing(schema.connect(self._address)) as reader,
             contextlib.closing(schema.connect(self._address)) as connection,
         ):

@@ -64,12 +64,15 @@ class Store:
                 connection = schema.connect(address)
             undo.callback(connection.close)
             share_side_files(self.place, address)
-            self._checkpointer = Checkpointer(address)
+            self._checkpointer = Checkpointer(address, self._check_in_place)
             self.tx = self._transaction(connection)
             self.tx.check_in_place()
             undo.pop_all()
         self.committer = Committer(loop, clock, self.turn, self.tx)
         _open.add(self)
+
+    def _check_in_place(self) -> None:
+        self.tx.check_in_place()
 
     def _transaction(self, connection: sqlite3.Connection) -> Transaction:
         return Transaction(
@@ -113,6 +116,7 @@ class Store:
     def _own_reader(self) -> Transaction:
         """For as long as the first connection is the thread's."""
         if self._reader is None:
+            self.tx.check_in_place()  # the log is found by name: see `Checkpointer`
             with _opening:
                 self._reader = self._transaction(schema.connect(self.address))
         self._reader.participant, self._reader.life = self.tx.participant, self.tx.life
