@@ -28,6 +28,9 @@ __all__ = ["WINDOW", "Stage", "Stores", "new_loop"]
 WINDOW = 4 * PATIENCE
 """Recovery window of a session that must not expire although it is not renewed, in seconds."""
 
+RENEWAL = 20
+"""Number of looks at a program that disagrees with the store, from one renewal to the next."""
+
 _KEY = b"a key of a test"
 
 
@@ -193,7 +196,9 @@ class Stage:
     async def settle(self) -> None:
         """Wait until every program believes of its requests what the store says of them.
 
-        If the engine cannot list owners and waiters, only the rules for pushed events are checked.
+        Programs that still disagree with the store renew their sessions meanwhile, as every client
+        does: an engine may look at a renewal for what no message of its store tells. If the engine
+        cannot list owners and waiters, only the rules for pushed events are checked.
 
         Raises:
             AssertionError: a program and the store still disagree after `PATIENCE` seconds, or an
@@ -202,10 +207,14 @@ class Stage:
         for program in self._programs:
             try:
                 async with asyncio.timeout(PATIENCE):
+                    looks = 0
                     while self._sees(program) and await _truth(self.eye, program) != _belief(
                         program
                     ):
                         await _news(program)
+                        looks += 1
+                        if looks % RENEWAL == 0:
+                            program.session.renew()
             except TimeoutError:
                 truth = await _truth(self.eye, program)
                 raise AssertionError(
