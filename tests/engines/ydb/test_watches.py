@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tenure.engines.contract import Removal
-from tenure.engines.ydb.watches import YdbWatches
+from tenure.engines.ydb.watches import FEW, YdbWatches
 from tenure.wire.ydb import Message, Status
 
 ME, OTHER = 7, 8
@@ -138,5 +138,38 @@ async def test_an_owner_is_watched_by_a_watch_that_was_asked_for_after_its_grant
     later = session.questions[1]
     assert later.message.watch_owners
     later.answer([(OTHER, 6)])  # granted and evicted, of which the older watch tells nothing
+    assert session.removals == [Removal.EVICTED]
+    watches.close()
+
+
+async def test_owners_are_watched_again_when_few_of_many_are_left() -> None:
+    session = Session()
+    session.grant(5)
+    watches = YdbWatches(cast("Any", session), cast("Any", session))
+    watches.add("a", data=True, owners=False, changed=lambda: None)
+    first = session.questions[0]
+    assert first.message.watch_owners
+    first.answer([(ME, 5), *((OTHER, each) for each in range(6, 6 + FEW))])
+    changed = SimpleNamespace(data_changed=False, owners_changed=True)
+    first.heard("describe_semaphore_changed", cast("Message", changed))
+    many = session.questions[1]
+    assert not many.message.watch_owners
+    many.answer([(ME, 5), (OTHER, 6)])
+    few = session.questions[2]
+    assert few.message.watch_owners
+    few.answer([(OTHER, 6)])
+    assert session.removals == [Removal.EVICTED]
+    watches.close()
+
+
+async def test_a_renewal_looks_for_what_no_watch_covers() -> None:
+    session = Session()
+    watches = YdbWatches(cast("Any", session), cast("Any", session))
+    watches.add("a", data=True, owners=False, changed=lambda: None)
+    session.grant(5)
+    watches.renewed()
+    look = session.questions[1]
+    assert not look.message.watch_data
+    look.answer([(OTHER, 6)])
     assert session.removals == [Removal.EVICTED]
     watches.close()

@@ -150,9 +150,9 @@ class YdbWatches:
             self.want(name)
 
     def renewed(self) -> None:
-        """Time to look up what is owned among many."""
+        """Look up what is owned and has no watch of owners."""
         for name, watched in self._names.items():
-            if watched.many and self._requests.owned(name) and not self._covers_owners(watched):
+            if self._requests.owned(name) and not (watched.arm is not None and watched.arm.owners):
                 self._look_up(name)
 
     def close(self) -> None:
@@ -226,6 +226,8 @@ class YdbWatches:
             if self._again is None:
                 self._again = self._loop.call_later(LOOK_AGAIN, self._look_again)
         self._tell(watched)
+        if watched.arm is arm:
+            self.want(name)  # of many owners few may be left, who are watched then
         return over
 
     def _changed(self, name: str, arm: _Arm, body: Message) -> bool:
@@ -285,9 +287,6 @@ class YdbWatches:
             self._requests.removed(request, why, release=found is not None)
         if unproven:
             self._look_up(name)
-
-    def _covers_owners(self, watched: _Name) -> bool:
-        return watched.arm is not None and watched.arm.owners
 
     def _look_up(self, name: str) -> None:
         step = 0
