@@ -6,9 +6,11 @@ the sync wrappers, gets it here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    import asyncio
+
     from tenure._client.client import Client
     from tenure._client.client_core import ClientCore
     from tenure._client.election import Election
@@ -21,7 +23,26 @@ if TYPE_CHECKING:
     from tenure._client.source import SessionSource
     from tenure._client.ticket import Ticket
 
-__all__ = ["client_core", "lease_of", "request_of", "session_core", "source_of"]
+__all__ = [
+    "Stream",
+    "check_enterable",
+    "client_core",
+    "enter_lease",
+    "lease_of",
+    "leave_ticket",
+    "put_back",
+    "request_of",
+    "session_core",
+    "source_of",
+]
+
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Stream(Protocol[T_contra]):
+    """Asynchronous stream whose items can be given again."""
+
+    def _put_back(self, item: T_contra, /) -> None: ...
 
 
 def client_core(client: Client) -> ClientCore:
@@ -48,3 +69,24 @@ def lease_of(ticket: Ticket[Any]) -> Lease:
     """Return the lease that a ticket waits for."""
     lease: Lease = ticket._lease
     return lease
+
+
+def check_enterable(lease: Lease) -> None:
+    """Raise the error that entering the lease would raise."""
+    lease._check_enterable()
+
+
+def enter_lease(lease: Lease, task: asyncio.Task[object] | None) -> None:
+    """Enter the block of a lease, in that task."""
+    lease._enter(task)
+
+
+def leave_ticket(ticket: Ticket[Any]) -> None:
+    """Leave the block of a ticket, if it has been entered."""
+    if ticket._scope is not None:
+        ticket._scope.exit(None)
+
+
+def put_back(stream: Stream[T_contra], item: T_contra) -> None:
+    """Give an item again, whose reader was interrupted."""
+    stream._put_back(item)

@@ -56,12 +56,12 @@ class Listeners:
 
         event = getattr(events, kind)(*facts)
         for stream in self._living():
-            stream._put(event)
+            stream._put(event)  # noqa: SLF001  its public methods are the reader's
 
     def close(self) -> None:
         """Close the streams. Events that they contain can still be read."""
         for stream in self._living():
-            stream._close()
+            stream._close()  # noqa: SLF001  as above
 
     def _living(self) -> list[EventStream]:
         return [stream for known in tuple(self.streams) if (stream := known()) is not None]

@@ -75,7 +75,7 @@ class Once(AsyncHandle, Coroutine[Any, Any, B], Generic[B]):
             raise self._used()
         self._entered = entered = await function(*self._arguments)
         if entered is not None:
-            entered._enter()
+            entered._enter()  # noqa: SLF001  what entering its block would do
         return entered
 
     def __aexit__(

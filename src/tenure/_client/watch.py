@@ -133,12 +133,8 @@ class Watch(AsyncHandle, Generic[T]):
                 self._told = seen
                 return self._view(session, described)
 
-    def _put_back(self, _state: T) -> None:
-        """Give a state again, whose reader was interrupted."""
-        self._repeat()
-
-    def _repeat(self) -> None:
-        """Give the state again, even if it has not changed."""
+    def _put_back(self, _state: object) -> None:
+        """Give the state again, whose reader was interrupted."""
         self._told = None
         self._changed.set()
 

@@ -125,13 +125,13 @@ class Agent:
         self._call = call
         cancelled = task.cancelling()
         work = self._carry_out(call, task)
-        asyncio._enter_task(loop, task)  # for what asks which task it runs in
+        asyncio._enter_task(loop, task)  # noqa: SLF001  for what asks which task it runs in
         try:
             waits_for = work.send(None)
         except StopIteration:
             return
         finally:
-            asyncio._leave_task(loop, task)
+            asyncio._leave_task(loop, task)  # noqa: SLF001  as above
         # The end of a block may have taken one back.
         self._rest = _Rest(work, waits_for, min(cancelled, task.cancelling()))
         self._rouse()

@@ -8,13 +8,22 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from tenure._client import lease as async_lease
 from tenure._client import session_handle as async_session
 from tenure._client import ticket as async_ticket
-from tenure._client.internals import request_of, session_core
+from tenure._client.internals import (
+    check_enterable,
+    enter_lease,
+    lease_of,
+    leave_ticket,
+    put_back,
+    request_of,
+    session_core,
+)
 from tenure.blocking.portal import Portal
 from tenure.blocking.wrapper import SyncWrapper
 from tenure.durations import Duration, timeout_seconds
@@ -54,9 +63,8 @@ def give_up(lease: async_lease.Lease | None) -> None:
 
 def abandon_ticket(ticket: async_ticket.Ticket[Any]) -> None:
     """Undo the making of a ticket, or its entering."""
-    if ticket._scope is not None:
-        ticket._scope.exit(None)
-    give_up(ticket._lease)
+    leave_ticket(ticket)
+    give_up(lease_of(ticket))
 
 
 def abandon_session(session: async_session.SessionHandle, *, detach: bool = False) -> None:
@@ -108,9 +116,9 @@ class LeaseBlock(SyncWrapper[async_lease.Lease]):
             portal.check_blocks()
             task = portal.task()
             with _entering:
-                wrapped._check_enterable()
+                check_enterable(wrapped)
                 may_enter = True
-                wrapped._enter(task)
+                enter_lease(wrapped, task)
             return self
         except TenureError:
             raise  # a refusal leaves the lease as it was
@@ -216,7 +224,7 @@ class Stream(SyncWrapper["_AsyncStream[T]"], Generic[T]):
     def __next__(self) -> T:
         wrapped = self._wrapped
         try:
-            return self._portal.obtain(as_it_is, wrapped._put_back, wrapped.__anext__)
+            return self._portal.obtain(as_it_is, partial(put_back, wrapped), wrapped.__anext__)
         except StopAsyncIteration:
             raise StopIteration from None
 

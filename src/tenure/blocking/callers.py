@@ -56,7 +56,7 @@ def check_event_loop(portals: asyncio.AbstractEventLoop) -> None:
         Misuse: the caller runs on the portal's loop, which could never answer.
     """
     global _warned  # noqa: PLW0603  one warning for the process is the point
-    running = asyncio._get_running_loop()
+    running = asyncio._get_running_loop()  # noqa: SLF001  no error where none runs
     if running is None:
         return
     if running is portals:
@@ -78,7 +78,7 @@ def check_event_loop(portals: asyncio.AbstractEventLoop) -> None:
 def _program_level() -> int:
     """The stack level of the nearest frame outside tenure, as `warnings.warn` counts from here."""
     level = 2
-    frame = sys._getframe(2)
+    frame = sys._getframe(2)  # noqa: SLF001  there is no other way to count from here
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("tenure."):
         frame = frame.f_back
         level += 1

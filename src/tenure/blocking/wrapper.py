@@ -60,7 +60,7 @@ def made_from(
     source: SyncWrapper[Any], make: Callable[..., T], *args: object, **kwargs: object
 ) -> tuple[Portal, T]:
     """Make an object of the asynchronous API from another one; returns a wrapper's arguments."""
-    return source._portal, make(source._wrapped, *args, **kwargs)
+    return source._portal, make(source._wrapped, *args, **kwargs)  # noqa: SLF001  its own class
 
 
 def wrap(portal: Portal, wrapped: object) -> Any:

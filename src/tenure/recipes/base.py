@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Generic, TypeAlias, TypeVar
 
 from tenure._client.client import Client
+from tenure._client.internals import put_back
 from tenure._client.session import Session
 from tenure._client.watch import Watch
 from tenure.errors import TenureError
@@ -68,6 +69,6 @@ class States(Generic[T]):
             self._prepare = None
         return self._view(await anext(self._watch))
 
-    def _put_back(self, _state: T) -> None:
+    def _put_back(self, state: T) -> None:
         """Give a state again, whose reader was interrupted."""
-        self._watch._repeat()
+        put_back(self._watch, state)

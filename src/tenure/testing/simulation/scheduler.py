@@ -83,7 +83,7 @@ class Scheduler:
         """
         pending = self._events
         self._stopped = False
-        before = events._get_running_loop()
+        before = events._get_running_loop()  # noqa: SLF001  for authors of loops
         try:
             while not self._stopped:
                 if not pending:
@@ -96,13 +96,13 @@ class Scheduler:
                 if when > self.now:  # noqa: PLR1730  a call costs more
                     self.now = when
                 loop = handle.loop
-                events._set_running_loop(loop)
+                events._set_running_loop(loop)  # noqa: SLF001  for authors of loops
                 if loop is None:
                     handle.callback(*handle.arguments)
                 else:
                     loop.due(handle)
         finally:
-            events._set_running_loop(before)
+            events._set_running_loop(before)  # noqa: SLF001  for authors of loops
 
 
 class Handle:
