@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tenure._client.ticket import Ticket
 
 __all__ = [
-    "Stream",
+    "Readable",
     "check_enterable",
     "client_core",
     "enter_lease",
@@ -39,7 +39,7 @@ __all__ = [
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
-class Stream(Protocol[T_contra]):
+class Readable(Protocol[T_contra]):
     """Asynchronous stream whose items can be given again."""
 
     def _put_back(self, item: T_contra, /) -> None: ...
@@ -87,6 +87,6 @@ def leave_ticket(ticket: Ticket[Any]) -> None:
         ticket._scope.exit(None)
 
 
-def put_back(stream: Stream[T_contra], item: T_contra) -> None:
+def put_back(stream: Readable[T_contra], item: T_contra) -> None:
     """Give an item again, whose reader was interrupted."""
     stream._put_back(item)

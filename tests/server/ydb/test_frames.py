@@ -90,6 +90,14 @@ def test_a_client_may_acknowledge_what_it_gets() -> None:
         slices(made, CONTROL["window update"] * 2)
 
 
+def test_a_client_may_acknowledge_each_answer_to_what_it_sends() -> None:
+    made = scanner()
+    for _ in range(1000):  # many answers come in one frame
+        slices(made, DATA * 20)
+        made.answered()
+        slices(made, CONTROL["window update"] * 20)
+
+
 def test_messages_and_ends_have_no_rate() -> None:
     slices(scanner(), (DATA + END) * 10 * CONTROL_BURST)
 

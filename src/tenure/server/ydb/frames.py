@@ -4,9 +4,10 @@ h2 handles all frames of a piece in one go, and has no limit for frames that cos
 settings, pings, resets, empty data. So the frames are counted before h2 gets them. Rules:
 
 * A slice has up to `_SLICE` frames, and ends with the first one that opens a call.
-* A client may send `CONTROL_BURST` control frames, and `CONTROL_RATE` a second from then on, and
-  `_PER_ANSWER` for each frame with headers or data that it was sent: clients acknowledge those, and
-  measure the connection with pings while they read.
+* A client may send `CONTROL_BURST` control frames, and `CONTROL_RATE` a second from then on.
+  In addition it may send one for each frame with data that it sends, and `_PER_ANSWER` for each
+  frame with headers or data that it is sent: clients acknowledge answers, one by one even if
+  several came in one frame, and measure the connection with pings while they read.
 * A header block has at most `_HEADER_BYTES` bytes in `_CONTINUATIONS` further frames.
 """
 
@@ -61,8 +62,11 @@ class FrameScanner:
 
     def answered(self) -> None:
         """Note that a frame with headers or data was sent to the client."""
+        self._allow(_PER_ANSWER)
+
+    def _allow(self, more: int) -> None:
         if self._control < CONTROL_BURST:
-            self._control += _PER_ANSWER
+            self._control += more
 
     def cut(self, data: bytes, start: int) -> int:
         """Return where the slice ends that begins at `start`.
@@ -98,6 +102,7 @@ class FrameScanner:
             self._count_block(length, kind)
             return _SLICE
         if kind == _DATA and length and not flags & _PADDED:
+            self._allow(1)
             return 1
         if kind == _DATA and flags & _END_STREAM:
             return 1
