@@ -38,8 +38,8 @@ def grant_the_last(self: Waiting, request: EtcdRequest) -> None:
     waiting = [each for each in requests.values() if not (each.owns or each.gone)]
     if waiting:
         last = waiting[-1]
-        request.hold, last.hold = last.hold, request.hold
-        requests[request.hold], requests[last.hold] = request, last
+        request.request_id, last.request_id = last.request_id, request.request_id
+        requests[request.request_id], requests[last.request_id] = request, last
     _granted(self, request)
 
 

@@ -22,14 +22,12 @@ Rules that hold for every engine:
 * **Proof.** `renew` extends the session's expiry in the store. When it did, the engine says
   `proven(at)`, where `at` is the clock's reading just before the request was sent (less the
   age that a server in between declared). Nothing else is proof.
-* **Rights.** An engine checks what it is told with `tenure.core.rules`, so that the same
-  mistake gets the same error everywhere.
+* **Arguments** are checked by `tenure.core.rules`: a mistake gets the same error everywhere.
 
 An engine registers a *connector*, ``connector(url, clock) -> Engine``, under its URL scheme in
 the entry-point group ``tenure.engines``. The connector checks the URL and does no I/O.
-`tenure.testing.conformance` checks an engine against all of this. Features that few stores have
-are members with defaults: an engine derives from `EngineDefaults`, its sessions from
-`SessionDefaults`.
+`tenure.testing.conformance` checks all of this. Features that few stores have are members with
+defaults: an engine derives from `EngineDefaults`, its sessions from `SessionDefaults`.
 """
 
 from __future__ import annotations

@@ -207,16 +207,25 @@ class Entry:
             it is marked as an owner.
     """
 
-    __slots__ = ("count", "created", "hold", "key", "marked", "modified", "session", "timeout")
+    __slots__ = (
+        "count",
+        "created",
+        "key",
+        "marked",
+        "modified",
+        "request_id",
+        "session",
+        "timeout",
+    )
 
     def __init__(self, kv: KeyValue) -> None:
         count, _, mark = kv.value.partition(b" ")
-        session, _, hold = kv.key[kv.key.rindex(b"/") + 1 :].partition(b"-")
+        session, _, request_id = kv.key[kv.key.rindex(b"/") + 1 :].partition(b"-")
         self.key = kv.key
         self.created = kv.created
         self.modified = kv.modified
         self.session = int(session, 16)
-        self.hold = int(hold, 16)
+        self.request_id = int(request_id, 16)
         self.count = int(count)
         self.marked = mark == b"g"
         self.timeout = int(mark[1:]) / 1000 if mark[:1] == b"t" else None
@@ -287,4 +296,4 @@ def has_room(queue: Sequence[Entry], count: int, limit: int) -> bool:
 
 def note(session_key: bytes, entry: Entry, why: bytes = DELETED) -> bytes:
     """To tell a session that one of its requests was taken out."""
-    return wire.put(session_key + b"/h/%x" % entry.hold, why, entry.session)
+    return wire.put(session_key + b"/h/%x" % entry.request_id, why, entry.session)

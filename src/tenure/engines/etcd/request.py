@@ -43,7 +43,7 @@ class EtcdRequest:
     """
 
     waiting: Looker
-    hold: int
+    request_id: int
     name: Name
     key: bytes
     count: int

@@ -53,11 +53,7 @@ __all__ = ["EtcdRequests"]
 
 _log = logging.getLogger("tenure")
 
-_REMOVALS = {
-    EVICTED: Removal.EVICTED,
-    DELETED: Removal.DELETED,
-    TIMED_OUT: Removal.TIMED_OUT,
-}
+_REMOVALS = {EVICTED: Removal.EVICTED, DELETED: Removal.DELETED, TIMED_OUT: Removal.TIMED_OUT}
 
 _REFUSED = Enqueued(Place.REFUSED, None)
 
@@ -67,7 +63,7 @@ _AGAIN = 2.0
 _NEAR = 2
 """Length of a queue up to which a new request is near the head, and must look without delay."""
 
-_ANY_HOLD, _LAST_HOLD = b"\xfftenure: a hold\xff", 2**64 - 1
+_ANY_REQUEST, _LAST_REQUEST = b"\xfftenure: a hold\xff", 2**64 - 1
 """Stand-in for the number of a request in a prepared transaction, and as long."""
 _MOST_PREPARED = 4096
 
@@ -135,14 +131,14 @@ class EtcdRequests(Attachment):
             if placed is None:
                 placed = await self._join(request, timeout == 0)
         except BaseException:
-            if self.requests.pop(request.hold, None) is not None and request.created:
+            if self.requests.pop(request.request_id, None) is not None and request.created:
                 self._leave(request).add_done_callback(heard)  # there is no caller to withdraw it
             raise
         if placed is None:
-            self.requests.pop(request.hold, None)
+            self.requests.pop(request.request_id, None)
             return _REFUSED
         if request.early is not None:
-            self.engine.loop.call_soon(self.taken_out, request.hold, request.early)
+            self.engine.loop.call_soon(self.taken_out, request.request_id, request.early)
         if not request.owns and timeout is not None:
             self._set_timer(request, timeout)
         return Enqueued(Place.GRANTED if request.owns else Place.WAITING, self.order_id(request))
@@ -155,7 +151,7 @@ class EtcdRequests(Attachment):
             whole = request.count == request.limit
             answer, _ = await self.ask(
                 partial(transactions.joining, self, request, condition, whole, at_once, newest)
-                if newest or request.data or request.hold > _LAST_HOLD
+                if newest or request.data or request.request_id > _LAST_REQUEST
                 else partial(self._joining_as_before, request, condition, whole, at_once)
             )
             large = not at_once and len(request.data) > LARGE
@@ -259,7 +255,7 @@ class EtcdRequests(Attachment):
     def _deleting(self, request: EtcdRequest) -> bytes:
         """Delete a request."""
         build = partial(transactions.deleting, self, request)
-        if request.data or request.hold > _LAST_HOLD:
+        if request.data or request.request_id > _LAST_REQUEST:
             return build()
         return self._as_before(request, (request.name.name,), build)
 
@@ -276,12 +272,12 @@ class EtcdRequests(Attachment):
             self._prepared.clear()
         prepared = self._prepared.get(what)
         if prepared is None:
-            key, request.key = request.key, request.key[:-16] + _ANY_HOLD
+            key, request.key = request.key, request.key[:-16] + _ANY_REQUEST
             try:
                 prepared = self._prepared[what] = build()
             finally:
                 request.key = key
-        return prepared.replace(_ANY_HOLD, request.key[-16:])
+        return prepared.replace(_ANY_REQUEST, request.key[-16:])
 
     # Leaving
 
@@ -297,18 +293,20 @@ class EtcdRequests(Attachment):
         self._waiting.stop(request)
         name = request.name.name
         future = self.operations.take(name, lambda: self._delete(request), request)
-        self._leaving[request.hold] = future
+        self._leaving[request.request_id] = future
         future.add_done_callback(partial(self._left, request))
         return future
 
     def _left(self, request: EtcdRequest, left: asyncio.Future[Withdrawn]) -> None:
-        del self._leaving[request.hold]
+        del self._leaving[request.request_id]
         if not (self.over or left.cancelled() or left.exception() is None):
-            self._left_in[request.hold] = request
-            request.timer = self.engine.loop.call_later(_AGAIN, self._leave_again, request.hold)
+            self._left_in[request.request_id] = request
+            request.timer = self.engine.loop.call_later(
+                _AGAIN, self._leave_again, request.request_id
+            )
 
-    def _leave_again(self, hold: int) -> None:
-        self._leave(self._left_in.pop(hold)).add_done_callback(heard)
+    def _leave_again(self, request_id: int) -> None:
+        self._leave(self._left_in.pop(request_id)).add_done_callback(heard)
 
     async def _delete(self, request: EtcdRequest) -> Withdrawn:
         """Take it out of its queue."""
@@ -366,29 +364,29 @@ class EtcdRequests(Attachment):
     def _give_up(self, request: EtcdRequest) -> None:
         """It has waited for as long as it wanted to."""
         if not request.decided:
-            self.requests.pop(request.hold, None)
-            self._leave(request).add_done_callback(partial(self._gave_up, request.hold))
+            self.requests.pop(request.request_id, None)
+            self._leave(request).add_done_callback(partial(self._gave_up, request.request_id))
 
-    def _gave_up(self, hold: int, left: asyncio.Future[Withdrawn]) -> None:
+    def _gave_up(self, request_id: int, left: asyncio.Future[Withdrawn]) -> None:
         if left.cancelled() or self.over:
             return
         error = left.exception()
         if error is not None:
             _log.warning("a waiter on %s gave up: %s", self.path, error)
-        self.events.removed(hold, Removal.TIMED_OUT)
+        self.events.removed(request_id, Removal.TIMED_OUT)
 
-    def taken_out(self, hold: int, why: bytes) -> None:
+    def taken_out(self, request_id: int, why: bytes) -> None:
         """Forget a request that another client took out of its queue."""
-        request = self.requests.get(hold)
+        request = self.requests.get(request_id)
         if request is None:
             return
         if not request.created:
             request.early = why
             return
-        del self.requests[hold]
+        del self.requests[request_id]
         self._waiting.stop(request)
         self._waiting.gone(request)
-        self.events.removed(hold, _REMOVALS.get(why, Removal.EVICTED))
+        self.events.removed(request_id, _REMOVALS.get(why, Removal.EVICTED))
 
     def stop_requests(self) -> None:
         """Wait for nothing any more: the session is over."""

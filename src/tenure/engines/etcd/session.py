@@ -87,13 +87,13 @@ class EtcdSession(EtcdRequests):
             elif kv.key[len(self.key) :].startswith(b"/h/"):
                 self._note(int(kv.key.rpartition(b"/")[2], 16), kv.value)
 
-    def _note(self, hold: int, why: bytes) -> None:
+    def _note(self, request_id: int, why: bytes) -> None:
         """Act on the note of a client that took out one of its requests."""
         if self.early is not None:
-            self.early.append(partial(self._note, hold, why))
+            self.early.append(partial(self._note, request_id, why))
             return
-        self.taken_out(hold, why)
-        key = self.key + b"/h/%x" % hold
+        self.taken_out(request_id, why)
+        key = self.key + b"/h/%x" % request_id
         self.engine.spawn(
             self.engine.eventually(wire.txn((), (wire.delete(key),)), self.window, "a note")
         )
@@ -121,7 +121,7 @@ class EtcdSession(EtcdRequests):
                 if entry.session != self.id:
                     continue
                 request = EtcdRequest(
-                    *(self._waiting, entry.hold, name, entry.key, entry.count),
+                    *(self._waiting, entry.request_id, name, entry.key, entry.count),
                     *(
                         data.get(name.data_of(entry.key), b""),
                         found.limit_kv is None,
@@ -132,13 +132,13 @@ class EtcdSession(EtcdRequests):
                     marked=entry.marked,
                 )
                 self.joined(request, entry.created)
-                self.requests[entry.hold] = request
+                self.requests[entry.request_id] = request
                 if not request.owns:  # it waits once more, at the most
                     self._set_timer(request, entry.timeout)
                 mine.append(request)
         return [
             Recovered(
-                request_id=each.hold,
+                request_id=each.request_id,
                 name=each.name.name,
                 order_id=self.order_id(each),
                 count=each.count,
@@ -310,7 +310,7 @@ class EtcdSession(EtcdRequests):
         timeout: float | Unchanged | None,
     ) -> None:
         path, name = self.path, request.name.name
-        if request.gone or request.hold not in self.requests:
+        if request.gone or request.request_id not in self.requests:
             raise self._released()
         if data is not None:
             rules.check_data(data, path, name)

@@ -112,7 +112,7 @@ def looking(session: Attachment, request: EtcdRequest) -> bytes:
             oldest_first=not whole,
         )
     )
-    note = wire.get(wire.range_(session.key + b"/h/%x" % request.hold))
+    note = wire.get(wire.range_(session.key + b"/h/%x" % request.request_id))
     return wire.txn(
         (session.mine, wire.created_at(request.key, request.created)),
         (before,),

@@ -180,11 +180,11 @@ class Waiting:
                 self.granted(request)
         elif tell:
             left = answer.parts[1].first
-            self._taken_out(request.hold, EVICTED if left is None else left.value)
+            self._taken_out(request.request_id, EVICTED if left is None else left.value)
 
     def granted(self, request: EtcdRequest) -> None:
         """Tell that it owns."""
-        self._session.events.granted(request.hold, self._session.order_id(request))
+        self._session.events.granted(request.request_id, self._session.order_id(request))
         if request.count != request.limit:
             answer = self._session.operations.take(request.name.name, lambda: self._mark(request))
             answer.add_done_callback(heard)

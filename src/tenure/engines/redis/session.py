@@ -49,14 +49,14 @@ _SOON = 4.5
 class EnqueueOperation(Operation[Enqueued]):
     """Operation that adds a request to a queue."""
 
-    __slots__ = ("count", "hold", "name")
+    __slots__ = ("count", "name", "request_id")
 
     session: RedisSession
 
     def __init__(
         self,
         session: RedisSession,
-        hold: int,
+        request_id: int,
         name: str,
         count: int,
         data: bytes,
@@ -66,21 +66,21 @@ class EnqueueOperation(Operation[Enqueued]):
         _init(self, loop=session.loop)
         self.hearers = ()
         self.session = session
-        self.hold = hold
+        self.request_id = request_id
         self.name = name
         self.count = count
         if count == EPHEMERAL_LIMIT and ephemeral and timeout is None and not data:
-            self.words = ("m", hold, name)
+            self.words = ("m", request_id, name)
         else:
             flags = (values.microseconds(timeout), "1" if ephemeral else "0")
-            self.words = ("e", hold, name, values.count_text(count), data, *flags)
+            self.words = ("e", request_id, name, values.count_text(count), data, *flags)
 
     def answered(self, reply: Any) -> None:
         self.session.placed(self, reply)
 
     def again(self) -> None:
         if self.words[0] == "m":
-            self.words = ("E", self.hold, self.name, values.WHOLE, b"", "", "1")
+            self.words = ("E", self.request_id, self.name, values.WHOLE, b"", "", "1")
         else:
             self.words = ("E", *self.words[1:])
 
@@ -93,16 +93,16 @@ class WithdrawOperation(Operation[Withdrawn]):
         retried: no caller waits for it; if it fails, the session tries again later.
     """
 
-    __slots__ = ("hold", "may_have_run", "retried")
+    __slots__ = ("may_have_run", "request_id", "retried")
 
     session: RedisSession
 
-    def __init__(self, session: RedisSession, hold: int, *, retried: bool = False) -> None:
+    def __init__(self, session: RedisSession, request_id: int, *, retried: bool = False) -> None:
         _init(self, loop=session.loop)
         self.hearers = ()
         self.session = session
-        self.hold = hold
-        self.words = ("w", hold)
+        self.request_id = request_id
+        self.words = ("w", request_id)
         self.may_have_run = False
         self.retried = retried
 
@@ -146,7 +146,7 @@ class RedisSession(Attachment):
 
     def enqueue(
         self,
-        hold: int,
+        request_id: int,
         name: str,
         count: int,
         data: bytes,
@@ -160,47 +160,47 @@ class RedisSession(Attachment):
             rules.check_timeout(timeout, self.path, name)
         if data != b"":
             rules.check_data(data, self.path, name)
-        operation = EnqueueOperation(self, hold, name, count, data, timeout, ephemeral)
+        operation = EnqueueOperation(self, request_id, name, count, data, timeout, ephemeral)
         rules.check_name(name, self.path)
-        self.holds[hold] = ASKED
+        self.holds[request_id] = ASKED
         self._reconnector.operate(operation)
         return operation
 
     def placed(self, operation: EnqueueOperation, reply: Any) -> None:
         """Handle the answer to a request."""
-        hold = operation.hold
+        request_id = operation.request_id
         if type(reply) is int:
             confirmer, holds = self._engine.confirmer, self.holds
             if reply == 0:
-                holds.pop(hold, None)
+                holds.pop(request_id, None)
                 operation.settle(_REFUSED)
                 return
             self.order_ids.highest = max(self.order_ids.highest, reply)
-            if hold in holds:
+            if request_id in holds:
                 if confirmer is not None:
                     confirmer.confirm(self, partial(self._confirmed_at_once, operation, reply))
                     return
-                holds[hold] = OWNS
+                holds[request_id] = OWNS
             if not operation.done():
                 operation.set_result(Enqueued(_GRANTED, reply))
             if self._ahead:
-                self._push_ahead(hold)
+                self._push_ahead(request_id)
         elif type(reply) is list and type(reply[0]) is int:
             order_id, due = reply
             self.order_ids.saw(order_id)
             self._engine.expect(due)
-            if hold in self.holds:  # otherwise it has been withdrawn meanwhile
-                self.holds[hold] = WAITING
-                self.waited[hold] = operation.name
+            if request_id in self.holds:  # otherwise it has been withdrawn meanwhile
+                self.holds[request_id] = WAITING
+                self.waited[request_id] = operation.name
                 if not self._fresh:
                     self.loop.call_soon(self._fresh.clear)
-                self._fresh.add(hold)
+                self._fresh.add(request_id)
             operation.settle(Enqueued(Place.WAITING, order_id))
-            self._push_ahead(hold)
+            self._push_ahead(request_id)
         elif type(reply) is list and reply[0] == b"quarantined":
             self._held_up(operation, reply[1] / 1e6)
         else:
-            self.holds.pop(hold, None)
+            self.holds.pop(request_id, None)
             error = self._wrong(reply)
             operation.fail(error or self._error(reply, operation.name, operation.count))
 
@@ -210,60 +210,60 @@ class RedisSession(Attachment):
         if left <= _SOON and not self.over:
             self.loop.call_later(left + 0.001, self._try_again, operation)
         else:
-            self.holds.pop(operation.hold, None)
+            self.holds.pop(operation.request_id, None)
             operation.settle(_REFUSED)  # and `Engine.trouble` says why
 
     def _try_again(self, operation: EnqueueOperation) -> None:
         if self.over:
             operation.fail(self.reason)
-        elif operation.hold in self.holds:
+        elif operation.request_id in self.holds:
             self._reconnector.operate(operation)
         else:
             operation.settle(_REFUSED)  # it was withdrawn meanwhile
 
-    def _push_ahead(self, hold: int) -> None:
-        if early := self._ahead.pop(hold, None):
+    def _push_ahead(self, request_id: int) -> None:
+        if early := self._ahead.pop(request_id, None):
             self.loop.call_soon(self.push, *early)
 
     def _confirmed_at_once(
         self, operation: EnqueueOperation, order_id: int, error: EngineError | None
     ) -> None:
         if error is None:
-            if operation.hold in self.holds:
-                self.holds[operation.hold] = OWNS
+            if operation.request_id in self.holds:
+                self.holds[operation.request_id] = OWNS
             operation.settle(Enqueued(_GRANTED, order_id))
-            self._push_ahead(operation.hold)
+            self._push_ahead(operation.request_id)
         else:
-            if self.holds.pop(operation.hold, None) is not None:
-                self._withdraw(operation.hold)
+            if self.holds.pop(operation.request_id, None) is not None:
+                self._withdraw(operation.request_id)
             operation.fail(error)
 
     def alter(
         self,
-        hold: int,
+        request_id: int,
         *,
         count: int | None,
         data: bytes | None,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
         self.check()
-        if hold in self.holds:
+        if request_id in self.holds:
             if data is not None:
                 rules.check_data(data, self.path)
             if timeout is not UNCHANGED:
                 rules.check_timeout(timeout, self.path)
         return self._change(
-            *("", 0 if count is None else count, "alter", hold),
+            *("", 0 if count is None else count, "alter", request_id),
             "" if count is None else values.count_text(count),
             *("0" if data is None else "1", data or b""),
             "-" if timeout is UNCHANGED else values.microseconds(timeout),
         )
 
-    def withdraw(self, hold: int) -> Answer[Withdrawn]:
+    def withdraw(self, request_id: int) -> Answer[Withdrawn]:
         if self.over:
             self.check()
-        self._drop(hold)
-        operation = WithdrawOperation(self, hold)
+        self._drop(request_id)
+        operation = WithdrawOperation(self, request_id)
         self._reconnector.operate(operation)
         return operation
 
@@ -272,23 +272,23 @@ class RedisSession(Attachment):
         error = self._wrong(reply)
         if operation.retried:
             if not self.over:
-                self._unwanted.add(operation.hold)
+                self._unwanted.add(operation.request_id)
         elif operation.may_have_run and isinstance(error, SessionExpired):
             operation.settle(_LEFT)
         else:
             operation.fail(error or self._failure(f"it answered {reply!r}"))
 
-    def _withdraw(self, hold: int) -> None:
+    def _withdraw(self, request_id: int) -> None:
         """Take a request out of its queue, without a caller."""
         if not self.over:
-            self._reconnector.operate(WithdrawOperation(self, hold, retried=True))
+            self._reconnector.operate(WithdrawOperation(self, request_id, retried=True))
 
-    def _drop(self, hold: int) -> None:
-        self.holds.pop(hold, None)
+    def _drop(self, request_id: int) -> None:
+        self.holds.pop(request_id, None)
         if self.waited:
-            self.waited.pop(hold, None)
+            self.waited.pop(request_id, None)
         if self._ahead:
-            self._ahead.pop(hold, None)
+            self._ahead.pop(request_id, None)
 
     # Pushes
 
@@ -305,42 +305,42 @@ class RedisSession(Attachment):
         elif self.early is not None:
             self.early.append(partial(self.push, kind, rest))
         else:
-            hold = int(rest.split()[0])
-            standing = self.holds.get(hold)
-            if hold in self._fresh:
+            request_id = int(rest.split()[0])
+            standing = self.holds.get(request_id)
+            if request_id in self._fresh:
                 self.loop.call_soon(self.push, kind, rest)
             elif standing == ASKED:
-                self._ahead[hold] = (kind, rest)
+                self._ahead[request_id] = (kind, rest)
             elif standing is not None and kind != b"g":
-                self._removed(hold, REMOVALS[kind])
+                self._removed(request_id, REMOVALS[kind])
             elif standing == WAITING:
-                self._granted(hold, int(rest.split()[1]))
+                self._granted(request_id, int(rest.split()[1]))
 
-    def _granted(self, hold: int, order_id: int) -> None:
+    def _granted(self, request_id: int, order_id: int) -> None:
         self.order_ids.saw(order_id)
         if self._engine.confirmer is None:
-            self._tell_granted(hold, order_id)
+            self._tell_granted(request_id, order_id)
         else:
-            self._engine.confirmer.confirm(self, partial(self._confirmed, hold, order_id))
+            self._engine.confirmer.confirm(self, partial(self._confirmed, request_id, order_id))
 
-    def _tell_granted(self, hold: int, order_id: int) -> None:
-        self.holds[hold] = OWNS
-        self.waited.pop(hold, None)
-        self.events.granted(hold, order_id)
+    def _tell_granted(self, request_id: int, order_id: int) -> None:
+        self.holds[request_id] = OWNS
+        self.waited.pop(request_id, None)
+        self.events.granted(request_id, order_id)
 
-    def _confirmed(self, hold: int, order_id: int, error: EngineError | None) -> None:
-        if self.over or self.holds.get(hold) != WAITING:
+    def _confirmed(self, request_id: int, order_id: int, error: EngineError | None) -> None:
+        if self.over or self.holds.get(request_id) != WAITING:
             return
         if error is None:
-            self._tell_granted(hold, order_id)
+            self._tell_granted(request_id, order_id)
         else:
-            self._removed(hold, Removal.UNCONFIRMED)
+            self._removed(request_id, Removal.UNCONFIRMED)
 
-    def _removed(self, hold: int, why: Removal) -> None:
-        self._drop(hold)
+    def _removed(self, request_id: int, why: Removal) -> None:
+        self._drop(request_id)
         with self._engine.failures.contained():
-            self._withdraw(hold)  # the store need not keep the reason
-        self.events.removed(hold, why)
+            self._withdraw(request_id)  # the store need not keep the reason
+        self.events.removed(request_id, why)
 
     # Looking up
 
@@ -350,7 +350,7 @@ class RedisSession(Attachment):
             return
         while self._unwanted:
             self._withdraw(self._unwanted.pop())
-        found = [hold for hold, each in self.holds.items() if each in standings]
+        found = [request_id for request_id, each in self.holds.items() if each in standings]
         for start in range(0, len(found), _CHUNK):
             holds = tuple(found[start : start + _CHUNK])
             look = ScriptCall(SCRIPTS["look"], self, holds, partial(self._found, holds))
@@ -361,16 +361,16 @@ class RedisSession(Attachment):
             return
         _, *found, due = reply
         self._engine.expect(due)
-        for hold, place in zip(holds, found, strict=True):
-            standing = self.holds.get(hold)
+        for request_id, place in zip(holds, found, strict=True):
+            standing = self.holds.get(request_id)
             if standing is None or standing == ASKED or self.over:
                 continue
             if isinstance(place, bytes) and place.startswith(b"!"):
-                self._removed(hold, REMOVALS[place[1:2]])
+                self._removed(request_id, REMOVALS[place[1:2]])
             elif not isinstance(place, int) or (place < 0 and standing == OWNS):
                 self._lost_something()
             elif place > 0 and standing == WAITING:
-                self._granted(hold, place)
+                self._granted(request_id, place)
 
     def _lost_something(self) -> None:
         """End the session, because the store has lost some grant or place that it reported."""

@@ -131,7 +131,7 @@ def recovered(reply: Iterable[list[Any]]) -> list[Recovered]:
     """Decode the requests of a session that was taken over, in the order of their order ids."""
     found = [
         Recovered(
-            int(hold),
+            int(request_id),
             name.decode(),
             int(order_id),
             int(count),
@@ -139,7 +139,7 @@ def recovered(reply: Iterable[list[Any]]) -> list[Recovered]:
             not lasting,
             bool(granted),
         )
-        for hold, name, order_id, count, data, lasting, granted in reply
+        for request_id, name, order_id, count, data, lasting, granted in reply
     ]
     return sorted(found, key=lambda request: request.order_id)
 

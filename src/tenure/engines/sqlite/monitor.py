@@ -44,7 +44,7 @@ _BELIEF = 0.5
 """Seconds between two looks at former attachments, at the most."""
 
 
-_Waiter = tuple[int, int]  # a session, and a hold of it
+_Waiter = tuple[int, int]  # a session, and a request of it
 
 
 class Monitor:
@@ -115,22 +115,22 @@ class Monitor:
             self.newsroom.read(tx)
 
     def waits(
-        self, session: int, hold: int, name: Name, order_id: int, deadline: float | None
+        self, session: int, request_id: int, name: Name, order_id: int, deadline: float | None
     ) -> None:
         """A request waits."""
         if not self._waiting:
             self.tick_by(self._store.clock.now() + _FIRST_LOOK)
-        self._waiting[session, hold] = (name, order_id)
-        self._waiting_of.setdefault(session, set()).add(hold)
+        self._waiting[session, request_id] = (name, order_id)
+        self._waiting_of.setdefault(session, set()).add(request_id)
         if deadline is not None:
-            self.waits_until(session, hold, deadline)
+            self.waits_until(session, request_id, deadline)
 
-    def waits_until(self, session: int, hold: int, deadline: float) -> None:
+    def waits_until(self, session: int, request_id: int, deadline: float) -> None:
         """A request may have been given a time, if it waits. The store knows whether it was.
 
         Only the next look is noted, and that finds out about the one after it.
         """
-        waiter = (session, hold)
+        waiter = (session, request_id)
         if waiter not in self._waiting or self._looked_at.get(waiter, math.inf) <= deadline:
             return
         self._looked_at[waiter] = deadline
@@ -140,13 +140,13 @@ class Monitor:
             heapify(self._deadlines)
         self.tick_by(deadline)
 
-    def waits_no_more(self, session: int, hold: int) -> None:
+    def waits_no_more(self, session: int, request_id: int) -> None:
         """A request waits no more, if it did."""
-        waited = self._waiting.pop((session, hold), None) is not None
-        self._looked_at.pop((session, hold), None)
+        waited = self._waiting.pop((session, request_id), None) is not None
+        self._looked_at.pop((session, request_id), None)
         if waited:
             holds = self._waiting_of[session]
-            holds.remove(hold)
+            holds.remove(request_id)
             if not holds:
                 del self._waiting_of[session]
         if waited and not self._waiting:
@@ -193,8 +193,8 @@ class Monitor:
         """An attachment is over."""
         if self.newsroom.sessions.get(session.id) is session:
             del self.newsroom.sessions[session.id]
-            for hold in tuple(self._waiting_of.get(session.id, ())):
-                self.waits_no_more(session.id, hold)
+            for request_id in tuple(self._waiting_of.get(session.id, ())):
+                self.waits_no_more(session.id, request_id)
 
     # The tick
 

@@ -40,7 +40,7 @@ class Newsroom:
     """Passes on what concerns an engine's sessions.
 
     Args:
-        over: called with a session and a hold when a request does not wait any more.
+        over: called with a session and a request's number when a request does not wait any more.
         acknowledge: called with an attachment that was taken over, and is over here already.
     """
 
@@ -77,10 +77,10 @@ class Newsroom:
         if rows:
             self.pass_on(
                 [
-                    (kind, session, hold, order_id, why)
+                    (kind, session, request_id, order_id, why)
                     if name is None
                     else (kind, node, 0, None, name)
-                    for _, kind, session, hold, order_id, why, node, name in rows
+                    for _, kind, session, request_id, order_id, why, node, name in rows
                 ]
             )
             self._last = self._store.tx.news_read = rows[-1][0]
@@ -96,13 +96,13 @@ class Newsroom:
             self.pass_on(early)
 
     def _deliver(self, push: Push) -> None:
-        kind, number, hold, order_id, why = push
+        kind, number, request_id, order_id, why = push
         if kind in _KINDS:
             self._watches.tell((number, why), _KINDS[kind])
             return
         session = self.sessions.get(number)
         if kind == TAKEN_OVER:
-            self._tell_superseded(session, (number, hold))
+            self._tell_superseded(session, (number, request_id))
         elif session is None:
             return
         elif kind == ENDED:
@@ -111,14 +111,14 @@ class Newsroom:
             session.look.set()
         elif session.put_by is not None:
             session.put_by.append(push)
-        elif hold in session.asked:
+        elif request_id in session.asked:
             self._early.append(push)
-        elif session.known is None or hold in session.known:
-            self._over(number, hold)
+        elif session.known is None or request_id in session.known:
+            self._over(number, request_id)
             if kind == GRANTED:
-                session.events.granted(hold, order_id)
+                session.events.granted(request_id, order_id)
             else:
-                session.events.removed(hold, _REMOVALS[kind])
+                session.events.removed(request_id, _REMOVALS[kind])
 
     def _tell_superseded(self, session: SqliteSession | None, former: Attachment) -> None:
         if session is not None and session.attach_number <= former[1]:

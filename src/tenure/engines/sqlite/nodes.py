@@ -147,9 +147,9 @@ def evict(tx: Transaction, path: str, name: str, order_id: int) -> bool:
         if not exists(tx, node, name):
             raise not_found(name, path)
         return False
-    session, hold, participant, count, granted_at = row
+    session, request_id, participant, count, granted_at = row
     leave(tx, node, name, order_id, count, granted_at)
-    tx.tell(participant, EVICTED, session, hold)
+    tx.tell(participant, EVICTED, session, request_id)
     settle(tx)
     return True
 
@@ -246,8 +246,8 @@ def delete_semaphore(
             node=path,
             name=name,
         )
-    for session_id, hold, participant in requests:
-        tx.tell(participant, DELETED, session_id, hold)
+    for session_id, request_id, participant in requests:
+        tx.tell(participant, DELETED, session_id, request_id)
     for statement in _DELETE_SEMAPHORE:
         tx.execute(statement, (node, name))
     tx.changed(node, name, data=True, owners=True)

@@ -155,10 +155,10 @@ def check_alive(tx: Transaction, me: Attachment, path: str) -> None:
 # Deadlines
 
 
-def deadline_of(tx: Transaction, session: int, hold: int) -> float | None:
+def deadline_of(tx: Transaction, session: int, request_id: int) -> float | None:
     """Return the deadline of a request; ``None`` if it has none, or is not waiting."""
     row = tx.execute(
-        "SELECT deadline FROM requests WHERE session = ? AND hold = ?", (session, hold)
+        "SELECT deadline FROM requests WHERE session = ? AND hold = ?", (session, request_id)
     ).fetchone()
     until: float | None = None if row is None else row[0]
     return until

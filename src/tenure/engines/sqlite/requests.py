@@ -78,7 +78,7 @@ def enqueue(
     tx: Transaction,
     me: Attachment,
     path: str,
-    hold: int,
+    request_id: int,
     name: str,
     count: int,
     data: bytes,
@@ -110,7 +110,7 @@ def enqueue(
     if not granted and timeout == 0:
         # "No" is a lasting answer: dead sessions and waiters whose time has passed do not cause it.
         if _end_the_dead(tx, node, name) or _time_out_first(tx, node, name):
-            return enqueue(tx, me, path, hold, name, count, data, timeout, ephemeral)
+            return enqueue(tx, me, path, request_id, name, count, data, timeout, ephemeral)
         return _REFUSED
     order_id = rules.next_order_id(tx.last_order_id, tx.seen, tx.wall())
     tx.last_order_id = tx.seen = order_id
@@ -119,7 +119,7 @@ def enqueue(
     tx.execute(
         "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            *(node, name, order_id, me[0], hold, stored, now),
+            *(node, name, order_id, me[0], request_id, stored, now),
             now if granted else None,
             None if granted or timeout is None else now + timeout,
             data,
@@ -135,13 +135,13 @@ def enqueue(
     return Enqueued(Place.GRANTED, order_id)
 
 
-def withdraw(tx: Transaction, me: Attachment, path: str, hold: int) -> Withdrawn:
+def withdraw(tx: Transaction, me: Attachment, path: str, request_id: int) -> Withdrawn:
     """Take a request out of its queue."""
     row = tx.execute(
         "SELECT r.node, r.name, r.order_id, r.count, r.granted_at FROM requests AS r "
         "JOIN sessions AS s ON s.id = r.session "
         "WHERE r.session = ? AND s.attach_number = ? AND r.hold = ?",
-        (*me, hold),
+        (*me, request_id),
     ).fetchone()
     if row is None:
         check_alive(tx, me, path)
@@ -155,7 +155,7 @@ def alter(
     tx: Transaction,
     me: Attachment,
     path: str,
-    hold: int,
+    request_id: int,
     count: int | None,
     data: bytes | None,
     timeout: float | Unchanged | None,
@@ -166,7 +166,7 @@ def alter(
         "FROM requests AS r "
         "JOIN sessions AS s ON s.id = r.session "
         "WHERE r.session = ? AND s.attach_number = ? AND r.hold = ?",
-        (*me, hold),
+        (*me, request_id),
     ).fetchone()
     if row is None:
         check_alive(tx, me, path)
@@ -214,9 +214,9 @@ def _give_up(tx: Transaction, node: int, name: str, order_id: int) -> None:
         (node, name, order_id),
     ).fetchone()
     if row is not None:
-        count, session, hold, participant = row
+        count, session, request_id, participant = row
         leave(tx, node, name, order_id, count, None)
-        tx.tell(participant, TIMED_OUT, session, hold)
+        tx.tell(participant, TIMED_OUT, session, request_id)
         settle(tx)
 
 
@@ -231,9 +231,9 @@ def time_out(tx: Transaction) -> None:
         "WHERE r.deadline <= ? ORDER BY r.deadline, r.order_id LIMIT 1"
     )
     while row := tx.execute(first, (tx.now,)).fetchone():
-        node, name, order_id, count, session, hold, participant = row
+        node, name, order_id, count, session, request_id, participant = row
         leave(tx, node, name, order_id, count, None)
-        tx.tell(participant, TIMED_OUT, session, hold)
+        tx.tell(participant, TIMED_OUT, session, request_id)
         settle(tx)
 
 
@@ -319,7 +319,7 @@ def _grant_next(tx: Transaction, node: int, name: str, limit: int, held: int, wh
         row = tx.execute(_NEXT, (node, name)).fetchone()
         if row is None:
             return 0
-        order_id, stored, hold, deadline, *suspect = row
+        order_id, stored, request_id, deadline, *suspect = row
         count = from_column(stored)
         has_passed = deadline is not None and deadline <= tx.now
         if not (has_passed or rules.fits(held, whole, count, limit)):
@@ -329,14 +329,14 @@ def _grant_next(tx: Transaction, node: int, name: str, limit: int, held: int, wh
             remove_sessions(tx, [suspect], why)
         elif has_passed:
             leave(tx, node, name, order_id, stored, None)
-            tx.tell(participant, TIMED_OUT, session, hold)
+            tx.tell(participant, TIMED_OUT, session, request_id)
         else:
             tx.execute(
                 "UPDATE requests SET granted_at = ?, deadline = NULL "
                 "WHERE node = ? AND name = ? AND order_id = ?",
                 (tx.now, node, name, order_id),
             )
-            tx.tell(participant, GRANTED, session, hold, order_id)
+            tx.tell(participant, GRANTED, session, request_id, order_id)
             return count
 
 

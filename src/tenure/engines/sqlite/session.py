@@ -41,16 +41,16 @@ class _Monitor(Protocol):
     def waits(
         self,
         session: int,
-        hold: int,
+        request_id: int,
         name: tuple[int, str],
         order_id: int,
         deadline: float | None,
         /,
     ) -> None: ...
 
-    def waits_until(self, session: int, hold: int, deadline: float, /) -> None: ...
+    def waits_until(self, session: int, request_id: int, deadline: float, /) -> None: ...
 
-    def waits_no_more(self, session: int, hold: int, /) -> None: ...
+    def waits_no_more(self, session: int, request_id: int, /) -> None: ...
 
     def pass_on(self, pushes: list[Push], /) -> None: ...
 
@@ -311,7 +311,7 @@ class SqliteSession(SessionDefaults):
 
     def enqueue(
         self,
-        hold: int,
+        request_id: int,
         name: str,
         count: int,
         data: bytes,
@@ -322,33 +322,35 @@ class SqliteSession(SessionDefaults):
         self._check()
         rules.check_name(name, self.path)
         if self.known is not None:
-            self.known.add(hold)
+            self.known.add(request_id)
         answer = self._do(
             requests.enqueue,
             self.me,
             self.path,
-            hold,
+            request_id,
             name,
             count,
             data,
             timeout,
             ephemeral,
-            note=partial(self._placed, hold, name, timeout),
+            note=partial(self._placed, request_id, name, timeout),
         )
         if isinstance(answer, asyncio.Future):
-            self.asked.add(hold)
+            self.asked.add(request_id)
         return answer
 
-    def _placed(self, hold: int, name: str, timeout: float | None, answer: Enqueued | None) -> None:
-        self.asked.discard(hold)
+    def _placed(
+        self, request_id: int, name: str, timeout: float | None, answer: Enqueued | None
+    ) -> None:
+        self.asked.discard(request_id)
         if answer is not None and answer.place is Place.WAITING and not self.over:
             assert answer.order_id is not None
             deadline = None if timeout is None else self._now() + timeout
-            self._monitor.waits(self.id, hold, (self.node, name), answer.order_id, deadline)
+            self._monitor.waits(self.id, request_id, (self.node, name), answer.order_id, deadline)
 
     def alter(
         self,
-        hold: int,
+        request_id: int,
         *,
         count: int | None,
         data: bytes | None,
@@ -357,20 +359,20 @@ class SqliteSession(SessionDefaults):
         self._check()
         return self._do(
             requests.alter,
-            *(self.me, self.path, hold, count, data, timeout),
-            note=partial(self._retimed, hold, timeout),
+            *(self.me, self.path, request_id, count, data, timeout),
+            note=partial(self._retimed, request_id, timeout),
         )
 
-    def _retimed(self, hold: int, timeout: float | Unchanged | None, _: None = None) -> None:
+    def _retimed(self, request_id: int, timeout: float | Unchanged | None, _: None = None) -> None:
         if timeout is not None and timeout is not UNCHANGED:
-            self._monitor.waits_until(self.id, hold, self._now() + timeout)
+            self._monitor.waits_until(self.id, request_id, self._now() + timeout)
 
-    def withdraw(self, hold: int) -> Answer[Withdrawn]:
+    def withdraw(self, request_id: int) -> Answer[Withdrawn]:
         self._check()
         if self.known is not None:
-            self.known.discard(hold)
-        self._monitor.waits_no_more(self.id, hold)
-        return self._do(requests.withdraw, self.me, self.path, hold)
+            self.known.discard(request_id)
+        self._monitor.waits_no_more(self.id, request_id)
+        return self._do(requests.withdraw, self.me, self.path, request_id)
 
     # Watches
 

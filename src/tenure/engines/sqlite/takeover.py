@@ -144,11 +144,11 @@ def begin(tx: Transaction, me: Attachment, path: str) -> list[Found]:
     return [
         Found(
             Recovered(
-                hold, name, order_id, from_column(count), data, bool(ephemeral), bool(granted)
+                request_id, name, order_id, from_column(count), data, bool(ephemeral), bool(granted)
             ),
             deadline,
         )
-        for hold, name, order_id, count, data, ephemeral, granted, deadline in rows
+        for request_id, name, order_id, count, data, ephemeral, granted, deadline in rows
     ]
 
 

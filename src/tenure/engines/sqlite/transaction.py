@@ -346,15 +346,15 @@ class Transaction:
         participant: int | None,
         kind: int,
         session: int,
-        hold: int = 0,
+        request_id: int = 0,
         order_id: int | None = None,
         why: str = "",
     ) -> None:
         """Something has happened to a session or to one of its requests."""
         if participant == self.participant:
-            self.told.pushes.append((kind, session, hold, order_id, why))
+            self.told.pushes.append((kind, session, request_id, order_id, why))
         elif participant is not None:
-            self._write_news(participant, kind, session, hold, order_id, why, None, None)
+            self._write_news(participant, kind, session, request_id, order_id, why, None, None)
 
     def tell_of_take_over(
         self, participant: int, session: int, attach_number: int, slot: int

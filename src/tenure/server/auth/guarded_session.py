@@ -133,9 +133,9 @@ class GuardedSession(SessionDefaults):
             self._tally.recover(each.request_id, len(each.data))
         self._resumed(requests)
 
-    def removed(self, hold: int, why: Removal) -> None:
-        self._tally.leave(hold)
-        self._tell_removed(hold, why)
+    def removed(self, request_id: int, why: Removal) -> None:
+        self._tally.leave(request_id)
+        self._tell_removed(request_id, why)
 
     def ended(self, error: SessionExpired) -> None:
         if self._session is None:
@@ -207,7 +207,7 @@ class GuardedSession(SessionDefaults):
 
     def enqueue(
         self,
-        hold: int,
+        request_id: int,
         name: str,
         count: int,
         data: bytes,
@@ -218,29 +218,29 @@ class GuardedSession(SessionDefaults):
         tally = self._tally
         if self._access < _HOLD or tally.account.permissions is not self._permissions:
             self._check(_HOLD, name)
-        if hold in tally.requests:  # the store refuses that, and the first one stays
+        if request_id in tally.requests:  # the store refuses that, and the first one stays
             return self._inner.enqueue(
-                hold, name, count, data, timeout=timeout, ephemeral=ephemeral
+                request_id, name, count, data, timeout=timeout, ephemeral=ephemeral
             )
-        tally.join(hold, len(data), self._node, name)
+        tally.join(request_id, len(data), self._node, name)
         try:
             answer = self._session.enqueue(  # type: ignore[union-attr]  # attached: it has joined
-                hold, name, count, data, timeout=timeout, ephemeral=ephemeral
+                request_id, name, count, data, timeout=timeout, ephemeral=ephemeral
             )
         except TenureError:
-            tally.leave(hold)
+            tally.leave(request_id)
             raise
         if type(answer) is Enqueued:
             if answer.place is _REFUSED:
-                tally.leave(hold)
+                tally.leave(request_id)
         else:
             assert isinstance(answer, asyncio.Future)
-            answer.add_done_callback(partial(_placed, tally, hold))
+            answer.add_done_callback(partial(_placed, tally, request_id))
         return answer
 
     def alter(
         self,
-        hold: int,
+        request_id: int,
         *,
         count: int | None,
         data: bytes | None,
@@ -248,22 +248,22 @@ class GuardedSession(SessionDefaults):
     ) -> Answer[None]:
         session, tally = self._inner, self._tally
         if data is None:
-            return session.alter(hold, count=count, data=data, timeout=timeout)
-        before = tally.resize(hold, len(data), self._node)
+            return session.alter(request_id, count=count, data=data, timeout=timeout)
+        before = tally.resize(request_id, len(data), self._node)
         if before is None or before == len(data):
-            return session.alter(hold, count=count, data=data, timeout=timeout)
+            return session.alter(request_id, count=count, data=data, timeout=timeout)
         try:
-            answer = session.alter(hold, count=count, data=data, timeout=timeout)
+            answer = session.alter(request_id, count=count, data=data, timeout=timeout)
         except Exception as error:
-            _not_altered(tally, hold, before, error)
+            _not_altered(tally, request_id, before, error)
             raise
         if isinstance(answer, asyncio.Future):
-            answer.add_done_callback(partial(_altered, tally, hold, before))
+            answer.add_done_callback(partial(_altered, tally, request_id, before))
         return answer
 
-    def withdraw(self, hold: int) -> Answer[Withdrawn]:
-        answer = self._session.withdraw(hold)  # type: ignore[union-attr]  # attached, since it holds
-        self._tally.leave(hold)  # the store carries out what it has taken
+    def withdraw(self, request_id: int) -> Answer[Withdrawn]:
+        answer = self._session.withdraw(request_id)  # type: ignore[union-attr]  # attached, since it holds
+        self._tally.leave(request_id)  # the store carries out what it has taken
         return answer
 
     def watch(
@@ -296,23 +296,23 @@ class _Watch:
             stop()
 
 
-def _placed(tally: Tally, hold: int, answer: asyncio.Future[Enqueued]) -> None:
+def _placed(tally: Tally, request_id: int, answer: asyncio.Future[Enqueued]) -> None:
     if answer.cancelled():
         return  # the operation goes on
     error = answer.exception()
     if isinstance(error, TenureError) or (error is None and answer.result().place is _REFUSED):
-        tally.leave(hold)
+        tally.leave(request_id)
 
 
-def _altered(tally: Tally, hold: int, before: int, answer: asyncio.Future[None]) -> None:
+def _altered(tally: Tally, request_id: int, before: int, answer: asyncio.Future[None]) -> None:
     error = asyncio.CancelledError() if answer.cancelled() else answer.exception()
     if error is not None:
-        _not_altered(tally, hold, before, error)
+        _not_altered(tally, request_id, before, error)
 
 
-def _not_altered(tally: Tally, hold: int, before: int, error: BaseException) -> None:
+def _not_altered(tally: Tally, request_id: int, before: int, error: BaseException) -> None:
     """Count what a request's data may be after a change that has failed, or has no answer."""
     if isinstance(error, TenureError):
-        tally.restore(hold, before)
+        tally.restore(request_id, before)
     else:
-        tally.enlarge(hold, before)
+        tally.enlarge(request_id, before)

@@ -26,7 +26,7 @@ class Tally:
     Attributes:
         account: whose session it is.
         window: seconds for which the session lives in the store when it is detached.
-        requests: the bytes of data of each of its requests, by hold.
+        requests: the bytes of data of each of its requests, by number.
         watches: how many it has.
         detached: its session was detached.
         over: nothing is counted any more.
@@ -42,7 +42,7 @@ class Tally:
         self.detached = False
         self.over = False
 
-    def join(self, hold: int, size: int, node: str, name: str) -> None:
+    def join(self, request_id: int, size: int, node: str, name: str) -> None:
         """Count a request with so many bytes of data.
 
         Raises:
@@ -59,53 +59,53 @@ class Tally:
             except BaseException:
                 requests.give_back()
                 raise
-        self.requests[hold] = size
+        self.requests[request_id] = size
 
-    def recover(self, hold: int, size: int) -> None:
+    def recover(self, request_id: int, size: int) -> None:
         """Count a request that was in its queue before."""
         self.account.requests.take_anyway()
         self.account.stored_bytes.take_anyway(size)
-        self.requests[hold] = size
+        self.requests[request_id] = size
 
-    def resize(self, hold: int, size: int, node: str) -> int | None:
+    def resize(self, request_id: int, size: int, node: str) -> int | None:
         """Count other data of a request; returns the size before, or ``None`` if it is not there.
 
         Raises:
             LimitReached: it has too many bytes.
         """
-        before = self.requests.get(hold)
+        before = self.requests.get(request_id)
         if before is not None:
             if size > before:
                 self.account.stored_bytes.take(size - before, node=node)
             elif size < before:
                 self.account.stored_bytes.give_back(before - size)
-            self.requests[hold] = size
+            self.requests[request_id] = size
         return before
 
     def resume(self, requests: Mapping[int, int]) -> None:
-        """Count requests that are in their queues, by hold with the size of their data."""
-        for hold, size in requests.items():
-            if hold not in self.requests:
-                self.recover(hold, size)
+        """Count requests that are in their queues, by number with the size of their data."""
+        for request_id, size in requests.items():
+            if request_id not in self.requests:
+                self.recover(request_id, size)
 
-    def restore(self, hold: int, size: int) -> None:
+    def restore(self, request_id: int, size: int) -> None:
         """Count the data that a request had before a change that has failed."""
-        now = self.requests.get(hold)
+        now = self.requests.get(request_id)
         if now is not None:
             self.account.stored_bytes.give_back(now)
             self.account.stored_bytes.take_anyway(size)
-            self.requests[hold] = size
+            self.requests[request_id] = size
 
-    def enlarge(self, hold: int, size: int) -> None:
+    def enlarge(self, request_id: int, size: int) -> None:
         """Count the larger size of a request's data, before or after a change without an answer."""
-        now = self.requests.get(hold)
+        now = self.requests.get(request_id)
         if now is not None and size > now:
             self.account.stored_bytes.take_anyway(size - now)
-            self.requests[hold] = size
+            self.requests[request_id] = size
 
-    def leave(self, hold: int) -> None:
+    def leave(self, request_id: int) -> None:
         """Count a request no more. Safe to call twice."""
-        size = self.requests.pop(hold, None)
+        size = self.requests.pop(request_id, None)
         if size is None:
             return
         requests, stored = self.account.requests, self.account.stored_bytes

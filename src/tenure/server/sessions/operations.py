@@ -69,15 +69,15 @@ def _check_count(session: ServerSession, limit: str, count: int, name: str) -> N
 
 
 def _enqueue(session: ServerSession, message: Enqueue) -> None:
-    rid, hold, name = message.rid, message.request_id, message.name
+    rid, request_id, name = message.rid, message.request_id, message.name
     if not session.answers.is_new(rid, session.send):
         return
     requests = session.requests.queued
     try:
         _check_data(session, message.data, name)
-        if hold in requests:
+        if request_id in requests:
             raise InvalidArgument(
-                f"hold {hold} of this session on {session.node} is in a queue already",
+                f"request {request_id} of this session on {session.node} is in a queue already",
                 node=session.node,
                 name=name,
             )
@@ -88,10 +88,10 @@ def _enqueue(session: ServerSession, message: Enqueue) -> None:
     except TenureError as error:
         session.fail(rid, error)
         return
-    requests[hold] = request = ServerRequest(name, message.count, message.ephemeral)
+    requests[request_id] = request = ServerRequest(name, message.count, message.ephemeral)
     try:
         answer = session.store.enqueue(
-            hold,
+            request_id,
             name,
             message.count,
             message.data,
@@ -99,7 +99,7 @@ def _enqueue(session: ServerSession, message: Enqueue) -> None:
             ephemeral=message.ephemeral,
         )
     except Exception as error:
-        session.requests.drop(hold, request)
+        session.requests.drop(request_id, request)
         session.fail(rid, error)
         return
     if isinstance(answer, asyncio.Future):
@@ -107,35 +107,37 @@ def _enqueue(session: ServerSession, message: Enqueue) -> None:
         session.answers.unanswered.add(rid)
         assert session.connection is not None
         session.connection.begun()
-        answer.add_done_callback(partial(_when_placed, session, session.connection, hold, request))
+        answer.add_done_callback(
+            partial(_when_placed, session, session.connection, request_id, request)
+        )
     else:
-        session.answer(rid, session.requests.place(rid, hold, request, answer))
+        session.answer(rid, session.requests.place(rid, request_id, request, answer))
 
 
 def _when_placed(
     session: ServerSession,
     connection: HolderConnection,
-    hold: int,
+    request_id: int,
     request: ServerRequest,
     answer: asyncio.Future[Enqueued],
 ) -> None:
     connection.finished()
     error = error_of(answer)
     if request.placing is not None and session.error is None:
-        session.answer_placing(hold, request, error)
+        session.answer_placing(request_id, request, error)
 
 
 def _withdraw(session: ServerSession, message: Withdraw) -> None:
-    rid, hold = message.rid, message.request_id
+    rid, request_id = message.rid, message.request_id
     if not session.answers.is_new(rid, session.send):
         return
-    request = session.requests.queued.get(hold)
+    request = session.requests.queued.get(request_id)
     if request is not None:
-        session.requests.drop(hold, request)
+        session.requests.drop(request_id, request)
     elif session.requests.removals:
-        session.requests.removals.pop(hold, None)
+        session.requests.removals.pop(request_id, None)
     try:
-        answer = session.store.withdraw(hold)
+        answer = session.store.withdraw(request_id)
     except Exception as error:
         session.fail(rid, error)
         return

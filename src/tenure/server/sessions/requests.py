@@ -77,7 +77,7 @@ class SessionRequests:
         """Return the requests in queues, in the order of the order ids."""
         placed = [
             Found(
-                hold,
+                request_id,
                 each.name,
                 each.order_id or 0,
                 each.count,
@@ -85,7 +85,7 @@ class SessionRequests:
                 each.ephemeral,
                 each.granted,
             )
-            for hold, each in self.queued.items()
+            for request_id, each in self.queued.items()
             if each.placing is None
         ]
         placed.sort(key=lambda each: each.order_id)
@@ -115,11 +115,11 @@ class SessionRequests:
             for request in self.queued.values():
                 request.data = b""
 
-    def place(self, rid: int, hold: int, request: ServerRequest, answer: Enqueued) -> Placed:
+    def place(self, rid: int, request_id: int, request: ServerRequest, answer: Enqueued) -> Placed:
         """Take the store's answer to an enqueueing, and return the answer for the holder."""
         place, order_id = answer
         if place is Place.REFUSED:
-            self.drop(hold, request)
+            self.drop(request_id, request)
             return Placed(rid, REFUSED, None)
         request.order_id = order_id
         if place is Place.WAITING:
@@ -127,24 +127,24 @@ class SessionRequests:
         request.granted = True
         return Placed(rid, GRANTED, order_id)
 
-    def drop(self, hold: int, request: ServerRequest) -> None:
+    def drop(self, request_id: int, request: ServerRequest) -> None:
         """Forget a request that is in no queue, or will be in none."""
-        if self.queued.get(hold) is request:
-            del self.queued[hold]
+        if self.queued.get(request_id) is request:
+            del self.queued[request_id]
             self._semaphores.leave(self._node, request.name)
 
-    def remove(self, hold: int, request: ServerRequest, why: Removal) -> RemovalWord:
+    def remove(self, request_id: int, request: ServerRequest, why: Removal) -> RemovalWord:
         """Forget a request that was taken out of its queue, and return the reason for the wire."""
-        self.drop(hold, request)
-        self.removals[hold] = word = _REMOVAL_WORDS[why]
+        self.drop(request_id, request)
+        self.removals[request_id] = word = _REMOVAL_WORDS[why]
         if len(self.removals) > _GONE:
             self.removals.popitem(last=False)
         return word
 
     def clear(self) -> None:
         """Forget all requests: the session is over."""
-        for hold, request in list(self.queued.items()):
-            self.drop(hold, request)
+        for request_id, request in list(self.queued.items()):
+            self.drop(request_id, request)
         self.removals.clear()
 
 

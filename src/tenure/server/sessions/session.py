@@ -279,21 +279,21 @@ class ServerSession:
     # Requests
 
     def answer_placing(
-        self, hold: int, request: ServerRequest, error: BaseException | None
+        self, request_id: int, request: ServerRequest, error: BaseException | None
     ) -> None:
         """Answer the enqueueing of a request: the store has answered it."""
         rid, answer = request.take_placing()
         self.answers.unanswered.discard(rid)
         if error is not None:
-            self.requests.drop(hold, request)
+            self.requests.drop(request_id, request)
             self.fail(rid, error)
         else:
-            self.answer(rid, self.requests.place(rid, hold, request, answer.result()))
+            self.answer(rid, self.requests.place(rid, request_id, request, answer.result()))
 
-    def _answer_placed(self, hold: int, request: ServerRequest) -> None:
+    def _answer_placed(self, request_id: int, request: ServerRequest) -> None:
         """Send the answer before the push, even if its callback has not been called yet."""
         if request.placing is not None and request.placing[1].done():
-            self.answer_placing(hold, request, error_of(request.placing[1]))
+            self.answer_placing(request_id, request, error_of(request.placing[1]))
 
     def _stop_watches(self) -> None:
         watches, self.watches = self.watches, {}
@@ -357,24 +357,24 @@ class ServerSession:
         """Take the requests that the session has in queues after a takeover."""
         self.requests.recover(requests)
 
-    def granted(self, hold: int, order_id: int | None) -> None:
+    def granted(self, request_id: int, order_id: int | None) -> None:
         """Notify the holder that a waiting request is an owner now."""
-        request = self.requests.queued.get(hold)
+        request = self.requests.queued.get(request_id)
         if request is None:
             return  # it is being withdrawn
-        self._answer_placed(hold, request)
+        self._answer_placed(request_id, request)
         request.granted = True
         if order_id is not None:
             request.order_id = order_id
-        self.send(Granted(self.channel, hold, order_id))
+        self.send(Granted(self.channel, request_id, order_id))
 
-    def removed(self, hold: int, why: Removal) -> None:
+    def removed(self, request_id: int, why: Removal) -> None:
         """Notify the holder of a request that was taken out of its queue."""
-        request = self.requests.queued.get(hold)
+        request = self.requests.queued.get(request_id)
         if request is None:
             return
-        self._answer_placed(hold, request)
-        self.send(Removed(self.channel, hold, self.requests.remove(hold, request, why)))
+        self._answer_placed(request_id, request)
+        self.send(Removed(self.channel, request_id, self.requests.remove(request_id, request, why)))
 
     def detached(self, cause: BaseException | None = None) -> None:  # noqa: ARG002
         """The contact to the store is broken."""

@@ -131,17 +131,17 @@ class Conversation:
         """Note requests that the session has already; of several for a name, the first."""
         self._requests.resumed(requests)
 
-    def started(self, number: int, timeout_millis: int, first_hold: int, opaque: int) -> None:
+    def started(self, number: int, timeout_millis: int, first_id: int, opaque: int) -> None:
         """The session is attached: say so, and ping.
 
         Args:
             number: the session's id.
             timeout_millis: how long it survives without contact.
-            first_hold: from here on the session has used no hold number.
+            first_id: from here on the session has used no request's number.
             opaque: what the ping carries.
         """
         self._number = self._requests.session_id = number
-        self._requests.next_hold = first_hold
+        self._requests.next_id = first_id
         if self.over:
             return  # it was taken over, or has ended, while it was being attached
         started = Response.SessionStarted(session_id=number, timeout_millis=timeout_millis)
@@ -212,13 +212,13 @@ class Conversation:
         if not self.over:
             self._go_on(job.turn, None, error)
 
-    def granted(self, hold: int) -> None:
+    def granted(self, request_id: int) -> None:
         """A request that waited owns its tokens."""
-        self._pushed(self._requests.granted(hold))
+        self._pushed(self._requests.granted(request_id))
 
-    def removed(self, hold: int, why: Removal) -> None:
+    def removed(self, request_id: int, why: Removal) -> None:
         """A request has left its queue, and the client did not ask for it."""
-        self._pushed(self._requests.removed(hold, why))
+        self._pushed(self._requests.removed(request_id, why))
 
     def _pushed(self, name: str | None) -> None:
         """The store has pushed something about the session's request for a name."""

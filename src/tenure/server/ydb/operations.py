@@ -44,7 +44,7 @@ __all__ = [
 class EnqueueOperation:
     """Put a request into a queue. Answered with its place."""
 
-    hold: int
+    request_id: int
     name: str
     count: int
     data: bytes
@@ -53,7 +53,7 @@ class EnqueueOperation:
 
     def start(self, session: EngineSession) -> Answer[Enqueued]:
         return session.enqueue(
-            self.hold,
+            self.request_id,
             self.name,
             self.count,
             self.data,
@@ -66,7 +66,7 @@ class EnqueueOperation:
 class AlterOperation:
     """Replace count and data of a request, and the timeout of one that waits."""
 
-    hold: int
+    request_id: int
     name: str
     count: int
     data: bytes
@@ -75,19 +75,21 @@ class AlterOperation:
 
     def start(self, session: EngineSession) -> Answer[None]:
         if self.waiting:
-            return session.alter(self.hold, count=self.count, data=self.data, timeout=self.timeout)
-        return session.alter(self.hold, count=self.count, data=self.data)
+            return session.alter(
+                self.request_id, count=self.count, data=self.data, timeout=self.timeout
+            )
+        return session.alter(self.request_id, count=self.count, data=self.data)
 
 
 @dataclass(frozen=True, slots=True)
 class WithdrawOperation:
     """Take a request out of its queue. Answered with `Withdrawn`."""
 
-    hold: int
+    request_id: int
     name: str
 
     def start(self, session: EngineSession) -> Answer[Withdrawn]:
-        return session.withdraw(self.hold)
+        return session.withdraw(self.request_id)
 
 
 @dataclass(frozen=True, slots=True)

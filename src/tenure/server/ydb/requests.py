@@ -47,10 +47,10 @@ class _Place:
         gone: why it has left the queue, if the store said so.
     """
 
-    __slots__ = ("asked", "count", "ephemeral", "gone", "granted", "hold", "name")
+    __slots__ = ("asked", "count", "ephemeral", "gone", "granted", "name", "request_id")
 
-    def __init__(self, hold: int, name: str, count: int, ephemeral: bool) -> None:
-        self.hold = hold
+    def __init__(self, request_id: int, name: str, count: int, ephemeral: bool) -> None:
+        self.request_id = request_id
         self.name = name
         self.count = count
         self.ephemeral = ephemeral
@@ -71,7 +71,7 @@ class ConversationRequests:
 
     Attributes:
         session_id: the session's id.
-        next_hold: from here on the session has used no hold number.
+        next_id: from here on the session has used no request's number.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ConversationRequests:
         timeouts: dict[tuple[int, str], int],
     ) -> None:
         self.session_id = 0
-        self.next_hold = 0
+        self.next_id = 0
         self._node = node
         self._limits = limits
         self._semaphores = semaphores
@@ -92,7 +92,7 @@ class ConversationRequests:
         self._replies = replies
         self._timeouts = timeouts
         self._places: dict[str, _Place] = {}
-        self._by_hold: dict[int, _Place] = {}
+        self._by_id: dict[int, _Place] = {}
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
         """Note requests that the session has already; of several for a name, the first."""
@@ -103,19 +103,19 @@ class ConversationRequests:
                 self._semaphores.rejoin(
                     self._node, each.name, ephemeral=each.ephemeral, account=self._account
                 )
-                self._places[each.name] = self._by_hold[each.request_id] = place
+                self._places[each.name] = self._by_id[each.request_id] = place
 
-    def granted(self, hold: int) -> str | None:
+    def granted(self, request_id: int) -> str | None:
         """Note that a request owns its tokens; returns its name, if it is there."""
-        place = self._by_hold.get(hold)
+        place = self._by_id.get(request_id)
         if place is None:
             return None
         place.granted = True
         return place.name
 
-    def removed(self, hold: int, why: Removal) -> str | None:
+    def removed(self, request_id: int, why: Removal) -> str | None:
         """Note that a request has left its queue; returns its name, if it is there."""
-        place = self._by_hold.get(hold)
+        place = self._by_id.get(request_id)
         if place is None:
             return None
         place.gone = why
@@ -160,7 +160,7 @@ class ConversationRequests:
 
     def _forget(self, place: _Place) -> None:
         del self._places[place.name]
-        del self._by_hold[place.hold]
+        del self._by_id[place.request_id]
         self._timeouts.pop((self.session_id, place.name), None)
         self._semaphores.leave(self._node, place.name)
 
@@ -207,12 +207,12 @@ class ConversationRequests:
         except LimitReached as error:
             self._refuse_acquire(ask, Status.OVERLOADED, str(error))
             return
-        place = _Place(self.next_hold, ask.name, ask.count, ask.ephemeral)
-        self.next_hold += 1
-        self._places[place.name] = self._by_hold[place.hold] = place
+        place = _Place(self.next_id, ask.name, ask.count, ask.ephemeral)
+        self.next_id += 1
+        self._places[place.name] = self._by_id[place.request_id] = place
         try:
             enqueued: Enqueued = yield EnqueueOperation(
-                place.hold, ask.name, ask.count, ask.data, _seconds(ask), ask.ephemeral
+                place.request_id, ask.name, ask.count, ask.data, _seconds(ask), ask.ephemeral
             )
         except TenureError as error:
             self._forget(place)
@@ -235,7 +235,9 @@ class ConversationRequests:
         """The session has a request for that name already: it is changed in place."""
         waiting = not place.granted
         try:
-            yield AlterOperation(place.hold, ask.name, ask.count, ask.data, waiting, _seconds(ask))
+            yield AlterOperation(
+                place.request_id, ask.name, ask.count, ask.data, waiting, _seconds(ask)
+            )
         except LeaseReleased:  # it has left the queue, and the news of it is on its way, or here
             self._abort(place, "it has left the queue")
             self._forget(place)
@@ -301,7 +303,7 @@ class ConversationRequests:
             self._replies.append(answers.released(ask.req_id, False))
             return
         try:
-            withdrawn: Withdrawn = yield WithdrawOperation(place.hold, ask.name)
+            withdrawn: Withdrawn = yield WithdrawOperation(place.request_id, ask.name)
         except TenureError as error:
             self._replies.append(answers.not_released(ask.req_id, status_of(error), str(error)))
             return

@@ -265,12 +265,12 @@ class SessionStream:
     def resumed(self, requests: Sequence[Recovered]) -> None:
         self._conversation.resumed(requests)
 
-    def granted(self, hold: int, order_id: int | None) -> None:  # noqa: ARG002  (the contract's)
-        self._conversation.granted(hold)
+    def granted(self, request_id: int, order_id: int | None) -> None:  # noqa: ARG002  (the contract's)
+        self._conversation.granted(request_id)
         self._pump()
 
-    def removed(self, hold: int, why: Removal) -> None:
-        self._conversation.removed(hold, why)
+    def removed(self, request_id: int, why: Removal) -> None:
+        self._conversation.removed(request_id, why)
         self._pump()
 
     def detached(self, cause: BaseException | None = None) -> None:
