@@ -3,6 +3,7 @@
 * ``url`` reads a URL by a table of parameters.
 * ``backoff`` has the pauses between attempts.
 * ``heartbeat`` renews sessions in a thread while the event loop is stuck.
+* ``reconnect`` connects to one of several hosts, again and again, in one task.
 * ``session`` has the life cycle of an attached session: its takeover and its end.
 * ``watchers`` keeps an engine's local watches by name and by session.
 """
