@@ -49,10 +49,28 @@ class Guard:
 
 
 def _before() -> None:
-    _list.acquire()
-    for guard in list(_all):
-        guard.acquire()
-        _taken.append(guard)
+    """Acquire all guards. While it waits for one it holds no other, nor the list.
+
+    A thread inside of one guard may enter another, or make one.
+    """
+    busy = None
+    while True:
+        if busy is not None:
+            busy.acquire()
+            _taken.append(busy)
+        _list.acquire()
+        others = (guard for guard in list(_all) if guard is not busy)
+        busy = next((guard for guard in others if not _try(guard)), None)
+        if busy is None:
+            return
+        _after()
+
+
+def _try(guard: Guard) -> bool:
+    if not guard.acquire(blocking=False):
+        return False
+    _taken.append(guard)
+    return True
 
 
 def _after() -> None:
