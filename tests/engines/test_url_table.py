@@ -201,6 +201,12 @@ def test_certificates_are_checked_as_far_as_the_url_says(
     assert (context.check_hostname, context.verify_mode) == (names, mode)
 
 
+@pytest.mark.parametrize("name", [".x", "a..b", "-", "x" * 64, "ä" * 3])
+@pytest.mark.parametrize("scheme", [each for each in ENCRYPTED if each != "ydbs"])
+def test_the_name_in_a_certificate_is_that_of_a_host(scheme: str, name: str) -> None:
+    assert "is the name of a host" in refusal(f"{URLS[scheme][0]}?tls_server_name={name}")
+
+
 def test_every_python_accepts_the_same_certificates() -> None:
     assert not Tls().context().verify_flags & ssl.VERIFY_X509_STRICT
 

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from tenure.busy_poll import LONGEST, USUAL
 from tenure.errors import InvalidArgument
-from tenure.wire.places import host_and_port, is_local, parameters, shown, socket_path
+from tenure.wire.places import host_and_port, is_host, is_local, parameters, shown, socket_path
 
 __all__ = [
     "BUSY_POLL",
@@ -116,6 +116,12 @@ def _chosen(values: dict[str, T], value: str) -> T:
     return values[value]
 
 
+def _host_name(value: str) -> str:
+    if not is_host(value):  # a TLS library would raise UnicodeError
+        raise ValueError("the name of a host")
+    return value
+
+
 def _microseconds(value: str) -> float:
     if not (value.isascii() and value.isdigit() and len(value) < 10 and int(value) <= LONGEST):
         raise ValueError(f"a whole number of microseconds from 0 to {LONGEST}")
@@ -137,7 +143,7 @@ BUSY_POLL = Parameter("busy_poll", USUAL / 1e6, _microseconds)
 _CA = text("tls_ca", aliases=("ssl_ca_certs", "ssl_ca_path", "root_certificates"))
 _CERT = text("tls_cert", aliases=("ssl_certfile", "certificate_chain"))
 _KEY = text("tls_key", aliases=("ssl_keyfile", "private_key"))
-_SERVER_NAME = text("tls_server_name", aliases=("server_name",))
+_SERVER_NAME = Parameter("tls_server_name", "", _host_name, ("server_name",))
 _VERIFICATIONS: dict[str, Verify] = {"full": "full", "ca": "ca", "none": "none"}
 _VERIFY: Parameter[Verify] = choice(
     "tls_verify",
