@@ -368,15 +368,6 @@ async def test_it_speaks_tls(tmp_path: Path) -> None:
                 pass
 
 
-@pytest.mark.parametrize("name", [".x", "x" * 70])
-async def test_a_server_name_that_tls_does_not_take_is_reported(ours: InThread, name: str) -> None:
-    url = f"dflockds://127.0.0.1:{ours.port}?tls_server_name={name}"
-    async with asyncio.timeout(PATIENCE):
-        with pytest.raises(tenure.EngineUnavailable, match="is no name of a host"):
-            async with tenure.connect(url):
-                pass
-
-
 async def test_an_unexpected_error_does_not_end_the_attempts_to_connect(
     ours: InThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -116,10 +116,6 @@ async def _connected(address: DflockdUrl, endpoint: Endpoint) -> socket.socket:
 
 async def _encrypted(plain: socket.socket, tls: ssl.SSLContext, name: str) -> socket.socket:
     loop = asyncio.get_running_loop()
-    try:
-        name.encode("idna")
-    except UnicodeError as error:
-        raise EngineUnavailable(f"{name!r} is no name of a host: {error}") from None
     made = tls.wrap_socket(plain, server_hostname=name, do_handshake_on_connect=False)
     try:
         while True:
