@@ -11,7 +11,7 @@ from tenure.model import SemaphoreDescription, SessionDescription
 __all__ = ["EngineDefaults", "Finding", "Level", "Pages", "SessionDefaults"]
 
 Level: TypeAlias = Literal["ok", "warning", "failure"]
-"""How bad a finding is; after a failure, the store cannot be used."""
+"""Severity of a finding; after a failure, the store cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)

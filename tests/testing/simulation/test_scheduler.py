@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from random import Random
 from typing import Any
 
 import pytest
@@ -55,6 +56,18 @@ def test_a_process_has_all_of_asyncio_that_needs_no_machine(machine: Machine) ->
     assert machine.run(loop, main()) == "onetwo"
     assert machine.scheduler.now == 6
     assert not loop.failures
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_no_timer_fires_before_its_time(seed: int) -> None:
+    random = Random(seed)
+    machine = Machine()
+    loop = machine.process(random.uniform(0.9, 1.1), random.uniform(0, 20))
+    machine.scheduler.now = random.uniform(0, 100)
+    when = loop.time() + random.choice([1e-14, 0.3, 3.0])
+    loop.call_at(when, machine.scheduler.stop)
+    machine.scheduler.run(1e6)
+    assert when <= loop.time() <= when + 1e-6
 
 
 def test_each_process_has_its_own_time(machine: Machine) -> None:

@@ -47,7 +47,7 @@ END = 2**62
 """Beyond every order id."""
 
 Attachment = tuple[int, int]
-"""Who asks: (session, attach number). One that has been taken over asks in vain."""
+"""(session, attach number) of the caller. After a takeover its operations are rejected."""
 
 Suspect = tuple[int, int, int | None, int | None, float, float, Liveness]
 """A session that may be over: (id, node, participant, slot, recovery window, contact, liveness)."""

@@ -24,7 +24,7 @@ from tenure.wire.ydb import Message, Status
 __all__ = ["Joining"]
 
 _MOST_CONTENDED = 1024
-"""How many names are remembered for which requests had to wait."""
+"""Number of names with waiting requests that are remembered."""
 
 
 class Joining:

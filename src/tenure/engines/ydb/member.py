@@ -37,7 +37,7 @@ LEAST_PATIENCE, MOST_PATIENCE = 0.5, 5.0
 """Seconds in which an answer is expected, whatever the window."""
 
 MOST_EXCUSED = 2
-"""How many times more a server may take as long, if its connection is heard of."""
+"""Number of further periods that a server gets while its connection still answers."""
 
 LINGER = 0.2
 """Delay after the recovery window before checking whether a silent session expired."""

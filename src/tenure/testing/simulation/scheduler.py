@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context
 from heapq import heappop, heappush
+from math import ulp
 from typing import Any
 
 __all__ = ["Handle", "LocalClock", "OutOfTime", "ProcessLoop", "Scheduler"]
@@ -154,6 +155,16 @@ class LocalClock:
         """Return the true time at which this clock shows the given reading of `now`."""
         return (local - self._offset) / self._rate
 
+    def reaching(self, local: float) -> float:
+        """Return a true time at which this clock shows no less than the given reading.
+
+        A timer that fired a rounding error too early would be set again for the same instant.
+        """
+        true = self.true(local)
+        while self._offset + true * self._rate < local:
+            true += max(ulp(true), ulp(local))
+        return true
+
     def jump_wall(self, seconds: float) -> None:
         """Move the wall clock forwards or backwards by some seconds."""
         self._ahead += seconds
@@ -233,7 +244,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     ) -> Handle:
         handle = Handle(callback, args, self, context)
         if self.alive:
-            self._scheduler.at(self.clock.true(when), handle)
+            self._scheduler.at(self.clock.reaching(when), handle)
         return handle
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
