@@ -147,6 +147,7 @@ def test_an_empty_variable_says_nothing(sources: Sources) -> None:
         ("max-connections = 0", "max-connections is a whole number, one or more, not 0"),
         ("max-connections = 1.5", "max-connections is a whole number, one or more, not 1.5"),
         ('drain-time = "1"', "drain-time is a number of seconds, more than zero, not '1'"),
+        (f"drain-time = {10**400}", "drain-time is a number of seconds, more than zero, not 1000"),
         ("drain-time = inf", "drain-time is a number of seconds, more than zero, not inf"),
         ("drain-time = nan", "drain-time is a number of seconds, more than zero, not nan"),
         (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -150,7 +151,7 @@ def _of_its_type(setting: Setting, value: object) -> Any:
             )
         case "seconds":
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if number and 0 < float(value) < float("inf"):  # type: ignore[arg-type]
+            if number and 0 < value <= sys.float_info.max:  # type: ignore[operator]
                 return float(value)  # type: ignore[arg-type]
             raise ValueError(f"is a number of seconds, more than zero, not {value!r}")
 
