@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import dis
 import inspect
 import itertools
@@ -47,6 +48,8 @@ def would_be_lost(frame: FrameType | None) -> bool:
     them) and in one of the garbage collector, as Hypothesis has it. One that is raised in what
     measures coverage leaves a lock taken, and with it the whole test run.
     """
+    while frame is not None and frame.f_code.co_name in {"handle_outside", "signal_main"}:
+        frame = frame.f_back  # the handler of the signal before
     while frame is not None:
         package = str(frame.f_globals["__name__"]).partition(".")[0]
         if package == "tests":
@@ -63,7 +66,8 @@ def handling(number: int, handle: Handler) -> Iterator[None]:
 
     def handle_outside(number: int, frame: FrameType | None) -> None:
         if would_be_lost(frame):
-            signal_main(number)
+            # Sent by this thread, it would be handled at once, and still in the wrong place.
+            _thread.start_new_thread(signal_main, (number,))
         else:
             handle(number, frame)
 
