@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import re
 from importlib.metadata import version as version_of
+from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -59,7 +61,14 @@ def _hide_constructor(
 
 def _name_files(app: Sphinx, name: str, source: list[str]) -> None:
     """Replace links to files outside of this folder, which are not on the site, by their paths."""
-    source[0] = re.sub(r"\[([^\]]+)\]\(\.\./([\w./-]+)\)", r"\1 (`\2`)", source[0])
+    page, root = Path(app.env.doc2path(name)).parent, Path(app.srcdir).parent
+
+    def path_only(link: re.Match[str]) -> str:
+        target = Path(os.path.normpath(page / link[2]))
+        is_page = target.is_relative_to(app.srcdir)
+        return link[0] if is_page else f"{link[1]} (`{target.relative_to(root)}`)"
+
+    source[0] = re.sub(r"\[([^\]]+)\]\((\.\./[\w./-]+)\)", path_only, source[0])
 
 
 def _skip_field(

@@ -242,7 +242,10 @@ def unmirrored(blocks: list[Block]) -> list[str]:
 
 
 # What `tenure.testing` has is for tasks only.
-FOR_TASKS_ONLY = {ROOT / "docs" / "simulation.md", ROOT / "docs" / "testing.md"}
+FOR_TASKS_ONLY = {
+    ROOT / "docs" / "evidence" / "simulation.md",
+    ROOT / "docs" / "how-to" / "testing.md",
+}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What docs/upgrade.md claims, as far as no other test shows it."""
+"""What docs/operate/upgrade.md claims, as far as no other test shows it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tenure.wire.messages import (
 from tests.engines.sqlite.restored import as_of_version_2
 from tests.fuzzing.samples import CLIENT_MESSAGES, SERVER_MESSAGES
 
-PAGE = Path(__file__).parent.parent / "docs" / "upgrade.md"
+PAGE = Path(__file__).parent.parent / "docs" / "operate" / "upgrade.md"
 
 
 def test_the_page_has_the_versions_of_the_code() -> None:

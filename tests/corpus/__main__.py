@@ -1,4 +1,4 @@
-"""Write docs/pains.md."""
+"""Write docs/evidence/pains.md."""
 
 from __future__ import annotations
 

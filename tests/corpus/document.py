@@ -1,4 +1,4 @@
-"""docs/pains.md, made of the corpus itself: `python -m tests.corpus` writes it."""
+"""docs/evidence/pains.md, made of the corpus itself: `python -m tests.corpus` writes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.corpus.subjects import SUBJECTS
 
 __all__ = ["DOCUMENT", "ROWS", "document"]
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "pains.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "evidence" / "pains.md"
 
 THEMES = (losing, asking, queueing, outside, afar, lines)
 """The modules whose import fills `ROWS`."""

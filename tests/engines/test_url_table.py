@@ -14,7 +14,7 @@ from tenure.engines import BUILT_IN
 from tenure.engines._kit.url import Parameter, StoreUrl, Tls, number, text
 from tenure.errors import InvalidArgument
 
-DOCUMENTS = Path(__file__).parents[2] / "docs"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "urls.md"
 
 # One complete URL for each scheme, with the scheme that has TLS, if there is one.
 URLS = {
@@ -79,7 +79,7 @@ def test_one_name_has_one_syntax_and_the_same_aliases() -> None:
 
 @pytest.mark.parametrize("scheme", sorted({scheme for scheme, _ in PARAMETERS}))
 def test_the_documents_list_every_parameter_and_alias(scheme: str) -> None:
-    document = (DOCUMENTS / "urls.md").read_text(encoding="utf-8")
+    document = PAGE.read_text(encoding="utf-8")
     rows = {line for line in document.splitlines() if line.startswith("| `")}
     listed = {
         name

@@ -129,7 +129,9 @@ def test_the_example_of_the_documents_runs(
     redis_url: str, client: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (example,) = [
-        block for block in read(ROOT / "docs" / "fencing.md") if "RedisFence(" in block.text
+        block
+        for block in read(ROOT / "docs" / "how-to" / "fencing.md")
+        if "RedisFence(" in block.text
     ]
     monkeypatch.setenv("REDIS_URL", redis_url)
     exec(compile(example.text, example.place, "exec"), {})

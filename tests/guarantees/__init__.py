@@ -1,4 +1,4 @@
-"""What holds on which engine under which fault, as the tests show it: docs/guarantee-table.md.
+"""Guarantees by engine and fault, as tests show them: docs/evidence/guarantee-table.md.
 
 A test says what it shows, beside its name::
 

@@ -1,4 +1,4 @@
-"""Run the tests that show what holds, and write docs/guarantee-table.md of what came of them.
+"""Run the tests of guarantees, and write their results to docs/evidence/guarantee-table.md.
 
 python -m tests.guarantees           run them all, in a few minutes, and write it
 python -m tests.guarantees --new     run those that it does not name yet, and add them

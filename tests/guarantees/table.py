@@ -1,4 +1,4 @@
-"""docs/guarantee-table.md, which `python -m tests.guarantees` writes of a run of marked tests."""
+"""The table of guarantees, which `python -m tests.guarantees` makes from a run of marked tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.guarantees.vocabulary import (
 
 __all__ = ["DOCUMENT", "RUN", "lines_by_place", "table", "tables"]
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantee-table.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "evidence" / "guarantee-table.md"
 
 RUN = "Last run: "
 """How the one line begins that depends on when and where the tests were run."""
@@ -32,7 +32,7 @@ _BEGINNING = """\
 
 Engine by engine: what goes wrong, and what holds all the same. Nothing in these tables is stated by
 hand: a cell counts the tests that show it, which are named below the tables, and which passed when
-this was written. [guarantees.md](guarantees.md) says why it holds.
+this was written. [Guarantees](../explanation/guarantees.md) says why it holds.
 
 | cell | meaning |
 |---|---|

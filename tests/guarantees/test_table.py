@@ -25,7 +25,7 @@ def test_the_document_names_the_tests_that_there_are() -> None:
         capture_output=True,
         text=True,
         check=False,
-        cwd=DOCUMENT.parents[1],
+        cwd=DOCUMENT.parents[2],
     )
     assert done.returncode == 0, f"run `python -m tests.guarantees --new`:\n{done.stderr[-3000:]}"
 

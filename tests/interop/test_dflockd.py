@@ -206,7 +206,7 @@ async def test_a_token_stays_secret(ours: InThread) -> None:
 def test_the_example_prints_what_it_says(ours: InThread) -> None:
     [program] = [
         block.text
-        for block in read(ROOT / "docs" / "interop.md")
+        for block in read(ROOT / "docs" / "how-to" / "interop.md")
         if block.language == "text" and "DFLOCKD_PORT" in block.text
     ]
     done = subprocess.run(

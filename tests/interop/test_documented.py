@@ -1,4 +1,4 @@
-"""What docs/interop.md shows is run, on a real Redis."""
+"""What docs/how-to/interop.md shows is run, on a real Redis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.test_documents import ROOT, read
 
 BLOCKS = [
     block.text
-    for block in read(ROOT / "docs" / "interop.md")
+    for block in read(ROOT / "docs" / "how-to" / "interop.md")
     if block.language == "text" and "REDIS_URL" in block.text
 ]
 PRINTED = [

@@ -1,4 +1,4 @@
-"""Run mutation testing, and write docs/mutation.md of what came of it.
+"""Run mutation testing, and write docs/evidence/mutation.md of what came of it.
 
 python -m tests.mutation [GROUP...]             every mutant of these groups, or of all
 python -m tests.mutation GROUP --sample 40      that many of each module, drawn from --seed

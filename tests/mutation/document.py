@@ -1,4 +1,4 @@
-"""Writes the figures and the survivors into docs/mutation.md, below its mark."""
+"""Writes the figures and the survivors into docs/evidence/mutation.md, below its mark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.mutation.results import Module, modules
 
 __all__ = ["DOCUMENT", "rendered", "unexplained", "write"]
 
-DOCUMENT = ROOT / "docs" / "mutation.md"
+DOCUMENT = ROOT / "docs" / "evidence" / "mutation.md"
 MARK = re.compile(r"(<!-- from here on it is written .*? -->\n).*", re.DOTALL)
 
 

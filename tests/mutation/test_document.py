@@ -1,4 +1,4 @@
-"""What docs/mutation.md says is what the last runs found, and every survivor has its reason."""
+"""docs/evidence/mutation.md shows the last results, and every survivor has its reason."""
 
 from __future__ import annotations
 

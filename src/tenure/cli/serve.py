@@ -83,7 +83,7 @@ def _setting_options(command: F) -> F:
     cls=_InSections,
     epilog="Every option is also a variable of the environment (--log-level: "
     f"{PREFIX}LOG_LEVEL) and a key of the file (log-level). An option counts more than the "
-    "environment, that more than the file. docs/server.md tells more.",
+    "environment, that more than the file. docs/operate/server.md tells more.",
 )
 @click.option("--config", metavar="FILE", help="A file of settings, in TOML.")
 @click.option("--check", is_flag=True, help="Say whether the settings are right, and end.")

@@ -133,7 +133,7 @@ def borrow(connection: Any, paramstyle: str | None) -> Borrowed:
         raise InvalidArgument(
             f"{type(connection).__name__} is asynchronous: with SQLAlchemy's AsyncConnection and "
             f"AsyncSession write `await connection.run_sync(fence.admit, lease)`; with another "
-            f"driver make the condition a part of your own statement, see docs/fencing.md"
+            f"driver make the condition a part of your own statement, see docs/how-to/fencing.md"
         )
     if hasattr(connection, "get_bind"):  # a Session, or what stands for one
         connection = connection.connection()

@@ -140,7 +140,7 @@ class SQLFence:
         if touched < 0:
             raise Unsupported(
                 "this driver does not say how many rows a statement has touched: make the "
-                "condition a part of your own statement, see docs/fencing.md"
+                "condition a part of your own statement, see docs/how-to/fencing.md"
             )
         if not borrowed.is_in_transaction():
             raise Misuse(

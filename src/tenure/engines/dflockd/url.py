@@ -4,7 +4,7 @@
     dflockd://TOKEN@a.example,b.example:7000    several, sharded by key, with a token
     dflockds://lock.example                     inside TLS
 
-`docs/urls.md` lists the parameters.
+`docs/reference/urls.md` lists the parameters.
 """
 
 from __future__ import annotations

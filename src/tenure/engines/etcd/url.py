@@ -3,7 +3,7 @@
     etcd://host1[:2379],host2,host3          without TLS
     etcds://user:password@host1,host2        with TLS
 
-`docs/urls.md` lists the parameters.
+`docs/reference/urls.md` lists the parameters.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     tenures://coord.example                     inside TLS
     tenure+unix:///run/tenure/tenure.sock       a socket on this machine
 
-`docs/urls.md` lists the parameters.
+`docs/reference/urls.md` lists the parameters.
 """
 
 from __future__ import annotations

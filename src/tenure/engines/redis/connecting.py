@@ -327,7 +327,7 @@ def translated(address: RedisUrl, refusal: Refusal) -> TenureError:
 
 def _who(refusal: str) -> str:
     if refusal.startswith("NOPERM"):
-        return "give its account the commands, keys and channels that docs/redis.md names"
+        return "give its account the commands, keys and channels that docs/engines/redis.md names"
     if refusal.startswith("NOAUTH"):
         return "name an account: redis://user:password@host"
     if "without any password" in refusal:

@@ -131,7 +131,7 @@ class _Examination:
                 "warning",
                 "rights",
                 f"this account may not use {', '.join(self._refused)}",
-                "grant it the commands that docs/redis.md names, or see less here",
+                "grant it the commands that docs/engines/redis.md names, or see less here",
             )
 
     async def _read(self, connection: RedisConnection, *words: str | int) -> Any:

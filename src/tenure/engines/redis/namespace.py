@@ -2,7 +2,8 @@
 
 A namespace without its epoch is new, or has lost its data. After a loss, holders may consider
 their leases held for at most W, the longest recovery window (``max_window``). The wait is therefore
-W, or less where the server shows that no such holder can exist; docs/redis.md has the argument.
+W, or less where the server shows that no such holder can exist; docs/engines/redis.md has the
+argument.
 
 The evidence is a *witness*, a script that each program loads into the server before it attaches
 anything, and what the server reports of itself. A witness outlives the data (``FLUSHALL``,

@@ -5,7 +5,7 @@
     redis+unix:///run/redis/redis.sock?db=1          on a socket
     redis+sentinel://host1,host2:26379/mymaster/0    the master that the sentinels name
 
-`docs/urls.md` lists the parameters.
+`docs/reference/urls.md` lists the parameters.
 """
 
 from __future__ import annotations

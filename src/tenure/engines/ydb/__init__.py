@@ -12,7 +12,7 @@ identities of a cloud. From the outside in:
 * `channel` has the `connection` to a server, and `credentials` what it shows.
 * `messages` and `errors` are the protocol's words.
 
-``docs/ydb.md`` tells what holds on this engine.
+``docs/engines/ydb.md`` tells what holds on this engine.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     ydb://host[:2136]/database        without TLS
     ydbs://host[:2135]/database       with TLS
 
-`docs/urls.md` lists the parameters.
+`docs/reference/urls.md` lists the parameters.
 """
 
 from __future__ import annotations
