@@ -98,7 +98,8 @@ class OverYdb(Served):
     """The same, with YDB's API for the processes; it has no calls for what administrators do.
 
     Nor does it know a call that comes again after its answer was lost: an update may be written
-    twice, with another one in between, and two who delete may both have done it (docs/engines/ydb.md).
+    twice, with another one in between, and two processes may both be told that they deleted
+    (docs/engines/ydb.md).
     """
 
     name = "ydb"
