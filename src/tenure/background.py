@@ -68,6 +68,7 @@ class Failures:
     __slots__ = ("_logged", "_logger", "_pause", "_what")
 
     def __init__(self, what: str, logger: logging.Logger) -> None:
+        """Start with the shortest pause and nothing logged."""
         self._what = what
         self._logger = logger
         self._pause = FIRST_PAUSE
@@ -135,6 +136,7 @@ class BackgroundTimer:
         step: Callable[[], object],
         failures: Failures,
     ) -> None:
+        """Start without a due time; the step does not run until the timer is set."""
         self._loop = loop
         self._now = now
         self._step = step
@@ -227,6 +229,7 @@ class BackgroundQueue(Generic[T]):
         handle: Callable[[T], object],
         failures: Failures,
     ) -> None:
+        """Start with an empty queue."""
         self.items: deque[T] = deque()
         self._loop = loop
         self._handle = handle
@@ -304,6 +307,7 @@ class BackgroundThread:
     __slots__ = ("_name", "_run", "_thread")
 
     def __init__(self, name: str, run: Callable[[], object]) -> None:
+        """Prepare the thread without starting it."""
         self._name = name
         self._run = run
         self._thread: threading.Thread | None = None

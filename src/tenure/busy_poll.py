@@ -48,6 +48,7 @@ class BusyPoll:
         now: Callable[[], float] = time.monotonic,
         step_back: Callable[[], object] = _sched_yield,
     ) -> None:
+        """Start asleep: the loop does not poll yet."""
         self._soon = soon
         self._longest = longest
         self._now = now

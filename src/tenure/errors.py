@@ -62,6 +62,7 @@ class TenureError(Exception):
     """
 
     def __init__(self, message: str, *, node: str | None = None, name: str | None = None) -> None:
+        """Keep the message, and the node and name that it concerns."""
         super().__init__(message)
         self.node = node
         self.name = name
@@ -114,6 +115,7 @@ class SemaphoreExists(TenureError):
         name: str | None = None,
         limit: int | None = None,
     ) -> None:
+        """Keep the message, and the limit of the existing semaphore."""
         super().__init__(message, node=node, name=name)
         self.limit = limit
 
@@ -137,6 +139,7 @@ class SessionExpired(TenureError):
         name: str | None = None,
         taken_over: bool = False,
     ) -> None:
+        """Keep the message, and whether another process took the session over."""
         super().__init__(message, node=node, name=name)
         self.taken_over = taken_over
 
@@ -163,6 +166,7 @@ class LeaseLost(TenureError):
         name: str | None = None,
         fencing_token: int | None = None,
     ) -> None:
+        """Keep the message, and the fencing token of the lease."""
         super().__init__(message, node=node, name=name)
         self.fencing_token = fencing_token
 
@@ -188,6 +192,7 @@ class StaleToken(TenureError):
         token: int | None = None,
         newest: int | None = None,
     ) -> None:
+        """Keep the message, the resource, and the refused and newest tokens."""
         super().__init__(message)
         self.resource = resource
         self.token = token

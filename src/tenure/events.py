@@ -129,6 +129,7 @@ class EventStream(AsyncHandle):
     """
 
     def __init__(self, size: int, streams: set[ref[EventStream]]) -> None:
+        """Start empty, and register in `streams`, which refers to it weakly."""
         self.dropped = 0
         self._events: deque[Event] = deque()
         self._size = size
@@ -153,6 +154,7 @@ class EventStream(AsyncHandle):
         self._wake.set()
 
     async def __aenter__(self) -> EventStream:
+        """Enter the block that closes the stream at its end."""
         return self
 
     async def __aexit__(
@@ -161,6 +163,7 @@ class EventStream(AsyncHandle):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Close the stream."""
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -168,9 +171,11 @@ class EventStream(AsyncHandle):
         self._close()
 
     def __aiter__(self) -> EventStream:
+        """Return the stream itself."""
         return self
 
     async def __anext__(self) -> Event:
+        """Wait for the next event and return it, the oldest first."""
         while not self._events:
             if self._closed:
                 raise StopAsyncIteration

@@ -314,7 +314,10 @@ class Client(Nodes, Primitives, AsyncHandle):
             work: called with each leadership.
             path: the election's node.
             data: what observers see of the leader.
-            recovery_window, description, on_loss, max_stall: of the sessions, as for `session`.
+            recovery_window: seconds that a session survives without contact, as for `session`.
+            description: the holder in the eyes of other clients, as for `session`.
+            on_loss: the reaction to a loss, as for `session`.
+            max_stall: seconds for which the event loop may be stuck, as for `session`.
             retry: whether an error of the work is retried; a callable decides for each error.
 
         Returns:

@@ -117,10 +117,11 @@ class Contact:
         return Obstacle(clause, EngineUnavailable(clause))
 
     async def answered(self, subject: str, reading: Coroutine[Any, Any, T]) -> T:
-        """The answer to a read, within `answer_timeout`.
+        """Return the answer to a read, within `answer_timeout`.
 
         Args:
             subject: what is read, for the message.
+            reading: the coroutine that reads; it is closed in any case.
 
         Raises:
             EngineUnavailable: there was no answer in time.

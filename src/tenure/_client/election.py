@@ -101,7 +101,8 @@ class Election(Handle):
         A candidacy is returned once. Its ticket then keeps it, can `wait` for it, or withdraws it.
 
         Args:
-            on_loss, stop_time: as for `campaign`.
+            on_loss: what a loss does beside being raised, as for `campaign`.
+            stop_time: seconds that the work needs to stop, as for `campaign`.
         """
         return recover(self._source, self._options(b"", on_loss, stop_time))
 

@@ -95,7 +95,8 @@ class Mutex(Handle):
         A request is returned once. Its ticket then keeps it, can `wait` for it, or withdraws it.
 
         Args:
-            on_loss, stop_time: as for `lock`.
+            on_loss: what a loss does beside being raised, as for `lock`.
+            stop_time: seconds that the work needs to stop, as for `lock`.
         """
         return recover(self._source, self._options(b"", on_loss, stop_time))
 

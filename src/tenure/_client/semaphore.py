@@ -198,7 +198,8 @@ class Semaphore(Handle):
         A request is returned once. Its ticket then keeps it, can `wait` for it, or withdraws it.
 
         Args:
-            on_loss, stop_time: as for `acquire`.
+            on_loss: what a loss does beside being raised, as for `acquire`.
+            stop_time: seconds that the work needs to stop, as for `acquire`.
         """
         return recover(self._source, self._options(1, b"", on_loss, stop_time))
 

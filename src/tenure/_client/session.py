@@ -38,9 +38,10 @@ class Primitives:
         return Mutex(self._source(), name)
 
     def semaphore(self, name: str, *, ephemeral: bool = False) -> Semaphore:
-        """The semaphore of that name, on the session's node; a client's is on ``/default``.
+        """Return the semaphore of that name, on the session's node; a client's is on ``/default``.
 
         Args:
+            name: the name of the semaphore.
             ephemeral: it comes and goes with its requests, and needs no creation.
         """
         return Semaphore(self._source(), name, ephemeral=ephemeral)

@@ -180,7 +180,8 @@ class ClientCalls(Primitives):
         """Drop a node with its semaphores and detached sessions.
 
         Args:
-            force: even when sessions are attached; they expire.
+            path: the node.
+            force: drop it even when sessions are attached; they expire.
 
         Raises:
             NodeNotFound: the node does not exist.

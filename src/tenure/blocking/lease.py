@@ -289,7 +289,8 @@ class Election(SyncWrapper[async_election.Election]):
         A candidacy is returned once. Its ticket then keeps it, can `wait` for it, or withdraws it.
 
         Args:
-            on_loss, stop_time: as for `campaign`.
+            on_loss: what a loss does beside being raised, as for `campaign`.
+            stop_time: seconds that the work needs to stop, as for `campaign`.
         """
         ticket = self._portal.run(self._wrapped.recover, on_loss=on_loss, stop_time=stop_time)
         return None if ticket is None else Ticket(self._portal, ticket, Leadership)

@@ -91,7 +91,8 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
         A request is returned once. Its ticket then keeps it, can `wait` for it, or withdraws it.
 
         Args:
-            on_loss, stop_time: as for `lock`.
+            on_loss: what a loss does beside being raised, as for `lock`.
+            stop_time: seconds that the work needs to stop, as for `lock`.
         """
         ticket = self._portal.run(self._wrapped.recover, on_loss=on_loss, stop_time=stop_time)
         return None if ticket is None else Ticket(self._portal, ticket, Lease)
@@ -305,7 +306,8 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
         A request is returned once. Its ticket then keeps it, can `wait` for it, or withdraws it.
 
         Args:
-            on_loss, stop_time: as for `acquire`.
+            on_loss: what a loss does beside being raised, as for `acquire`.
+            stop_time: seconds that the work needs to stop, as for `acquire`.
         """
         ticket = self._portal.run(self._wrapped.recover, on_loss=on_loss, stop_time=stop_time)
         return None if ticket is None else Ticket(self._portal, ticket, Lease)

@@ -30,9 +30,10 @@ class Primitives(SyncWrapper[Any]):
         return Mutex(self._portal, self._wrapped.mutex(name))
 
     def semaphore(self, name: str, *, ephemeral: bool = False) -> Semaphore:
-        """The semaphore of that name, on the session's node; a client's is on ``/default``.
+        """Return the semaphore of that name, on the session's node; a client's is on ``/default``.
 
         Args:
+            name: the name of the semaphore.
             ephemeral: it comes and goes with its requests, and needs no creation.
         """
         return Semaphore(self._portal, self._wrapped.semaphore(name, ephemeral=ephemeral))

@@ -18,11 +18,13 @@ class Deadlines:
     """A heap of deadlines, the earliest first."""
 
     def __init__(self) -> None:
+        """Start without deadlines."""
         self._heap: list[tuple[float, int, StoredSession | StoredRequest]] = []
         self._pushed = 0
         self._compact_at = 1000
 
     def __len__(self) -> int:
+        """Return the number of entries, outdated ones included."""
         return len(self._heap)
 
     def next(self) -> float | None:

@@ -28,6 +28,7 @@ class Node:
     __slots__ = ("config", "path", "semaphores", "sessions", "watches")
 
     def __init__(self, path: str, config: NodeConfig) -> None:
+        """Start with no sessions, semaphores or watches."""
         self.path = path
         self.config = config
         self.sessions: dict[int, StoredSession] = {}
@@ -99,6 +100,7 @@ class StoredSession:
         key: bytes,
         now: float,
     ) -> None:
+        """Start attached, last contacted at `now`, with attach number 1 and no requests."""
         self.node = node
         self.id = number
         self.description = description
@@ -135,6 +137,7 @@ class StoredWatch:
     def __init__(
         self, session: StoredSession, name: str, data: bool, owners: bool, sink: Any
     ) -> None:
+        """Watch the semaphore `name` for `session`."""
         self.session = session
         self.name = name
         self.data = data
@@ -178,6 +181,7 @@ class StoredRequest:
         data: bytes,
         joined_at: float,
     ) -> None:
+        """Start ungranted, outside any queue and without a deadline."""
         self.semaphore = semaphore
         self.session = session
         self.request_id = request_id
@@ -218,6 +222,7 @@ class StoredSemaphore:
     )
 
     def __init__(self, node: Node, name: str, limit: int, data: bytes, ephemeral: bool) -> None:
+        """Start with an empty queue and nothing held."""
         self.node = node
         self.name = name
         self.limit = limit
@@ -231,6 +236,7 @@ class StoredSemaphore:
         self.last: StoredRequest | None = None
 
     def __iter__(self) -> Iterator[StoredRequest]:
+        """Iterate over the queue in order: the owners, then the waiters."""
         request = self.first
         while request is not None:
             yield request

@@ -45,13 +45,12 @@ class Store:
     """All nodes of a store, its numbers, and its deadlines."""
 
     def __init__(self) -> None:
+        """Start with the node ``/default`` and nothing on it."""
         self.nodes = {DEFAULT_NODE: Node(DEFAULT_NODE, NodeConfig())}
         self.effects: list[Effect] = []
         self.last_order_id = 0
         self.last_session_id = 0
         self._deadlines = Deadlines()
-
-    # Nodes
 
     def node(self, path: str) -> Node:
         """The node of that path, or `NodeNotFound`."""
@@ -65,6 +64,7 @@ class Store:
         return node
 
     def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        """Add a node; one that exists is kept if `exist_ok`, and an error otherwise."""
         rules.check_path(path)
         if path not in self.nodes:
             self.nodes[path] = Node(path, config)
@@ -72,10 +72,12 @@ class Store:
             raise NodeExists(f"the node {path} exists already", node=path)
 
     def alter_node(self, path: str, config: NodeConfig) -> None:
+        """Change the settings of a node that `config` gives; the others keep their values."""
         node = self.node(path)
         node.config = rules.merge_config(node.config, config)
 
     def drop_node(self, path: str, *, force: bool) -> None:
+        """Remove a node and expire its sessions; attached ones only if `force`."""
         rules.check_path(path)
         rules.check_droppable(path)
         node = self.node(path)
@@ -89,8 +91,6 @@ class Store:
         for session in list(node.sessions.values()):
             self._remove_session(session, f"the node {path} was dropped")
         del self.nodes[path]
-
-    # Sessions
 
     def attach(
         self,
@@ -141,6 +141,7 @@ class Store:
             self._deadlines.add(until, session)
 
     def detach(self, session: StoredSession, now: float) -> None:
+        """Detach a session: it stops watching and lives on for its recovery window."""
         if session.touch(now):
             session.attached = False
             session.drop_watches()
@@ -150,9 +151,8 @@ class Store:
         if session.alive:
             self._advance(self._remove_session(session, why), now)
 
-    # Semaphores
-
     def create(self, node: Node, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        """Create a lasting semaphore, or accept one of the same limit if `exist_ok`."""
         rules.check_name(name, node.path)
         rules.check_limit(limit, node.path, name)
         rules.check_data(data, node.path, name)
@@ -171,6 +171,7 @@ class Store:
             )
 
     def update(self, node: Node, name: str, data: bytes) -> None:
+        """Replace the data of a semaphore."""
         rules.check_data(data, node.path, name)
         found = node.semaphore(name)
         if found.data != data:
@@ -178,6 +179,7 @@ class Store:
             self._changed(node, name, data=True, owners=False)
 
     def delete(self, node: Node, name: str, *, force: bool) -> None:
+        """Delete a semaphore; requests in its queue are removed if `force`, else an error."""
         found = node.semaphore(name)
         if found.first is not None and not force:
             raise SemaphoreBusy(
@@ -191,8 +193,6 @@ class Store:
             self.effects.append((request.session, DELETED, request))
         del node.semaphores[name]
         self._changed(node, name, data=True, owners=True)
-
-    # Requests
 
     def enqueue(
         self,
@@ -302,6 +302,7 @@ class Store:
         return True
 
     def evict(self, node: Node, name: str, order_id: int, now: float) -> bool:
+        """Remove one request from the queue; returns whether it was there."""
         for request in node.semaphore(name):
             if request.order_id == order_id:
                 request.leave()
@@ -310,18 +311,15 @@ class Store:
                 return True
         return False
 
-    # Watches
-
     def watch(
         self, session: StoredSession, name: str, *, data: bool, owners: bool, sink: Any
     ) -> StoredWatch:
+        """Watch the data or the owners of a name, which need not exist yet."""
         rules.check_name(name, session.node.path)
         watch = StoredWatch(session, name, data, owners, sink)
         session.watches[watch] = None
         session.node.watches.setdefault(name, {})[watch] = None
         return watch
-
-    # Deadlines
 
     def next_deadline(self) -> float | None:
         """Return the latest time for the next call of `expire`; ``None``: no deadline is set."""

@@ -120,12 +120,10 @@ class EngineSession(Protocol):
     @property
     def id(self) -> int:
         """Positive, never reused in the store."""
-        ...
 
     @property
     def attach_number(self) -> int:
         """Rises with every attachment of this session."""
-        ...
 
     def renew(self) -> None:
         """Extend the session's expiry in the store; the proof comes through `proven`.
@@ -144,8 +142,8 @@ class EngineSession(Protocol):
     async def detach(self) -> None:
         """Leave without ending the session: it lives for its recovery window from now on.
 
-        Who detaches does not believe that it holds anything, so that the session can be taken
-        over at once.
+        The detaching program no longer considers any lease held, so that another process can
+        take over the session at once.
         """
 
     async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
@@ -174,8 +172,7 @@ class EngineSession(Protocol):
     async def describe_semaphore(
         self, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
-        """Raises `SemaphoreNotFound`."""
-        ...
+        """Describe a semaphore of the session's node. Raises `SemaphoreNotFound`."""
 
     def enqueue(
         self,
@@ -191,6 +188,9 @@ class EngineSession(Protocol):
 
         Args:
             request_id: the request's number within the session, never used before.
+            name: the semaphore.
+            count: the share of its limit that is asked for.
+            data: the bytes that other clients see of this request.
             timeout: seconds to wait; 0: granted at once or not at all; ``None``: for ever.
             ephemeral: create the semaphore with limit 2^64-1 when missing; it disappears
                 with its last request.
@@ -200,7 +200,6 @@ class EngineSession(Protocol):
             InvalidArgument: the count is not between 1 and the limit, or `ephemeral` does not
                 match the semaphore that exists.
         """
-        ...
 
     def alter(
         self,
@@ -213,8 +212,9 @@ class EngineSession(Protocol):
         """Shrink a request, change its data, or how long it waits, in place: all, or nothing.
 
         Args:
-            count: ``None`` leaves it alone.
-            data: ``None`` leaves it alone.
+            request_id: the request's number within the session.
+            count: the new count; ``None`` leaves it alone.
+            data: the new data; ``None`` leaves it alone.
             timeout: of one that waits: seconds from now, in the place of what it asked for
                 before; ``None``: for ever; 0: if it is not granted by this change, it is
                 removed (`Removal.TIMED_OUT`), and told so after the answer. It means nothing to an
@@ -224,7 +224,6 @@ class EngineSession(Protocol):
             InvalidArgument: the count would grow, or is not positive, or the timeout is negative.
             LeaseReleased: the request is not in the queue.
         """
-        ...
 
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:
         """Take a request out of its queue: a waiter withdraws, an owner releases.
@@ -242,7 +241,6 @@ class EngineSession(Protocol):
             SessionExpired: the session had ended before, and its requests with it. Where an
                 earlier sending may have removed the request first, the answer is `LEFT` instead.
         """
-        ...
 
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
@@ -258,7 +256,6 @@ class EngineSession(Protocol):
         Returns:
             what ends the watch; synchronous, safe to call twice.
         """
-        ...
 
 
 class Engine(Protocol):
@@ -267,24 +264,27 @@ class Engine(Protocol):
     @property
     def guarantees(self) -> str:
         """See `EngineDefaults`, as for the next three."""
-        ...
 
-    def liveness_fd(self) -> int | None: ...
+    def liveness_fd(self) -> int | None:
+        """Return a descriptor that closes with this process, if the engine has one."""
 
-    def diagnose(self) -> Iterable[Finding]: ...
+    def diagnose(self) -> Iterable[Finding]:
+        """Find problems of the store."""
 
-    def pages(self) -> Pages | None: ...
+    def pages(self) -> Pages | None:
+        """Return paged lists, if the engine has them."""
 
     @property
     def url(self) -> str:
         """URL of the store without secrets, for messages and descriptions."""
-        ...
 
     @property
-    def clock(self) -> Clock: ...
+    def clock(self) -> Clock:
+        """Local clock of deadlines and proofs."""
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """Features and limits of the engine."""
 
     async def open(self) -> None:
         """Connect.
@@ -297,7 +297,7 @@ class Engine(Protocol):
         """Close what is still attached, then the connection. Safe to call twice."""
 
     def trouble(self, name: str | None = None) -> TenureError | None:
-        """The reason why the store grants nothing at this moment, as far as it is known.
+        """Return the reason why the store grants nothing at this moment, as far as it is known.
 
         It takes no I/O, and is ``None`` while the store works.
 
@@ -309,7 +309,6 @@ class Engine(Protocol):
             newest cause; an `EngineError` while it answers and grants nothing to any client. The
             message is a clause without a full stop, such as "process 7 has kept the turn for 3 s".
         """
-        ...
 
     async def attach(self, how: Attach, events: SessionEvents) -> EngineSession:
         """Attach a session. `events.proven` has been called when it returns.
@@ -332,7 +331,6 @@ class Engine(Protocol):
             Unsupported: the engine has no sessions of liveness ``"window"``.
             EngineUnavailable: the store cannot be reached.
         """
-        ...
 
     async def store_time(self) -> float:
         """Read the store's wall clock, in seconds since the Unix epoch.
@@ -343,10 +341,9 @@ class Engine(Protocol):
         Raises:
             EngineUnavailable, EngineError: the store cannot be reached.
         """
-        ...
 
     async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
-        """Raises `NodeExists` unless `exist_ok`; what exists is not touched either way."""
+        """Create a node. Raises `NodeExists` unless `exist_ok`; an existing node is not changed."""
 
     async def alter_node(self, path: str, config: NodeConfig) -> None:
         """Change what is set in `config`. Raises `NodeNotFound`."""
@@ -361,18 +358,15 @@ class Engine(Protocol):
         """
 
     async def describe_node(self, path: str) -> NodeDescription:
-        """Raises `NodeNotFound`."""
-        ...
+        """Describe a node. Raises `NodeNotFound`."""
 
     async def list_nodes(self) -> Sequence[str]:
-        """All paths, sorted."""
-        ...
+        """Return the paths of all nodes, sorted."""
 
     async def list_semaphores(
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:
-        """All semaphores of a node, sorted by name. Raises `NodeNotFound`."""
-        ...
+        """Describe all semaphores of a node, sorted by name. Raises `NodeNotFound`."""
 
     async def describe_semaphore(
         self, path: str, name: str, *, owners: bool, waiters: bool
@@ -382,19 +376,15 @@ class Engine(Protocol):
         Raises:
             NodeNotFound, SemaphoreNotFound: there is none.
         """
-        ...
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
-        """All sessions of a node, sorted by id. Raises `NodeNotFound`."""
-        ...
+        """Describe all sessions of a node, sorted by id. Raises `NodeNotFound`."""
 
     async def end_session(self, path: str, session_id: int) -> bool:
         """End a session as if it had expired; false when there was none."""
-        ...
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
         """Take one request out of its queue (`Removal.EVICTED`); false when there was none."""
-        ...
 
 
 Connector: TypeAlias = Callable[[str, Clock], Engine]

@@ -39,10 +39,12 @@ class Pages(Protocol):
     """
 
     async def sessions(self, path: str, *, after: int, most: int) -> Sequence[SessionDescription]:
-        """The next sessions of a node, by id; fewer than `most` at the end of the list.
+        """Return the next sessions of a node, by id; fewer than `most` at the end of the list.
 
         Args:
+            path: the node.
             after: the id of the last session of the page before; 0 for the first page.
+            most: the number of sessions on a page.
 
         Raises:
             NodeNotFound: there is no such node.
@@ -52,9 +54,12 @@ class Pages(Protocol):
     async def semaphores(
         self, path: str, *, owners: bool, waiters: bool, after: str, most: int
     ) -> Sequence[SemaphoreDescription]:
-        """The next semaphores of a node, by name; none at the end of the list.
+        """Return the next semaphores of a node, by name; none at the end of the list.
 
         Args:
+            path: the node.
+            owners: describe the owners, too.
+            waiters: describe the waiters, too.
             after: the name of the last semaphore of the page before; empty for the first page.
             most: semaphores and requests on a page, about; it has one semaphore at least.
 

@@ -36,19 +36,23 @@ class Prompt(asyncio.Future[T]):
     __slots__ = ("hearers",)  # a dictionary would take as long to make as the rest
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start pending, on `loop`, with no hearers."""
         _init(self, loop=loop)
         self.hearers: tuple[_Hearer, ...] = ()
 
     def set_result(self, result: T) -> None:
+        """Set the result and call the hearers immediately."""
         _set_result(self, result)
         for each in self.hearers:
             each(self)
 
     def set_exception(self, error: type | BaseException) -> None:
+        """Set the error; the loop calls the hearers in its next iteration."""
         super().set_exception(error)
         self._tell_later()
 
     def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel the future; the loop calls the hearers in its next iteration."""
         cancelled = super().cancel(msg)
         if cancelled:
             self._tell_later()

@@ -49,6 +49,7 @@ class Borrowed:
     """A connection, for a few statements."""
 
     def __init__(self, driver: Any, style: str) -> None:
+        """Borrow the driver's connection, with the driver's parameter style."""
         self._driver = driver
         self._style = style
 

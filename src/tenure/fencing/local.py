@@ -41,12 +41,14 @@ class Fence:
     __slots__ = ("_inside", "_lock", "_newest", "resource")
 
     def __init__(self, resource: str, *, newest: Token | None = None) -> None:
+        """Start with `newest` as the newest token, or with none."""
         self.resource = name_of(resource)
         self._newest = None if newest is None else token_of(newest)
         self._lock = threading.Lock()
         self._inside: int | None = None  # the thread that has the lock
 
     def __repr__(self) -> str:
+        """Return the resource and its newest token, for people."""
         return f"<{type(self).__name__} {self.resource!r} newest={self._newest}>"
 
     @property

@@ -79,6 +79,7 @@ class RedisFence:
     __slots__ = ("key", "resource")
 
     def __init__(self, resource: str, *, prefix: str = "tenure:fence:") -> None:
+        """Name the resource and its key; Redis is not contacted."""
         self.resource = name_of(resource)
         if set("{}") & set(self.resource + name_of(prefix)):
             raise InvalidArgument(
@@ -87,6 +88,7 @@ class RedisFence:
         self.key = f"{prefix}{{{resource}}}"
 
     def __repr__(self) -> str:
+        """Return the resource and its key, for people."""
         return f"<{type(self).__name__} {self.resource!r} at {self.key}>"
 
     def write(self, client: Any, token: Token, *commands: Sequence[Value]) -> Any:

@@ -60,6 +60,7 @@ class SQLFence:
     def __init__(
         self, resource: str, *, table: str = "tenure_fences", paramstyle: str | None = None
     ) -> None:
+        """Name the resource and its table; the database is not contacted."""
         self.resource = name_of(resource)
         if not isinstance(table, str) or not _TABLE.fullmatch(table):
             raise InvalidArgument(
@@ -71,6 +72,7 @@ class SQLFence:
         self._paramstyle = paramstyle
 
     def __repr__(self) -> str:
+        """Return the resource and its table, for people."""
         return f"<{type(self).__name__} {self.resource!r} in {self.table}>"
 
     @property

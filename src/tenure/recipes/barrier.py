@@ -46,6 +46,7 @@ class Barrier:
     """
 
     def __init__(self, source: Source, name: str, parties: int) -> None:
+        """Describe the barrier; nothing is sent to the store."""
         self.name = name
         self.parties = parties
         self._places = source.semaphore(name)
@@ -57,6 +58,7 @@ class Barrier:
             )
 
     def __repr__(self) -> str:
+        """Return the name and the number of parties, for people."""
         return f"<Barrier {self.name!r} of {self.parties} parties>"
 
     async def wait(self, timeout: Duration | None = None) -> int:

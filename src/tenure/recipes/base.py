@@ -36,11 +36,13 @@ class States(Generic[T]):
         view: Callable[[SemaphoreDescription], T],
         prepare: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """Show each state of `watch` as `view` returns it, after `prepare` has run once."""
         self._watch = watch
         self._view = view
         self._prepare = prepare
 
     async def __aenter__(self) -> States[T]:
+        """Enter the block that ends the watch at its end."""
         return self
 
     async def __aexit__(
@@ -49,6 +51,7 @@ class States(Generic[T]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """End the watch."""
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -57,9 +60,11 @@ class States(Generic[T]):
         await self._watch.aclose()
 
     def __aiter__(self) -> States[T]:
+        """Return the stream itself."""
         return self
 
     async def __anext__(self) -> T:
+        """Wait for the next state and return it."""
         if self._prepare is not None:
             try:
                 await self._prepare()

@@ -23,9 +23,13 @@ T = TypeVar("T")
 class Codec(Protocol[T]):
     """Conversion of values to bytes and back. What it raises becomes `InvalidArgument`."""
 
-    def encode(self, value: T, /) -> bytes: ...
+    def encode(self, value: T, /) -> bytes:
+        """Convert a value to the bytes that the store keeps."""
+        ...
 
-    def decode(self, data: bytes, /) -> T: ...
+    def decode(self, data: bytes, /) -> T:
+        """Convert bytes from the store to a value."""
+        ...
 
 
 class _Json(Generic[T]):
@@ -83,11 +87,13 @@ class SharedConfig(Generic[T]):
     """
 
     def __init__(self, source: Source, name: str, *, codec: Codec[T] = json_codec) -> None:
+        """Describe the configuration; nothing is sent to the store."""
         self.name = name
         self._semaphore = source.semaphore(name)
         self._codec = codec
 
     def __repr__(self) -> str:
+        """Return the class and the name, for people."""
         return f"<SharedConfig {self.name!r}>"
 
     async def get(self) -> T | None:
@@ -163,4 +169,5 @@ class SharedConfig(Generic[T]):
         return InvalidArgument(message, node=self._semaphore.node, name=self.name)
 
     def __str__(self) -> str:
+        """Return the name and the node as words for a message."""
         return f"the shared configuration {self.name!r} on {self._semaphore.node}"

@@ -78,10 +78,12 @@ class Group:
     """
 
     def __init__(self, source: Source, name: str) -> None:
+        """Describe the group; nothing is sent to the store."""
         self.name = name
         self._semaphore = source.semaphore(name, ephemeral=True)
 
     def __repr__(self) -> str:
+        """Return the class and the name, for people."""
         return f"<Group {self.name!r}>"
 
     def join(self, data: bytes = b"", *, on_loss: OnLoss | None = None) -> Once[Lease]:
@@ -127,11 +129,13 @@ class Changes:
     """A stream of changes in a group: an async iterator and an async context manager."""
 
     def __init__(self, states: States[tuple[Member, ...]]) -> None:
+        """Start with no known members: the first members count as changes."""
         self._states = states
         self._known: dict[int, Member] = {}
         self._untold: deque[Change] = deque()
 
     async def __aenter__(self) -> Changes:
+        """Enter the block that ends the watch at its end."""
         return self
 
     async def __aexit__(
@@ -140,6 +144,7 @@ class Changes:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """End the watch."""
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -148,9 +153,11 @@ class Changes:
         await self._states.aclose()
 
     def __aiter__(self) -> Changes:
+        """Return the stream itself."""
         return self
 
     async def __anext__(self) -> Change:
+        """Wait for the next change and return it."""
         while not self._untold:
             self._compare(await anext(self._states))
         return self._untold.popleft()

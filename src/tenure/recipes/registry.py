@@ -62,10 +62,12 @@ class ServiceRegistry:
     """
 
     def __init__(self, source: Source, name: str) -> None:
+        """Describe the registry; nothing is sent to the store."""
         self.name = name
         self._semaphore = source.semaphore(name, ephemeral=True)
 
     def __repr__(self) -> str:
+        """Return the class and the name, for people."""
         return f"<ServiceRegistry {self.name!r}>"
 
     def register(self, endpoint: bytes | str, *, on_loss: OnLoss | None = None) -> Once[Lease]:

@@ -37,10 +37,12 @@ class RWLock:
     """
 
     def __init__(self, source: Source, name: str) -> None:
+        """Describe the lock; nothing is sent to the store."""
         self.name = name
         self._semaphore = source.semaphore(name, ephemeral=True)
 
     def __repr__(self) -> str:
+        """Return the class and the name, for people."""
         return f"<RWLock {self.name!r}>"
 
     def read(

@@ -165,6 +165,8 @@ class Reconnector(Generic[H, C]):
         """Drop a connection and make another one, unless that is under way.
 
         Args:
+            connection: the one that failed; another one than the current one is ignored.
+            why: the failure.
             first: try the same host first.
         """
         if self.connection is not connection:
