@@ -169,6 +169,7 @@ def constructor(wrapper: Wrapper, node: ast.ClassDef) -> str:
     init = next(m for m in node.body if isinstance(m, Function) and m.name == "__init__")
     return (
         f"def __init__({ast.unparse(init.args)}) -> None:\n"
+        f'    """Use the node of `source`; nothing is sent to the store."""\n'
         f"    super().__init__(*made_from(source, async_recipes.{wrapper.name}, {wrapper.makes}))"
     )
 

@@ -65,6 +65,7 @@ class Call:
         undo: Callable[[Any], object] | None = None,
         gives_back: bool = False,
     ) -> None:
+        """Describe a call that no agent carries out yet."""
         self.function = function
         self.undo = undo
         self.gives_back = gives_back
@@ -102,6 +103,7 @@ class Agent:
     def __init__(
         self, finished: Callable[[Call], None], waits: Callable[[], None] | None = None
     ) -> None:
+        """Start without a task and without a call."""
         self.task: asyncio.Task[None] | None = None
         self.bell = Bell()
         self._finished = finished

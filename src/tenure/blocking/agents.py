@@ -36,6 +36,7 @@ class ThreadAgents:
     """
 
     def __init__(self, hire: Callable[[], Agent], retire: Callable[[Agent], None]) -> None:
+        """Start without agents; `hire` makes one and `retire` ends one."""
         self._hire = hire
         self._retire = retire
         self._all: list[Agent] = []
@@ -50,6 +51,7 @@ class ThreadAgents:
         return self.free[-1]
 
     def __del__(self) -> None:
+        """Retire the agents of a thread that has ended."""
         # The thread has ended; or this was interrupted while it was made.
         for agent in getattr(self, "_all", ()):
             self._retire(agent)
@@ -79,6 +81,7 @@ class Agents:
         post: Callable[..., None],
         failures: Failures,
     ) -> None:
+        """Start without agents on `loop`."""
         self.all: set[Agent] = set()
         self._loop = loop
         self._finished = finished

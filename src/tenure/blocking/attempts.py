@@ -18,9 +18,11 @@ class Attempts(SyncWrapper[async_sessions.Attempts]):
     __slots__ = ()
 
     def __iter__(self) -> Attempts:
+        """Return the loop itself."""
         return self
 
     def __next__(self) -> Attempt:
+        """Return the next attempt, after the pause that follows a failed one."""
         try:
             return Attempt(self._portal, self._portal.call(self._wrapped.__anext__))
         except StopAsyncIteration:
@@ -33,6 +35,7 @@ class Attempt(SyncWrapper[async_sessions.Attempt]):
     __slots__ = ()
 
     def __enter__(self) -> Session:
+        """Attach a session and return it."""
         return self._portal.obtain(Session, abandon_session, self._wrapped.__aenter__)
 
     def __exit__(
@@ -41,4 +44,5 @@ class Attempt(SyncWrapper[async_sessions.Attempt]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
+        """Close the session; suppress the errors after which the loop tries again."""
         return bool(self._portal.leave(self._wrapped.__aexit__, kind, error, trace))

@@ -21,6 +21,7 @@ class Bell:
     __slots__ = ("_listen", "_pull")
 
     def __init__(self) -> None:
+        """Open the bell's descriptors."""
         if sys.platform == "linux":
             self._listen = self._pull = os.eventfd(0)
         else:

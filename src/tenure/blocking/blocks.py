@@ -86,6 +86,7 @@ class LeaseBlock(SyncWrapper[async_lease.Lease]):
     __slots__ = ()
 
     def __init__(self, portal: Portal, wrapped: async_lease.Lease) -> None:
+        """Wrap an asynchronous lease."""
         super().__init__(portal, wrapped)
 
     def check(self) -> None:
@@ -110,6 +111,7 @@ class LeaseBlock(SyncWrapper[async_lease.Lease]):
         return self._portal.call(_wait_lost, self._wrapped, timeout_seconds(timeout))
 
     def __enter__(self) -> Self:
+        """Enter the lease, as ``async with`` does; a lost lease raises its loss."""
         portal, wrapped, may_enter = self._portal, self._wrapped, False
         try:
             portal.check_caller()
@@ -137,6 +139,7 @@ class LeaseBlock(SyncWrapper[async_lease.Lease]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Release the lease, or raise `LeaseLost`."""
         self._portal.leave(self._wrapped.__aexit__, kind, error, trace)
 
 
@@ -157,10 +160,12 @@ class TicketBlock(SyncWrapper["async_ticket.Ticket[Any]"], Generic[L]):
         wrapped: async_ticket.Ticket[Any],
         handle: Callable[[Portal, Any], L],
     ) -> None:
+        """Wrap an asynchronous ticket; `handle` wraps the lease that it obtains."""
         super().__init__(portal, wrapped)
         self._handle = handle
 
     def __enter__(self) -> Self:
+        """Enter the block that owns the request."""
         return self._portal.obtain(lambda *_: self, abandon_ticket, self._wrapped.__aenter__)
 
     def __exit__(
@@ -169,6 +174,7 @@ class TicketBlock(SyncWrapper["async_ticket.Ticket[Any]"], Generic[L]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Withdraw the request, or release its lease."""
         self._portal.leave(self._wrapped.__aexit__, kind, error, trace)
 
 
@@ -178,6 +184,7 @@ class SessionBlock(SyncWrapper[async_session.SessionHandle]):
     __slots__ = ()
 
     def __enter__(self) -> Self:
+        """Attach the session, unless it is attached."""
         return self._portal.obtain(lambda *_: self, abandon_session, self._wrapped.__aenter__)
 
     def __exit__(
@@ -186,6 +193,7 @@ class SessionBlock(SyncWrapper[async_session.SessionHandle]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Close the session."""
         self._portal.leave(self._wrapped.__aexit__, kind, error, trace)
 
 
@@ -208,6 +216,7 @@ class Stream(SyncWrapper["_AsyncStream[T]"], Generic[T]):
     __slots__ = ()
 
     def __enter__(self) -> Self:
+        """Enter the block that closes the stream at its end."""
         return self
 
     def __exit__(
@@ -216,12 +225,15 @@ class Stream(SyncWrapper["_AsyncStream[T]"], Generic[T]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Close the stream."""
         self._portal.leave(self._wrapped.__aexit__, kind, error, trace)
 
     def __iter__(self) -> Self:
+        """Return the stream itself."""
         return self
 
     def __next__(self) -> T:
+        """Wait for the next item and return it."""
         wrapped = self._wrapped
         try:
             return self._portal.obtain(as_it_is, partial(put_back, wrapped), wrapped.__anext__)

@@ -65,6 +65,7 @@ class Client(ClientCalls):
     __slots__ = ()
 
     def __enter__(self) -> Client:
+        """Connect."""
         try:
             self._portal.call(self._wrapped.__aenter__)
         except BaseException as error:
@@ -81,6 +82,7 @@ class Client(ClientCalls):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Close the client and its sessions."""
         try:
             self._portal.leave(self._wrapped.__aexit__, kind, error, trace)
         finally:
@@ -164,7 +166,10 @@ class Client(ClientCalls):
             work: called with each leadership, in the calling thread.
             path: the election's node.
             data: what observers see of the leader.
-            recovery_window, description, on_loss, max_stall: of the sessions, as for `session`.
+            recovery_window: seconds that a session survives without contact, as for `session`.
+            description: the holder in the eyes of other clients, as for `session`.
+            on_loss: the reaction to a loss, as for `session`.
+            max_stall: seconds for which the event loop may be stuck, as for `session`.
             retry: whether an error of the work is retried; a callable decides for each error.
 
         Returns:

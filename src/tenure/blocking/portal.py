@@ -63,7 +63,6 @@ class Served(Protocol):
     @property
     def closing(self) -> asyncio.Task[None] | None:
         """The task that closes the client; ``None`` until it is closed."""
-        ...
 
     async def aclose(self) -> None:
         """Close it, and remember the task that does so."""
@@ -73,6 +72,7 @@ class Portal:
     """Carries calls of threads to its loop, and brings back how they ended."""
 
     def __init__(self) -> None:
+        """Create the event loop; its thread starts with the first call."""
         self._born = fork.generation
         self._loop = Loop()
         self._turning = Turning(self._loop, self._is_needed)
@@ -158,7 +158,9 @@ class Portal:
         Args:
             handle: makes what the caller gets of what the function gives.
             undo: called on the loop with the result, after an exception interrupted the wait.
-            function, args, kwargs: the coroutine function and its arguments.
+            function: the coroutine function.
+            *args: its positional arguments.
+            **kwargs: its keyword arguments.
         """
         # No call stands between the end of `_call` and the caller: no signal is handled there.
         given: R = self._call(function, args, kwargs, undo=undo, handle=handle)

@@ -35,6 +35,7 @@ class Loop(asyncio.SelectorEventLoop):
     """An event loop that is its process's own: a forked child must not take it apart."""
 
     def __init__(self) -> None:
+        """Create the loop of this process."""
         self._born = fork.generation
         super().__init__()
 
@@ -44,6 +45,7 @@ class Loop(asyncio.SelectorEventLoop):
             super().close()
 
     def __del__(self) -> None:
+        """Close the loop, except in a forked child."""
         if fork.generation == self._born:
             super().__del__()
 
@@ -57,6 +59,7 @@ class LoopThread(threading.Thread):
     """Thread that runs the loop, after another one has ended, until its `ended` is set."""
 
     def __init__(self, loop: Loop, before: LoopThread | None) -> None:
+        """Prepare a thread that runs `loop` once the thread `before` has ended."""
         super().__init__(name="tenure-blocking", daemon=True)
         self._loop = loop
         self._before = before
@@ -96,6 +99,7 @@ class Turning:
     """
 
     def __init__(self, loop: Loop, needed: Callable[[], bool]) -> None:
+        """Start without a thread; `needed` says whether the loop has work."""
         self.thread: LoopThread | None = None
         self._loop = loop
         self._needed = needed

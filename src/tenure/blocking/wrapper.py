@@ -31,25 +31,31 @@ class SyncWrapper(Handle, Generic[T]):
     __slots__ = ("__weakref__", "_portal", "_wrapped")
 
     def __init_subclass__(cls) -> None:
+        """Register the wrapper class under the name that it shares with the wrapped class."""
         _classes.setdefault(cls.__name__, cls)
 
     def __init__(self, portal: Portal, wrapped: T) -> None:
+        """Wrap an asynchronous object that lives on the portal's loop."""
         self._portal = portal
         self._wrapped = wrapped
 
     def __repr__(self) -> str:
+        """Return the description of the wrapped object, marked as blocking."""
         return f"<blocking {repr(self._wrapped).removeprefix('<')}"
 
     def __eq__(self, other: object) -> bool:
+        """Return whether both wrap the same object."""
         return isinstance(other, SyncWrapper) and other._wrapped is self._wrapped
 
     def __hash__(self) -> int:
+        """Return a hash of the wrapped object's identity."""
         return hash(id(self._wrapped))
 
     # Type checkers do not see these two, so that they report the mistake themselves.
     if not TYPE_CHECKING:
 
         async def __aenter__(self):
+            """Raise `Misuse`: a sync wrapper is not entered with ``async with``."""
             raise Misuse(f"{self!r} is entered with 'with'; for 'async with', import tenure")
 
         async def __aexit__(self, *_):

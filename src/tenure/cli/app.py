@@ -34,11 +34,13 @@ class CommandGroup(click.Group):
     """A group of commands: shows its help when called alone, guesses what was mistyped."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; without any, show the help."""
         return super().parse_args(ctx, args or ["--help"])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or suggest the nearest name."""
         known = self.list_commands(ctx)
         name = args[0]
         if name in known or name.startswith("-"):

@@ -40,6 +40,7 @@ class Mistake(Exception):
     """Error of a command, with a message for the user and an exit code."""
 
     def __init__(self, status: Status, message: str) -> None:
+        """Keep the exit code and the message."""
         super().__init__(message)
         self.status = status
 

@@ -117,7 +117,8 @@ def run_server(settings: Settings, cautions: Sequence[str] = ()) -> int:
     """Serve until a signal ends it; returns the exit code.
 
     Args:
-        cautions: what is logged first, as warnings.
+        settings: the options of the server.
+        cautions: messages that are logged first, as warnings.
     """
     from tenure.server.log import LOGGER, log_uncaught, set_up, tell
     from tenure.server.log_writer import open_standard_files

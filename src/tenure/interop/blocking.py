@@ -61,6 +61,7 @@ class Connection:
     """A connection to Redis; `connect` makes one. Any number of threads may use it at once."""
 
     def __init__(self, portal: Portal, program: Program) -> None:
+        """Use the connection `program`, which lives on the portal's loop."""
         self._portal = portal
         self._program = program
 
@@ -89,6 +90,7 @@ class Connection:
             self._portal.let_go(self._program)
 
     def __enter__(self) -> Connection:
+        """Enter the block that closes the connection at its end."""
         return self
 
     def __exit__(
@@ -97,6 +99,7 @@ class Connection:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Close the connection."""
         self.close()
 
 
@@ -106,6 +109,7 @@ class ExclusiveLock:
     def __init__(
         self, portal: Portal, program: Program, twin: exclusive_lock_twins.ExclusiveLock
     ) -> None:
+        """Wrap an asynchronous lock."""
         self._portal = portal
         self._program = program
         self._twin = twin
@@ -166,6 +170,7 @@ class DistributedSemaphore:
     def __init__(
         self, portal: Portal, program: Program, twin: semaphore_twins.DistributedSemaphore
     ) -> None:
+        """Wrap an asynchronous semaphore."""
         self._portal = portal
         self._program = program
         self._twin = twin
@@ -237,6 +242,7 @@ class Taking(Generic[P]):
         take: Callable[[], AbstractAsyncContextManager[Twin]],
         handle: Callable[[Twin], P],
     ) -> None:
+        """Prepare the block; nothing is acquired before it is entered."""
         self._portal = portal
         self._program = program
         self._twin = twin
@@ -246,6 +252,7 @@ class Taking(Generic[P]):
         self._leave = asyncio.Event()
 
     def __enter__(self) -> P:
+        """Acquire the permits."""
         return self._portal.obtain(self._taken_by, self._undo, self._begin)
 
     def _taken_by(self, _: Portal, taken: Twin) -> P:
@@ -257,6 +264,7 @@ class Taking(Generic[P]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Release the permits."""
         self._portal.leave(self._end, kind, error, trace)
 
     # On the loop
@@ -314,6 +322,7 @@ class Permits:
     """Permits that are held for a block."""
 
     def __init__(self, twin: permits_twins.Permits) -> None:
+        """Wrap asynchronous permits."""
         self._twin = twin
 
     @property

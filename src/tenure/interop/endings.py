@@ -42,6 +42,7 @@ class Endings:
     """The tasks of one owner, which `wait`s for them in the end."""
 
     def __init__(self) -> None:
+        """Start without tasks."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._undoing: set[asyncio.Task[Any]] = set()
 

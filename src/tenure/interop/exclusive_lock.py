@@ -113,6 +113,7 @@ class ExclusiveLock:
         key_prefix: str = "exclusive-lock",
         clock: Clock | None = None,
     ) -> None:
+        """Describe the lock; nothing is sent to Redis."""
         if not isinstance(name, str) or not name:
             raise InvalidArgument(f"the name of a lock is a str, and not empty: {name!r}")
         if not isinstance(key_prefix, str):
@@ -149,6 +150,7 @@ class ExclusiveLock:
         self._turn: asyncio.Lock
 
     def __repr__(self) -> str:
+        """Return the key, and whether the lock is held, for people."""
         return f"<ExclusiveLock {self.key!r}{' held' if self.held else ''}>"
 
     @property

@@ -22,6 +22,7 @@ class Program:
     """
 
     def __init__(self, url: str, options: dict[str, Any]) -> None:
+        """Prepare the connection; redis-py connects at the first command."""
         self.redis = Redis.from_url(url, **options)
         self.locks = WeakSet[exclusive_lock_twins.ExclusiveLock]()
         self.semaphores = WeakSet[semaphore_twins.DistributedSemaphore]()

@@ -51,16 +51,20 @@ class VirtualClock:
     virtual = True
 
     def __init__(self, now: float = 1000.0, wall: float = 1_700_000_000.0) -> None:
+        """Start at `now` seconds, and at `wall` seconds since the Unix epoch."""
         self._now = now
         self._ahead = wall - now
 
     def __repr__(self) -> str:
+        """Return both readings, for people."""
         return f"<VirtualClock now={self.now():g} wall={self.wall():f}>"
 
     def now(self) -> float:
+        """Return the virtual monotonic time in seconds."""
         return self._now
 
     def wall(self) -> float:
+        """Return the virtual wall clock in seconds since the Unix epoch."""
         return self._now + self._ahead
 
     def advance(self, seconds: float) -> None:
@@ -115,17 +119,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(
         self, clock: VirtualClock, *, patience: float = 0.0, horizon: float = HORIZON
     ) -> None:
+        """Start at the clock's present time; see the class for the arguments."""
         self.clock = clock
         self._patience = patience
         self._horizon = clock.now() + horizon
         super().__init__(_Selector(self._idle, patience))
 
     def time(self) -> float:
+        """Return the virtual time in seconds."""
         return self.clock.now()
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
+        """Run a function in a thread; only a loop with `patience` waits for threads."""
         if not self._patience:
             raise RuntimeError(
                 "a thread was asked for, and a loop on virtual time does not wait for threads "

@@ -69,6 +69,7 @@ class ProgramRequest:
     def __init__(
         self, program: Program, request_id: int, name: str, answer: Answer[Enqueued]
     ) -> None:
+        """Start from the answer to `enqueue`, which may still be pending."""
         self.program = program
         self.request_id = request_id
         self.name = name
@@ -80,6 +81,7 @@ class ProgramRequest:
             self._note(answer)
 
     def __repr__(self) -> str:
+        """Return the request and its standing, for people."""
         of = f"of session {self.program.id} on {self.name!r}"
         return f"<request {self.request_id} {of}: {self.standing}>"
 
@@ -101,6 +103,7 @@ class ProgramRequest:
 
     @property
     def standing(self) -> Standing:
+        """Place of the request by all that the program has received."""
         heard = self.program.heard
         if self.withdrawn or self.program.over or self.request_id in heard.removals:
             return Standing.GONE
@@ -137,6 +140,7 @@ class Watching:
     """Watch of a program, with the number of its calls."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start without calls."""
         self.calls = 0
         self.stop: Callable[[], None] = lambda: None
         self._loop = loop
@@ -144,6 +148,7 @@ class Watching:
         self._called = asyncio.Event()
 
     def changed(self) -> None:
+        """Count a call; it must come on the session's loop."""
         assert asyncio.get_running_loop() is self._loop, "called on the session's loop"
         self.calls += 1
         self._called.set()
@@ -164,6 +169,7 @@ class Program:
     """One session, with its requests and the events that it received."""
 
     def __init__(self, engine: Engine, session: EngineSession, heard: Recorder, node: str) -> None:
+        """Start with the requests that the session recovered."""
         self.engine = engine
         self.session = session
         self.heard = heard
@@ -184,18 +190,18 @@ class Program:
 
     @property
     def id(self) -> int:
+        """Id of the session."""
         return self.session.id
 
     @property
     def capabilities(self) -> Capabilities:
+        """Capabilities of the engine."""
         return self.engine.capabilities
 
     @property
     def over(self) -> bool:
         """True if the session is closed, detached or ended."""
         return self.left or self.heard.end is not None
-
-    # Requests
 
     def next_request_id(self) -> int:
         """Return a request id that no request of this session has had."""
@@ -280,12 +286,12 @@ class Program:
         """Call `alter`, and wait until it is done."""
         await answer_of(self.send_change(request, count=count, data=data, timeout=timeout))
 
-    # Semaphores
-
     async def create(self, name: str, limit: int, data: bytes = b"") -> None:
+        """Create a lasting semaphore."""
         await self.session.create_semaphore(name, limit, data, exist_ok=False)
 
     async def describe(self, name: str) -> SemaphoreDescription:
+        """Describe a semaphore with its owners and waiters."""
         return await self.session.describe_semaphore(name, owners=True, waiters=True)
 
     async def queue(self, name: str) -> tuple[list[int], list[int]]:
@@ -299,8 +305,6 @@ class Program:
             [each.session_id for each in found.owners],
             [each.session_id for each in found.waiters],
         )
-
-    # Watches
 
     async def watch(self, name: str, *, data: bool = True, owners: bool = True) -> Watching:
         """Start a watch, and return once it is in place."""
@@ -323,13 +327,13 @@ class Program:
         await writer.session.update_semaphore(_FENCE, mark)
         await self._fencing.called()
 
-    # The end
-
     async def close(self) -> None:
+        """Close the session."""
         self.left = True
         await self.session.close()
 
     async def detach(self) -> None:
+        """Detach from the session."""
         self.left = True
         await self.session.detach()
 
@@ -369,10 +373,12 @@ class raises(Generic[E]):  # noqa: N801  it reads as a word of the sentence arou
     error: E
 
     def __init__(self, kind: type[E], what: str = "it") -> None:
+        """Expect an error of class `kind` in `what`."""
         self._kind = kind
         self._what = what
 
     def __enter__(self) -> raises[E]:
+        """Enter the block."""
         return self
 
     def __exit__(
@@ -381,6 +387,7 @@ class raises(Generic[E]):  # noqa: N801  it reads as a word of the sentence arou
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
+        """Keep the expected error; report any other outcome as an `AssertionError`."""
         if isinstance(error, self._kind):
             self.error = error
             return True

@@ -56,6 +56,7 @@ class Sessions(RuleBasedStateMachine):
     stores: tuple[Stores, Stores]
 
     def __init__(self) -> None:
+        """Open two empty stores without sessions."""
         super().__init__()
         self._closing = contextlib.ExitStack()
         virtual = all(stores.virtual for stores in self.stores)
@@ -74,6 +75,7 @@ class Sessions(RuleBasedStateMachine):
             self._run(side.open())
 
     def teardown(self) -> None:
+        """Close both stores."""
         with self._closing:
             for side in self._sides:
                 self._run(side.stage.aclose())
@@ -129,6 +131,8 @@ class Sessions(RuleBasedStateMachine):
         config=CONFIGS,
     )
     def node(self, what: str, path: str, config: NodeConfig) -> None:
+        """Create, alter or drop a node on both stores."""
+
         async def node(_: int, side: Side) -> None:
             eye = side.stage.eye
             if what == "alter":
@@ -151,6 +155,7 @@ class Sessions(RuleBasedStateMachine):
     def attach(
         self, node: str, connection: int, description: str, liveness: Liveness, key: bytes
     ) -> None:
+        """Attach a session on both stores."""
         self._attach(node, connection, liveness, description, key)
 
     def _attach(
@@ -218,6 +223,7 @@ class Sessions(RuleBasedStateMachine):
     @precondition(lambda self: len(self._living()) > 2)
     @rule(who=ANY, how=st.sampled_from(["close", "end", "detach", "disconnect"]))
     def leave(self, who: int, how: str) -> None:
+        """Close, detach, end or disconnect a session on both stores."""
         session = self._session(who)
 
         async def leave(number: int, side: Side) -> None:

@@ -90,6 +90,7 @@ class Recorder:
     """
 
     def __init__(self) -> None:
+        """Start without events, on the running loop and in this thread."""
         self.said: list[Said] = []
         self.proofs: list[float] = []
         self.grants: dict[int, int | None] = {}
@@ -136,6 +137,7 @@ class Recorder:
     # SessionEvents
 
     def proven(self, at: float) -> None:
+        """Record a proof; it may come from any thread."""
         self._hear(Proven(at))
         self.proofs.append(at)
         if threading.get_ident() != self._thread:
@@ -144,6 +146,7 @@ class Recorder:
             self._wake()
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
+        """Record the recovered requests; a second call is a violation."""
         if any(isinstance(word, Resumed) for word in self.said):
             self.broken.append("what a session recovers was said twice")
         self.found = tuple(requests)
@@ -154,6 +157,7 @@ class Recorder:
         self._wake()
 
     def granted(self, request_id: int, order_id: int | None) -> None:
+        """Record a grant; another order id or a grant after removal is a violation."""
         self._hear(GrantedRequest(request_id, order_id))
         self._check_answered(request_id, "granted")
         if request_id in self.removals:
@@ -167,20 +171,24 @@ class Recorder:
         self._wake()
 
     def removed(self, request_id: int, why: Removal) -> None:
+        """Record a removal."""
         self._hear(Removed(request_id, why))
         self._check_answered(request_id, "removed")
         self.removals[request_id] = why
         self._wake()
 
     def detached(self, cause: BaseException | None = None) -> None:  # noqa: ARG002
+        """Record the loss of contact."""
         self._hear(Detached())
         self._wake()
 
     def attached(self) -> None:
+        """Record the return of contact."""
         self._hear(Attached())
         self._wake()
 
     def ended(self, error: SessionExpired) -> None:
+        """Record the end of the session."""
         self._hear(Ended(error))
         self.end = error
         self._wake()

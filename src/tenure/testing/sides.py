@@ -77,9 +77,11 @@ class TwinSession:
     usable: bool = True  # not detached, and its connection is open
 
     def __repr__(self) -> str:
+        """Return the label."""
         return self.label
 
     def over(self, number: int) -> bool:
+        """Return whether the session has ended on one side."""
         return self.sides[number].over
 
 
@@ -92,6 +94,7 @@ class TwinRequest:
     sides: tuple[ProgramRequest, ProgramRequest]
 
     def __repr__(self) -> str:
+        """Return the label."""
         return self.label
 
 
@@ -124,6 +127,7 @@ class Side:
     """One of the two stores, with its connections and the labels of its ids."""
 
     def __init__(self, stores: Stores, url: str, clock: Clock) -> None:
+        """Start without connections."""
         self.stage = Stage(stores, url, clock)
         self.connections: list[Engine] = []
         self.sessions: dict[int, str] = {}
@@ -132,14 +136,17 @@ class Side:
         self.last_order_id = 0
 
     async def open(self) -> None:
+        """Open the store and its connections."""
         await self.stage.open()
         self.connections = [await self.stage.engine() for _ in range(CONNECTIONS)]
 
     def note_session(self, program: Program, label: str) -> None:
+        """Label a new session; its id must be new in the store."""
         assert program.id not in self.sessions, f"session id {program.id} is used again"
         self.sessions[program.id] = label
 
     def note_request(self, request: ProgramRequest, label: str) -> None:
+        """Label a request; its order id must be greater than all before."""
         order_id = request.order_id
         if order_id is not None:
             assert order_id > self.last_order_id, "order ids rise"

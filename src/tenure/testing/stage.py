@@ -79,6 +79,7 @@ class Stage:
     capabilities: Capabilities
 
     def __init__(self, stores: Stores, url: str, clock: Clock) -> None:
+        """Prepare the store at `url`; nothing is opened yet."""
         self.clock = clock
         self._stores = stores
         self._url = url
@@ -96,9 +97,11 @@ class Stage:
         await self._connections.aclose()
 
     async def __aenter__(self) -> Stage:
+        """Open the store."""
         return await self.open()
 
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Let the store settle after a block without an error, then close everything."""
         try:
             if kind is None:
                 await self.settle()
@@ -107,6 +110,7 @@ class Stage:
 
     @property
     def virtual(self) -> bool:
+        """Whether the clock is virtual."""
         return self.clock.virtual
 
     async def engine(self) -> Engine:

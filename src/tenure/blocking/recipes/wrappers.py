@@ -47,6 +47,7 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
     __slots__ = ()
 
     def __init__(self, source: Source, name: str) -> None:
+        """Use the node of `source`; nothing is sent to the store."""
         super().__init__(*made_from(source, async_recipes.RWLock, name))
 
     @property
@@ -152,6 +153,7 @@ class SharedConfig(SyncWrapper["async_recipes.SharedConfig[T]"], Generic[T]):
     __slots__ = ()
 
     def __init__(self, source: Source, name: str, *, codec: Codec[T] = json_codec) -> None:
+        """Use the node of `source`; nothing is sent to the store."""
         super().__init__(*made_from(source, async_recipes.SharedConfig, name, codec=codec))
 
     @property
@@ -206,6 +208,7 @@ class ServiceRegistry(SyncWrapper[async_recipes.ServiceRegistry]):
     __slots__ = ()
 
     def __init__(self, source: Source, name: str) -> None:
+        """Use the node of `source`; nothing is sent to the store."""
         super().__init__(*made_from(source, async_recipes.ServiceRegistry, name))
 
     @property
@@ -265,6 +268,7 @@ class Group(SyncWrapper[async_recipes.Group]):
     __slots__ = ()
 
     def __init__(self, source: Source, name: str) -> None:
+        """Use the node of `source`; nothing is sent to the store."""
         super().__init__(*made_from(source, async_recipes.Group, name))
 
     @property
@@ -326,6 +330,7 @@ class Barrier(SyncWrapper[async_recipes.Barrier]):
     __slots__ = ()
 
     def __init__(self, source: Source, name: str, parties: int) -> None:
+        """Use the node of `source`; nothing is sent to the store."""
         super().__init__(*made_from(source, async_recipes.Barrier, name, parties))
 
     @property

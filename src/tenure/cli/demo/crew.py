@@ -26,6 +26,7 @@ class DemoWorker:
     def __init__(
         self, who: str, process: asyncio.subprocess.Process, history: History, errors: Path
     ) -> None:
+        """Describe a started process, which has had no orders yet."""
         self.who = who
         self.killed = False
         self._expected = 0  # how often it will have said that it has done what it was told

@@ -47,6 +47,7 @@ class DemoEvent:
     data: str = ""
 
     def to_json(self) -> str:
+        """Return the event as one line of JSON."""
         return json.dumps(asdict(self))
 
 
@@ -92,6 +93,7 @@ class History:
     """The record of a demo."""
 
     def __init__(self) -> None:
+        """Start with an empty record."""
         self.events: list[DemoEvent] = []
         self.looks: list[Look] = []
 

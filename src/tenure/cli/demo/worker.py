@@ -24,6 +24,7 @@ class Worker:
     """One process."""
 
     def __init__(self, who: str, session: tenure.Session, orders: asyncio.StreamReader) -> None:
+        """Work with `session`, on the lines of `orders`."""
         self._who = who
         self._session = session
         self._orders = orders

@@ -29,6 +29,7 @@ class CannotRun(Exception):
     """The command could not be started; `errno` says why."""
 
     def __init__(self, errno: int) -> None:
+        """Keep the error number; the system's text for it is the message."""
         super().__init__(os.strerror(errno))
         self.errno = errno
 
@@ -79,6 +80,7 @@ class GuardedCommand:
         stuck: Callable[[str], None],
         apart: Callable[[str], None],
     ) -> None:
+        """Listen to the guardian that `start` has started."""
         self.group: int | None = None  # the command's process group, once it is started
         self._watchdog = watchdog
         self._control = control
@@ -110,12 +112,16 @@ class GuardedCommand:
         """Start a command. The calling process has no other children.
 
         Args:
+            command: the program and its arguments.
+            environment: the whole environment of the command.
             deadline: when it is killed, on the boot-time clock, unless `extend` moves that.
             grace: seconds before that when it is asked to end.
             foreground: it gets the terminal.
             inherit: a descriptor that it keeps open until it ends.
-            cgroup: what it is put into.
-            stopped, stuck, apart: see the class.
+            cgroup: the cgroup that it is put into.
+            stopped: see the class.
+            stuck: see the class.
+            apart: see the class.
 
         Raises:
             CannotGuard: there is no interpreter for the guardian.

@@ -88,6 +88,7 @@ class Holder:
     """One `tenure run`, from its beginning to its exit code."""
 
     def __init__(self, job: Job) -> None:
+        """Describe the job; nothing is acquired or started."""
         self._job = job
         self._command: GuardedCommand | None = None
         self._cgroup: Cgroup | None = None

@@ -38,6 +38,7 @@ class JobControl:
     command: _Command
 
     def __init__(self) -> None:
+        """Look up the terminal, and whether the job is alone on it."""
         self._terminal = Terminal()
         self.in_foreground = self._terminal.alone
 

@@ -22,6 +22,7 @@ class Terminal:
     """The controlling terminal of this process, or nothing at all."""
 
     def __init__(self) -> None:
+        """Open the controlling terminal and save its settings, if there is one."""
         self._fd: int | None = None
         self._settings: _Settings | None = None
         with contextlib.suppress(OSError, termios.error):

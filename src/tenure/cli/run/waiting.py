@@ -29,6 +29,7 @@ class Notices:
     def __init__(
         self, client: tenure.Client, name: str, node: str, say: Callable[[str], None]
     ) -> None:
+        """Start with nothing reported."""
         self.session: tenure.Session | None = None
         self._client = client
         self._name = name

@@ -59,10 +59,13 @@ def page_of(height: int) -> int:
 
 
 def render(snapshot: Snapshot, view: View, width: int, height: int, note: str = "") -> list[Text]:
-    """The screen: `height` lines, none wider than `width`.
+    """Return the screen: `height` lines, none wider than `width`.
 
     Args:
+        snapshot: the contents of the store.
         view: settled (`tenure.cli.top.view.settled`).
+        width: columns of the terminal.
+        height: rows of the terminal.
         note: what has gone wrong; it is shown in the place of the keys.
     """
     page = page_of(height)

@@ -51,6 +51,7 @@ class Screen:
         redraw: Callable[[], None],
         ended: Callable[[int], None],
     ) -> None:
+        """Prepare the screen; the terminal is not changed before the block is entered."""
         self._loop = asyncio.get_running_loop()
         self._key, self._redraw, self._ended = key, redraw, ended
         self._keyboard = Keyboard()
@@ -71,6 +72,7 @@ class Screen:
         return terminal().size
 
     def __enter__(self) -> Screen:
+        """Switch the terminal to the screen and handle its signals."""
         try:
             self.enter()
             for number in ENDING:
@@ -83,6 +85,7 @@ class Screen:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Restore the terminal and the signals."""
         self.leave()
         for number in (*ENDING, signal.SIGTSTP, signal.SIGWINCH):
             self._loop.remove_signal_handler(number)

@@ -66,6 +66,7 @@ class Observer:
     """
 
     def __init__(self, client: tenure.Client, node: str | None) -> None:
+        """Observe one node, or all nodes if `node` is ``None``."""
         self._client = client
         self._node = node
         self._owners: dict[Key, frozenset[int]] = {}

@@ -148,6 +148,7 @@ class Keyboard:
     """
 
     def __init__(self) -> None:
+        """Start without pending bytes."""
         self._pending = b""
 
     @property

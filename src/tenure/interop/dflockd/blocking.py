@@ -187,6 +187,7 @@ class DistributedLock(_Holder):
     """
 
     def __init__(self, key: str, *, on_lock_lost: OnLockLost | None = None, **options: Any) -> None:
+        """Describe the lock; nothing is sent to the servers."""
         super().__init__(twins.DistributedLock(key, on_lock_lost=on_lock_lost, **options))
 
 
@@ -196,6 +197,7 @@ class DistributedSemaphore(_Holder):
     def __init__(
         self, key: str, limit: int, *, on_lock_lost: OnLockLost | None = None, **options: Any
     ) -> None:
+        """Describe the semaphore; nothing is sent to the servers."""
         super().__init__(
             twins.DistributedSemaphore(key, limit, on_lock_lost=on_lock_lost, **options)
         )

@@ -58,6 +58,11 @@ class Options:
     clock: Clock = field(default_factory=SystemClock)
 
     def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            InvalidArgument: an option is not valid.
+        """
         if not self.servers:
             raise InvalidArgument("name one dflockd server at least: servers=[('host', 6388)]")
         if not isinstance(self.lease, int) or self.lease < 1:

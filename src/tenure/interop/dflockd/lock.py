@@ -284,6 +284,7 @@ class DistributedLock(LockOrSemaphore):
     """
 
     def __init__(self, key: str, *, on_lock_lost: OnLockLost | None = None, **options: Any) -> None:
+        """Describe the lock; nothing is sent to the servers."""
         super().__init__(key, 1, on_lock_lost, options)
 
 
@@ -297,4 +298,5 @@ class DistributedSemaphore(LockOrSemaphore):
     def __init__(
         self, key: str, limit: int, *, on_lock_lost: OnLockLost | None = None, **options: Any
     ) -> None:
+        """Describe the semaphore; nothing is sent to the servers."""
         super().__init__(key, limit, on_lock_lost, options)

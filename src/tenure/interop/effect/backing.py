@@ -15,6 +15,7 @@ class BackingError(EngineError):
     """Failure of the store of the permits; `operation` names the failed operation."""
 
     def __init__(self, operation: str, cause: object, *, name: str | None = None) -> None:
+        """Describe the failed operation and its cause, for the semaphore `name`."""
         super().__init__(f"the backing of {name!r} failed in {operation}: {cause}", name=name)
         self.operation = operation
 

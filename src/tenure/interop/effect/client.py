@@ -23,12 +23,14 @@ class ClientBacking:
     """Permits on the store of a client, which stays open. Times to live are its session's own."""
 
     def __init__(self, client: Client) -> None:
+        """Start without permits."""
         self._client = client
         self._leases: dict[tuple[str, str], Lease] = {}
 
     async def try_acquire(
         self, key: str, holder_id: str, ttl: float, limit: int, permits: int
     ) -> bool:
+        """Acquire all permits at once, or none; a holder acquires once at a time."""
         del ttl
         semaphore = self._client.semaphore(key)
         with _explained("try_acquire", key):
@@ -42,6 +44,7 @@ class ClientBacking:
         return True
 
     async def release(self, key: str, holder_id: str, permits: int) -> int:
+        """Release a holder's permits; returns how many were released."""
         lease = self._leases.pop((key, holder_id), None)
         if lease is None:
             return 0
@@ -53,19 +56,23 @@ class ClientBacking:
         return permits
 
     async def refresh(self, key: str, holder_id: str, ttl: float, limit: int, permits: int) -> bool:
+        """Return whether the holder still has its permits; the session renews them."""
         del ttl, limit, permits
         return self.is_held(key, holder_id)
 
     def is_held(self, key: str, holder_id: str) -> bool:
+        """Return whether the holder's lease is held, by the local clock."""
         lease = self._leases.get((key, holder_id))
         return lease is not None and lease.held
 
     async def wait_lost(self, key: str, holder_id: str) -> None:
+        """Wait until the holder's lease is lost; return at once if it has none."""
         lease = self._leases.get((key, holder_id))
         if lease is not None:
             await lease.wait_lost()
 
     async def get_count(self, key: str, ttl: float) -> int:
+        """Return the number of permits that are held; 0 if there is no semaphore."""
         del ttl
         try:
             with _explained("get_count", key):
@@ -77,6 +84,7 @@ class ClientBacking:
     async def on_permits_released(
         self, key: str, notify: Callable[[], None]
     ) -> AsyncIterator[None]:
+        """Call `notify` whenever permits may be free, while the block lasts."""
         watching = asyncio.get_running_loop().create_task(
             self._watch(key, notify), name=f"tenure-permits-{key}"
         )

@@ -60,6 +60,7 @@ class Permits:
     """
 
     def __init__(self, origin: PermitsOrigin, count: int, identifier: str) -> None:
+        """Start as not held."""
         self.count = count
         self.identifier = identifier
         self.loss: LockLost | None = None
@@ -71,6 +72,7 @@ class Permits:
         self.given_up = asyncio.Event()
 
     def __repr__(self) -> str:
+        """Return the count, the key and the holder, for people."""
         held = "held" if self.held else "not held"
         return f"<{self.count} permits of {self._origin.key!r}, {held} by {self.identifier!r}>"
 
@@ -112,6 +114,7 @@ class Permits:
         self._until = sent + ttl - margin(ttl)
 
     async def __aenter__(self) -> Permits:
+        """Start refreshing the permits."""
         self._scope.enter()
         self._keeping = asyncio.get_running_loop().create_task(
             self._keep(), name=f"tenure-permits-{self._origin.key}"
@@ -124,6 +127,7 @@ class Permits:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Stop refreshing and release the permits, or raise the loss."""
         ours = self._scope.exit(error)
         keeping, self._keeping = self._keeping, None
         assert keeping is not None

@@ -84,6 +84,7 @@ class RedisBacking:
         push_retry: Duration = 0.1,
         clock: Clock | None = None,
     ) -> None:
+        """Keep the permits on `redis`; nothing is sent yet."""
         check_client(redis)
         self._redis: Any = redis
         self._prefix = key_prefix
@@ -95,15 +96,19 @@ class RedisBacking:
     async def try_acquire(
         self, key: str, holder_id: str, ttl: float, limit: int, permits: int
     ) -> bool:
+        """Acquire all permits at once, or none."""
         return bool(await self._run("try_acquire", _ACQUIRE, key, limit, permits, holder_id, ttl))
 
     async def refresh(self, key: str, holder_id: str, ttl: float, limit: int, permits: int) -> bool:
+        """Extend the life of a holder's permits; returns whether it still has them."""
         return bool(await self._run("refresh", _REFRESH, key, limit, permits, holder_id, ttl))
 
     async def get_count(self, key: str, ttl: float) -> int:
+        """Return the number of permits that are held."""
         return int(await self._run("get_count", _COUNT, key, 0, 0, "", ttl))
 
     async def release(self, key: str, holder_id: str, permits: int) -> int:
+        """Release a holder's permits; returns how many were released."""
         flag = "1" if self._push else "0"
         try:
             return int(
@@ -139,6 +144,7 @@ class RedisBacking:
     async def on_permits_released(
         self, key: str, notify: Callable[[], None]
     ) -> AsyncIterator[None]:
+        """Call `notify` when permits are published as released, while the block lasts."""
         if not self._push:
             yield
             return

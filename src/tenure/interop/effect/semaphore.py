@@ -69,6 +69,7 @@ class DistributedSemaphore:
         backing_failure_retry_policy: Retry | None = None,
         clock: Clock | None = None,
     ) -> None:
+        """Describe the semaphore; nothing is sent to its backing."""
         if not isinstance(key, str) or not key:
             raise InvalidArgument(f"the key of a semaphore is a str, and not empty: {key!r}")
         if not callable(getattr(backing, "try_acquire", None)):
@@ -117,6 +118,7 @@ class DistributedSemaphore:
         )
 
     def __repr__(self) -> str:
+        """Return the key and the limit, for people."""
         return f"<DistributedSemaphore {self.key!r} of {self.limit}>"
 
     # What a program asks

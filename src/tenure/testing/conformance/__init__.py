@@ -118,9 +118,11 @@ class Report:
 
     @property
     def failed(self) -> tuple[Result, ...]:
+        """The behaviours that failed."""
         return tuple(each for each in self.results if each.outcome == "failed")
 
     def __str__(self) -> str:
+        """Return a line for each behaviour, then the reason of each failure."""
         lines = [
             f"{each.outcome:8}{each.name.replace('_', ' ')}"
             + (f" ({each.reason})" if each.outcome == "skipped" else "")

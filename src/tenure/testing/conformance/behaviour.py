@@ -51,6 +51,7 @@ class Behaviour:
 
     @property
     def sentence(self) -> str:
+        """The name as a sentence."""
         return self.name.replace("_", " ")
 
     def check(self, stores: Stores) -> None:

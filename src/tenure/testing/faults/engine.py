@@ -47,6 +47,7 @@ class FaultyEngine(EngineDefaults):
         store_loop: asyncio.AbstractEventLoop | None = None,
         io_loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
+        """Reach `inner` over `way`; nothing is sent before `open`."""
         self.inner = inner
         self.way = way
         self.clock = clock if clock is not None else inner.clock
@@ -58,10 +59,12 @@ class FaultyEngine(EngineDefaults):
 
     @property
     def url(self) -> str:
+        """URL of the inner engine."""
         return self.inner.url
 
     @property
     def capabilities(self) -> Capabilities:
+        """Capabilities of the inner engine."""
         return self.inner.capabilities
 
     # Contact
@@ -93,6 +96,7 @@ class FaultyEngine(EngineDefaults):
     # The contract
 
     async def open(self) -> None:
+        """Open the inner engine, over the way."""
         self._exchange.open(self._store_loop)
         self.way.changed = self._changed
         await self._operate(self.inner.open)
@@ -114,9 +118,11 @@ class FaultyEngine(EngineDefaults):
         task.add_done_callback(lambda _: settle(closed, None, None))
 
     def trouble(self, name: str | None = None) -> TenureError | None:
+        """Return the outage of the way, or the trouble of the inner engine."""
         return out_of_reach() if self.way.lost else self.inner.trouble(name)
 
     async def attach(self, how: Attach, events: SessionEvents) -> FaultySession:
+        """Attach a session over the way; a failed attach is undone at the store."""
         session = FaultySession(self._exchange, self.inner, self.clock, how, events, self._sessions)
         answer = self._operate(lambda: self._exchange.at_store(session.attach()))
         try:
@@ -128,25 +134,31 @@ class FaultyEngine(EngineDefaults):
         return session
 
     async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        """Create a node, over the way."""
         await self._operate(partial(self.inner.create_node, path, config, exist_ok=exist_ok))
 
     async def alter_node(self, path: str, config: NodeConfig) -> None:
+        """Change a node's settings, over the way."""
         await self._operate(partial(self.inner.alter_node, path, config))
 
     async def drop_node(self, path: str, *, force: bool) -> None:
+        """Drop a node, over the way."""
         await self._operate(partial(self.inner.drop_node, path, force=force))
 
     async def describe_node(self, path: str) -> NodeDescription:
+        """Describe a node, over the way."""
         found: NodeDescription = await self._operate(partial(self.inner.describe_node, path))
         return found
 
     async def list_nodes(self) -> Sequence[str]:
+        """Return the paths of all nodes, over the way."""
         found: Sequence[str] = await self._operate(self.inner.list_nodes)
         return found
 
     async def list_semaphores(
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:
+        """Describe the semaphores of a node, over the way."""
         found: Sequence[SemaphoreDescription] = await self._operate(
             partial(self.inner.list_semaphores, path, owners=owners, waiters=waiters)
         )
@@ -155,28 +167,34 @@ class FaultyEngine(EngineDefaults):
     async def describe_semaphore(
         self, path: str, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
+        """Describe a semaphore, over the way."""
         found: SemaphoreDescription = await self._operate(
             partial(self.inner.describe_semaphore, path, name, owners=owners, waiters=waiters)
         )
         return found
 
     async def store_time(self) -> float:
+        """Read the store's wall clock, over the way."""
         return float(await self._operate(self.inner.store_time))
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        """Describe the sessions of a node, over the way."""
         found: Sequence[SessionDescription] = await self._operate(
             partial(self.inner.list_sessions, path)
         )
         return found
 
     def pages(self) -> Pages | None:
+        """Return the inner engine's pages, read over the way; ``None`` if it has none."""
         pages = self.inner.pages()
         return None if pages is None else _FaultyPages(self._operate, pages)
 
     async def end_session(self, path: str, session_id: int) -> bool:
+        """End a session, over the way."""
         return bool(await self._operate(partial(self.inner.end_session, path, session_id)))
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
+        """Evict a request, over the way."""
         return bool(await self._operate(partial(self.inner.evict, path, name, order_id)))
 
 

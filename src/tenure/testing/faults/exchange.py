@@ -29,6 +29,7 @@ class Exchange:
     """
 
     def __init__(self, url: str, way: Way, io_loop: asyncio.AbstractEventLoop | None) -> None:
+        """Start without a loop; `open` sets it."""
         self.way = way
         self.loop: asyncio.AbstractEventLoop | None = None
         self._url = url

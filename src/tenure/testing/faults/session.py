@@ -54,6 +54,7 @@ class FaultySession(SessionDefaults):
         events: SessionEvents,
         living: dict[FaultySession, None],
     ) -> None:
+        """Start without a session at the store; `attach` makes it."""
         self.how = how
         self.inner: EngineSession | None = None
         self.exchange = exchange
@@ -75,15 +76,18 @@ class FaultySession(SessionDefaults):
 
     @property
     def store(self) -> EngineSession:
+        """The session at the store's end."""
         assert self.inner is not None
         return self.inner
 
     @property
     def id(self) -> int:
+        """Id of the session in the store."""
         return self.store.id
 
     @property
     def attach_number(self) -> int:
+        """Attach number of the session in the store."""
         return self.store.attach_number
 
     def _operate(self, operation: Callable[[], Any]) -> asyncio.Future[Any]:
@@ -92,6 +96,7 @@ class FaultySession(SessionDefaults):
         return self.exchange.operate(operation, self._pending)
 
     def renew(self) -> None:
+        """Send a renewal, from any thread."""
         loop, message = self.exchange.loop, partial(self._renew, self._clock.now())
         if threading.get_ident() == self._thread:
             self.way.there.send(message)
@@ -103,9 +108,11 @@ class FaultySession(SessionDefaults):
         self.store.renew()
 
     async def close(self) -> None:
+        """End the session, over the way."""
         await self._leave(self.store.close)
 
     async def detach(self) -> None:
+        """Detach from the session, over the way."""
         await self._leave(self.store.detach)
 
     async def _leave(self, leave: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -115,18 +122,22 @@ class FaultySession(SessionDefaults):
             await answer
 
     async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        """Create a semaphore, over the way."""
         create = self.store.create_semaphore
         await self._operate(partial(create, name, limit, data, exist_ok=exist_ok))
 
     async def update_semaphore(self, name: str, data: bytes) -> None:
+        """Replace a semaphore's data, over the way."""
         await self._operate(partial(self.store.update_semaphore, name, data))
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        """Delete a semaphore, over the way."""
         await self._operate(partial(self.store.delete_semaphore, name, force=force))
 
     async def describe_semaphore(
         self, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
+        """Describe a semaphore, over the way."""
         describe = self.store.describe_semaphore
         found: SemaphoreDescription = await self._operate(
             partial(describe, name, owners=owners, waiters=waiters)
@@ -143,6 +154,7 @@ class FaultySession(SessionDefaults):
         timeout: float | None,
         ephemeral: bool,
     ) -> Answer[Enqueued]:
+        """Add a request to a queue, over the way."""
         enqueue = self.store.enqueue
         return self._operate(
             partial(enqueue, request_id, name, count, data, timeout=timeout, ephemeral=ephemeral)
@@ -156,16 +168,19 @@ class FaultySession(SessionDefaults):
         data: bytes | None,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
+        """Change a request in place, over the way."""
         return self._operate(
             partial(self.store.alter, request_id, count=count, data=data, timeout=timeout)
         )
 
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:
+        """Take a request out of its queue, over the way."""
         return self._operate(partial(self.store.withdraw, request_id))
 
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
+        """Watch a name, over the way; returns the function that ends the watch."""
         rules.check_name(name, self.how.node)
         if self._over is not None:
             raise self._over
@@ -193,6 +208,7 @@ class FaultySession(SessionDefaults):
     # The store's end
 
     async def attach(self) -> EngineSession:
+        """Attach the session at the store's end; drop it if the program no longer waits."""
         self._attaching = asyncio.current_task()
         inner = await self._engine.attach(self.how, self)
         if self._unwanted:
@@ -212,14 +228,17 @@ class FaultySession(SessionDefaults):
         await (inner.detach() if self.how.session_id is not None else inner.close())
 
     def proven(self, at: float) -> None:
+        """Send the time of the newest renewal that a proof of `at` covers."""
         while len(self._asked) > 1 and self._asked[1][0] <= at:
             self._asked.popleft()
         self.way.back.send(partial(self._events.proven, self._asked[0][1]))
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
+        """Report the recovered requests, over the way."""
         self.tell(partial(self._events.resumed, requests))
 
     def granted(self, request_id: int, order_id: int | None) -> None:
+        """Report a grant, over the way; sometimes twice."""
         self._report_granted(request_id, order_id)
         if self.way.repeats():
             self._report_granted(request_id, order_id)
@@ -232,15 +251,19 @@ class FaultySession(SessionDefaults):
             self._events.granted(request_id, order_id)
 
     def removed(self, request_id: int, why: Removal) -> None:
+        """Report a removal, over the way."""
         self.tell(partial(self._events.removed, request_id, why))
 
     def detached(self, cause: BaseException | None = None) -> None:
+        """Report the loss of contact, over the way."""
         self.tell(partial(self._events.detached, cause))
 
     def attached(self) -> None:
+        """Report the return of contact, over the way."""
         self.tell(self._events.attached)
 
     def ended(self, error: SessionExpired) -> None:
+        """Report the end of the session, over the way."""
         self.tell(partial(self._end, error))
 
 

@@ -69,6 +69,7 @@ class Way:
     def __init__(
         self, delay: Callable[[], float] = lambda: 0.0, repeats: Callable[[], bool] = lambda: False
     ) -> None:
+        """Start with both directions open."""
         self.there = _Line(delay)
         self.back = _Line(delay)
         self.repeats = repeats

@@ -65,10 +65,16 @@ class AppendOnly:
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
+        """Open the file at `path` for appending, and create it if it is missing."""
         self.path = path
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def __call__(self, record: Record) -> None:
+        """Write one record as a line.
+
+        Raises:
+            OSError: not all of the line was written.
+        """
         line = to_json(record).encode("ascii") + b"\n"
         written = os.write(self._file, line)
         if written != len(line):

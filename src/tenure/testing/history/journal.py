@@ -68,6 +68,7 @@ class DataCall:
     __slots__ = ("result",)
 
     def __init__(self) -> None:
+        """Start without a result."""
         self.result: bytes | None = None
 
 
@@ -95,6 +96,7 @@ class Journal:
         to_common: Callable[[float], float] | None = None,
         fencing: bool = True,
     ) -> None:
+        """Start without requests; `record` receives each record."""
         self.process = process
         self.record = record
         self.now = SystemClock().now if now is None else now

@@ -310,9 +310,11 @@ class History:
     """
 
     def __init__(self, records: Iterable[Record], skew: float = 0.0, slack: float = 0.0) -> None:
+        """Sort the records by their instants."""
         self.records: tuple[Record, ...] = tuple(sorted(records, key=attrgetter("at")))
         self.skew = skew
         self.slack = slack
 
     def __repr__(self) -> str:
+        """Return the number of records, for people."""
         return f"<History of {len(self.records)} records>"

@@ -37,16 +37,24 @@ class Holding(Protocol):
     """Attributes of a lease that a journal reads, on an asynchronous lease or a blocking one."""
 
     @property
-    def held(self) -> bool: ...
+    def held(self) -> bool:
+        """Whether the lease is held."""
+        ...
 
     @property
-    def deadline(self) -> float: ...
+    def deadline(self) -> float:
+        """Instant on the local clock at which the lease is lost without another renewal."""
+        ...
 
     @property
-    def loss(self) -> LeaseLost | None: ...
+    def loss(self) -> LeaseLost | None:
+        """The loss, or ``None``."""
+        ...
 
     @property
-    def fencing_token(self) -> int: ...
+    def fencing_token(self) -> int:
+        """Fencing token of the lease."""
+        ...
 
 
 class _Journal(Protocol):
@@ -74,6 +82,7 @@ class Request:
     __slots__ = ("_journal", "_left", "_over", "_session", "_source", "label", "lease")
 
     def __init__(self, journal: _Journal, label: str, source: object) -> None:
+        """Start without a lease; `source` leads to the request's session."""
         self.label = label
         self.lease: Holding | None = None
         self._journal = journal
@@ -83,6 +92,7 @@ class Request:
         self._over = False
 
     def __repr__(self) -> str:
+        """Return the label, for people."""
         return f"<request {self.label}>"
 
     def queued(self, order_id: int) -> None:
@@ -137,6 +147,7 @@ class Request:
         return session.deadline
 
     def __enter__(self) -> Request:
+        """Enter the block whose end is recorded as the end of the request."""
         return self
 
     def __exit__(
@@ -145,6 +156,7 @@ class Request:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Record that the request has ended, and the reason."""
         self.gone(self._why(error))
 
     def _why(self, error: BaseException | None) -> Why:
@@ -181,6 +193,7 @@ class Place:
     """
 
     def __init__(self, request: Request, ticket: Ticket[Any]) -> None:
+        """Join a recorder and a ticket."""
         self.request = request
         self.ticket = ticket
 

@@ -85,6 +85,7 @@ class Life:
     )
 
     def __init__(self, asked: Asked) -> None:
+        """Start with the record of the request alone."""
         self.asked = asked
         self.count = _share(asked.count, asked.limit)
         self.granted: Granted | None = None
@@ -159,6 +160,7 @@ class Story:
     """
 
     def __init__(self, history: History) -> None:
+        """Index the records of `history` in order."""
         self.history = history
         self.lives: dict[str, Life] = {}
         self.places: dict[Place, list[Life]] = {}

@@ -67,6 +67,7 @@ class Violation:
     conflict: tuple[Record, ...] = ()
 
     def __str__(self) -> str:
+        """Return the timeline as text."""
         return "\n".join(self.timeline())
 
     def timeline(self) -> list[str]:

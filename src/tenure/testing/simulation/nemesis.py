@@ -51,6 +51,7 @@ class Nemesis:
     """
 
     def __init__(self, world: Targets) -> None:
+        """Start without faults."""
         self.applied: Counter[FaultKind] = Counter()
         self._pending = 0  # faults to come, and ends of faults to come
         self.observers_way: Way
@@ -60,6 +61,7 @@ class Nemesis:
 
     @property
     def idle(self) -> bool:
+        """Whether no fault is scheduled or in effect."""
         return not self._pending
 
     def begin(self, faults: Sequence[Fault]) -> None:

@@ -137,6 +137,7 @@ class Fault:
     which: int = 0
 
     def __str__(self) -> str:
+        """Return the fault as one line."""
         target = "the store" if self.kind == "restart" else f"process {self.process}"
         return f"{self.at:8.3f} s  {self.kind:8} {target}, {self.length:.3g} s, choice {self.which}"
 
@@ -151,9 +152,11 @@ class Plan:
 
     @property
     def steps(self) -> int:
+        """Number of steps of all processes."""
         return sum(len(task) for process in self.processes for task in process.tasks)
 
     def __str__(self) -> str:
+        """Return the plan as text: its processes, their steps and the faults."""
         lines = [f"seed {self.seed}: {self.steps} steps, {len(self.faults)} faults"]
         for number, process in enumerate(self.processes):
             resumable = ", resumable" if process.resumable else ""

@@ -108,6 +108,7 @@ class SimulatedProcess:
     """One process of a plan, with all its incarnations."""
 
     def __init__(self, world: Surroundings, number: int, plan: ProcessPlan) -> None:
+        """Start before the first incarnation, with all steps to do."""
         self.world = world
         self.number = number
         self.plan = plan
@@ -131,6 +132,7 @@ class SimulatedProcess:
         self.former.append(self.now)
 
     def delay(self) -> float:
+        """Return the delay of the next message, in seconds."""
         least, most = self.plan.delay
         return self.slow * (least + (most - least) * self.random.random())
 
@@ -150,6 +152,7 @@ class Incarnation:
     """
 
     def __init__(self, process: SimulatedProcess, life: int, resume: str | None) -> None:
+        """Start a new life of the process; it resumes the session of token `resume`, if any."""
         world = process.world
         self.world = world
         self.plan = process.plan
@@ -184,6 +187,7 @@ class Incarnation:
     # Its life
 
     def kill(self, *, noticed: bool) -> None:
+        """Stop all loops of the process at once; `noticed` as in `MortalEngine.die`."""
         for loop in (self.loop, self.io_loop):
             if loop is not None:
                 loop.kill()

@@ -46,6 +46,7 @@ class Scheduler:
     """
 
     def __init__(self) -> None:
+        """Start at time 0 without loops and events."""
         self.now = 0.0
         self.loops: list[ProcessLoop] = []
         self._events: list[tuple[float, int, Handle]] = []
@@ -118,16 +119,19 @@ class Handle:
         loop: ProcessLoop | None,
         context: Context | None,
     ) -> None:
+        """Hold a callback that has not been called."""
         self.callback = callback
         self.arguments = arguments
         self.loop = loop
         self.context = context
 
     def cancel(self) -> None:
+        """Drop the callback."""
         self.callback = None
         self.arguments = ()
 
     def cancelled(self) -> bool:
+        """Return whether the callback was dropped."""
         return self.callback is None
 
 
@@ -140,15 +144,18 @@ class LocalClock:
     virtual = True
 
     def __init__(self, scheduler: Scheduler, rate: float, offset: float, wall: float) -> None:
+        """Start `offset` seconds after true time, at `rate`, with the wall clock at `wall`."""
         self._scheduler = scheduler
         self._rate = rate
         self._offset = offset
         self._ahead = wall
 
     def now(self) -> float:
+        """Return the machine's monotonic time in seconds."""
         return self._offset + self._scheduler.now * self._rate
 
     def wall(self) -> float:
+        """Return the machine's wall clock in seconds since the Unix epoch."""
         return self._ahead + self._scheduler.now * self._rate
 
     def true(self, local: float) -> float:
@@ -179,6 +186,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     """
 
     def __init__(self, scheduler: Scheduler, clock: LocalClock) -> None:
+        """Start alive and idle."""
         self.clock = clock
         self._now = clock.now
         self.alive = True
@@ -194,29 +202,36 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     # The interface of asyncio
 
     def time(self) -> float:
+        """Return the time of the machine's clock."""
         return self._now()
 
     def get_debug(self) -> bool:
+        """Return false: there is no debug mode."""
         return False
 
     def is_running(self) -> bool:
+        """Return whether the loop runs a callback."""
         return self._running
 
     def is_closed(self) -> bool:
+        """Return whether the process is dead."""
         return not self.alive
 
     def create_future(self) -> asyncio.Future[Any]:
+        """Create a future of this loop."""
         return asyncio.Future(loop=self)
 
     def create_task(
         self, coro: Any, *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
+        """Create a task on this loop."""
         self._new.append(coro)
         return asyncio.Task(coro, loop=self, name=name, context=context)
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
+        """Schedule a callback for the present instant."""
         handle = Handle(callback, args, self, context)
         if self._running:
             self._handles.append(handle)
@@ -233,6 +248,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> Handle:
+        """Schedule a callback after `delay` seconds of the machine's clock."""
         return self.call_at(self.clock.now() + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
@@ -242,12 +258,14 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> Handle:
+        """Schedule a callback at an instant of the machine's clock."""
         handle = Handle(callback, args, self, context)
         if self.alive:
             self._scheduler.at(self.clock.reaching(when), handle)
         return handle
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Record an unhandled failure of a living process."""
         if self.alive:
             self.failures.append(context)
 

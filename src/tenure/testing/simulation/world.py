@@ -86,6 +86,7 @@ class World:
     """
 
     def __init__(self, plan: Plan) -> None:
+        """Build the store and the processes of `plan`; nothing runs yet."""
         self.plan = plan
         self.random = Random(plan.seed)
         self.scheduler = Scheduler()
@@ -117,9 +118,11 @@ class World:
         )
 
     def new_data(self) -> bytes:
+        """Return data that no other call has returned."""
         return b"%d" % next(self._numbers)
 
     def limit(self, name: str) -> int:
+        """Return the limit of a semaphore."""
         return LIMIT if name == "pool" else 1
 
     def label_of(self, order_id: int) -> str:

@@ -48,6 +48,7 @@ class Cgroup:
     """
 
     def __init__(self, path: Path, lock: int) -> None:
+        """Take the cgroup at `path`, with the descriptor of its lock."""
         self.path = path
         self.lock = lock
 

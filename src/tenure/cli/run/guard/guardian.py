@@ -87,6 +87,7 @@ class Guardian:
         foreground: bool,
         cgroup: Cgroup | None,
     ) -> None:
+        """Start without a command."""
         self.control = control
         self.heard: bytes | None = b""  # the beginning of a line; None when the socket is closed
         self.deadline = deadline

@@ -116,6 +116,7 @@ class Deadline:
     _LAYOUT = struct.Struct("dq")
 
     def __init__(self, at: float) -> None:
+        """Share the deadline `at`, with no process group yet."""
         self._memory = mmap.mmap(-1, self._LAYOUT.size)
         self.group = 0  # until the command is started
         self.at = at
