@@ -17,9 +17,10 @@ project = "tenure"
 author = "The tenure authors"
 version = release = version_of("tenure")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design"]
 exclude_patterns = ["_build"]
 
+myst_enable_extensions = ["colon_fence"]  # tabs whose blocks are read as any other
 myst_heading_anchors = 4
 
 autodoc_member_order = "bysource"
