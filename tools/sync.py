@@ -91,7 +91,9 @@ def wrapped_class(wrapper: Wrapper) -> str:
     nodes = [class_node(wrapper.module, wrapper.name)]
     nodes += [class_node(part, "") for part in wrapper.parts]
     own = documentation(ast.get_docstring(nodes[0], clean=False) or "")
-    text = DOCS.get(wrapper.name) or own.partition("Attributes:\n")[0]
+    text = own.partition("Attributes:\n")[0]
+    if wrapper.name in DOCS:
+        text = f"{DOCS[wrapper.name].rstrip()}\n\n{example(text)}"
     text = dedent(f"    {text.strip()}")
     lines = [f'"""{text}"""' if "\n" not in text else f'"""{text}\n"""']
     about: dict[str, str] = {}
@@ -136,6 +138,12 @@ def wrapped_line(line: str) -> list[str]:
         return [line]
     margin = " " * (len(line) - len(line.lstrip()))
     return fill(line.strip(), WIDTH, initial_indent=margin, subsequent_indent=margin).split("\n")
+
+
+def example(text: str) -> str:
+    """Return the example in a documentation, which may have none."""
+    found = re.search(r" *Example::\n(?:\n| {8}.*\n)+", text)
+    return found[0].rstrip() if found else ""
 
 
 def explained(text: str) -> dict[str, str]:

@@ -108,6 +108,7 @@ PHRASES = (
     (r",? or ``?await``?\s+it(?=[.`])", ""),
     (r"\s*\(?, or (``)?await\1? it\)?", ""),
     (r"\basync(?= with| for)\s+|\basync (?=def)|\bawait\s+", ""),
+    (r"from tenure\.recipes import", "from tenure.blocking.recipes import"),
     (r"\baclose\b", "close"),
     (r"\btask(s?)\b", r"thread\1"),
     (r"An async iterator and an async context", "An iterator and a context"),

@@ -66,10 +66,16 @@ def default_url() -> str:
 def connect(
     url: str | None = None, *, clock: Clock | None = None, identify: bool | None = None
 ) -> Client:
-    """A client of the store at `url`.
+    """Return a client of the store at `url`.
 
     ``async with tenure.connect(url) as client`` closes it at the end of the block. Otherwise it
     connects on first use, and `Client.aclose` closes it.
+
+    Example::
+
+        async with tenure.connect("sqlite:///jobs.db") as client:
+            async with client.mutex("nightly").lock(timeout=5) as lease:
+                await work(lease.fencing_token)
 
     Args:
         url: ``memory://``, ``sqlite:///jobs.db``, ...; without one, `default_url`.
@@ -93,6 +99,13 @@ def connect(
 
 class Client(Nodes, Primitives, AsyncHandle):
     """A program's way to one store. `connect` makes one. It belongs to one event loop.
+
+    Example::
+
+        await client.create_node("/billing")
+        async with client.session("/billing") as session:
+            async with session.mutex("invoices").lock() as lease:
+                await work(lease.fencing_token)
 
     Attributes:
         clock: the clock of its deadlines.
@@ -235,9 +248,9 @@ class Client(Nodes, Primitives, AsyncHandle):
     ) -> Attempts:
         """Sessions, one after the other: a new one when the last has expired.
 
-        ::
+        Example::
 
-            async for attempt in client.sessions("/billing"):
+            async for attempt in client.sessions():
                 async with attempt as session:
                     async with session.mutex("job").lock():
                         await work()
@@ -297,11 +310,10 @@ class Client(Nodes, Primitives, AsyncHandle):
     ) -> T:
         """Campaign in an election, run `work` while leading, and campaign again after failures.
 
-        ::
+        Example::
 
             async def schedule(leadership):
-                async for job in queue():
-                    await start(job, leadership.fencing_token)
+                await work(leadership.fencing_token)
 
             await client.lead("scheduler", schedule, data=b"10.0.0.7:80")
 
@@ -341,6 +353,14 @@ class Client(Nodes, Primitives, AsyncHandle):
 
     def events(self, size: int = 1024) -> EventStream:
         """Return a stream of this client's events from now on (`tenure.events`).
+
+        Example::
+
+            async with client.events() as events:
+                async with client.mutex("nightly").lock():
+                    async for event in events:
+                        if isinstance(event, tenure.events.Acquired):
+                            break
 
         Args:
             size: number of events that wait for a slow reader; beyond it the oldest are dropped.

@@ -55,6 +55,13 @@ class Leadership(Lease):
 class Election(Handle):
     """An election on a node.
 
+    Example::
+
+        election = session.election("primary")
+        async with election.campaign(b"10.0.0.7:80") as leadership:
+            await leadership.proclaim(b"10.0.0.7:81")
+            await work(leadership.fencing_token)
+
     Attributes:
         name: 1 to 1,024 bytes.
     """

@@ -36,6 +36,12 @@ __all__ = ["Lease"]
 class Lease(AsyncHandle):
     """A granted request: what a program holds.
 
+    Example::
+
+        lease = await session.mutex("nightly").lock()
+        async with lease:
+            await work(lease.fencing_token)
+
     ``async with lease:`` enters it: from then on the body is cancelled when the lease is lost,
     before it can have expired, and the block raises `LeaseLost`. A lease that was only awaited
     cancels no task; ask `held` or `check`, and `release` it.
@@ -116,10 +122,14 @@ class Lease(AsyncHandle):
     async def slot(self) -> int:
         """Return a number below the semaphore's limit that no other holder has meanwhile.
 
-        The first call takes the lowest that is free; the lease keeps it until it ends. ::
+        The first call takes the lowest that is free; the lease keeps it until it ends.
 
-            async with session.semaphore("gpu").acquire() as lease:
-                await train(device=await lease.slot())
+        Example::
+
+            gpus = session.semaphore("gpu")
+            await gpus.create(limit=4, exist_ok=True)
+            async with gpus.acquire() as lease:
+                await work(device=await lease.slot())
 
         Raises:
             InvalidArgument: the count is not 1 (use `slots`); or the semaphore is ephemeral, or

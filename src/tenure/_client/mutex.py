@@ -25,6 +25,16 @@ __all__ = ["Mutex"]
 class Mutex(Handle):
     """A mutex on a node. Not re-entrant.
 
+    Example::
+
+        mutex = session.mutex("nightly")
+        async with mutex.lock(timeout=5) as lease:
+            await work(lease.fencing_token)
+
+        if lease := await mutex.try_lock():
+            async with lease:
+                await work(lease.fencing_token)
+
     A mutex and a service registry of one name cannot be told apart; call a registry by the
     plural of what it lists, a mutex by the work that it guards.
 

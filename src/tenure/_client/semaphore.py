@@ -31,6 +31,13 @@ __all__ = ["Semaphore"]
 class Semaphore(Handle):
     """A counting semaphore on a node.
 
+    Example::
+
+        gpus = session.semaphore("gpu")
+        await gpus.create(limit=4, exist_ok=True)
+        async with gpus.acquire(2, data=b"worker-a") as lease:
+            await work(devices=await lease.slots())
+
     It lasts until it is deleted, and must be created before it is used. Its limit never
     changes; its data (at most 1 MiB) can be replaced and watched.
 

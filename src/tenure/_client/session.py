@@ -63,7 +63,9 @@ class Primitives:
     ) -> Once[RunLease | None]:
         """Begin a run of a job, unless it ran within the last `per`; gives a lease, or ``None``.
 
-        ::
+        Example::
+
+            from datetime import timedelta
 
             if run := await client.once("nightly", per=timedelta(hours=12)):
                 async with run:
@@ -132,6 +134,12 @@ class Primitives:
 
 class Session(Primitives, SessionHandle):
     """A program's session on a node. `Client.session` makes one.
+
+    Example::
+
+        async with client.session(recovery_window=15) as session:
+            async with session.mutex("nightly").lock() as lease:
+                await work(lease.fencing_token)
 
     ``async with client.session(...) as session`` closes it at the end of the block, and cancels
     the body when it expires; the block then raises `SessionExpired`. A session that was awaited

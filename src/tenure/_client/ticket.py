@@ -34,6 +34,14 @@ class Ticket(AsyncHandle, Generic[L]):
 
     The ticket owns the place: a `wait` that times out or is cancelled keeps it. Leaving the
     ``async with`` block withdraws the request, or releases the lease.
+
+    Example::
+
+        gpus = session.semaphore("gpu")
+        await gpus.create(limit=4, exist_ok=True)
+        async with gpus.enqueue() as ticket:
+            lease = await ticket.wait(timeout=30)
+            await work(lease.fencing_token)
     """
 
     def __init__(self, request: Request, handle: Callable[[Request], L]) -> None:

@@ -41,6 +41,15 @@ class Watch(AsyncHandle, Generic[T]):
     with its requests, and while it is away its state is an empty one), and with the session's
     error when that is over. Used in a bare ``async for`` it lives until it is garbage collected; in
     ``async with`` it ends with the block.
+
+    Example::
+
+        gpus = session.semaphore("gpu")
+        await gpus.create(limit=4, exist_ok=True)
+        async with gpus.watch(owners=True) as states:
+            async for state in states:
+                if state.held < state.limit:
+                    break
     """
 
     def __init__(

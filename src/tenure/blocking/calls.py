@@ -28,7 +28,15 @@ __all__ = ["ClientCalls"]
 
 
 class ClientCalls(Primitives):
-    """The calls of a client that the asynchronous one has, too."""
+    """The calls of a client that the asynchronous one has, too.
+
+    Example::
+
+        client.create_node("/billing")
+        with client.session("/billing") as session:
+            with session.mutex("invoices").lock() as lease:
+                work(lease.fencing_token)
+    """
 
     __slots__ = ()
 
@@ -130,9 +138,9 @@ class ClientCalls(Primitives):
     ) -> Attempts:
         """Sessions, one after the other: a new one when the last has expired.
 
-        ::
+        Example::
 
-            for attempt in client.sessions("/billing"):
+            for attempt in client.sessions():
                 with attempt as session:
                     with session.mutex("job").lock():
                         work()
@@ -156,6 +164,14 @@ class ClientCalls(Primitives):
 
     def events(self, size: int = 1024) -> EventStream:
         """Return a stream of this client's events from now on (`tenure.events`).
+
+        Example::
+
+            with client.events() as events:
+                with client.mutex("nightly").lock():
+                    for event in events:
+                        if isinstance(event, tenure.events.Acquired):
+                            break
 
         Args:
             size: number of events that wait for a slow reader; beyond it the oldest are dropped.

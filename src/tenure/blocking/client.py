@@ -32,12 +32,18 @@ T = TypeVar("T")
 def connect(
     url: str | None = None, *, clock: Clock | None = None, identify: bool | None = None
 ) -> Client:
-    """A client of the store at `url`, for threads.
+    """Return a client of the store at `url`, for threads.
 
     ``with tenure.blocking.connect(url) as client`` closes it at the end of the block. Otherwise
     it connects on first use, and `Client.close` closes it. One background thread serves all
     clients of the process, from the first `connect` until the last is closed; while it runs,
     `sys.setswitchinterval` is at most 0.0005 s.
+
+    Example::
+
+        with tenure.blocking.connect("sqlite:///jobs.db") as client:
+            with client.mutex("nightly").lock(timeout=5) as lease:
+                work(lease.fencing_token)
 
     Args:
         url: ``memory://``, ``sqlite:///jobs.db``, ...; without one, `default_url`.
@@ -60,7 +66,15 @@ def connect(
 
 
 class Client(ClientCalls):
-    """A program's way to one store. `connect` makes one. Any number of threads share it."""
+    """A program's way to one store. `connect` makes one. Any number of threads share it.
+
+    Example::
+
+        client.create_node("/billing")
+        with client.session("/billing") as session:
+            with session.mutex("invoices").lock() as lease:
+                work(lease.fencing_token)
+    """
 
     __slots__ = ()
 
@@ -148,12 +162,11 @@ class Client(ClientCalls):
     ) -> T:
         """Campaign in an election, run `work` while leading, and campaign again after failures.
 
-        ::
+        Example::
 
             def schedule(leadership):
-                for job in queue():
-                    leadership.check()  # raises LeaseLost: a thread cannot be cancelled
-                    start(job, leadership.fencing_token)
+                leadership.check()  # raises LeaseLost: a thread cannot be cancelled
+                work(leadership.fencing_token)
 
             client.lead("scheduler", schedule, data=b"10.0.0.7:80")
 

@@ -29,6 +29,12 @@ class Lease(LeaseBlock):
     Long computations call `check` now and then.
 
     A lease is always true; read `held` instead.
+
+    Example::
+
+        lease = session.mutex("nightly").lock()
+        with lease:
+            work(lease.fencing_token)
     """
 
     __slots__ = ()
@@ -78,10 +84,14 @@ class Lease(LeaseBlock):
     def slot(self) -> int:
         """Return a number below the semaphore's limit that no other holder has meanwhile.
 
-        The first call takes the lowest that is free; the lease keeps it until it ends. ::
+        The first call takes the lowest that is free; the lease keeps it until it ends.
 
-            with session.semaphore("gpu").acquire() as lease:
-                train(device=lease.slot())
+        Example::
+
+            gpus = session.semaphore("gpu")
+            gpus.create(limit=4, exist_ok=True)
+            with gpus.acquire() as lease:
+                work(device=lease.slot())
 
         Raises:
             InvalidArgument: the count is not 1 (use `slots`); or the semaphore is ephemeral, or
@@ -187,6 +197,14 @@ class Ticket(TicketBlock[L], Generic[L]):
 
     The ticket owns the place: a `wait` that times out or is interrupted keeps it. Leaving the
     ``with`` block withdraws the request, or releases the lease.
+
+    Example::
+
+        gpus = session.semaphore("gpu")
+        gpus.create(limit=4, exist_ok=True)
+        with gpus.enqueue() as ticket:
+            lease = ticket.wait(timeout=30)
+            work(lease.fencing_token)
     """
 
     __slots__ = ()
@@ -240,7 +258,15 @@ class Ticket(TicketBlock[L], Generic[L]):
 
 
 class Election(SyncWrapper[async_election.Election]):
-    """An election on a node."""
+    """An election on a node.
+
+    Example::
+
+        election = session.election("primary")
+        with election.campaign(b"10.0.0.7:80") as leadership:
+            leadership.proclaim(b"10.0.0.7:81")
+            work(leadership.fencing_token)
+    """
 
     __slots__ = ()
 

@@ -19,6 +19,16 @@ __all__ = ["Mutex", "Semaphore"]
 class Mutex(SyncWrapper[async_mutex.Mutex]):
     """A mutex on a node. Not re-entrant.
 
+    Example::
+
+        mutex = session.mutex("nightly")
+        with mutex.lock(timeout=5) as lease:
+            work(lease.fencing_token)
+
+        if lease := mutex.try_lock():
+            with lease:
+                work(lease.fencing_token)
+
     A mutex and a service registry of one name cannot be told apart; call a registry by the
     plural of what it lists, a mutex by the work that it guards.
     """
@@ -132,6 +142,13 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
 
 class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
     """A counting semaphore on a node.
+
+    Example::
+
+        gpus = session.semaphore("gpu")
+        gpus.create(limit=4, exist_ok=True)
+        with gpus.acquire(2, data=b"worker-a") as lease:
+            work(devices=lease.slots())
 
     It lasts until it is deleted, and must be created before it is used. Its limit never
     changes; its data (at most 1 MiB) can be replaced and watched.

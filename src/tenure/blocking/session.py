@@ -55,7 +55,9 @@ class Primitives(SyncWrapper[Any]):
     ) -> RunLease | None:
         """Begin a run of a job, unless it ran within the last `per`; gives a lease, or ``None``.
 
-        ::
+        Example::
+
+            from datetime import timedelta
 
             if run := client.once("nightly", per=timedelta(hours=12)):
                 with run:
@@ -124,6 +126,12 @@ class Session(Primitives, SessionHandle):
     A thread cannot be cancelled. Inside the block of an expired session, the next call of this
     library raises `SessionExpired`, except for calls that give something back; so does the end of
     the block.
+
+    Example::
+
+        with client.session(recovery_window=15) as session:
+            with session.mutex("nightly").lock() as lease:
+                work(lease.fencing_token)
     """
 
     __slots__ = ()

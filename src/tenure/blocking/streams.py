@@ -22,6 +22,15 @@ class Watch(Stream[T]):
     `SemaphoreNotFound` when the semaphore is deleted (an ephemeral one comes and goes with its
     requests; while it is absent its state is an empty one), and with the session's error when the
     session is over. Any thread may close it, which ends the iteration.
+
+    Example::
+
+        gpus = session.semaphore("gpu")
+        gpus.create(limit=4, exist_ok=True)
+        with gpus.watch(owners=True) as states:
+            for state in states:
+                if state.held < state.limit:
+                    break
     """
 
     __slots__ = ()

@@ -21,11 +21,15 @@ __all__ = ["Fence"]
 class Fence:
     """Fence that refuses tokens older than the newest it saw; for any number of threads.
 
-    ::
+    Example::
 
+        from tenure.fencing import Fence
+
+        report = {}
         fence = Fence("report")
-        with fence.writing(lease):
-            report.update(...)      # nothing newer writes meanwhile
+        async with session.mutex("report").lock() as lease:
+            with fence.writing(lease):  # raises StaleToken after a newer holder wrote
+                report["total"] = 42
 
     It forgets when the process ends, and so should what it stands before: for a resource that
     outlives the process take the fence of its store, or give `newest` back to a new `Fence`.

@@ -61,10 +61,15 @@ return replies"""
 class RedisFence:
     """Fence that refuses the late write of a holder whose token is no longer the newest.
 
-    ::
+    Example::
+
+        from redis import Redis
+        from tenure.fencing import RedisFence
 
         fence = RedisFence("report")
-        fence.write(redis, lease, ["SET", "{report}:body", text], ["DEL", "{report}:draft"])
+        async with session.mutex("report").lock() as lease:
+            with Redis.from_url("redis://localhost") as redis:
+                fence.write(redis, lease, ["SET", "{report}:body", "text"])
 
     It has no state of its own. With a client for asyncio, await what its methods give.
 

@@ -36,12 +36,20 @@ _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 class SQLFence:
     """Refuses the transaction of a holder who comes too late.
 
-    ::
+    Example::
 
+        import sqlite3
+        from tenure.fencing import SQLFence
+
+        connection = sqlite3.connect("invoices.db")
+        connection.execute("CREATE TABLE invoices (number INTEGER)")
         fence = SQLFence("invoices")
-        with connection:                        # one transaction: begin, commit or roll back
-            fence.admit(connection, lease)      # raises StaleToken, which rolls back
-            connection.execute("UPDATE invoices ...")
+        fence.create_table(connection)
+        async with session.mutex("invoices").lock() as lease:
+            with connection:  # one transaction: commit or roll back
+                fence.admit(connection, lease)  # raises StaleToken, which rolls back
+                connection.execute("INSERT INTO invoices VALUES (1)")
+        connection.close()
 
     It has no state of its own: one may be made at import, and used with any number of connections.
 

@@ -1,14 +1,18 @@
 """`tenure.interop` for threads: the same locks, without ``await``.
 
-A `Connection` makes them, and keeps a thread that refreshes what is held until it is closed::
+A `Connection` makes them, and keeps a thread that refreshes what is held until it is closed.
+
+Example::
+
+    from tenure.interop.blocking import connect
 
     with connect("redis://localhost") as redis:
         lock = redis.exclusive_lock("nightly")
         if lock.acquire():
-            ...
+            work()
             lock.release()
         with redis.semaphore("pool", limit=4).take(2) as permits:
-            ...
+            work(permits.count)
 
 A thread cannot be cancelled. Long work checks `ExclusiveLock.held` or calls `Permits.check` now and
 then; the block of lost permits raises `LockLost` at its end in any case.

@@ -77,6 +77,14 @@ def dataclass_codec(cls: Callable[..., T]) -> Codec[T]:
 class SharedConfig(Generic[T]):
     """A value on a node that programs publish and subscribe to.
 
+    Example::
+
+        from tenure.recipes import SharedConfig
+
+        limits = SharedConfig(session, "limits")
+        await limits.set({"workers": 4})
+        assert await limits.get() == {"workers": 4}
+
     The last `set` wins, and it is on its way to every subscriber when it returns. To change a
     value according to what it was, hold a mutex from the `get` to the `set`.
 

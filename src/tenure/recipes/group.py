@@ -66,6 +66,14 @@ Change: TypeAlias = "Joined | Updated | Left"
 class Group:
     """The members of a group on a node.
 
+    Example::
+
+        from tenure.recipes import Group
+
+        workers = Group(session, "workers")
+        async with workers.join(b"host-1"):
+            assert [each.data for each in await workers.members()] == [b"host-1"]
+
     A membership ends when it is released and when its session ends: with the process on an
     engine that notices its death, else with the recovery window.
 

@@ -49,6 +49,14 @@ class Endpoint:
 class ServiceRegistry:
     """The live instances of a service on a node.
 
+    Example::
+
+        from tenure.recipes import ServiceRegistry
+
+        apis = ServiceRegistry(session, "apis")
+        async with apis.register("10.0.0.7:80"):
+            assert [each.text for each in await apis.list()] == ["10.0.0.7:80"]
+
     A registration disappears when it is released and when its session ends: with the process on
     an engine that notices its death, else with the recovery window. Until then an instance that
     is down is still listed, so a client must be ready to try the next one.

@@ -19,6 +19,16 @@ __all__ = ["RWLock"]
 class RWLock:
     """A read/write lock on a node. Not re-entrant.
 
+    Example::
+
+        from tenure.recipes import RWLock
+
+        catalogue = RWLock(session, "catalogue")
+        async with catalogue.write() as lease:
+            await work(lease.fencing_token)
+        async with catalogue.read():
+            await work()
+
     Readers share it, a writer is alone. No request overtakes: a writer that waits holds back the
     readers that come after it, so that neither side can starve the other. Fencing tokens rise in
     the order of the queue, for readers and writers alike.

@@ -2,10 +2,22 @@
 
 `VirtualClock` is a clock that stands still; `VirtualLoop` is an event loop that uses it. When no
 callback is ready, the loop does not wait for its next timer: it advances the clock to it. So an
-hour costs nothing, a timer is never late, and a test runs the same way every time::
+hour costs nothing, a timer is never late, and a test runs the same way every time.
+
+Example::
+
+    import asyncio
+    import tenure
+    from tenure.testing import VirtualClock, run
+
+    async def expires():
+        async with tenure.connect("memory://", clock=clock) as client:
+            async with client.mutex("nightly").lock() as lease:
+                await asyncio.sleep(3600)  # an hour of virtual time: no waiting
+                assert lease.held
 
     clock = VirtualClock()
-    run(scenario(clock), clock)
+    run(expires(), clock)
 
 `asyncio.sleep`, `asyncio.timeout`, `call_later` and everything built on them work unchanged.
 When no callback is ready *and* no timer is set, nothing can ever happen again: `run` raises

@@ -27,6 +27,16 @@ Source: TypeAlias = "Client | Session"
 class RWLock(SyncWrapper[async_recipes.RWLock]):
     """A read/write lock on a node. Not re-entrant.
 
+    Example::
+
+        from tenure.blocking.recipes import RWLock
+
+        catalogue = RWLock(session, "catalogue")
+        with catalogue.write() as lease:
+            work(lease.fencing_token)
+        with catalogue.read():
+            work()
+
     Readers share it, a writer is alone. No request overtakes: a writer that waits holds back the
     readers that come after it, so that neither side can starve the other. Fencing tokens rise in
     the order of the queue, for readers and writers alike.
@@ -141,6 +151,14 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
 class SharedConfig(SyncWrapper["async_recipes.SharedConfig[T]"], Generic[T]):
     """A value on a node that programs publish and subscribe to.
 
+    Example::
+
+        from tenure.blocking.recipes import SharedConfig
+
+        limits = SharedConfig(session, "limits")
+        limits.set({"workers": 4})
+        assert limits.get() == {"workers": 4}
+
     The last `set` wins, and it is on its way to every subscriber when it returns. To change a
     value according to what it was, hold a mutex from the `get` to the `set`.
 
@@ -192,6 +210,14 @@ class SharedConfig(SyncWrapper["async_recipes.SharedConfig[T]"], Generic[T]):
 
 class ServiceRegistry(SyncWrapper[async_recipes.ServiceRegistry]):
     """The live instances of a service on a node.
+
+    Example::
+
+        from tenure.blocking.recipes import ServiceRegistry
+
+        apis = ServiceRegistry(session, "apis")
+        with apis.register("10.0.0.7:80"):
+            assert [each.text for each in apis.list()] == ["10.0.0.7:80"]
 
     A registration disappears when it is released and when its session ends: with the process on
     an engine that notices its death, else with the recovery window. Until then an instance that
@@ -253,6 +279,14 @@ class ServiceRegistry(SyncWrapper[async_recipes.ServiceRegistry]):
 
 class Group(SyncWrapper[async_recipes.Group]):
     """The members of a group on a node.
+
+    Example::
+
+        from tenure.blocking.recipes import Group
+
+        workers = Group(session, "workers")
+        with workers.join(b"host-1"):
+            assert [each.data for each in workers.members()] == [b"host-1"]
 
     A membership ends when it is released and when its session ends: with the process on an
     engine that notices its death, else with the recovery window.

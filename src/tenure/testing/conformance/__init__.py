@@ -1,6 +1,8 @@
 """Conformance suite: checks an engine against `tenure.engines.contract` and the model's rules.
 
-In a test module for pytest, one line defines one test for each behaviour::
+In a test module for pytest, one line defines one test for each behaviour.
+
+Example::
 
     from contextlib import contextmanager
     from tempfile import TemporaryDirectory
@@ -9,7 +11,7 @@ In a test module for pytest, one line defines one test for each behaviour::
     @contextmanager
     def an_empty_store():
         with TemporaryDirectory() as folder:
-            yield f"mystore://{folder}/store"
+            yield f"sqlite:///{folder}/store.db"
 
     TestMyStore = conformance_tests(Stores(an_empty_store))
 

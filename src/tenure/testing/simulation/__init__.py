@@ -6,7 +6,11 @@ over simulated networks that are slow and break. Meanwhile processes pause, stal
 sessions are taken over, their tasks are cancelled, the store becomes unreachable, wall clocks are
 set, and administrators revoke requests and sessions. `tenure.testing.history` checks the records.
 The core, the engine and the primitives are the real ones; only time, chance and the network are
-simulated::
+simulated.
+
+Example::
+
+    from tenure.testing.simulation import simulate
 
     outcome = simulate(7)
     assert not outcome.violations
