@@ -30,7 +30,7 @@ from typing import NamedTuple
 from tenure.model import RequestDescription, SemaphoreDescription, SessionDescription
 
 __all__ = [
-    "NOBODY",
+    "ANONYMOUS",
     "Identity",
     "described",
     "holder_name",
@@ -64,7 +64,7 @@ class Identity(NamedTuple):
     program: str | None = None
 
 
-NOBODY = Identity()
+ANONYMOUS = Identity()
 """The identity of a program that does not publish any."""
 
 
@@ -114,7 +114,7 @@ def program_name(module: str, script: str, interpreter: str | None) -> str:
 
 def described(text: str, identity: Identity) -> str:
     """Return a description with an identity, of at most 1,024 bytes if `text` has no more."""
-    if identity != NOBODY:
+    if identity != ANONYMOUS:
         suffix = _suffix(identity, DESCRIPTION_BYTES - len(text.encode()) - bool(text))
         if suffix is not None:
             return f"{text} {suffix}" if text else suffix
@@ -149,7 +149,7 @@ def _cut(text: str, size: int) -> str:
 def part(stored: str) -> tuple[str, Identity | None]:
     """Take a stored description apart, into its program's own text and the identity.
 
-    The identity is ``None`` if the description has none, and `NOBODY` if it contains an empty one.
+    The identity is ``None`` if the description has none, and `ANONYMOUS` if it has an empty one.
     """
     if not stored.endswith("]"):
         return stored, None
@@ -166,7 +166,7 @@ def retold(stored: str, taking_over: str) -> str:
 
     The session keeps its own text; the identity is that of the program that has it now.
     """
-    return described(part(stored)[0], part(taking_over)[1] or NOBODY)
+    return described(part(stored)[0], part(taking_over)[1] or ANONYMOUS)
 
 
 def seen_from(text: str, host: str | None) -> str:
@@ -188,7 +188,7 @@ def session_with_identity(session: SessionDescription) -> SessionDescription:
     text, identity = part(session.description)
     if identity is None:
         return session
-    if identity == NOBODY:
+    if identity == ANONYMOUS:
         return replace(session, description=text)
     host, pid, program = identity
     return replace(session, description=text, host=host, pid=pid, program=program)
@@ -209,7 +209,7 @@ def _request_with_identity(request: RequestDescription) -> RequestDescription:
     text, identity = part(request.session_description or "")
     if identity is None:
         return request
-    if identity == NOBODY:
+    if identity == ANONYMOUS:
         return replace(request, session_description=text)
     host, pid, program = identity
     return replace(request, session_description=text, host=host, pid=pid, program=program)

@@ -48,7 +48,7 @@ def test_a_store_that_works_is_tried_out(tenure: Tenure) -> None:
     assert rows["URL"]["found"] == f"{tenure.url}  (from TENURE_URL)"
     assert "the WAL-reset bug" in rows["checkpoints"]["found"]
     assert rows["contents"]["found"] == "schema 3; nodes: 1, sessions: 0, requests: 0"
-    assert rows["in use"]["found"] == "by nobody else"
+    assert rows["in use"]["found"] == "by no other process"
     assert rows["lock"]["found"].startswith("locked and released in ")
     assert rows["hand-over"]["found"].startswith("from one session to the next in ")
     assert tenure.json("ls") == before

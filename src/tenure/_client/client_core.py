@@ -25,7 +25,7 @@ from tenure._client.tasks import Tasks, failure_of
 from tenure.clock import Clock
 from tenure.engines.contract import Engine
 from tenure.errors import Misuse, SessionClosed
-from tenure.identity import NOBODY, Identity, this_program
+from tenure.identity import ANONYMOUS, Identity, this_program
 from tenure.model import Capabilities
 
 __all__ = ["ClientCore", "OwnedSession"]
@@ -89,7 +89,7 @@ class ClientCore:
     @property
     def identity(self) -> Identity:
         """Host, process id and program, unless the client leaves them out."""
-        return this_program() if self._identify else NOBODY
+        return this_program() if self._identify else ANONYMOUS
 
     async def opened(self) -> Engine:
         """Return the engine, opened.

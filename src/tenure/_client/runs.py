@@ -36,7 +36,7 @@ from tenure.errors import (
     SessionExpired,
     Unsupported,
 )
-from tenure.identity import NOBODY, described, part
+from tenure.identity import ANONYMOUS, described, part
 from tenure.model import LastRun
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ async def last_run(source: SessionSource, name: str) -> LastRun | None:
         now - known.started,
         known.done,
         known.token,
-        *(identity or NOBODY),
+        *(identity or ANONYMOUS),
         description=text,
     )
 

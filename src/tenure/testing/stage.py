@@ -110,7 +110,7 @@ class Stage:
 
     @property
     def virtual(self) -> bool:
-        """Whether the clock is virtual."""
+        """True if the clock is virtual."""
         return self.clock.virtual
 
     async def engine(self) -> Engine:

@@ -324,7 +324,7 @@ def _participants(connection: sqlite3.Connection, address: SqliteUrl) -> Finding
                 dead += 1
     frozen = [pid for pid in alive if is_stopped(pid)]
     gone = f"; {dead} dead, which the next one clears away" if dead else ""
-    used = f"by pid {_listed(alive)}" if alive else "by nobody else"
+    used = f"by pid {_listed(alive)}" if alive else "by no other process"
     if frozen:
         return Finding(
             "warning",

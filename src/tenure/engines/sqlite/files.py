@@ -323,7 +323,7 @@ def _check_side_file(path: str, database: os.stat_result, address: SqliteUrl) ->
     except FileNotFoundError:
         return
     if not stat.S_ISREG(status.st_mode):
-        raise AuthenticationFailed(f"{path} is not a regular file; somebody has put it there")
+        raise AuthenticationFailed(f"{path} is not a regular file, and tenure did not create it")
     if status.st_uid != database.st_uid:
         _check_owner(path, status, address)
 

@@ -177,7 +177,7 @@ def from_column(value: int | str) -> int:
 def connect(address: SqliteUrl) -> sqlite3.Connection:
     """A connection to a file that exists, checked to be ours, or empty.
 
-    It waits for nobody once it is open.
+    Once open, it never waits for another process.
 
     Raises:
         EngineError: the file is another program's, or one of a newer version.

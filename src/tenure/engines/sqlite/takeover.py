@@ -7,22 +7,22 @@ A takeover is three transactions, the second of which the former attachment's pr
    ``news`` that is more than news: it stays until
 2. `acknowledge`: the former attachment's program has been told, and believes no more that it holds
    anything. Its own participant removes the row, or goes itself and takes the row with it.
-3. `begin`: nobody before this attachment believes; here is what the session has in queues.
+3. `begin`: no former attachment considers a lease held; these are the session's requests.
 
-Why nobody believes when `believed_until` has passed. The former attachment's program may go on
+No former attachment believes once `believed_until` has passed. Its program may go on
 writing heartbeats into its slot after the take-over, because that takes no transaction, and it
 believes until its last one that was *proof*, plus the window, less a margin. A mark in that slot
 would not stop it: a heartbeat that is just being written would overwrite it. So the row remembers
 the slot, and the slot is read again and again: the clock first, and the heartbeat then. If that is
-older than the window, no heartbeat after it is proof any more, by the rule for whoever renews
+older than the window, no heartbeat after it is proof any more, by the rule for renewals
 (`SqliteSession.beat`: the heartbeat before must not be older than the window when the clock is
 read *after* writing). So the belief of that side ends where it ends for one that is silent, and
 once ended it never begins again. A side that is told acknowledges; a side that is stopped writes
 no heartbeat; a side that is neither (its loop is stuck, and its thread renews) does hold, until it
 is told or gives up, and is waited for.
 
-The wait is for *every* row of the session: whoever was superseded while it waited itself has left
-the row of the one before it. Of those rows, one whose participant is dead says nothing.
+The wait is for *every* row of the session: an attachment that was superseded while it waited
+has left the row of the one before it. Of those rows, one whose participant is dead says nothing.
 """
 
 from __future__ import annotations

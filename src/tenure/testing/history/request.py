@@ -38,7 +38,7 @@ class Holding(Protocol):
 
     @property
     def held(self) -> bool:
-        """Whether the lease is held."""
+        """True while the lease is held."""
         ...
 
     @property

@@ -61,7 +61,7 @@ class Nemesis:
 
     @property
     def idle(self) -> bool:
-        """Whether no fault is scheduled or in effect."""
+        """True if no fault is scheduled or in effect."""
         return not self._pending
 
     def begin(self, faults: Sequence[Fault]) -> None:
