@@ -1,0 +1,208 @@
+"""Draw the pictures of README.md from a real run: `python -m tools.pictures [FOLDER]`.
+
+- demo.svg: the timelines of `tenure demo`, from the history that its processes record.
+- top.svg: the screen of `tenure top`, on a terminal, over a store that real processes use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+from collections.abc import Iterator
+from html import escape
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+import tenure
+from tenure.cli.demo.history import DemoHold, History, parse
+from tenure.cli.demo.scenes import SCENES
+
+FOLDER = Path(__file__).parent.parent / "docs" / "pictures"
+TENURE = [sys.executable, "-m", "tenure"]
+STORE = "sqlite:///jobs.db"
+TIMELINES = ("nightly", "gpu", "primary")
+
+# Sizes in pixels: of the whole picture, of a row, and of the column with the names.
+WIDTH, ROW, NAMES, MARGIN = 860, 18, 40, 16
+STYLE = """\
+.ground { fill: #ffffff } text { font: 13px sans-serif; fill: #24292f } .title { font-weight: bold }
+.held { fill: #2da44e } .waiting { fill: #eac54f } .killed { stroke: #cf222e; stroke-width: 3 }
+@media (prefers-color-scheme: dark) { .ground { fill: #0d1117 } text { fill: #e6edf3 } }
+"""
+
+COLUMNS, LINES = 110, 12
+PROGRAMS = (
+    "run --lock nightly --data db-1 -- sleep 600",
+    "run --lock nightly --data db-2 -- sleep 600",
+    "run --lock nightly --data db-3 -- sleep 600",
+    "run --semaphore gpu --limit 2 --data training -- sleep 600",
+    "run --semaphore gpu --limit 2 --data rendering -- sleep 600",
+    "run --semaphore gpu --limit 2 --data training -- sleep 600",
+    "run --elect scheduler --data 10.0.0.7:80 -- sleep 600",
+)
+
+
+def draw_demo(folder: Path) -> str:
+    """Run the demo, and draw the timelines of its record."""
+    record = folder / "demo.jsonl"
+    subprocess.run(
+        [*TENURE, "demo", "--history", record], check=True, stdout=subprocess.DEVNULL, cwd=folder
+    )
+    history = History()
+    history.events = [parse(line) for line in record.read_text(encoding="utf-8").splitlines()]
+    titles = {scene.name: scene.title for scene in SCENES}
+    parts: list[str] = []
+    top = MARGIN
+    for name in TIMELINES:
+        lines, top = _timeline(titles[name], history.holds(name), top)
+        parts += lines
+    legend = [("held", "holds"), ("waiting", "waits")]
+    for at, (kind, text) in enumerate(legend):
+        left = MARGIN + NAMES + 100 * at
+        parts.append(f'<rect class="{kind}" x="{left}" y="{top}" width="24" height="10"/>')
+        parts.append(f'<text x="{left + 30}" y="{top + 10}">{text}</text>')
+    left = MARGIN + NAMES + 100 * len(legend)
+    parts.append(_cross(left + 10, top + 5))
+    parts.append(f'<text x="{left + 30}" y="{top + 10}">killed with kill -9</text>')
+    height = top + 10 + MARGIN
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}">',
+            f"<style>{STYLE}</style>",
+            f'<rect class="ground" width="{WIDTH}" height="{height}"/>',
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
+def _timeline(title: str, holds: list[DemoHold], top: int) -> tuple[list[str], int]:
+    """Draw one scene below `top`, and return its elements and where the next one begins."""
+    begin = min(each.asked for each in holds)
+    ends = [each.ended for each in holds if each.ended != float("inf")]
+    end = max([*ends, *(each.granted for each in holds)])
+    scale = (WIDTH - 2 * MARGIN - NAMES) / (end - begin)
+    parts = [f'<text class="title" x="{MARGIN}" y="{top + 12}">{escape(title)}</text>']
+    top += 20
+    rows: dict[str, int] = {}
+    for each in holds:
+        rows.setdefault(each.who, top + ROW * len(rows))
+
+    def bar(kind: str, each: DemoHold, first: float, last: float) -> str:
+        left = MARGIN + NAMES + (first - begin) * scale
+        width = max((last - first) * scale, 1)
+        return (
+            f'<rect class="{kind}" x="{left:.1f}" y="{rows[each.who] + 3}" width="{width:.1f}" '
+            f'height="{ROW - 6}"/>'
+        )
+
+    for who, row in rows.items():
+        parts.append(f'<text x="{MARGIN}" y="{row + 13}">{escape(who)}</text>')
+    for each in holds:
+        parts.append(bar("waiting", each, each.asked, each.granted))
+        parts.append(bar("held", each, each.granted, min(each.ended, end)))
+    for each in holds:
+        if each.killed:
+            at = MARGIN + NAMES + (each.ended - begin) * scale
+            parts.append(_cross(at, rows[each.who] + ROW / 2))
+    return parts, top + ROW * len(rows) + 14
+
+
+def _cross(x: float, y: float) -> str:
+    return f'<path class="killed" d="M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10"/>'
+
+
+def draw_top(folder: Path) -> str:
+    """Draw the last screen of `tenure top` while programs hold and wait."""
+    with _programs(folder):
+        screen = _last_screen(folder)
+    console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True)
+    for line in screen:
+        console.print(Text.from_ansi(line), no_wrap=True, crop=True)
+    drawn = console.export_svg(title="tenure top", unique_id="top")
+    return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # no font from elsewhere
+
+
+@contextlib.contextmanager
+def _programs(folder: Path) -> Iterator[None]:
+    """Run the programs, each after the one before has its place in the queue."""
+    with contextlib.ExitStack() as stack:
+        for number, arguments in enumerate(PROGRAMS, start=1):
+            program = subprocess.Popen(
+                [*TENURE, *arguments.replace("run", "run --quiet", 1).split()],
+                cwd=folder,
+                env=_environment(),
+                stderr=subprocess.DEVNULL,
+            )
+            stack.callback(program.wait)
+            stack.callback(program.terminate)
+            asyncio.run(_until_queued(folder, number))
+        yield
+
+
+async def _until_queued(folder: Path, number: int) -> None:
+    """Wait until the store has so many requests."""
+    async with tenure.connect(f"sqlite:///{folder / 'jobs.db'}") as client, asyncio.timeout(60):
+        while True:
+            if await _count_requests(client) >= number:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def _count_requests(client: tenure.Client) -> int:
+    found = await client.list_semaphores(owners=True, waiters=True)
+    return sum(len(each.owners) + len(each.waiters) for each in found)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "TENURE_URL": STORE, "TERM": "xterm-256color", "COLORTERM": ""}
+
+
+def _last_screen(folder: Path) -> list[str]:
+    """Run `tenure top` on a terminal, and return the lines that it drew last."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+    with subprocess.Popen(
+        [*TENURE, "top", "--iterations", "3", "--interval", "0.3"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=folder,
+        env=_environment(),
+    ):
+        os.close(theirs)
+        drawn = b""
+        with contextlib.suppress(OSError):  # EIO: the program has ended
+            while part := os.read(ours, 65536):
+                drawn += part
+        os.close(ours)
+    frames = re.split(r"\x1b\[H", drawn.decode())
+    last = re.split(r"\x1b\[\?", frames[-1])[0]
+    last = last.replace(str(folder), "/srv")
+    host = socket.gethostname()  # of the machine that draws
+    return last.replace(f" {host} ", f" {'db-1'.ljust(len(host))[: len(host)]} ").splitlines()
+
+
+def main(folder: Path) -> None:
+    """Draw both pictures into this folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, draw in (("demo.svg", draw_demo), ("top.svg", draw_top)):
+        with tempfile.TemporaryDirectory(prefix="tenure-pictures-") as scratch:
+            (folder / name).write_text(draw(Path(scratch)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
