@@ -1,6 +1,6 @@
 """Requests and their queues: *the owners are the longest prefix of the queue that fits*.
 
-Every operation looks at a constant number of rows. The end of a queue tells whether there are waiters
+Every operation looks at a constant number of rows. The end of a queue tells whether requests wait
 (if the last one owns, all do), the index ``waiting`` who is next, and a lasting semaphore's row
 how much is held. Of an ephemeral one it is enough to know whether anything is held, and whether
 that is the whole of it: that the first row of its queue tells.
