@@ -44,6 +44,7 @@ class RequestAnswers:
     """
 
     def __init__(self, session: RequestSession, number: int) -> None:
+        """Start without answers and without withdrawals."""
         self.place: asyncio.Future[Enqueued] = session.loop.create_future()
         self.given = False
         self.withdrawals: list[asyncio.Future[Withdrawn]] = []

@@ -73,6 +73,7 @@ class DflockdConnection:
     def __init__(
         self, connected: socket.socket, clock: Clock, loop: asyncio.AbstractEventLoop
     ) -> None:
+        """Take over a connected socket and read its replies on `loop`."""
         self.users: dict[User, None] = {}
         self.lost = False
         self.last_sent = clock.now()
@@ -102,6 +103,8 @@ class DflockdConnection:
         """Send a request. From another thread than the loop's only with `any_thread`.
 
         Args:
+            request: the line and its arguments, as bytes.
+            handler: called with the reply, or with `LOST`.
             blocking: the server may take its time over the answer.
             any_thread: the handler may be called in any thread.
         """

@@ -73,6 +73,7 @@ class DflockdEngine(EngineDefaults):
     """
 
     def __init__(self, address: DflockdUrl, clock: Clock) -> None:
+        """Prepare the engine; `open` connects."""
         self.url = address.url
         self.clock = clock
         self.address = address
@@ -145,6 +146,7 @@ class DflockdEngine(EngineDefaults):
     # Life
 
     async def open(self) -> None:
+        """Connect to all servers; at least one must be reached."""
         if self._open:
             return
         self.loop = asyncio.get_running_loop()
@@ -179,6 +181,7 @@ class DflockdEngine(EngineDefaults):
             )
 
     async def aclose(self) -> None:
+        """Close the sessions, then the connections. Safe to call twice."""
         for session in list(self._sessions):
             await session.close()
         self._open = False
@@ -198,6 +201,7 @@ class DflockdEngine(EngineDefaults):
     # Contact
 
     def trouble(self, name: str | None = None) -> TenureError | None:
+        """Return the reason why the store grants nothing at this moment, if it is known."""
         if not self._open:
             return None
         shards = self._shards if name is None else [self.shard_of(name)]
@@ -235,6 +239,7 @@ class DflockdEngine(EngineDefaults):
     # Sessions
 
     async def attach(self, how: Attach, events: SessionEvents) -> DflockdSession:
+        """Attach a session, or take one over."""
         self._opened()
         rules.check_path(how.node)
         rules.check_window(how.recovery_window, how.node)
@@ -291,40 +296,49 @@ class DflockdEngine(EngineDefaults):
         *,
         exist_ok: bool,
     ) -> None:
+        """Accept the default node, which exists; dflockd has no others."""
         rules.check_path(path)
         _check_node(path)
         if not exist_ok:
             raise NodeExists(f"the node {path} exists already", node=path)
 
     async def alter_node(self, path: str, config: NodeConfig) -> None:  # noqa: ARG002
+        """Raise `Unsupported`: the servers have no nodes to configure."""
         rules.check_path(path)
         raise cannot("configure a node", path)
 
     async def drop_node(self, path: str, *, force: bool) -> None:  # noqa: ARG002
+        """Raise an error: the default node cannot be dropped, and there are no others."""
         rules.check_path(path)
         rules.check_droppable(path)
         _check_node(path)
 
     async def describe_node(self, path: str) -> NodeDescription:
+        """Describe the default node; dflockd has no others."""
         rules.check_path(path)
         _check_node(path)
         return NodeDescription(path, NodeConfig())
 
     async def list_nodes(self) -> Sequence[str]:
+        """Return the path of the default node."""
         return [DEFAULT_NODE]
 
     async def store_time(self) -> float:
+        """Return the local wall clock, since the protocol has no time."""
         return self.clock.wall()  # dflockd's protocol tells no time
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        """Raise `Unsupported`: the servers do not list sessions."""
         rules.check_path(path)
         raise cannot("tell of sessions", path)
 
     async def end_session(self, path: str, session_id: int) -> bool:  # noqa: ARG002
+        """Raise `Unsupported`: the servers cannot end a session."""
         rules.check_path(path)
         raise cannot("end another program's session", path)
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:  # noqa: ARG002
+        """Raise `Unsupported`: the servers cannot evict a request."""
         rules.check_path(path)
         raise cannot("evict a request", path, name)
 
@@ -333,6 +347,7 @@ class DflockdEngine(EngineDefaults):
     async def list_semaphores(
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:
+        """Describe the keys of all servers, without owners and waiters."""
         self._opened()
         rules.check_path(path)
         _check_node(path)
@@ -344,6 +359,7 @@ class DflockdEngine(EngineDefaults):
     async def describe_semaphore(
         self, path: str, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
+        """Describe a key, without owners and waiters."""
         self._opened()
         rules.check_path(path)
         _check_node(path)

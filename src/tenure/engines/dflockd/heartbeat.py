@@ -33,6 +33,7 @@ class HeartbeatReader:
     """The thread, and what it listens to."""
 
     def __init__(self, clock: Clock) -> None:
+        """Start without connections and without a thread."""
         self._clock = clock
         self._lock = threading.Lock()
         self._connections: dict[int, DflockdConnection] = {}

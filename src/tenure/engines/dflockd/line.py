@@ -16,6 +16,7 @@ class Lines:
     """Lines of the steps for each key; one that is empty takes no room."""
 
     def __init__(self) -> None:
+        """Start without steps."""
         # The steps of a key in order, and what begins each; ``None`` once it has been begun.
         self._lines: dict[str, dict[Hashable, Callable[[], None] | None]] = {}
 

@@ -78,6 +78,7 @@ class DflockdRequest:
         limit: int,
         timeout: float | None,
     ) -> None:
+        """Start new, with nothing sent."""
         self.number = number
         self.name = name
         self.standing = NEW

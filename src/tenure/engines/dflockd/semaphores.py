@@ -54,6 +54,7 @@ class DeclaredSemaphores:
     """
 
     def __init__(self, shard_of: Callable[[str], Shard]) -> None:
+        """Start without declared semaphores."""
         self._shard_of = shard_of
         self._limits: dict[str, int] = {}
 

@@ -69,6 +69,7 @@ class DflockdSession:
     def __init__(
         self, engine: SessionEngine, how: Attach, events: SessionEvents, number: int, at: float
     ) -> None:
+        """Start without requests, proven at `at`."""
         self.id = number
         self.node = how.node
         self.window = how.recovery_window
@@ -89,6 +90,7 @@ class DflockdSession:
         self._closing: list[asyncio.Future[Withdrawn]] | None = None
 
     def __repr__(self) -> str:
+        """Return the id, and whether the session is over, for people."""
         return f"<session {self.id}{' (over)' if self.over else ''}>"
 
     # Proof
@@ -104,6 +106,7 @@ class DflockdSession:
         return sent >= self._asked and self.clock.now() - sent < self.window / 6
 
     def renew(self) -> None:
+        """Extend the session's expiry; the proof comes through the session's events."""
         if self.over or self._detached:
             return
         engine = self._engine
@@ -179,6 +182,7 @@ class DflockdSession:
     # The end
 
     async def close(self) -> None:
+        """End the session, and wait until its requests have left their queues."""
         left = self._leave()
         if left:
             await asyncio.wait(left)
@@ -227,17 +231,20 @@ class DflockdSession:
     # Semaphores
 
     async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        """Declare the limit of a key; it cannot have data."""
         self._check(name)
         rules.check_limit(limit, self.node, name)
         self._check_data("give a semaphore data", data, name)
         await self._engine.semaphores.create(self.node, name, limit, exist_ok=exist_ok)
 
     async def update_semaphore(self, name: str, data: bytes) -> None:
+        """Raise `Unsupported`: a key has no data."""
         self._check(name)
         rules.check_data(data, self.node, name)
         raise cannot("give a semaphore data", self.node, name)
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        """Forget the limit of a key; by force it is unsupported."""
         self._check(name)
         if force:
             raise cannot("take a semaphore from those who hold it", self.node, name)
@@ -246,6 +253,7 @@ class DflockdSession:
     async def describe_semaphore(
         self, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
+        """Describe a key, without owners and waiters."""
         self._check(name)
         if owners or waiters:
             raise cannot("tell who holds and who waits", self.node, name)
@@ -273,6 +281,7 @@ class DflockdSession:
         timeout: float | None,
         ephemeral: bool,
     ) -> Answer[Enqueued]:
+        """Add a request at the end of a queue."""
         self.check()
         if timeout is not None:
             rules.check_timeout(timeout, self.node, name)
@@ -292,6 +301,7 @@ class DflockdSession:
         data: bytes | None,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
+        """Change how long a request waits; data is unsupported."""
         self.check()
         asked = self.requests.get(request_id)
         if asked is None or asked.is_leaving:
@@ -306,6 +316,7 @@ class DflockdSession:
         return None
 
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:
+        """Take a request out of its queue."""
         self.check()
         asked = self.requests.get(request_id)
         return Withdrawn.MISSING if asked is None else asked.withdraw()
@@ -327,6 +338,7 @@ class DflockdSession:
         owners: bool,  # noqa: ARG002
         changed: Callable[[], None],  # noqa: ARG002
     ) -> Callable[[], None]:
+        """Raise `Unsupported`: the servers report no changes."""
         raise cannot("tell of changes", self.node, name)
 
 

@@ -66,6 +66,7 @@ class Shard:
     def __init__(
         self, address: DflockdUrl, endpoint: Endpoint, clock: Clock, changed: Callable[[], None]
     ) -> None:
+        """Start without connections; `start` connects."""
         self.kind: Kind | None = None
         self.shared: DflockdConnection | None = None
         self.failure: OSError | None = None
@@ -89,6 +90,7 @@ class Shard:
         self._failures = Failures(f"connecting to the dflockd server at {self}", _log)
 
     def __str__(self) -> str:
+        """Return the server's endpoint."""
         return str(self._endpoint)
 
     @property

@@ -76,6 +76,7 @@ class EtcdNodes(EtcdCluster):
 
     @_administers
     async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        """Create a node."""
         rules.check_path(path)
         key, serial, nonce = self.keys.node(path), self.keys.serial, secrets.token_hex(8)
         patient = self.reader(path)
@@ -101,6 +102,7 @@ class EtcdNodes(EtcdCluster):
 
     @_administers
     async def alter_node(self, path: str, config: NodeConfig) -> None:
+        """Change the settings of a node."""
         rules.check_path(path)
         patient = self.reader(path)
         while True:
@@ -123,6 +125,7 @@ class EtcdNodes(EtcdCluster):
 
     @_administers
     async def drop_node(self, path: str, *, force: bool) -> None:
+        """Drop a node."""
         rules.check_path(path)
         rules.check_droppable(path)
         keys, patient = self.keys, self.reader(path)
@@ -162,6 +165,7 @@ class EtcdNodes(EtcdCluster):
 
     @_administers
     async def describe_node(self, path: str) -> NodeDescription:
+        """Describe a node."""
         rules.check_path(path)
         keys = self.keys
         sessions, names = keys.sessions(path), keys.queues(path)
@@ -184,6 +188,7 @@ class EtcdNodes(EtcdCluster):
 
     @_administers
     async def list_nodes(self) -> Sequence[str]:
+        """Return the paths of all nodes, sorted."""
         nodes = self.keys.nodes
         range_ = wire.range_(nodes, wire.after(nodes), keys_only=True)
         read = await self.reader(None).read(wire.get(range_))
@@ -193,6 +198,7 @@ class EtcdNodes(EtcdCluster):
     async def list_semaphores(
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:
+        """Describe the semaphores of a node, sorted by name."""
         rules.check_path(path)
         keys, patient = self.keys, self.reader(path)
         prefix, of_names, of_requests = keys.queues(path), keys.data(path), keys.request_data(path)
@@ -230,6 +236,7 @@ class EtcdNodes(EtcdCluster):
     async def describe_semaphore(
         self, path: str, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
+        """Describe a semaphore."""
         rules.check_path(path)
         rules.check_name(name, path)
         patient, keys = self.reader(path), self.name(path, name)
@@ -243,6 +250,7 @@ class EtcdNodes(EtcdCluster):
 
     @_administers
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        """Describe the sessions of a node, sorted by id."""
         rules.check_path(path)
         patient, prefix = self.reader(path), self.keys.sessions(path)
         node = wire.get(wire.range_(self.keys.node(path)))
@@ -276,6 +284,7 @@ class EtcdNodes(EtcdCluster):
 
     @_administers
     async def end_session(self, path: str, session_id: int) -> bool:
+        """End a session; returns false if there was none."""
         rules.check_path(path)
         node = wire.get(wire.range_(self.keys.node(path)))
         session = wire.get(wire.range_(self.keys.session(path, session_id)))
@@ -289,6 +298,7 @@ class EtcdNodes(EtcdCluster):
 
     @_administers
     async def evict(self, path: str, name: str, order_id: int) -> bool:
+        """Evict a request from its queue; returns false if there was none."""
         rules.check_path(path)
         patient, tried = self.reader(path), False
         node = wire.get(wire.range_(self.keys.node(path)))

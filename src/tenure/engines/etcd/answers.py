@@ -100,6 +100,7 @@ class KeyValue:
     __slots__ = ("created", "key", "lease", "modified", "value", "version")
 
     def __init__(self, data: bytes) -> None:
+        """Decode the message."""
         self.key = self.value = b""
         self.created = self.modified = self.version = self.lease = 0
         for field, value in _fields(data):
@@ -141,6 +142,7 @@ class Answer:
     @property
     @_of_etcd
     def parts(self) -> list[Answer]:
+        """Answers to the parts of the transaction."""
         if self._parts is None:
             self._parts = [
                 _read_part(value)
@@ -266,6 +268,7 @@ class WatchEvent:
     __slots__ = ("deleted", "kv")
 
     def __init__(self, data: bytes) -> None:
+        """Decode the message."""
         self.deleted = False
         for field, value in _fields(data):
             if field == 1:

@@ -90,6 +90,7 @@ class EtcdOperations:
         tasks: set[asyncio.Task[Any]],
         told: Callable[[Refused | asyncio.CancelledError, str], TenureError],
     ) -> None:
+        """Start without operations; their tasks are added to `tasks`."""
         self._loop = asyncio.get_running_loop()
         self._of_engine = tasks
         self._told = told
@@ -216,6 +217,7 @@ class Attachment(SessionBase):
         version: int,
         events: SessionEvents,
     ) -> None:
+        """Start attached, with the record that the session's key has."""
         super().__init__(how, events, number, record.window)
         self.engine = engine
         self.key = engine.keys.session(self.path, number)
@@ -231,6 +233,7 @@ class Attachment(SessionBase):
 
     @property
     def attach_number(self) -> int:
+        """Number of this attachment of the session."""
         return self.version
 
     def became(self, version: int) -> None:
@@ -268,6 +271,7 @@ class Attachment(SessionBase):
         It compares `mine`, and reads the session's key first where something does not hold.
 
         Args:
+            build: makes the transaction; called again for each attempt.
             leaving: the request that the transaction deletes.
 
         Raises:

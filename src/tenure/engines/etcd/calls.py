@@ -58,6 +58,7 @@ class CallFailed(Exception):
     """
 
     def __init__(self, code: Code, reason: str, *, again: bool = False) -> None:
+        """Keep the code and the reason; `again` is the attribute."""
         super().__init__(reason)
         self.code = code
         self.again = again
@@ -94,6 +95,7 @@ class GrpcCall:
     )
 
     def __init__(self, head: bytes, pending: bytes = b"", *, ends: bool = False) -> None:
+        """Start with nothing sent."""
         self.head = head
         self.pending = pending
         self.ends = ends
@@ -212,6 +214,7 @@ class UnaryCall(GrpcCall):
     __slots__ = ("_message", "answer")
 
     def __init__(self, head: bytes, request: bytes, answer: asyncio.Future[bytes]) -> None:
+        """Start with the request to send; `answer` receives the answer."""
         super().__init__(head, message(request), ends=True)
         self.answer = answer
         self._message: bytes | None = None
@@ -244,6 +247,7 @@ class StreamCall(GrpcCall):
     __slots__ = ("_come", "_failure", "_reader")
 
     def __init__(self, head: bytes) -> None:
+        """Start without messages."""
         super().__init__(head)
         self._come: deque[bytes] = deque()
         self._failure: CallFailed | None = None

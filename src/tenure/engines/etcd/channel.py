@@ -209,6 +209,7 @@ class Channel:
     def __init__(
         self, endpoint: str, secrets: ssl.SSLContext | None = None, server_name: str = ""
     ) -> None:
+        """Prepare the channel; the first call connects."""
         host, _, port = endpoint.rpartition(":")
         self.endpoint = endpoint
         self._host, self._port = host.strip("[]"), int(port)

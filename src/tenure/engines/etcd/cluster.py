@@ -66,6 +66,7 @@ class EtcdCluster:
     watching: Watching
 
     def __init__(self, address: EtcdUrl, clock: Clock, members: Members | None = None) -> None:
+        """Start closed and without sessions."""
         self.url = address.url
         self.clock = clock
         self.keys = Keys(address.prefix)
@@ -183,6 +184,7 @@ class EtcdAttempts:
     """
 
     def __init__(self, engine: EtcdCluster, node: str | None, within: float) -> None:
+        """Start the first attempt now; none begins after `within` seconds."""
         self._engine = engine
         self._node = node
         self._within = within

@@ -46,6 +46,7 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
     )
 
     def __init__(self, address: EtcdUrl, clock: Clock, members: Members | None = None) -> None:
+        """Prepare the engine; `open` connects."""
         super().__init__(address, clock, members)
         self._caches = WatchCaches(self)
         self._closing: asyncio.Task[None] | None = None
@@ -62,6 +63,7 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
         )
 
     def diagnose(self) -> Iterable[Finding]:
+        """Examine the store for `tenure doctor`."""
         from tenure.engines.etcd.doctor import examine  # not needed by a program
 
         return examine(self.address)
@@ -69,6 +71,7 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
     # Opening and closing
 
     async def open(self) -> None:
+        """Connect to the store."""
         if self.is_open:
             return
         self._closing = None
@@ -131,6 +134,7 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
             raise Unsupported(f"{self.url} is etcd {version}; tenure needs 3.4 or newer")
 
     async def aclose(self) -> None:
+        """Close the sessions, then the connections. Safe to call twice."""
         if self._closing is None:
             if not self.is_open:
                 return
@@ -186,6 +190,7 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
             session.contact(False, cause)
 
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
+        """Return the reason why the store grants nothing at this moment, if it is known."""
         if not self.is_open or self.watching.is_up or not self.members.trouble:
             return None
         return EngineUnavailable(self.members.trouble)
@@ -193,6 +198,7 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
     # The contract
 
     async def attach(self, how: Attach, events: SessionEvents) -> EtcdSession:
+        """Attach a session, or take one over."""
         self.check_open()
         attaching_ = self.spawn(attaching.attach(self, self._caches, how, events))
         try:
@@ -202,5 +208,6 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
             raise
 
     async def store_time(self) -> float:
+        """Return the local wall clock, since etcd has none."""
         self.check_open()
         return self.clock.wall()  # etcd tells no time

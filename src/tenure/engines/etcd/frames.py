@@ -102,6 +102,7 @@ class Violation(Exception):
     """The peer has said what it must not; the connection ends."""
 
     def __init__(self, code: Trouble, why: str) -> None:
+        """Keep the error code and the reason."""
         super().__init__(why)
         self.code = code
 
@@ -162,9 +163,12 @@ _NEVER_INDEXED = 0x10
 
 
 def head(path: str, authority: str, *, secure: bool, more: Iterable[tuple[str, str]]) -> bytes:
-    """The block of a POST.
+    """Return the header block of a POST.
 
     Args:
+        path: the method's path.
+        authority: the server's name, as the call has it.
+        secure: the connection is encrypted.
         more: further headers, their names in lower case.
     """
     block = _NO_TABLE + _POST + (_HTTPS if secure else _HTTP)
@@ -201,6 +205,7 @@ class Blocks:
     """
 
     def __init__(self) -> None:
+        """Start without known blocks and without a table."""
         self._decoder = Decoder()
         self._decoder.header_table_size = self._decoder.max_allowed_table_size = 0
         self.known: dict[bytes, Fields] = {}

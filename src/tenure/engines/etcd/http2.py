@@ -77,6 +77,7 @@ class Http2Connection:
     """
 
     def __init__(self, speak: Callable[[], None]) -> None:
+        """Start before the greeting, without streams."""
         self._speak = speak
         self.out: list[bytes] = []
         self.ready = self.draining = self.awaited = False
@@ -108,8 +109,6 @@ class Http2Connection:
             self._on_continuation,
         )
         self._put(GREETING)
-
-    # What is to be written
 
     def take(self) -> bytes:
         """Return the bytes to be written now."""

@@ -65,6 +65,7 @@ class Name:
     """
 
     def __init__(self, prefix: str, path: str, name: str) -> None:
+        """Compute the keys and the parts of transactions of one semaphore."""
         where = f"{_node(path)}/{quote(name, safe='')}"
         self.path = path
         self.name = name
@@ -94,12 +95,14 @@ class Keys:
     """The keys of one store."""
 
     def __init__(self, prefix: str) -> None:
+        """Compute the keys that the whole store has."""
         self._prefix = prefix
         self.base = f"{prefix}base".encode()
         self.serial = f"{prefix}serial".encode()
         self.nodes = f"{prefix}n/".encode()
 
     def node(self, path: str) -> bytes:
+        """Return the key of a node."""
         return f"{self._prefix}n/{_node(path)}".encode()
 
     def path(self, key: bytes) -> str:
@@ -107,21 +110,27 @@ class Keys:
         return key[len(self.nodes) :].decode().replace(":", "/")
 
     def sessions(self, path: str) -> bytes:
+        """Return the prefix of the keys of a node's sessions."""
         return f"{self._prefix}s/{_node(path)}/".encode()
 
     def session(self, path: str, number: int) -> bytes:
+        """Return the key of a session."""
         return b"%s%016x" % (self.sessions(path), number)
 
     def queues(self, path: str) -> bytes:
+        """Return the prefix of the keys of a node's queues."""
         return f"{self._prefix}q/{_node(path)}/".encode()
 
     def data(self, path: str) -> bytes:
+        """Return the prefix of the keys of the data of a node's semaphores."""
         return f"{self._prefix}d/{_node(path)}/".encode()
 
     def request_data(self, path: str) -> bytes:
+        """Return the prefix of the keys of the data of a node's requests."""
         return f"{self._prefix}x/{_node(path)}/".encode()
 
     def name(self, path: str, name: str) -> Name:
+        """Return the keys of a semaphore."""
         return Name(self._prefix, path, name)
 
 
@@ -219,6 +228,7 @@ class Entry:
     )
 
     def __init__(self, kv: KeyValue) -> None:
+        """Read the request from its key and value."""
         count, _, mark = kv.value.partition(b" ")
         session, _, request_id = kv.key[kv.key.rindex(b"/") + 1 :].partition(b"-")
         self.key = kv.key
@@ -249,6 +259,7 @@ class Queue:
     __slots__ = ("limit", "limit_kv", "name", "owning", "requests")
 
     def __init__(self, name: str, limit: KeyValue | None, requests: list[Entry]) -> None:
+        """Read the limit, and count the owners."""
         self.name = name
         self.limit_kv = limit
         self.limit = EPHEMERAL_LIMIT if limit is None else limit_of(limit.value)

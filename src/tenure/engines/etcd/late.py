@@ -59,6 +59,7 @@ class LateWaiters:
         txn: Callable[[bytes, float], Awaitable[Answer]],
         patience: float,
     ) -> None:
+        """Start with no requests seen."""
         self._keys = keys
         self._clock = clock
         self._local = local

@@ -54,6 +54,7 @@ class Refused(Exception):
     """
 
     def __init__(self, code: Code, reason: str) -> None:
+        """Keep the code and the reason."""
         super().__init__(reason)
         self.code = code
         self.reason = reason
@@ -146,6 +147,7 @@ class Members:
     """
 
     def __init__(self, address: EtcdUrl) -> None:
+        """Start without channels."""
         self._address = address
         self._channels: list[Channel] = []
         self._token = ""
@@ -170,6 +172,7 @@ class Members:
             await channel.aclose()
 
     def __len__(self) -> int:
+        """Return the number of members."""
         return len(self._channels)
 
     def _channel(self, turn: int) -> Channel:

@@ -83,6 +83,7 @@ class Rounds:
     def __init__(
         self, members: Members, clock: Clock, spawn: Callable[[Any], asyncio.Task[Any]]
     ) -> None:
+        """Start with nothing to renew."""
         self._members = members
         self._clock = clock
         self._spawn = spawn
@@ -175,6 +176,7 @@ class Renewer:
     """Renewals in a thread."""
 
     def __init__(self, address: EtcdUrl, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+        """Start with nothing to renew, and without a thread."""
         self._address = address
         self._clock = clock
         self._loop = loop

@@ -84,6 +84,7 @@ class EtcdRequests(Attachment):
         version: int,
         events: SessionEvents,
     ) -> None:
+        """Start attached, without requests."""
         super().__init__(engine, how, number, record, version, events)
         self.requests: dict[int, EtcdRequest] = {}
         self._leaving: dict[int, asyncio.Future[Withdrawn]] = {}
@@ -91,8 +92,6 @@ class EtcdRequests(Attachment):
         self._waiting = Waiting(self, self.taken_out)
         self._prepared: dict[tuple[object, ...], bytes] = {}
         self._prepared_for = 0
-
-    # Joining
 
     def enqueue(
         self,
@@ -104,6 +103,7 @@ class EtcdRequests(Attachment):
         timeout: float | None,
         ephemeral: bool,
     ) -> Answer[Enqueued]:
+        """Add a request at the end of a queue."""
         if self.over or self.closing:
             self.check_open()
         if timeout is not None:
@@ -241,8 +241,6 @@ class EtcdRequests(Attachment):
         self.engine.local[request.key] = request
         return request
 
-    # Transactions that are sent again and again
-
     def _joining_as_before(
         self, request: EtcdRequest, condition: bytes, whole: bool, at_once: bool
     ) -> bytes:
@@ -265,6 +263,8 @@ class EtcdRequests(Attachment):
         """Return a transaction, made from the one that was built for an earlier request.
 
         Args:
+            request: the one that the transaction is for.
+            build: makes the transaction, where none was built before.
             what: all that it depends on, but for the number of the request and the attachment.
         """
         if self._prepared_for != self.version or len(self._prepared) >= _MOST_PREPARED:
@@ -279,9 +279,8 @@ class EtcdRequests(Attachment):
                 request.key = key
         return prepared.replace(_ANY_REQUEST, request.key[-16:])
 
-    # Leaving
-
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:
+        """Take a request out of its queue."""
         self.check_open()
         request = self.requests.pop(request_id, None) or self._left_in.pop(request_id, None)
         if request is None:
@@ -341,6 +340,7 @@ class EtcdRequests(Attachment):
         """Take note that a request is out of its queue.
 
         Args:
+            request: the one that left.
             head: the first request of the queue then, if that is known.
             joined: a request that has joined just before, and whose caller has no answer yet: it
                 looks by itself.

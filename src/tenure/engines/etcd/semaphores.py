@@ -223,9 +223,10 @@ async def describe(
 
 
 def descriptions(found: Mapping[bytes, bytes], sessions: bytes) -> dict[int, str]:
-    """Descriptions of sessions by their ids, among what was found.
+    """Return the descriptions of sessions by their ids.
 
     Args:
+        found: keys and values that were read.
         sessions: the prefix of their keys.
     """
     return {
@@ -238,9 +239,12 @@ def descriptions(found: Mapping[bytes, bytes], sessions: bytes) -> dict[int, str
 async def all_under(
     reader: Reader, prefix: bytes, revision: int, keys: Iterable[bytes] = ()
 ) -> dict[bytes, bytes]:
-    """All keys with that prefix and their values, as they were at that revision, page by page.
+    """Read all keys with a prefix and their values, page by page.
 
     Args:
+        reader: reads one page after the other.
+        prefix: the prefix of the keys.
+        revision: the revision at which all of them are read.
         keys: other keys, which are read along with the pages.
     """
     found: dict[bytes, bytes] = {}
@@ -273,10 +277,15 @@ def described(
     waiters: bool,
     descriptions: Mapping[int, str] | None = None,
 ) -> SemaphoreDescription:
-    """A semaphore that was read.
+    """Describe a semaphore that was read.
 
     Args:
+        queue: its limit and its requests.
+        data: its data.
         of_requests: the data of requests by the end of their key.
+        base: added to a create revision, it is the order id.
+        owners: describe the owners.
+        waiters: describe the waiters.
         descriptions: what sessions say of themselves, if that was read.
     """
     said = descriptions or {}

@@ -55,6 +55,7 @@ class EtcdSession(EtcdRequests):
         version: int,
         events: SessionEvents,
     ) -> None:
+        """Start attached and in contact."""
         super().__init__(engine, how, number, record, version, events)
         self._in_contact = True
         self._ending: asyncio.Task[None] | None = None
@@ -70,6 +71,7 @@ class EtcdSession(EtcdRequests):
     # Proof
 
     def renew(self) -> None:
+        """Extend the session's expiry; the proof comes through the session's events."""
         if not self.over:
             self.engine.renew(self)
 
@@ -177,12 +179,15 @@ class EtcdSession(EtcdRequests):
     # The end
 
     def abandon(self) -> None:
+        """Undo an attach whose caller no longer waits for it."""
         self.engine.spawn(self._finish(detach=self.taken_over))
 
     async def close(self) -> None:
+        """End the session."""
         await self._finish(detach=False)
 
     async def detach(self) -> None:
+        """Detach the session, without ending it."""
         await self._finish(detach=True)
 
     async def _finish(self, *, detach: bool) -> None:
@@ -252,6 +257,7 @@ class EtcdSession(EtcdRequests):
     # Semaphores
 
     async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        """Create a lasting semaphore."""
         self.check_open()
         keys = self.name(name)
         rules.check_limit(limit, self.path, name)
@@ -261,12 +267,14 @@ class EtcdSession(EtcdRequests):
         )
 
     async def update_semaphore(self, name: str, data: bytes) -> None:
+        """Replace the data of a semaphore."""
         self.check_open()
         keys = self.name(name)
         rules.check_data(data, self.path, name)
         await self.operations.take(name, lambda: semaphores.update(self, keys, data))
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        """Delete a semaphore."""
         self.check_open()
         keys = self.name(name)
         await self.operations.take(name, lambda: semaphores.delete(self, keys, force=force))
@@ -274,6 +282,7 @@ class EtcdSession(EtcdRequests):
     async def describe_semaphore(
         self, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
+        """Describe a semaphore."""
         self.check_open()
         keys = self.name(name)
         return await self.operations.take(
@@ -291,6 +300,7 @@ class EtcdSession(EtcdRequests):
         data: bytes | None,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
+        """Change a request in place."""
         self.check_open()
         request = self.requests.get(request_id)
         if request is None:
@@ -349,6 +359,7 @@ class EtcdSession(EtcdRequests):
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
+        """Watch a name; returns the function that ends the watch."""
         self.check_open()
         stop, in_place = self._caches.watch(self, self.name(name), data, owners, changed)
         self.operations.wait_for(in_place)

@@ -55,6 +55,8 @@ def joining(
     """Join the queue.
 
     Args:
+        session: the attachment that the request belongs to.
+        request: the one that joins.
         condition: what must hold of the semaphore.
         whole: it wants all that there is.
         at_once: it does not wait.

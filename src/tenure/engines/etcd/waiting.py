@@ -50,6 +50,7 @@ class Waiting:
         session: Attachment,
         taken_out: Callable[[int, bytes], None],
     ) -> None:
+        """Start without waiting requests."""
         self._session = session
         self._engine = session.engine
         self._taken_out = taken_out

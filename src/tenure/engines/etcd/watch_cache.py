@@ -41,6 +41,7 @@ class CacheWatcher:
     def __init__(
         self, session: object, data: bool, owners: bool, changed: Callable[[], None]
     ) -> None:
+        """Watch data, owners, or both for a session."""
         self.session = session
         self.data = data
         self.owners = owners
@@ -58,6 +59,7 @@ class WatchCache:
         watchers: Watchers[WatchCache, object, CacheWatcher],
         unwatched: Callable[[WatchCache], None],
     ) -> None:
+        """Start without a copy; the first watch loads it."""
         self._cluster = cluster
         self._name = name
         self._watchers = watchers
@@ -198,6 +200,7 @@ class WatchCaches:
     """The watch caches of an engine, by name."""
 
     def __init__(self, cluster: EtcdCluster) -> None:
+        """Start without caches."""
         self._cluster = cluster
         self._caches: dict[tuple[str, str], WatchCache] = {}
         self._watchers: Watchers[WatchCache, object, CacheWatcher] = Watchers()

@@ -84,6 +84,7 @@ class Watching:
         up: Callable[[], None],
         down: Callable[[str], None],
     ) -> None:
+        """Start without a stream; `open` starts it."""
         self._members = members
         self._patience = patience
         self._up = up

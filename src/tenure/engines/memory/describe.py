@@ -89,9 +89,11 @@ class MemoryPages:
     """
 
     def __init__(self, command: Callable[[], AbstractContextManager[tuple[Store, float]]]) -> None:
+        """Read through `command`, which locks the store."""
         self._command = command
 
     async def sessions(self, path: str, *, after: int, most: int) -> Sequence[SessionDescription]:
+        """Describe the next sessions of a node, by id."""
         with self._command() as (store, now):
             node = store.node(path)
             ids = nsmallest(most, (each for each in node.sessions if each > after))
@@ -100,6 +102,7 @@ class MemoryPages:
     async def semaphores(
         self, path: str, *, owners: bool, waiters: bool, after: str, most: int
     ) -> Sequence[SemaphoreDescription]:
+        """Describe the next semaphores of a node, by name."""
         with self._command() as (store, now):
             node = store.node(path)
             page: list[SemaphoreDescription] = []

@@ -56,6 +56,7 @@ class MemoryEngine(EngineDefaults):
     capabilities = Capabilities(resume=True, adopt=True)
 
     def __init__(self, name: str, clock: Clock) -> None:
+        """Prepare the connection; `open` finds or makes the store."""
         self.url = f"memory://{name}"
         self.clock = clock
         self._name = name
@@ -69,6 +70,7 @@ class MemoryEngine(EngineDefaults):
         self.seen = 0
 
     async def open(self) -> None:
+        """Connect to the store of this name, or make it."""
         self.loop = loop = asyncio.get_running_loop()
         now = self.clock.now
         self._timer = BackgroundTimer(loop, now, self._tick, self._failures)
@@ -84,6 +86,7 @@ class MemoryEngine(EngineDefaults):
         self._shared = shared
 
     async def aclose(self) -> None:
+        """Close the sessions, then the connections. Safe to call twice."""
         shared = self._shared
         if shared is None:
             return
@@ -191,9 +194,11 @@ class MemoryEngine(EngineDefaults):
     # The contract
 
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
+        """Return ``None``: the store is always reachable."""
         return None
 
     async def attach(self, how: Attach, events: SessionEvents) -> MemorySession:
+        """Attach a session, or take one over."""
         if how.session_id is not None:
             return await self._take_over(how, how.session_id, events)
         with self._command() as (store, now):
@@ -243,49 +248,60 @@ class MemoryEngine(EngineDefaults):
                 self.settle(store)
 
     async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        """Create a node."""
         with self._command() as (store, _):
             store.create_node(path, config, exist_ok=exist_ok)
 
     async def alter_node(self, path: str, config: NodeConfig) -> None:
+        """Change the settings of a node."""
         with self._command() as (store, _):
             store.alter_node(path, config)
 
     async def drop_node(self, path: str, *, force: bool) -> None:
+        """Drop a node."""
         with self._command() as (store, _):
             store.drop_node(path, force=force)
 
     async def describe_node(self, path: str) -> NodeDescription:
+        """Describe a node."""
         with self._command() as (store, _):
             node = store.node(path)
             return NodeDescription(path, node.config, len(node.sessions), len(node.semaphores))
 
     async def list_nodes(self) -> Sequence[str]:
+        """Return the paths of all nodes, sorted."""
         with self._command() as (store, _):
             return sorted(store.nodes)
 
     async def list_semaphores(
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:
+        """Describe the semaphores of a node, sorted by name."""
         pages = MemoryPages(self._command)
         return await pages.semaphores(path, owners=owners, waiters=waiters, after="", most=ALL)
 
     async def describe_semaphore(
         self, path: str, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
+        """Describe a semaphore."""
         with self._command() as (store, now):
             found = store.node(path).semaphore(name)
             return describe.semaphore(found, now, owners=owners, waiters=waiters)
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        """Describe the sessions of a node, sorted by id."""
         return await MemoryPages(self._command).sessions(path, after=0, most=ALL)
 
     def pages(self) -> MemoryPages:
+        """Return the lists in pages."""
         return MemoryPages(self._command)
 
     async def store_time(self) -> float:
+        """Return the wall clock of the engine."""
         return self.clock.wall()
 
     async def end_session(self, path: str, session_id: int) -> bool:
+        """End a session; returns false if there was none."""
         with self._command() as (store, now):
             session = store.node(path).sessions.get(session_id)
             if session is None:
@@ -294,5 +310,6 @@ class MemoryEngine(EngineDefaults):
             return True
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
+        """Evict a request from its queue; returns false if there was none."""
         with self._command() as (store, now):
             return store.evict(store.node(path), name, order_id, now)

@@ -62,6 +62,7 @@ class Shared:
     """
 
     def __init__(self, name: str) -> None:
+        """Start with an empty store; only a named one is shared, and needs the lock."""
         self.store = Store()
         self.lock = threading.Lock()
         self.guard = self.lock if name else None
@@ -113,6 +114,7 @@ class MemorySession(SessionDefaults):
             self._disbelieve()
 
     def renew(self) -> None:
+        """Extend the session's expiry; the proof comes through the session's events."""
         now = self._now()
         with self._lock:
             lives = not self.superseded and self.state.touch(now)
@@ -120,6 +122,7 @@ class MemorySession(SessionDefaults):
             self.events.proven(now)
 
     async def close(self) -> None:
+        """End the session."""
         with self._lock:
             if not self.superseded:
                 self._store.close(self.state, self._now())
@@ -128,6 +131,7 @@ class MemorySession(SessionDefaults):
         self.engine.sessions.discard(self)
 
     async def detach(self) -> None:
+        """Detach the session, without ending it."""
         with self._lock:
             if not self.superseded:
                 self._store.detach(self.state, self._now())
@@ -203,16 +207,19 @@ class MemorySession(SessionDefaults):
         self.events.proven(now)
 
     async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        """Create a lasting semaphore."""
         with self._lock:
             self._store.create(self._alive().node, name, limit, data, exist_ok=exist_ok)
             self.engine.settle(self._store)
 
     async def update_semaphore(self, name: str, data: bytes) -> None:
+        """Replace the data of a semaphore."""
         with self._lock:
             self._store.update(self._alive().node, name, data)
             self.engine.settle(self._store)
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        """Delete a semaphore."""
         with self._lock:
             self._store.delete(self._alive().node, name, force=force)
             self.engine.settle(self._store)
@@ -220,6 +227,7 @@ class MemorySession(SessionDefaults):
     async def describe_semaphore(
         self, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
+        """Describe a semaphore."""
         with self._lock:
             found = self._alive().node.semaphore(name)
             return describe.semaphore(found, self._now(), owners=owners, waiters=waiters)
@@ -234,6 +242,7 @@ class MemorySession(SessionDefaults):
         timeout: float | None,
         ephemeral: bool,
     ) -> Enqueued:
+        """Add a request at the end of a queue."""
         engine, store, guard = self.engine, self._store, self._guard
         now, wall = self._now, self._wall
         if guard is not None:
@@ -267,6 +276,7 @@ class MemorySession(SessionDefaults):
         data: bytes | None,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> None:
+        """Change a request in place."""
         with self._lock:
             self._store.alter(self._alive(), request_id, count, data, self._now(), timeout)
             self.engine.settle(self._store)
@@ -274,6 +284,7 @@ class MemorySession(SessionDefaults):
                 self.engine.set_timer(self._store)
 
     def withdraw(self, request_id: int) -> Withdrawn:
+        """Take a request out of its queue."""
         store, guard, now = self._store, self._guard, self._now
         if guard is not None:
             guard.acquire()
@@ -297,6 +308,7 @@ class MemorySession(SessionDefaults):
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
+        """Watch a name; returns the function that ends the watch."""
         with self._lock:
             watch = self._store.watch(self._alive(), name, data=data, owners=owners, sink=changed)
 

@@ -100,6 +100,7 @@ class Asking(ABC):
         return self._operations.ask(rid, kind(rid, self.channel, *facts))
 
     async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        """Create a lasting semaphore."""
         self._check()
         name = plain_name(name, self.node)
         limit = plain_count(limit, "limit", self.node, name)
@@ -115,12 +116,14 @@ class Asking(ABC):
                 raise
 
     async def update_semaphore(self, name: str, data: bytes) -> None:
+        """Replace the data of a semaphore."""
         self._check()
         name = plain_name(name, self.node)
         data = plain_data(data, self.node, name)
         await self._ask(wire.UpdateSemaphore, name, data).future
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        """Delete a semaphore."""
         self._check()
         name = plain_name(name, self.node)
         call = self._ask(wire.DeleteSemaphore, name, bool(force))
@@ -133,6 +136,7 @@ class Asking(ABC):
     async def describe_semaphore(
         self, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
+        """Describe a semaphore."""
         self._check()
         name = plain_name(name, self.node)
         call = self._ask(wire.DescribeSemaphore, name, bool(owners), bool(waiters))
@@ -149,6 +153,7 @@ class Asking(ABC):
         timeout: float | None,
         ephemeral: bool,
     ) -> Answer[Enqueued]:
+        """Add a request at the end of a queue; its answer comes through the connection."""
         if self._over or self._leaving is not None:
             raise self._expired()
         node = self.node
@@ -176,6 +181,7 @@ class Asking(ABC):
         data: bytes | None,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
+        """Change a request in place."""
         self._check()
         node = self.node
         if data is not None:
@@ -190,6 +196,7 @@ class Asking(ABC):
         return self._ask(wire.Alter, request_id, count, data, True, timeout).future
 
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:
+        """Take a request out of its queue."""
         if self._over or self._leaving is not None:
             raise self._expired()
         self._operations.holds.pop(request_id, None)
@@ -199,6 +206,7 @@ class Asking(ABC):
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
+        """Watch a name; returns the function that ends the watch."""
         self._check()
         name = plain_name(name, self.node)
         watches = self._watches

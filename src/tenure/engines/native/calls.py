@@ -64,6 +64,7 @@ class Call:
         future: asyncio.Future[Any],
         owner: CallOwner | None = None,
     ) -> None:
+        """Start unsent."""
         self.rid = rid
         self.message = message
         self.future = future

@@ -85,6 +85,7 @@ class Connection(asyncio.Protocol):
         clock: Clock,
         busy_poll: float,
     ) -> None:
+        """Prepare the protocol; the greeting is sent once the transport is connected."""
         loop = asyncio.get_running_loop()
         self.endpoint = endpoint
         self.greeting: asyncio.Future[wire.Welcome] = loop.create_future()
@@ -209,9 +210,11 @@ class Connection(asyncio.Protocol):
                 self._poll.expect()
 
     def pause_writing(self) -> None:
+        """Stop writing until the transport's buffer has room."""
         self._paused = True
 
     def resume_writing(self) -> None:
+        """Write again."""
         self._paused = False
         self._launch_waiting()
 
@@ -223,6 +226,7 @@ class Connection(asyncio.Protocol):
     # Reading
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the greeting."""
         self._transport = cast("asyncio.Transport", transport)
         if transport.get_extra_info("sslcontext") is None:
             # What is written goes out at once, so that the server answers the first requests
@@ -235,6 +239,7 @@ class Connection(asyncio.Protocol):
         self.flush()
 
     def data_received(self, data: bytes) -> None:
+        """Handle the messages that the bytes complete."""
         self._heard_at = self._now()
         decode, handlers = self._decode, self._handlers
         try:
@@ -253,6 +258,7 @@ class Connection(asyncio.Protocol):
             self._launch_waiting()
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Note that the connection is closed, and the reason."""
         if self.greeting.done():
             self._end(str(error or "the server closed the connection"))
         else:

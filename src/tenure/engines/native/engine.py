@@ -51,6 +51,7 @@ class NativeEngine(EngineDefaults):
     """
 
     def __init__(self, address: NativeUrl, clock: Clock, dial: Dial | None = None) -> None:
+        """Prepare the engine; `open` connects."""
         self.url = address.url
         self.clock = clock
         self.capabilities = Capabilities(resume=True)
@@ -60,6 +61,7 @@ class NativeEngine(EngineDefaults):
         self._heartbeat: NativeHeartbeat | None = None
 
     async def open(self) -> None:
+        """Connect to the store."""
         address = self._address
         tls = None if address.tls is None else address.tls.context()
         dial = self._dial or dialler(address, tls)
@@ -73,6 +75,7 @@ class NativeEngine(EngineDefaults):
             self._heartbeat = NativeHeartbeat(address, tls, self.clock, program)
 
     async def aclose(self) -> None:
+        """Close the sessions, then the connections. Safe to call twice."""
         link, self._link = self._link, None
         if link is None:
             return
@@ -101,6 +104,7 @@ class NativeEngine(EngineDefaults):
         return self._link
 
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
+        """Return the reason why the store grants nothing at this moment, if it is known."""
         link = self._link
         if link is None:
             return None
@@ -111,6 +115,7 @@ class NativeEngine(EngineDefaults):
     # Sessions
 
     async def attach(self, how: Attach, events: SessionEvents) -> NativeSession:
+        """Attach a session, or take one over."""
         link = self._opened()
         plain_path(how.node)
         rules.check_window(how.recovery_window, how.node)
@@ -123,25 +128,31 @@ class NativeEngine(EngineDefaults):
     # Nodes
 
     async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        """Create a node."""
         await self._ask(wire.CreateNode, plain_path(path), Config.of(config), bool(exist_ok))
 
     async def alter_node(self, path: str, config: NodeConfig) -> None:
+        """Change the settings of a node."""
         await self._ask(wire.AlterNode, plain_path(path), Config.of(config))
 
     async def drop_node(self, path: str, *, force: bool) -> None:
+        """Drop a node."""
         await self._ask(wire.DropNode, plain_path(path), bool(force))
 
     async def describe_node(self, path: str) -> NodeDescription:
+        """Describe a node."""
         found: NodeDescription = await self._ask(wire.DescribeNode, plain_path(path))
         return found
 
     async def list_nodes(self) -> Sequence[str]:
+        """Return the paths of all nodes, sorted."""
         found: list[str] = await self._ask(wire.ListNodes)
         return found
 
     async def list_semaphores(
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:
+        """Describe the semaphores of a node, sorted by name."""
         found: list[SemaphoreDescription] = await self._ask(
             wire.ListSemaphores, plain_path(path), bool(owners), bool(waiters)
         )
@@ -150,6 +161,7 @@ class NativeEngine(EngineDefaults):
     async def describe_semaphore(
         self, path: str, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
+        """Describe a semaphore; an older server lists all of the node for it."""
         path = plain_path(path)
         name = plain_name(name, path)
         try:
@@ -166,19 +178,23 @@ class NativeEngine(EngineDefaults):
         return found
 
     async def store_time(self) -> float:
+        """Read the store's wall clock; an older server has none, and the local one is read."""
         try:
             return float(await self._ask(wire.ReadStoreTime, feature=wire.STORE_TIME))
         except _OlderServer:
             return self.clock.wall()
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        """Describe the sessions of a node, sorted by id."""
         found: list[SessionDescription] = await self._ask(wire.ListSessions, plain_path(path))
         return found
 
     async def end_session(self, path: str, session_id: int) -> bool:
+        """End a session; returns false if there was none."""
         return bool(await self._ask(wire.EndSession, plain_path(path), session_id))
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
+        """Evict a request from its queue; returns false if there was none."""
         path = plain_path(path)
         return bool(await self._ask(wire.Evict, path, plain_name(name, path), order_id))
 
@@ -186,6 +202,8 @@ class NativeEngine(EngineDefaults):
         """Send a request, through reconnects if need be.
 
         Args:
+            kind: the class of the message.
+            *facts: the fields of the message after its number.
             feature: the feature that the message belongs to.
 
         Raises:

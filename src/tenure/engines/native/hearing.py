@@ -20,14 +20,37 @@ __all__ = ["Receiver", "hearing"]
 class Receiver(Protocol):
     """Session that messages are delivered to."""
 
-    def attached(self, answer: wire.Attached, connection: Connection) -> None: ...
-    def granted(self, push: wire.Granted) -> None: ...
-    def removed(self, push: wire.Removed) -> None: ...
-    def changed(self, push: wire.Changed) -> None: ...
-    def watch_refused(self, push: wire.WatchRefused) -> None: ...
-    def proven(self, answer: wire.Proven) -> None: ...
-    def contact(self, push: wire.Contact) -> None: ...
-    def ended(self, push: wire.Ended) -> None: ...
+    def attached(self, answer: wire.Attached, connection: Connection) -> None:
+        """Handle the answer to an attach over this connection."""
+        ...
+
+    def granted(self, push: wire.Granted) -> None:
+        """Handle a grant."""
+        ...
+
+    def removed(self, push: wire.Removed) -> None:
+        """Handle a removal."""
+        ...
+
+    def changed(self, push: wire.Changed) -> None:
+        """Handle a change of a watched semaphore."""
+        ...
+
+    def watch_refused(self, push: wire.WatchRefused) -> None:
+        """Handle the refusal of a watch."""
+        ...
+
+    def proven(self, answer: wire.Proven) -> None:
+        """Handle the proof that answers a renewal."""
+        ...
+
+    def contact(self, push: wire.Contact) -> None:
+        """Handle the loss or the return of the server's contact to its store."""
+        ...
+
+    def ended(self, push: wire.Ended) -> None:
+        """Handle the end of the session."""
+        ...
 
 
 def hearing(
@@ -40,6 +63,7 @@ def hearing(
 
     Args:
         sessions: by their channels.
+        connection: the one that the messages come from.
         refuse: fails a call.
         close: closes what was attached to a channel without a session.
     """

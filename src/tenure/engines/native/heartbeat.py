@@ -51,6 +51,7 @@ class Proofs:
     """
 
     def __init__(self, window: float) -> None:
+        """Start without a proof."""
         self.last: float | None = None
         self.asked = 0.0
         self._window = window
@@ -146,6 +147,7 @@ class NativeHeartbeat(HeartbeatThread[RenewedSession]):
     def __init__(
         self, address: NativeUrl, tls: ssl.SSLContext | None, clock: Clock, program: bytes
     ) -> None:
+        """Start without a thread and without connections."""
         failures = Failures(f"heartbeats to {address.url}", logging.getLogger("tenure"))
         super().__init__("tenure-native-heartbeat", clock.now, failures)
         self._server_name = "" if address.tls is None else address.tls.server_name
@@ -157,6 +159,7 @@ class NativeHeartbeat(HeartbeatThread[RenewedSession]):
         self._asides: dict[Endpoint, _Aside] = {}
 
     def renew_now(self, wanted: dict[RenewedSession, float]) -> None:
+        """Renew the sessions that the loop has not renewed meanwhile."""
         self.wait_until_closing(_HEAD_START)
         for session, asked in wanted.items():
             if session.proofs.asked < asked and not self._closing:
@@ -164,6 +167,7 @@ class NativeHeartbeat(HeartbeatThread[RenewedSession]):
                     self._prove(session)
 
     def disconnect(self) -> None:
+        """Close all connections of the thread."""
         for endpoint in list(self._asides):
             self._hang_up(endpoint)
 

@@ -86,6 +86,7 @@ class Link:
     """
 
     def __init__(self, address: NativeUrl, clock: Clock, program: bytes, dial: Dial) -> None:
+        """Start without a connection, with the servers in random order."""
         self.address = address
         self.clock = clock
         self.loop = asyncio.get_running_loop()
@@ -215,9 +216,11 @@ class Link:
     # For the reconnector
 
     def longest_pause(self) -> float:
+        """Longest pause between two attempts to connect, in seconds."""
         return min(LONGEST_PAUSE, self._shortest_window / 8)
 
     async def connect(self, host: Endpoint) -> Connection:
+        """Connect to one server and wait for its greeting."""
         hello = wire.Hello(
             wire.VERSION, wire.VERSION, sorted(wire.FEATURES), self.address.token, self._program
         )
@@ -286,9 +289,11 @@ class Link:
     # For a connection
 
     def handlers(self, connection: Connection) -> Handlers:
+        """Return the handlers of the messages of a connection."""
         return hearing(self.sessions, connection, self.refuse, self.close_channel)
 
     def silence_limit(self, heartbeat: float) -> float:
+        """Return the seconds of silence after which a connection is given up."""
         return max(_SILENCE, min(3 * heartbeat, self._shortest_window / 3))
 
     def refuse(self, call: Call, error: TenureError) -> None:

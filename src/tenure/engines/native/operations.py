@@ -40,6 +40,7 @@ class Operations:
     """
 
     def __init__(self, channel: int, link: Link) -> None:
+        """Start with an empty queue."""
         self.calls: dict[int, Call] = {}
         self.holds: Holds = {}
         self._channel = channel
@@ -173,6 +174,7 @@ class Operations:
         """The session is over: nothing of it will be answered, and what was to end it is done.
 
         Args:
+            error: raised by the operations that have no answer.
             by_server: a server has said so. Then a withdrawal came too late, unless it may have
                 been carried out over a connection that was lost.
         """

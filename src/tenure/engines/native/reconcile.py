@@ -64,6 +64,7 @@ def reconcile(holds: Holds, calls: Collection[Call], answer: wire.Attached, now:
             it has withdrawn is not among it.
         calls: its unanswered operations, in order.
         answer: what the server has of it.
+        now: the local time, in seconds.
     """
     found = {each.request_id: each for each in answer.requests}
     why = {request_id: REMOVALS[word] for request_id, word in answer.removed}

@@ -62,6 +62,7 @@ class NativeSession(Asking, SessionDefaults):
     def __init__(
         self, link: Link, heartbeat: NativeHeartbeat | None, how: Attach, events: SessionEvents
     ) -> None:
+        """Start unattached, with a channel of its own."""
         self.id = 0
         self.attach_number = 0
         self.window = float(how.recovery_window)
@@ -225,6 +226,7 @@ class NativeSession(Asking, SessionDefaults):
         return self.proofs.fresh(self._now())
 
     def renew(self) -> None:
+        """Extend the session's expiry; the proof comes through the session's events."""
         if threading.get_ident() == self._thread:
             self._renew()
             return
@@ -253,9 +255,11 @@ class NativeSession(Asking, SessionDefaults):
     # The end
 
     async def close(self) -> None:
+        """End the session."""
         await self._leave(wire.Close)
 
     async def detach(self) -> None:
+        """Detach the session, without ending it."""
         await self._leave(wire.Detach)
 
     async def _leave(self, how: type[wire.Close | wire.Detach]) -> None:

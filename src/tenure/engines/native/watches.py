@@ -31,6 +31,7 @@ class Watches:
     """The watches of one session, on its channel."""
 
     def __init__(self, channel: int) -> None:
+        """Start without watches."""
         self._channel = channel
         self._watches: dict[int, _Watch] = {}
         self._last = 0

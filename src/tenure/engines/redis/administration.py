@@ -44,6 +44,7 @@ class Administration(EngineDefaults):
     reconnector: RedisReconnector
 
     def __init__(self, address: RedisUrl) -> None:
+        """Start closed."""
         self.url = address.url
         self._address = address
         self._open = False
@@ -101,6 +102,7 @@ class Administration(EngineDefaults):
         return reply
 
     async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        """Create a node."""
         rules.check_path(path)
         text = values.config_text(config)
         reply = await self._ask(
@@ -110,6 +112,7 @@ class Administration(EngineDefaults):
             raise NodeExists(f"the node {path} exists already", node=path)
 
     async def alter_node(self, path: str, config: NodeConfig) -> None:
+        """Change the settings of a node."""
         rules.check_path(path)
         done = False
         while not done:  # until no other client alters it meanwhile
@@ -119,6 +122,7 @@ class Administration(EngineDefaults):
             done = reply[0] == b"ok"
 
     async def drop_node(self, path: str, *, force: bool) -> None:
+        """Drop a node."""
         rules.check_path(path)
         rules.check_droppable(path)
         reply = await self._ask(path, "admin", "drop", path, int(force))
@@ -130,21 +134,25 @@ class Administration(EngineDefaults):
             )
 
     async def describe_node(self, path: str) -> NodeDescription:
+        """Describe a node."""
         rules.check_path(path)
         _, config, sessions, semaphores = await self._read(path, "admin", "node", path)
         return NodeDescription(path, values.config(config), sessions, semaphores)
 
     async def list_nodes(self) -> Sequence[str]:
+        """Return the paths of all nodes, sorted."""
         _, paths = await self._read("", "admin", "nodes", "")
         return sorted(path.decode() for path in paths)
 
     async def store_time(self) -> float:
+        """Return the store's wall clock, in seconds since the Unix epoch."""
         _, microseconds = await self._read("", "admin", "time", "")
         return int(microseconds) / 1e6
 
     async def list_semaphores(
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:
+        """Describe the semaphores of a node, sorted by name."""
         rules.check_path(path)
         wanted = values.wanted(owners=owners, waiters=waiters)
         _, found = await self._read(path, "describe", "", path, wanted)
@@ -154,6 +162,7 @@ class Administration(EngineDefaults):
     async def describe_semaphore(
         self, path: str, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
+        """Describe a semaphore."""
         rules.check_path(path)
         rules.check_name(name, path)
         wanted = values.wanted(owners=owners, waiters=waiters)
@@ -163,16 +172,19 @@ class Administration(EngineDefaults):
         return values.semaphore(reply[1][0], owners=owners, waiters=waiters)
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        """Describe the sessions of a node, sorted by id."""
         rules.check_path(path)
         _, found = await self._read(path, "admin", "sessions", path)
         return values.sessions(path, found)
 
     async def end_session(self, path: str, session_id: int) -> bool:
+        """End a session; returns false if there was none."""
         rules.check_path(path)
         reply = await self._ask(path, "admin", "end", path, str(session_id))
         return bool(reply[1])
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
+        """Evict a request from its queue; returns false if there was none."""
         rules.check_path(path)
         reply = await self._ask(path, "admin", "evict", path, name, str(order_id))
         if reply[0] == b"missing":

@@ -59,7 +59,9 @@ class SessionEngine(Protocol):
     failures: Failures
 
     @property
-    def url(self) -> str: ...
+    def url(self) -> str:
+        """URL of the store without secrets."""
+        ...
 
     def is_in_loop(self) -> bool:
         """Return true on the thread of the engine's loop."""
@@ -98,6 +100,7 @@ class Attachment(SessionBase):
         token: str,
         window: float,
     ) -> None:
+        """Start attached, with the token that the store has."""
         super().__init__(how, events, number, window)
         self.token = token
         self.tokens = [token]
@@ -111,11 +114,13 @@ class Attachment(SessionBase):
 
     @property
     def attach_number(self) -> int:
+        """Number of this attachment of the session."""
         return int(self.token.partition(".")[0])
 
     # Proof
 
     def renew(self) -> None:
+        """Extend the session's expiry; the proof comes through the session's events."""
         if self.over:
             return
         engine = self._engine
@@ -136,6 +141,7 @@ class Attachment(SessionBase):
     # Semaphores
 
     async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        """Create a lasting semaphore."""
         self.check()
         rules.check_name(name, self.path)
         rules.check_limit(limit, self.path, name)
@@ -144,12 +150,14 @@ class Attachment(SessionBase):
         await self._change(name, 0, "create", name, f"{limit:d}", data, int(exist_ok), most)
 
     async def update_semaphore(self, name: str, data: bytes) -> None:
+        """Replace the data of a semaphore."""
         self.check()
         rules.check_name(name, self.path)
         rules.check_data(data, self.path, name)
         await self._change(name, 0, "update", name, data)
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        """Delete a semaphore."""
         self.check()
         rules.check_name(name, self.path)
         await self._change(name, 0, "delete", name, int(force))
@@ -157,6 +165,7 @@ class Attachment(SessionBase):
     async def describe_semaphore(
         self, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
+        """Describe a semaphore."""
         self.check()
         rules.check_name(name, self.path)
         answer: asyncio.Future[Any] = self.loop.create_future()
@@ -198,6 +207,7 @@ class Attachment(SessionBase):
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
+        """Watch a name; returns the function that ends the watch."""
         self.check()
         rules.check_name(name, self.path)
         what = frozenset(b"b" + b"d" * data + b"o" * owners)
@@ -206,9 +216,11 @@ class Attachment(SessionBase):
     # The end
 
     async def close(self) -> None:
+        """End the session."""
         await self._leave("close")
 
     async def detach(self) -> None:
+        """Detach the session, without ending it."""
         await self._leave("detach")
 
     async def _leave(self, how: str) -> None:
@@ -225,6 +237,7 @@ class Attachment(SessionBase):
         self._reconnector.send(ScriptCall(SCRIPTS["leave"], self, (how, *self.tokens), answered))
 
     def abandon(self) -> None:
+        """Undo an attach whose caller no longer waits for it."""
         if not self.over:
             self._forget()
             self._send_leave("detach" if self.taken_over else "close", ignore)

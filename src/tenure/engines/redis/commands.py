@@ -66,6 +66,7 @@ class Script:
     __slots__ = ("digest", "name", "text")
 
     def __init__(self, name: str, text: str) -> None:
+        """Keep the script's text and compute its digest."""
         self.name = name
         self.text = text
         self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
@@ -95,6 +96,7 @@ class OrderIds:
     __slots__ = ("highest",)
 
     def __init__(self) -> None:
+        """Start with none seen."""
         self.highest = 0
 
     def saw(self, order_id: int) -> None:
@@ -169,12 +171,14 @@ class ScriptCall(Command):
         args: tuple[Word, ...],
         answered: Callable[[Any], None],
     ) -> None:
+        """Describe the call; `answered` receives the reply."""
         self.script = script
         self.session = session
         self.args = args
         self.answered = answered
 
     def packed(self, meta: str) -> bytes:
+        """Return the bytes of the command."""
         session = self.session
         attached = () if session is None else (session.id, session.token)
         return pack(("EVALSHA", self.script.digest, 1, meta, *attached, *self.args))
@@ -190,6 +194,7 @@ class LargeRead(ScriptCall):
     _breaks = 0
 
     def unanswered(self, why: str, *, ran: bool) -> Iterable[Command]:
+        """Return the call again, unless the connection broke too often; then refuse it."""
         self._breaks += ran
         if self._breaks < _MOST_BREAKS:
             return (self,)
@@ -240,13 +245,16 @@ class PlainCommand(Command):
     __slots__ = ("reply", "words")
 
     def __init__(self, words: tuple[Word, ...], reply: asyncio.Future[Any]) -> None:
+        """Describe the command; `reply` receives the reply."""
         self.words = words
         self.reply = reply
 
     def packed(self, meta: str) -> bytes:  # noqa: ARG002  for scripts
+        """Return the bytes of the command."""
         return pack(self.words)
 
     def answered(self, reply: Any) -> None:
+        """Set the reply, or raise the refusal in its future."""
         if self.reply.done():
             return
         if isinstance(reply, Refusal):
@@ -255,6 +263,7 @@ class PlainCommand(Command):
             self.reply.set_result(reply)
 
     def unanswered(self, why: str, *, ran: bool) -> Iterable[Command]:  # noqa: ARG002
+        """Fail: the command is not sent again."""
         if not self.reply.done():
             self.reply.set_exception(ConnectionResetError(why))
         return ()
@@ -266,6 +275,7 @@ class Subscription(PlainCommand):
     __slots__ = ("_left",)
 
     def __init__(self, channels: tuple[str, ...], reply: asyncio.Future[Any]) -> None:
+        """Subscribe to channels; `reply` is set once all are confirmed."""
         super().__init__(("SUBSCRIBE", *channels), reply)
         self._left = len(channels)
 

@@ -34,6 +34,7 @@ class Confirmer:
     """The connection for this, and the grants that wait for a confirmation."""
 
     def __init__(self, address: RedisUrl, meta: str, clock: Clock, witness: str) -> None:
+        """Start without a connection."""
         self._address = address
         self._witness = witness
         self._meta = meta

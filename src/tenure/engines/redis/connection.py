@@ -58,10 +58,12 @@ class Batch(Command):
     session: AttachedSession
 
     def __init__(self, session: AttachedSession, operation: Operation[Any]) -> None:
+        """Start with one operation."""
         self.session = session
         self.operations = [operation]
 
     def packed(self, meta: str) -> bytes:
+        """Return the bytes of one command that runs all operations."""
         session = self.session
         words: list[Word]
         words = ["EVALSHA", _OPERATE.digest, 1, meta, session.id, session.token]
@@ -71,6 +73,7 @@ class Batch(Command):
         return pack(tuple(words))
 
     def answered(self, reply: Any) -> None:
+        """Give each operation its part of the reply."""
         operations = self.operations
         if type(reply) is not list or type(reply[0]) is bytes:  # the same for all
             for operation in operations:
@@ -81,12 +84,14 @@ class Batch(Command):
         self._push(reply)
 
     def came_too_early(self, reply: Any) -> None:
+        """Have the operations sent again, because the script was not loaded."""
         if type(reply) is list and type(reply[0]) is not bytes:
             self._push(reply)
         for operation in self.operations:
             operation.again()
 
     def unanswered(self, why: str, *, ran: bool) -> list[Command]:  # noqa: ARG002
+        """Return a batch for each operation, to be sent again."""
         if ran:
             for operation in self.operations:
                 operation.again()
@@ -119,6 +124,7 @@ class RedisConnection(asyncio.Protocol):
         lost: Callable[[str, list[Command]], None],
         busy_poll: float,
     ) -> None:
+        """Start idle; the transport comes with `connection_made`."""
         self.progress = 0
         self._meta = meta
         self._pushed = pushed
@@ -270,9 +276,11 @@ class RedisConnection(asyncio.Protocol):
     # Receiving
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit it
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Report the loss, with the commands to send again."""
         self.over = True
         why = self._why or (str(exc) if exc is not None else "the server closed the connection")
         self._why = why
@@ -286,6 +294,7 @@ class RedisConnection(asyncio.Protocol):
         self._lost(why, again)
 
     def data_received(self, data: bytes) -> None:
+        """Handle the replies that the bytes complete."""
         self.progress += 1
         reader, pending = self._reader, self._pending
         reader.feed(data)

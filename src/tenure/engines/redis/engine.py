@@ -69,6 +69,7 @@ class RedisEngine(Administration):
     heartbeat: RedisHeartbeat
 
     def __init__(self, address: RedisUrl, clock: Clock) -> None:
+        """Prepare the engine; `open` connects."""
         super().__init__(address)
         self.clock = clock
         self.capabilities = Capabilities(
@@ -111,6 +112,7 @@ class RedisEngine(Administration):
         )
 
     def diagnose(self) -> Iterable[Finding]:
+        """Examine the store for `tenure doctor`."""
         from tenure.engines.redis.doctor import examine  # not needed by a program
 
         return examine(self._address, self)
@@ -118,6 +120,7 @@ class RedisEngine(Administration):
     # Opening and closing
 
     async def open(self) -> None:
+        """Connect to the store."""
         if self._open:
             return
         self.loop = asyncio.get_running_loop()
@@ -141,6 +144,7 @@ class RedisEngine(Administration):
         self._open = True
 
     async def aclose(self) -> None:
+        """Close the sessions, then the connections. Safe to call twice."""
         if self._closing is None:
             if not self._open:
                 return
@@ -185,6 +189,7 @@ class RedisEngine(Administration):
     # Reports of the connections
 
     def pushed(self, channel: bytes, message: bytes) -> None:
+        """Keep a published message; it is handled later in this iteration."""
         # Later in this turn: the answer that came before it has been handled by then.
         self._pushes.put(((channel, message),))
 
@@ -211,6 +216,7 @@ class RedisEngine(Administration):
                     watch.changed()
 
     def lost(self, why: str) -> None:
+        """Report the loss of contact to the sessions."""
         _log.debug("%s: %s; connecting again", self.url, why)
         cause = self.reconnector.failure
         if self.confirmer is not None:
@@ -257,6 +263,7 @@ class RedisEngine(Administration):
             session.end("the store does not know it any more")
 
     def resumed(self) -> None:
+        """Report the return of contact to the sessions."""
         for session, at in self._proofs:
             if not session.over:
                 session.events.proven(at)
@@ -328,9 +335,11 @@ class RedisEngine(Administration):
     # Sessions
 
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
+        """Return the reason why the store grants nothing at this moment, if it is known."""
         return (self.reconnector.failure or self.quarantine.trouble()) if self._open else None
 
     async def attach(self, how: Attach, events: SessionEvents) -> RedisSession:
+        """Attach a session, or take one over."""
         self._opened()
         return await attach(self, self._address.max_window, how, events)
 

@@ -28,6 +28,7 @@ class RedisHeartbeat(HeartbeatThread[AttachedSession]):
     expected = (OSError, hiredis.HiredisError)
 
     def __init__(self, address: RedisUrl, meta: str, clock: Clock, witness: str) -> None:
+        """Start without a thread and without a connection."""
         failures = Failures(f"heartbeats to {address.url}", logging.getLogger("tenure"))
         super().__init__("tenure-redis-heartbeat", clock.now, failures)
         self._address = address
@@ -43,6 +44,7 @@ class RedisHeartbeat(HeartbeatThread[AttachedSession]):
         self._server = server
 
     def renew_now(self, wanted: dict[AttachedSession, float]) -> None:
+        """Renew these sessions, in the thread."""
         sessions = [each for each in wanted if not each.over]
         if not sessions:
             return
@@ -95,6 +97,7 @@ class RedisHeartbeat(HeartbeatThread[AttachedSession]):
         return reply
 
     def disconnect(self) -> None:
+        """Close the connection of the thread."""
         connection, self._socket = self._socket, None
         self._connected_to = None
         if connection is not None:

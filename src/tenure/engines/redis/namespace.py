@@ -91,6 +91,7 @@ class Witnesses:
     """
 
     def __init__(self, address: RedisUrl) -> None:
+        """Make the text and the digest of each witness."""
         self._texts = {
             level: (
                 f"-- tenure: programs with recovery windows of up to {level:g} s have used "
@@ -165,6 +166,10 @@ async def greet_namespace(
     The witness is there before anything is attached or renewed over this connection.
 
     Args:
+        connection: the connection that was just made.
+        address: the namespace and the options of the URL.
+        witnesses: the witness scripts of the namespace.
+        run_id: the id of the server's run, as it reports it.
         known: the epoch that this client has seen; empty for none.
 
     Raises:
@@ -244,6 +249,7 @@ def judge(address: RedisUrl, witnessed: float, report: Report) -> Verdict:
     """Decide how long nothing is granted in a namespace without an epoch.
 
     Args:
+        address: the namespace and the options of the URL.
         witnessed: what `Witnesses.longest` found.
         report: what the server reports of itself.
     """
@@ -305,6 +311,7 @@ class Quarantine:
     """The time for which nothing is granted in a namespace, because its data may be lost."""
 
     def __init__(self, address: RedisUrl, clock: Clock) -> None:
+        """Start without a quarantine."""
         self._address = address
         self._now = clock.now
         self._wall = clock.wall
@@ -346,6 +353,7 @@ class Quarantine:
         return EngineError(str(self)) if self.left > 0 else None
 
     def __str__(self) -> str:
+        """Return a clause that says until when nothing is granted, and why."""
         left = max(self.left, 0.0)
         until = datetime.fromtimestamp(self._wall() + left, UTC).astimezone()
         why = REASONS.get(self._reason, REASONS["lost"])

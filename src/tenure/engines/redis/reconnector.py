@@ -71,6 +71,7 @@ class RedisReconnector:
     operate: Callable[[Operation[Any]], None]
 
     def __init__(self, address: RedisUrl, meta: str, owner: ReconnectorOwner) -> None:
+        """Start without a connection and without pending commands."""
         self._address = address
         self._meta = meta
         self._owner = owner
@@ -102,6 +103,7 @@ class RedisReconnector:
 
     @property
     def is_up(self) -> bool:
+        """True while there is a connection."""
         return self._connection is not None
 
     async def open(self) -> None:
@@ -165,6 +167,7 @@ class RedisReconnector:
         receiver.subscribe(channel).add_done_callback(partial(self._confirmed, receiver))
 
     def unsubscribe(self, channel: str) -> None:
+        """Unsubscribe from a channel."""
         self._channels.pop(channel, None)
         if self._receiver is not None:
             self._receiver.unsubscribe(channel)

@@ -76,6 +76,7 @@ class EnqueueOperation(Operation[Enqueued]):
             self.words = ("e", request_id, name, values.count_text(count), data, *flags)
 
     def answered(self, reply: Any) -> None:
+        """Handle the reply."""
         self.session.placed(self, reply)
 
     def again(self) -> None:
@@ -107,6 +108,7 @@ class WithdrawOperation(Operation[Withdrawn]):
         self.retried = retried
 
     def answered(self, reply: Any) -> None:
+        """Handle the reply."""
         if reply == 0:
             self.settle(_LEFT)
         elif reply == NOT_THERE:
@@ -135,14 +137,13 @@ class RedisSession(Attachment):
         token: str,
         window: float,
     ) -> None:
+        """Start attached, without requests."""
         super().__init__(engine, how, events, number, token, window)
         self.holds: dict[int, int] = {}
         self.waited: dict[int, str] = {}
         self._ahead: dict[int, tuple[bytes, bytes]] = {}
         self._fresh: set[int] = set()  # began to wait in this turn, unknown to their callers yet
         self._unwanted: set[int] = set()  # the store refused to remove them; tried again later
-
-    # Requests
 
     def enqueue(
         self,
@@ -154,6 +155,7 @@ class RedisSession(Attachment):
         timeout: float | None,
         ephemeral: bool,
     ) -> Answer[Enqueued]:
+        """Add a request at the end of a queue."""
         if self.over:
             self.check()
         if timeout is not None:
@@ -246,6 +248,7 @@ class RedisSession(Attachment):
         data: bytes | None,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
+        """Change a request in place."""
         self.check()
         if request_id in self.holds:
             if data is not None:
@@ -260,6 +263,7 @@ class RedisSession(Attachment):
         )
 
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:
+        """Take a request out of its queue."""
         if self.over:
             self.check()
         self._drop(request_id)
@@ -289,8 +293,6 @@ class RedisSession(Attachment):
             self.waited.pop(request_id, None)
         if self._ahead:
             self._ahead.pop(request_id, None)
-
-    # Pushes
 
     def push(self, kind: bytes, rest: bytes) -> None:
         """Handle an event of the session, or of one of its requests."""

@@ -36,6 +36,7 @@ class Bell:
     """
 
     def __init__(self, folder: str, mode: int) -> None:
+        """Create the socket; it has no address yet."""
         self._folder = folder
         self._mode = mode
         self._directory = -1
@@ -107,11 +108,13 @@ class Deathwatch:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, died: Callable[[int], None]) -> None:
+        """Start without processes."""
         self._loop = loop
         self._died = died
         self._watched: dict[int, int] = {}
 
     def __contains__(self, participant: int) -> bool:
+        """Return whether a participant is watched."""
         return participant in self._watched
 
     def watch(self, participant: int, pid: int, start: str) -> None:

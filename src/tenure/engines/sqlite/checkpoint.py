@@ -57,6 +57,7 @@ class Checkpointer:
     """
 
     def __init__(self, address: SqliteUrl, check_in_place: Callable[[], None]) -> None:
+        """Start without a thread; the first checkpoint comes after a random number of commits."""
         self._address = address
         self._check_in_place = check_in_place
         self._guard = Guard()

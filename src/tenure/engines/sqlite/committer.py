@@ -95,6 +95,7 @@ class Committer:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, clock: Clock, turn: Turn, tx: Transaction
     ) -> None:
+        """Start with an empty queue, with operations run inline."""
         self.busy = False
         self.stalled_since: float | None = None
         self._loop = loop
@@ -130,6 +131,7 @@ class Committer:
 
         Args:
             work: called with the transaction and `args`.
+            *args: further arguments of `work`.
             note: called with the result, before the caller has it; with ``None`` after a failure.
         """
         operation = _Operation(work, args, note)
@@ -172,8 +174,6 @@ class Committer:
         except Exception as error:
             self._failures.report(error)
             self._telling.put_threadsafe(told)
-
-    # Deferred operations
 
     def _put_off(self, operation: _Operation) -> asyncio.Future[Any]:
         operation.future = future = self._loop.create_future()

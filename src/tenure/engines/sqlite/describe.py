@@ -50,6 +50,8 @@ def semaphore_names(tx: Transaction, node: int, after: str = "", most: int = -1)
     """Return the sorted names of a node's semaphores.
 
     Args:
+        tx: the transaction that reads.
+        node: the number of the node.
         after: only names after this one.
         most: the highest number of names to return; -1 for all.
     """
@@ -164,6 +166,9 @@ def session_list(
     """Describe the sessions of a node, sorted by id.
 
     Args:
+        tx: the transaction that reads.
+        node: the number of the node.
+        path: the path of the node.
         after: only sessions with a higher id.
         most: the highest number of sessions to return; -1 for all.
     """

@@ -50,6 +50,7 @@ class SqliteEngine(EngineDefaults):
     watches: SqliteWatches
 
     def __init__(self, address: SqliteUrl, clock: Clock) -> None:
+        """Prepare the engine; `open` opens the file."""
         self.url = address.url
         self.clock = clock
         self._address = address
@@ -59,6 +60,7 @@ class SqliteEngine(EngineDefaults):
         self._taking_over: list[int | None] = []
 
     def diagnose(self) -> Iterable[Finding]:
+        """Examine the store for `tenure doctor`."""
         from tenure.engines.sqlite.doctor import examine  # not needed by a program
 
         return examine(self._address)
@@ -66,6 +68,7 @@ class SqliteEngine(EngineDefaults):
     # Opening and closing
 
     async def open(self) -> None:
+        """Open the file."""
         if self._open:
             return
         loop = asyncio.get_running_loop()
@@ -87,6 +90,7 @@ class SqliteEngine(EngineDefaults):
             raise
 
     async def aclose(self) -> None:
+        """Close the sessions, then the connections. Safe to call twice."""
         if self._closing is None:
             if not self._open or self.store.forked:
                 return
@@ -167,12 +171,12 @@ class SqliteEngine(EngineDefaults):
         self.monitor.forget(session)
         self.watches.forget(session)
 
-    # Sessions
-
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
+        """Return the reason why the store grants nothing at this moment, if it is known."""
         return self.monitor.trouble(self.clock.now()) if self._open else None
 
     async def attach(self, how: Attach, events: SessionEvents) -> SqliteSession:
+        """Attach a session, or take one over."""
         self._opened()
         store = await self._registered()
         if how.session_id is None:
@@ -286,8 +290,6 @@ class SqliteEngine(EngineDefaults):
         answer = self.store.committer.do(work, *args, note=note)
         return answer if isinstance(answer, asyncio.Future) else None
 
-    # Reading
-
     async def describe(
         self, session: SqliteSession, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
@@ -324,20 +326,24 @@ class SqliteEngine(EngineDefaults):
                     await asyncio.wait([answer], timeout=_READING)
 
     async def describe_node(self, path: str) -> NodeDescription:
+        """Describe a node."""
         return await self._read(path, describe.node)
 
     async def list_nodes(self) -> Sequence[str]:
+        """Return the paths of all nodes, sorted."""
         with self._opened().reading() as tx:
             return describe.node_list(tx)
 
     async def list_semaphores(
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:
+        """Describe the semaphores of a node, sorted by name."""
         return await self._read(path, describe.semaphore_list, owners, waiters)
 
     async def describe_semaphore(
         self, path: str, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
+        """Describe a semaphore."""
         rules.check_name(name, path)
         store = self._opened()
         with store.reading() as tx:
@@ -347,29 +353,35 @@ class SqliteEngine(EngineDefaults):
             return describe.semaphore(tx, nodes.find(tx, path), path, name, owners, waiters)
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        """Describe the sessions of a node, sorted by id."""
         return await self._read(path, describe.session_list)
 
     def pages(self) -> SQLitePages:
+        """Return the lists in pages."""
         return SQLitePages(self._opened(), self._take_out)
 
     async def store_time(self) -> float:
+        """Return the local wall clock: all programs are on one host."""
         return self.clock.wall()  # the file is used on one host
 
-    # Changing
-
     async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        """Create a node."""
         await self._do(nodes.create_node, path, config, exist_ok)
 
     async def alter_node(self, path: str, config: NodeConfig) -> None:
+        """Change the settings of a node."""
         await self._do(nodes.alter_node, path, config)
 
     async def drop_node(self, path: str, *, force: bool) -> None:
+        """Drop a node."""
         await self._do(nodes.drop_node, path, force)
 
     async def end_session(self, path: str, session_id: int) -> bool:
+        """End a session; returns false if there was none."""
         return await self._do(sessions.end_on_node, path, session_id, "an administrator ended it")
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
+        """Evict a request from its queue; returns false if there was none."""
         return await self._do(nodes.evict, path, name, order_id)
 
 

@@ -44,7 +44,8 @@ def check_folders(folder: str, address: SqliteUrl) -> None:
     """Refuse a store that another user could exchange.
 
     Args:
-        folder: The store's folder, absolute.
+        folder: the store's folder, absolute.
+        address: the URL, with the mode and the path of the file.
 
     Raises:
         AuthenticationFailed: another user can exchange a folder on the way, or the file.

@@ -30,6 +30,7 @@ class Guard:
     __slots__ = ("__weakref__", "acquire", "release")
 
     def __init__(self) -> None:
+        """Create the lock and add it to those that a fork waits for."""
         lock = threading.RLock()
         self.acquire = lock.acquire
         self.release = lock.release
@@ -37,6 +38,7 @@ class Guard:
             _all.add(self)
 
     def __enter__(self) -> None:
+        """Take the lock."""
         self.acquire()
 
     def __exit__(
@@ -45,6 +47,7 @@ class Guard:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Release the lock."""
         self.release()
 
 

@@ -93,6 +93,7 @@ class Life:
     """
 
     def __init__(self, path: str, mode: int) -> None:
+        """Create and lock the liveness file at `path`."""
         self.path = path
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self.fd = os.open(path, flags, mode)
@@ -111,6 +112,7 @@ class Life:
             raise
 
     def __del__(self) -> None:
+        """Close the file, unless it is closed."""
         if getattr(self, "fd", -1) >= 0:
             self.close()
 
@@ -188,6 +190,7 @@ class Lives:
     """
 
     def __init__(self, folder: str) -> None:
+        """Start with no file open."""
         self._folder = folder
         self._files: OrderedDict[int, int] = OrderedDict()
         self._missing: dict[int, float] = {}

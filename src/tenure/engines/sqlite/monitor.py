@@ -57,6 +57,7 @@ class Monitor:
     def __init__(
         self, store: Store, watches: SqliteWatches, acknowledge: Callable[[Attachment], None]
     ) -> None:
+        """Start without waiters."""
         self.newsroom = Newsroom(store, watches, self.waits_no_more, acknowledge)
         self._watches = watches
         self._store = store

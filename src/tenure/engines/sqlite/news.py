@@ -51,6 +51,7 @@ class Newsroom:
         over: Callable[[int, int], None],
         acknowledge: Callable[[Attachment], None],
     ) -> None:
+        """Start without sessions."""
         self.sessions: dict[int, SqliteSession] = {}
         self._watches = watches
         self._store = store

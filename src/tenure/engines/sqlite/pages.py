@@ -23,10 +23,12 @@ class SQLitePages:
     def __init__(
         self, store: Store, take_out: Callable[[Sequence[int], Sequence[int]], Awaitable[None]]
     ) -> None:
+        """Read from `store`; `take_out` removes dead participants and silent sessions."""
         self._store = store
         self._take_out = take_out
 
     async def sessions(self, path: str, *, after: int, most: int) -> Sequence[SessionDescription]:
+        """Describe the next sessions of a node, by id."""
         with self._store.reading() as tx:
             over = sessions.over_on_node(tx, nodes.find(tx, path), after, most)
         await self._take_out(*over)
@@ -36,6 +38,7 @@ class SQLitePages:
     async def semaphores(
         self, path: str, *, owners: bool, waiters: bool, after: str, most: int
     ) -> Sequence[SemaphoreDescription]:
+        """Describe the next semaphores of a node, by name."""
         dead: set[int] = set()
         silent: set[int] = set()
         with self._store.reading() as tx:

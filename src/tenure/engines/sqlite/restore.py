@@ -55,6 +55,7 @@ class Restored:
     Attributes:
         path: the store.
         saved_at: the wall clock's time of the backup, in seconds since 1970.
+        progress: called with the progress of the copy.
         quarantine: seconds for which nothing is granted, from the first opening on.
         reason: how that is known.
         moved: where the damaged store was moved that was there before; empty if there was none.
@@ -104,6 +105,7 @@ def restore(
         url: the store. No program may have it open.
         file: the backup.
         force: replace a store that exists.
+        progress: called with the progress of the copy.
         quarantine: seconds for which nothing is granted, on the word of the caller that no recovery
             window was longer; by default, the longest that is known or possible.
 

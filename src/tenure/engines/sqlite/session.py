@@ -106,6 +106,7 @@ class SqliteSession(SessionDefaults):
         life: Life,
         slot: int,
     ) -> None:
+        """Start attached, from the row that the transaction has written."""
         self.id, self.node, self.attach_number, self.window = attached
         self.me = (self.id, self.attach_number)
         self.path = how.node
@@ -127,6 +128,7 @@ class SqliteSession(SessionDefaults):
     # Proof
 
     def renew(self) -> None:
+        """Extend the session's expiry; the proof comes through the session's events."""
         at = self.beat()
         if at is not None:
             self.events.proven(at)
@@ -208,6 +210,7 @@ class SqliteSession(SessionDefaults):
     # The end
 
     async def close(self) -> None:
+        """End the session."""
         if self.over:
             return
         self._forget()
@@ -215,6 +218,7 @@ class SqliteSession(SessionDefaults):
         await self._leave(sessions.close, self.me)
 
     async def detach(self) -> None:
+        """Detach the session, without ending it."""
         if self.over:
             return
         self.beat()  # its last contact is now
@@ -277,6 +281,7 @@ class SqliteSession(SessionDefaults):
     # Semaphores
 
     async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        """Create a lasting semaphore."""
         self._check()
         rules.check_name(name, self.path)
         await self._engine.wait(
@@ -287,6 +292,7 @@ class SqliteSession(SessionDefaults):
         )
 
     async def update_semaphore(self, name: str, data: bytes) -> None:
+        """Replace the data of a semaphore."""
         self._check()
         rules.check_name(name, self.path)
         await self._engine.wait(
@@ -294,6 +300,7 @@ class SqliteSession(SessionDefaults):
         )
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        """Delete a semaphore."""
         self._check()
         rules.check_name(name, self.path)
         await self._engine.wait(
@@ -303,6 +310,7 @@ class SqliteSession(SessionDefaults):
     async def describe_semaphore(
         self, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
+        """Describe a semaphore."""
         self._check()
         rules.check_name(name, self.path)
         return await self._engine.describe(self, name, owners=owners, waiters=waiters)
@@ -319,6 +327,7 @@ class SqliteSession(SessionDefaults):
         timeout: float | None,
         ephemeral: bool,
     ) -> Answer[Enqueued]:
+        """Add a request at the end of a queue."""
         self._check()
         rules.check_name(name, self.path)
         if self.known is not None:
@@ -356,6 +365,7 @@ class SqliteSession(SessionDefaults):
         data: bytes | None,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
+        """Change a request in place."""
         self._check()
         return self._do(
             requests.alter,
@@ -368,6 +378,7 @@ class SqliteSession(SessionDefaults):
             self._monitor.waits_until(self.id, request_id, self._now() + timeout)
 
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:
+        """Take a request out of its queue."""
         self._check()
         if self.known is not None:
             self.known.discard(request_id)
@@ -379,6 +390,7 @@ class SqliteSession(SessionDefaults):
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
+        """Watch a name; returns the function that ends the watch."""
         self._check()
         rules.check_name(name, self.path)
         kinds = data * DATA | owners * OWNERS

@@ -85,9 +85,10 @@ def _sweep(tx: Transaction) -> None:
 
 
 def unregister(tx: Transaction, unfinished: Collection[int]) -> None:
-    """This participant leaves, and what is attached through it ends.
+    """Remove this participant, and end the sessions that are attached through it.
 
     Args:
+        tx: the transaction, in this participant's turn.
         unfinished: the sessions that it was taking over; they are left detached.
     """
     assert tx.life is not None

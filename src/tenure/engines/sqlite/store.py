@@ -46,6 +46,7 @@ class Store:
     """
 
     def __init__(self, address: SqliteUrl, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+        """Open the files of the store, and create them if they are missing."""
         self.address = address
         self.clock = clock
         self.loop = loop
@@ -132,6 +133,7 @@ class Store:
         """Let go of everything; what has not been done fails with `error`.
 
         Args:
+            error: raised by the operations that have not been carried out.
             left: the store knows this participant no more. Else others will find it dead.
         """
         _open.discard(self)

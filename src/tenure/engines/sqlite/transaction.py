@@ -75,6 +75,7 @@ class Turn:
     """
 
     def __init__(self, path: str, mode: int) -> None:
+        """Open and map the file of the turn, and create it if it is missing."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(path, flags, mode)
         try:
@@ -181,6 +182,7 @@ class Transaction:
         *,
         durable: bool,
     ) -> None:
+        """Start outside of any turn, without a participant."""
         self.connection = connection
         self.execute = connection.execute
         self.place = place

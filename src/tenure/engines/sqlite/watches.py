@@ -30,6 +30,7 @@ class SqliteWatch:
     __slots__ = ("_changed", "kinds", "session", "stopped")
 
     def __init__(self, session: Hashable, kinds: int, changed: Callable[[], None]) -> None:
+        """Watch some kinds of changes for a session."""
         self.session = session
         self.kinds = kinds
         self.stopped = False
@@ -49,15 +50,18 @@ class SqliteWatches:
     """
 
     def __init__(self, do: Callable[..., asyncio.Future[Any] | None]) -> None:
+        """Start without watches; `do` runs an operation on the store."""
         self._do = do
         self._watches: Watchers[Name, Hashable, SqliteWatch] = Watchers()
         self._counts: dict[Name, dict[int, int]] = {}  # of the watches of each kind
         self._unknown: dict[Name, list[SqliteWatch]] = {}  # not in the store yet
 
     def __len__(self) -> int:
+        """Return the number of watches."""
         return len(self._watches)
 
     def __iter__(self) -> Iterator[Name]:
+        """Iterate over the watched names."""
         return iter(self._watches)
 
     def kinds(self, name: Name) -> int:

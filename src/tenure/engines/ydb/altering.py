@@ -24,6 +24,7 @@ class Altering:
     """The alterations of one session's requests, which have their turns in its queues."""
 
     def __init__(self, members: Members, requests: YdbRequests, joining: Joining) -> None:
+        """Alter requests through the operation queues of `members`."""
         self._members = members
         self._requests = requests
         self._joining = joining
@@ -37,6 +38,7 @@ class Altering:
         data: bytes | None,
         timeout: float | Unchanged | None,
     ) -> Answer[None]:
+        """Change a request in place."""
         request = self._requests.get(request_id)
         if request is None:
             raise self._released()

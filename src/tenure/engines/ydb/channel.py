@@ -40,6 +40,7 @@ class Stream:
     """One stream of the coordination service. It ends alone, unless its connection is broken."""
 
     def __init__(self, channel: Channel, connection: YdbConnection, call: Any) -> None:
+        """Read and write the messages of `call`."""
         self._channel = channel
         self._connection = connection
         self._call = call
@@ -96,6 +97,7 @@ class Channel:
     """
 
     def __init__(self, address: YdbUrl) -> None:
+        """Prepare the channel; `open` connects."""
         self.cut_off = False
         self._address = address
         self._open = False

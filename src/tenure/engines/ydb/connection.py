@@ -51,6 +51,7 @@ class YdbConnection:
         token: Token,
         tls: grpc.ChannelCredentials | None,
     ) -> None:
+        """Open a gRPC channel to one server; it connects with the first call."""
         self.servers: list[tuple[str, str]] = []
         self.heard_at = asyncio.get_running_loop().time()
         self._address = address

@@ -25,6 +25,7 @@ class Database:
     """
 
     def __init__(self, address: YdbUrl, clock: Clock) -> None:
+        """Start without sessions."""
         self.address = address
         self.clock = clock
         self.channel = Channel(address)

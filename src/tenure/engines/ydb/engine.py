@@ -53,6 +53,7 @@ class YdbEngine(EngineDefaults):
     """
 
     def __init__(self, address: YdbUrl, clock: Clock) -> None:
+        """Prepare the engine; `open` connects."""
         self.database = Database(address, clock)
         self.url = address.url
         self.clock = clock
@@ -73,6 +74,7 @@ class YdbEngine(EngineDefaults):
     # The contract: opening and closing
 
     async def open(self) -> None:
+        """Connect to the store."""
         try:
             await self.database.channel.open()
         except OutOfReach as error:
@@ -83,6 +85,7 @@ class YdbEngine(EngineDefaults):
         self._open = True
 
     async def aclose(self) -> None:
+        """Close the sessions, then the connections. Safe to call twice."""
         self._open = False
         closing = [session.close_within(FAREWELL) for session in list(self.sessions)]
         await asyncio.gather(*closing)
@@ -95,10 +98,12 @@ class YdbEngine(EngineDefaults):
     # The contract: sessions
 
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
+        """Return the reason why the store grants nothing at this moment, if it is known."""
         failures = (session.failure for session in self.sessions)
         return next((each for each in failures if each is not None), None)
 
     async def attach(self, how: Attach, events: SessionEvents) -> YdbSession:
+        """Attach a new session; create the default node if it is missing."""
         self._opened()
         rules.check_path(how.node)
         rules.check_window(how.recovery_window, how.node)
@@ -123,6 +128,7 @@ class YdbEngine(EngineDefaults):
     # The contract: nodes
 
     async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        """Create a node."""
         rules.check_path(path)
         if not exist_ok:
             # The server says yes to the creation of what exists, so it is asked before.
@@ -132,10 +138,12 @@ class YdbEngine(EngineDefaults):
         await self._call("CreateNode", path, config)
 
     async def alter_node(self, path: str, config: NodeConfig) -> None:
+        """Change the settings of a node."""
         rules.check_path(path)
         await self._call("AlterNode", path, config)
 
     async def drop_node(self, path: str, *, force: bool) -> None:
+        """Drop a node; by force it is unsupported while sessions are attached."""
         rules.check_path(path)
         rules.check_droppable(path)
         try:
@@ -148,6 +156,7 @@ class YdbEngine(EngineDefaults):
             raise
 
     async def describe_node(self, path: str) -> NodeDescription:
+        """Describe a node; create the default node if it is missing."""
         rules.check_path(path)
         try:
             operation = await self._call("DescribeNode", path)
@@ -174,6 +183,7 @@ class YdbEngine(EngineDefaults):
     # The contract: what YDB's API does not offer
 
     async def list_nodes(self) -> Sequence[str]:
+        """Raise `Unsupported`: the API has no list of nodes."""
         self._unsupported("listing nodes", "has no list of them")
 
     async def list_semaphores(
@@ -183,11 +193,13 @@ class YdbEngine(EngineDefaults):
         owners: bool,  # noqa: ARG002
         waiters: bool,  # noqa: ARG002
     ) -> Sequence[SemaphoreDescription]:
+        """Raise `Unsupported`: the API describes one semaphore at a time."""
         self._unsupported("listing semaphores", "describes one by its name alone", path)
 
     async def describe_semaphore(
         self, path: str, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
+        """Describe a semaphore, through a session that lasts as long as the call."""
         rules.check_path(path)
         rules.check_name(name, path)
         # The API answers sessions alone.
@@ -198,15 +210,19 @@ class YdbEngine(EngineDefaults):
             await session.close()
 
     async def store_time(self) -> float:
+        """Return the local wall clock, since the API has no time."""
         return self.clock.wall()  # YDB's coordination API tells no time
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        """Raise `Unsupported`: the API has no list of sessions."""
         self._unsupported("listing sessions", "has no list of them", path)
 
     async def end_session(self, path: str, session_id: int) -> bool:  # noqa: ARG002
+        """Raise `Unsupported`: the API cannot end another session."""
         self._unsupported("ending another's session", "cannot do that", path)
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:  # noqa: ARG002
+        """Raise `Unsupported`: the API cannot evict a request."""
         self._unsupported("evicting a request", "cannot do that", path)
 
     def _unsupported(self, what: str, why: str, node: str | None = None) -> NoReturn:

@@ -37,6 +37,7 @@ class Joining:
     def __init__(
         self, members: Members, requests: YdbRequests, seen: Callable[[YdbRequest], None]
     ) -> None:
+        """Start with no queue known to be contended."""
         self._members = members
         self._requests = requests
         self._seen = seen
@@ -53,6 +54,7 @@ class Joining:
         timeout: float | None,
         ephemeral: bool,
     ) -> Answer[Enqueued]:
+        """Add a request at the end of a queue."""
         rules.check_timeout(timeout, self._node, name)
         rules.check_data(data, self._node, name)
         rules.check_name(name, self._node)

@@ -87,6 +87,7 @@ class Member:
         now: Callable[[], float],
         events: MemberEvents,
     ) -> None:
+        """Start without a stream and without a session on the server."""
         self.protocol = YdbProtocol(path, window, description, key, now, self)
         self.names: set[str] = set()
         self.detached = False
@@ -114,6 +115,7 @@ class Member:
 
     @property
     def id(self) -> int:
+        """Id of the session in the store."""
         return self.protocol.id
 
     @property
@@ -182,20 +184,25 @@ class Member:
     # YdbProtocolEvents
 
     def outgoing(self) -> None:
+        """Write the messages of the protocol."""
         self._to_write.set()
         self._mind_silence()
 
     def started(self) -> None:
+        """Report that the session is attached."""
         self.detached = False
         self._events.member_started(self)
 
     def proven(self, at: float) -> None:  # noqa: ARG002  the protocol knows
+        """Report a proof."""
         self._events.member_proven()
 
     def refused(self, failure: Message) -> None:
+        """Report that the server refused to attach."""
         self._events.member_refused(self, failure)
 
     def ended(self, failure: Message | None) -> None:
+        """Stop, and report the end of the session."""
         self.give_up()
         self._events.member_over(self, failure)
 

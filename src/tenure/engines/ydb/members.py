@@ -53,6 +53,7 @@ class Members:
         sibling_failed: Callable[[Member, TenureError], None],
         ended: Callable[[], None],
     ) -> None:
+        """Start with the main member, which is not attached yet."""
         self.node = how.node
         self.now = database.clock.now
         self.fencing = database.address.fencing
@@ -132,6 +133,7 @@ class Members:
     # MemberEvents
 
     def member_started(self, member: Member) -> None:
+        """Note that a member is attached, and report contact once all are."""
         if member is not self.main:
             self._database.siblings[member.id] = self.main.id
         if self._first is not None and not self._first.done():
@@ -139,6 +141,7 @@ class Members:
         self._report_contact()
 
     def member_detached(self) -> None:
+        """Report the loss of contact."""
         self._report_contact()
 
     def _report_contact(self) -> None:
@@ -151,12 +154,14 @@ class Members:
                 self.events.attached()
 
     def member_proven(self) -> None:
+        """Report a proof once it covers every member."""
         at = min(each.protocol.last_proof for each in self.all if each.id)
         if at > self._proven and self.events is not None:
             self._proven = at
             self.events.proven(at)
 
     def member_refused(self, member: Member, failure: Message) -> None:
+        """Give up a member that can never attach; note the reason otherwise."""
         self._why_not = messages.reason(failure)
         if member.id:
             return
@@ -171,12 +176,14 @@ class Members:
             self._forget(member)
 
     def member_failed(self, member: Member, error: Exception) -> None:
+        """Note why a member could not attach."""
         self._why_not = str(error) or type(error).__name__
         if isinstance(error, TenureError) and self._first is not None:
             member.give_up()
             self._fail_attach(error)
 
     def member_over(self, member: Member, failure: Message | None) -> None:
+        """End the session with a member that the server ended."""
         if failure is None:
             self._database.siblings.pop(member.id, None)
             if member is not self.main:

@@ -23,6 +23,7 @@ class OperationQueues:
     """A queue for each name of which something is asked, or waits to be."""
 
     def __init__(self) -> None:
+        """Start without queues."""
         self._queues: dict[str, OperationQueue] = {}
 
     def of(self, name: str) -> OperationQueue:
@@ -55,6 +56,7 @@ class OperationQueue:
     """
 
     def __init__(self, empty: Callable[[OperationQueue], None]) -> None:
+        """Start empty; `empty` is called when the queue is empty again."""
         self._empty = empty
         self._steps: deque[Step] = deque()
         self._unanswered: Counter[Hashable] = Counter()

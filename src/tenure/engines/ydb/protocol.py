@@ -120,6 +120,7 @@ class YdbProtocol:
         now: Callable[[], float],
         events: YdbProtocolEvents,
     ) -> None:
+        """Start unattached, with no messages to send."""
         self.id = 0
         self.seq_no = 0
         self.attached = False

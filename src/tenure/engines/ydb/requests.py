@@ -35,6 +35,7 @@ class YdbRequests:
     """The requests of one session, by their numbers and by their semaphores."""
 
     def __init__(self, members: Members) -> None:
+        """Start without requests."""
         self._members = members
         self._queues = members.queues
         self._loop = asyncio.get_running_loop()
@@ -85,6 +86,7 @@ class YdbRequests:
         self._timers.clear()
 
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:
+        """Take a request out of its queue."""
         request = self._requests.get(request_id)
         if request is None:
             return Withdrawn.MISSING
@@ -150,6 +152,8 @@ class YdbRequests:
         """It has left its queue, though the program did not ask for it.
 
         Args:
+            request: the one that left.
+            why: the reason, for the session.
             release: the server has another request in its place now, which no caller made.
         """
         request.lost = True

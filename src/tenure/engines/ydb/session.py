@@ -52,6 +52,7 @@ class YdbSession(SessionDefaults):
         events: SessionEvents,
         over: Callable[[YdbSession], None],
     ) -> None:
+        """Start unattached; its members attach."""
         self.node = how.node
         self._siblings = database.siblings
         self._over = over
@@ -85,10 +86,12 @@ class YdbSession(SessionDefaults):
 
     @property
     def id(self) -> int:
+        """Id of the session in the store."""
         return self._members.main.id
 
     @property
     def attach_number(self) -> int:
+        """Number of this attachment of the session."""
         return self._members.main.protocol.seq_no
 
     @property
@@ -103,6 +106,7 @@ class YdbSession(SessionDefaults):
         await self._members.attach()
 
     def renew(self) -> None:
+        """Extend the session's expiry; the proof comes through the session's events."""
         if threading.get_ident() == self._thread:
             self._renew()
         else:
@@ -115,6 +119,7 @@ class YdbSession(SessionDefaults):
             self._watches.renewed()
 
     async def close(self) -> None:
+        """End the session."""
         await self._members.close()
 
     async def close_within(self, seconds: float) -> None:
@@ -122,11 +127,13 @@ class YdbSession(SessionDefaults):
         await self._members.close(seconds)
 
     async def detach(self) -> None:
+        """Detach the session, without ending it."""
         await self._members.detach()
 
     # The contract: semaphores
 
     async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        """Create a lasting semaphore."""
         rules.check_name(name, self.node)
         rules.check_limit(limit, self.node, name)
         rules.check_data(data, self.node, name)
@@ -160,6 +167,7 @@ class YdbSession(SessionDefaults):
             )
 
     async def update_semaphore(self, name: str, data: bytes) -> None:
+        """Replace the data of a semaphore."""
         rules.check_data(data, self.node, name)
         rules.check_name(name, self.node)
         body, _ = await self._members.ask(
@@ -172,6 +180,7 @@ class YdbSession(SessionDefaults):
             raise errors.semaphore_error(self.node, name, body)
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        """Delete a semaphore."""
         rules.check_name(name, self.node)
         body, again = await self._members.ask(
             name,
@@ -195,6 +204,7 @@ class YdbSession(SessionDefaults):
     async def describe_semaphore(
         self, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
+        """Describe a semaphore."""
         rules.check_name(name, self.node)
         body, _ = await self._members.ask(
             name, lambda req_id: messages.describe(req_id, name, owners=owners, waiters=waiters)
@@ -215,6 +225,7 @@ class YdbSession(SessionDefaults):
         timeout: float | None,
         ephemeral: bool,
     ) -> Answer[Enqueued]:
+        """Add a request at the end of a queue."""
         self._members.check()
         return self._joining.enqueue(request_id, name, count, data, timeout, ephemeral)
 
@@ -226,16 +237,19 @@ class YdbSession(SessionDefaults):
         data: bytes | None,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
+        """Change a request in place."""
         self._members.check()
         return self._altering.alter(request_id, count, data, timeout)
 
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:
+        """Take a request out of its queue."""
         self._members.check()
         return self._requests.withdraw(request_id)
 
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
+        """Watch a name; returns the function that ends the watch."""
         self._members.check()
         rules.check_name(name, self.node)
         return self._watches.add(name, data=data, owners=owners, changed=changed)

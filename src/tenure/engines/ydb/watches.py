@@ -115,6 +115,7 @@ class YdbWatches:
     """The watches of one session."""
 
     def __init__(self, members: Members, requests: YdbRequests) -> None:
+        """Start without watches."""
         self._members = members
         self._requests = requests
         self._loop = asyncio.get_running_loop()
@@ -271,7 +272,9 @@ class YdbWatches:
         again. It is asked once more then.
 
         Args:
+            name: the semaphore.
             owners: ``None`` if there is no such semaphore.
+            step: the step at which the description was requested.
         """
         order_ids = {each.session_id: each.order_id for each in owners or ()}
         unproven = False
