@@ -63,3 +63,9 @@ def test_a_worker_applies_the_last_setting(tmp_path: Path) -> None:
 def test_every_example_is_run() -> None:
     shown = {path.name for path in FOLDER.glob("*.py")}
     assert shown == {"cron_once.py", "gpu_slots.py", "config_reload.py", *PRINTED}
+
+
+def test_every_example_is_on_its_page() -> None:
+    page = (FOLDER.parent / "docs" / "start" / "examples.md").read_text(encoding="utf-8")
+    for path in FOLDER.glob("*.py"):
+        assert f"{{literalinclude}} ../../examples/{path.name}\n" in page

@@ -149,22 +149,22 @@ def _programs(folder: Path) -> Iterator[None]:
             )
             stack.callback(program.wait)
             stack.callback(program.terminate)
-            asyncio.run(_until_queued(folder, number))
+            asyncio.run(_until(folder, number))
+        asyncio.run(_until(folder, len(PROGRAMS), slots=2))
         yield
 
 
-async def _until_queued(folder: Path, number: int) -> None:
-    """Wait until the store has so many requests."""
+async def _until(folder: Path, requests: int, slots: int = 0) -> None:
+    """Wait until the programs have so many requests, and hold so many slots."""
     async with tenure.connect(f"sqlite:///{folder / 'jobs.db'}") as client, asyncio.timeout(60):
         while True:
-            if await _count_requests(client) >= number:
+            found = {"request": 0, "slot": 0}
+            for each in await client.list_semaphores(owners=True, waiters=True):
+                kind = "slot" if "/slot/" in each.name else "request"
+                found[kind] += len(each.owners) + len(each.waiters)
+            if found["request"] >= requests and found["slot"] >= slots:
                 return
             await asyncio.sleep(0.02)
-
-
-async def _count_requests(client: tenure.Client) -> int:
-    found = await client.list_semaphores(owners=True, waiters=True)
-    return sum(len(each.owners) + len(each.waiters) for each in found)
 
 
 def _environment() -> dict[str, str]:
